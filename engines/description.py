@@ -1,0 +1,44 @@
+"""What a worker turns out to be, and what could not be found out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+EngineKind = Literal["vllm", "sglang", "unknown"]
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A served model. `root` is the path or name it was loaded from; `parent` is set for a LoRA adapter."""
+
+    id: str
+    root: str | None = None
+    max_model_len: int | None = None
+    parent: str | None = None
+
+
+class EventSource(msgspec.Struct, frozen=True):
+    """One rank's ZMQ endpoints as a client connects to them (no wildcards left). `replay` None: the engine offers none."""
+
+    dp_rank: int
+    endpoint: str
+    replay: str | None = None
+    topic: str = ""
+
+
+class EngineDescription(msgspec.Struct, frozen=True):
+    """`problems`: one sentence each for what was not found, naming the flag that supplies it."""
+
+    kind: EngineKind
+    version: str | None = None
+    models: tuple[Model, ...] = ()
+    block_size: int | None = None
+    dp_size: int = 1
+    event_sources: tuple[EventSource, ...] = ()
+    total_blocks: int | None = None
+    """KV blocks per rank."""
+    max_running: int | None = None
+    """Requests that run at once per rank."""
+    tokenizer_path: str | None = None
+    problems: tuple[str, ...] = ()

@@ -1,0 +1,46 @@
+"""One engine's KV events, decoded and normalised: the common ground of `engines.vllm.decode` and `engines.sglang.decode`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from indexer.types import EngineHash, Namespace, Tier
+
+
+class MalformedEvent(Exception):
+    """A frame that is not what the engine's protocol says; the message says what is wrong and never quotes tokens."""
+
+
+class BlockStored(msgspec.Struct, frozen=True):
+    """`len(engine_hashes)` blocks of `block_size` tokens each, contiguous, following `parent` (None: from the start)."""
+
+    engine_hashes: list[EngineHash]
+    parent: EngineHash | None
+    token_ids: list[int]
+    block_size: int
+    tier: Tier
+    namespace: Namespace = Namespace()
+    """Means something only where parent is None: children inherit their parent's."""
+    extras: tuple[bytes, ...] = ()
+    """Per block, whatever else than tokens, LoRA and salt the engine hashed (b"" for nothing); () when no block has any."""
+
+
+class BlockRemoved(msgspec.Struct, frozen=True):
+    engine_hashes: list[EngineHash]
+    tier: Tier
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True):
+    pass
+
+
+EngineEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class EngineBatch(msgspec.Struct, frozen=True):
+    """One published message of an engine. `skipped` counts, by reason, events that are none of the index's business."""
+
+    timestamp: float
+    dp_rank: int | None
+    events: list[EngineEvent]
+    skipped: dict[str, int]

@@ -1,0 +1,119 @@
+"""What travels on the event plane: msgpack arrays, one `EventBatch` or `LoadReport` a message.
+
+A publisher has already turned its engine's hashes into sequence hashes, so no token id leaves the engine's host and the
+router applies a batch without hashing anything (docs/adr/0002-hashes-on-the-event-plane.md).
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+import msgspec
+
+from indexer.hashing import HASH_VERSION
+from indexer.types import SequenceHash, Tier, WorkerRank
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """The worker now holds these blocks in `tier`; `hashes` as `pack_hashes` makes them."""
+
+    tier: Tier
+    hashes: bytes
+
+
+class Removed(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+    """The worker's last copy of each of these blocks in `tier` is gone."""
+
+    tier: Tier
+    hashes: bytes
+
+
+class Cleared(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """The worker holds nothing any more, in any tier."""
+
+
+Event = Stored | Removed | Cleared
+
+
+class EventBatch(msgspec.Struct, frozen=True, array_like=True):
+    """Events of one (worker, dp_rank), in order.
+
+    `event_id` counts batches from 0 within an `epoch`; a new epoch (always greater) starts from an empty cache. Parts of
+    a snapshot, `part` = 0 … `parts` − 1, share the id of the last batch they include; `parts` = 0 is an ordinary batch.
+    """
+
+    worker_id: str
+    dp_rank: int
+    epoch: int
+    event_id: int
+    events: list[Event]
+    part: int = 0
+    parts: int = 0
+    hash_version: int = HASH_VERSION
+
+    @property
+    def rank(self) -> WorkerRank:
+        return WorkerRank(self.worker_id, self.dp_rank)
+
+
+class LoadReport(msgspec.Struct, frozen=True, array_like=True):
+    """Load of one (worker, dp_rank) as its engine states it; None where the engine does not.
+
+    `epoch` and `event_id` name the last batch published before this report (event_id = −1: none), so that a receiver
+    that missed it notices without waiting for the next event. `exact` is False while the publisher's own view of the
+    engine is incomplete (events were lost that the engine could not replay).
+    """
+
+    worker_id: str
+    dp_rank: int
+    epoch: int
+    event_id: int
+    exact: bool
+    num_requests_waiting: int | None = None
+    gpu_cache_usage_perc: float | None = None
+    """0–1."""
+    gpu_prefix_cache_hit_rate: float | None = None
+    """0–1, since the engine started."""
+    request_active_slots: int | None = None
+    """Requests running."""
+    request_total_slots: int | None = None
+    kv_active_blocks: int | None = None
+    kv_total_blocks: int | None = None
+
+    @property
+    def rank(self) -> WorkerRank:
+        return WorkerRank(self.worker_id, self.dp_rank)
+
+
+class ReplayRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Asks a publisher for the batches of `epoch` from `event_id` on; it answers with those, or with a snapshot."""
+
+    worker_id: str
+    dp_rank: int
+    epoch: int
+    event_id: int
+
+
+def pack_hashes(hashes: Iterable[SequenceHash]) -> bytes:
+    """Little-endian u64 each."""
+    packed = array("Q", hashes)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_hashes(packed: bytes) -> list[SequenceHash]:
+    """Inverse of `pack_hashes`; ValueError when the length is not a multiple of 8."""
+    hashes = array("Q")
+    hashes.frombytes(packed)
+    if sys.byteorder == "big":
+        hashes.byteswap()
+    return hashes.tolist()
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_batch = msgspec.msgpack.Decoder(EventBatch).decode
+decode_load = msgspec.msgpack.Decoder(LoadReport).decode
+decode_replay_request = msgspec.msgpack.Decoder(ReplayRequest).decode

@@ -1,0 +1,37 @@
+"""Words that every layer shares."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple, TypeAlias
+
+SequenceHash: TypeAlias = int
+"""Ours: unsigned 64 bit, chained over all blocks from the start of the prompt (see `indexer.hashing`)."""
+
+EngineHash: TypeAlias = int | bytes
+"""Theirs: opaque, only ever compared for equality."""
+
+
+class Tier(enum.IntEnum):
+    """Where a worker holds a block; the smaller, the faster to use."""
+
+    GPU = 0
+    CPU = 1
+    DISK = 2
+
+
+class WorkerRank(NamedTuple):
+    """The unit of choice: one data-parallel rank of one worker."""
+
+    worker_id: str
+    dp_rank: int
+
+    def __str__(self) -> str:
+        return f"{self.worker_id}#{self.dp_rank}"
+
+
+class Namespace(NamedTuple):
+    """What separates equal tokens: a LoRA adapter's name and the request's `cache_salt`."""
+
+    lora_name: str | None = None
+    cache_salt: str | None = None

@@ -1,0 +1,17 @@
+# Sourced by the other scripts: makes .venv with the locked dependencies once, and again when the lock changes.
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+venv_ready() {
+  local python=${PYTHON:-python3} stamp=.venv/.lock-installed
+  cmp -s requirements.lock "$stamp" && return
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "Python 3.11 or newer is needed; $("$python" --version) was found. Set PYTHON to another interpreter." >&2
+    return 1
+  }
+  echo "Setting up .venv (once) ..." >&2
+  "$python" -m venv --clear .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+  cp requirements.lock "$stamp"
+}
+venv_ready
+export PATH="$root/.venv/bin:$PATH" PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
