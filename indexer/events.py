@@ -40,8 +40,9 @@ Event = Stored | Removed | Cleared
 class EventBatch(msgspec.Struct, frozen=True, array_like=True):
     """Events of one (worker, dp_rank), in order.
 
-    `event_id` counts batches from 0 within an `epoch`; a new epoch (always greater) starts from an empty cache. Parts of
-    a snapshot, `part` = 0 … `parts` − 1, share the id of the last batch they include; `parts` = 0 is an ordinary batch.
+    `event_id` counts batches from 0 within an `epoch`; a new epoch (always greater) starts from an empty cache. Parts
+    of a snapshot, `part` = 0 … `parts` − 1, share the id of the last batch they include; `parts` = 0 is an ordinary
+    batch.
     """
 
     worker_id: str

@@ -52,9 +52,9 @@ class BlockHandles:
         sequence = chain_hashes(pack_tokens(token_ids), block_size, root, extras)
         held = self._held[tier]
         new = []
-        for engine_hash, sequence_hash in zip(engine_hashes, sequence, strict=True):
+        for engine_hash, computed in zip(engine_hashes, sequence, strict=True):
             # The first meaning stays: an engine hash cannot change its tokens while a copy exists.
-            sequence_hash = self._sequence.setdefault(engine_hash, sequence_hash)
+            sequence_hash = self._sequence.setdefault(engine_hash, computed)
             self._copies[engine_hash, tier] += 1
             held[sequence_hash] += 1
             if held[sequence_hash] == 1:
@@ -62,7 +62,7 @@ class BlockHandles:
         return new
 
     def remove(self, tier: Tier, engine_hashes: Sequence[EngineHash]) -> list[SequenceHash]:
-        """Drop one copy of each; returns the sequence hashes that `tier` no longer holds. Unknown hashes are ignored."""
+        """Drop one copy of each; returns the sequence hashes that `tier` no longer holds. Ignores unknown hashes."""
         gone = []
         for engine_hash in engine_hashes:
             if not self._drop_copy(engine_hash, tier):

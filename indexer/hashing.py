@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from indexer.types import Namespace, SequenceHash
+from indexer.types import PLAIN, Namespace, SequenceHash
 
 HASH_VERSION = 1
 """Goes with every batch on the event plane: hashes of different versions never match."""
@@ -23,7 +23,7 @@ _TOKEN_BYTES = 4
 
 def root_hash(namespace: Namespace) -> SequenceHash:
     """Seed of a namespace's chains; 0 for the plain one."""
-    if namespace == Namespace():
+    if namespace == PLAIN:
         return 0
     lora, salt = (b"" if part is None else b"=" + part.encode("utf-8", "surrogatepass") for part in namespace)
     # The length keeps ("a", "b") apart from ("ab", "").
@@ -38,7 +38,9 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def chain_hashes(packed: bytes, block_size: int, root: SequenceHash, extras: Sequence[bytes] = ()) -> list[SequenceHash]:
+def chain_hashes(
+    packed: bytes, block_size: int, root: SequenceHash, extras: Sequence[bytes] = ()
+) -> list[SequenceHash]:
     """Sequence hashes of all full blocks of `packed` tokens; a last partial block has none.
 
     `root` is the hash before the first block: a namespace's root or the parent block's hash. `extras[i]`, where given

@@ -35,3 +35,6 @@ class Namespace(NamedTuple):
 
     lora_name: str | None = None
     cache_salt: str | None = None
+
+
+PLAIN = Namespace()

@@ -1,0 +1,120 @@
+"""The global index as the router uses it: cursors in front, the prefix index behind, prompts in, overlaps out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from indexer.cursor import Apply, Clear, Cursor, Instruction, View
+from indexer.events import Cleared, EventBatch, LoadReport, ReplayRequest, Stored, unpack_hashes
+from indexer.hashing import HASH_VERSION, chain_hashes, pack_tokens, root_hash
+from indexer.prefix_index import Overlap, PrefixIndex
+from indexer.types import PLAIN, Namespace, SequenceHash, WorkerRank
+
+
+class PromptHashes(NamedTuple):
+    """A prompt's sequence hashes, one chain per distinct block size (in tokens) of the fleet."""
+
+    tokens: int
+    chains: dict[int, list[SequenceHash]]
+
+
+def hash_prompt(tokens: Sequence[int], block_sizes: Iterable[int], namespace: Namespace) -> PromptHashes:
+    """Raises OverflowError or TypeError for what is no token id."""
+    packed = pack_tokens(tokens)
+    root = root_hash(namespace)
+    return PromptHashes(len(tokens), {size: chain_hashes(packed, size, root) for size in set(block_sizes)})
+
+
+class KVIndexer:
+    """Only ranks that are watched are indexed; what comes for others is counted and dropped."""
+
+    def __init__(self) -> None:
+        self.index = PrefixIndex()
+        self.counts: Counter[str] = Counter()
+        """Batches by fate: applied, stale, unknown_worker, other_hash_version, malformed."""
+        self._cursors: dict[WorkerRank, Cursor] = {}
+
+    def watch(self, rank: WorkerRank) -> None:
+        """Index this rank from now on; watching it again changes nothing."""
+        self._cursors.setdefault(rank, Cursor(rank))
+
+    def forget(self, rank: WorkerRank) -> None:
+        self._cursors.pop(rank, None)
+        self.index.clear(rank)
+
+    def view(self, rank: WorkerRank) -> View:
+        cursor = self._cursors.get(rank)
+        return cursor.view if cursor else View.BLIND
+
+    def find_matches(self, prompt: PromptHashes) -> dict[WorkerRank, Overlap]:
+        """Overlap in blocks, of the rank's own size, for each rank that holds the prompt's first block."""
+        matches: dict[WorkerRank, Overlap] = {}
+        for chain in prompt.chains.values():
+            matches.update(self.index.find_matches(chain))
+        return matches
+
+    def find_matches_for_request(
+        self, tokens: Sequence[int], block_sizes: Iterable[int], namespace: Namespace = PLAIN
+    ) -> dict[WorkerRank, Overlap]:
+        """`find_matches` of a prompt given as token ids."""
+        return self.find_matches(hash_prompt(tokens, block_sizes, namespace))
+
+    def on_batch(self, batch: EventBatch) -> list[ReplayRequest]:
+        """Apply a batch, or hold it back; returns the replays to ask for."""
+        cursor = self._cursors.get(batch.rank)
+        fate = _refusal(batch) if cursor else "unknown_worker"
+        if fate or cursor is None:
+            self.counts[fate] += 1
+            return []
+        instructions = cursor.on_batch(batch)
+        if not instructions:
+            self.counts["stale"] += 1
+        return self._carry_out(instructions)
+
+    def on_report(self, report: LoadReport) -> list[ReplayRequest]:
+        return self._stimulate(report.rank, lambda cursor: cursor.on_report(report))
+
+    def on_replay_end(self, rank: WorkerRank) -> list[ReplayRequest]:
+        """Also when the replay failed or nobody answered."""
+        return self._stimulate(rank, Cursor.on_replay_end)
+
+    def on_reconnect(self) -> list[ReplayRequest]:
+        return [ask for rank in list(self._cursors) for ask in self._stimulate(rank, Cursor.on_reconnect)]
+
+    def _stimulate(self, rank: WorkerRank, stimulus: Callable[[Cursor], list[Instruction]]) -> list[ReplayRequest]:
+        cursor = self._cursors.get(rank)
+        return self._carry_out(stimulus(cursor)) if cursor else []
+
+    def _carry_out(self, instructions: list[Instruction]) -> list[ReplayRequest]:
+        asks = []
+        for instruction in instructions:
+            match instruction:
+                case Apply(batch):
+                    self.counts["applied"] += 1
+                    self._apply(batch)
+                case Clear(rank):
+                    self.index.clear(rank)
+                case _:
+                    asks.append(instruction.request)
+        return asks
+
+    def _apply(self, batch: EventBatch) -> None:
+        rank = batch.rank
+        for event in batch.events:
+            if isinstance(event, Cleared):
+                self.index.clear(rank)
+            elif isinstance(event, Stored):
+                self.index.store(rank, event.tier, unpack_hashes(event.hashes))
+            else:
+                self.index.remove(rank, event.tier, unpack_hashes(event.hashes))
+
+
+def _refusal(batch: EventBatch) -> str:
+    """Why a batch cannot be used; "" when it can. Checked whole, so that a bad batch is not half applied."""
+    if batch.hash_version != HASH_VERSION:
+        return "other_hash_version"
+    sound = batch.epoch >= 0 and batch.event_id >= (-1 if batch.parts else 0) and 0 <= batch.part <= batch.parts
+    whole = all(isinstance(event, Cleared) or len(event.hashes) % 8 == 0 for event in batch.events)
+    return "" if sound and whole else "malformed"
