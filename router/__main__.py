@@ -1,0 +1,32 @@
+"""`kv-router` and `python -m router`: serve, or `ab` to compare two policies."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from router.cli import load_settings
+from router.settings import Settings, SettingsError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the process's exit status: 2 for settings that cannot be used."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["ab"]:
+        compare = cast("Callable[[list[str]], int]", importlib.import_module("router.ab.cli").main)
+        return compare(arguments[1:])
+    try:
+        settings = load_settings(arguments, os.environ)
+    except SettingsError as error:
+        print(f"kv-router: {error}", file=sys.stderr)  # noqa: T201 - there are no logs before settings
+        return 2
+    # Imported late: --help and mistakes are answered without loading the server.
+    run = cast("Callable[[Settings], int]", importlib.import_module("router.app").run)
+    return run(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

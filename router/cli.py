@@ -1,0 +1,167 @@
+"""Reads the settings: a flag wins over a variable, a variable over the file, the file over the default."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib.metadata
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from router.settings import GROUPS, VARIABLE_PREFIX, Option, Settings, SettingsError, options
+
+_log = logging.getLogger(__name__)
+
+CONFIG_FLAG, CONFIG_VARIABLE = "--config", "ROUTER_CONFIG"
+_KUBERNETES_LINKS = ("ROUTER_SERVICE_", "ROUTER_PORT_")
+
+_DESCRIPTION = """\
+A KV-aware request router: an OpenAI-compatible proxy that sends each request to the worker that already holds most of
+its prefix and has room for the rest. `python -m router ab --help` tells about comparing two policies."""
+
+_EPILOG = """\
+Every flag --some-name is also a variable ROUTER_SOME_NAME and a YAML key some_name (a leading "router" is not doubled:
+ROUTER_MODE). A flag wins over a variable, a variable over the file, the file over the default."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message[:1].upper()}{message[1:]}; --help lists every flag.")
+
+
+def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """The settings in force. Raises SettingsError; `--help` and `--version` print and raise SystemExit(0).
+
+    Unknown variables are logged as warnings: Kubernetes sets some of its own for a service named `router`.
+    """
+    flags = _parse_flags(argv)
+    config = flags.pop("config", None) or environ.get(CONFIG_VARIABLE)
+    values = _from_file(Path(config)) if config else {}
+    values |= _from_variables(environ)
+    values |= _from_flags(flags)
+    settings = Settings(**values)
+    if not settings.workers:
+        raise SettingsError("There is no worker to route to; name each with --worker http://HOST:PORT.")
+    return settings
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Flags only: values stay text, so that every source is checked by the same code."""
+    parser = _Parser(
+        prog="kv-router",
+        usage="kv-router --worker URL [--worker URL ...] [FLAGS]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+        exit_on_error=False,
+    )
+    general = parser.add_argument_group("General")
+    general.add_argument("-h", "--help", action="help", help="Show this text and exit.")
+    general.add_argument("--version", action="version", version=_version(), help="Show the version and exit.")
+    general.add_argument(
+        CONFIG_FLAG, metavar="FILE", default=argparse.SUPPRESS, help=f"YAML file with settings ({CONFIG_VARIABLE})."
+    )
+    for group in GROUPS:
+        section = parser.add_argument_group(group)
+        for option in options():
+            if option.group == group:
+                _add_flag(section, option)
+    return parser
+
+
+def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
+    text = f"{option.help} (default: {option.default_text})".replace("%", "%%")
+    common: dict[str, Any] = {"dest": option.key, "help": text, "default": argparse.SUPPRESS}
+    if option.is_switch:
+        section.add_argument(option.flag, action=argparse.BooleanOptionalAction, **common)
+        return
+    action = "append" if option.key == "worker" else "store"
+    section.add_argument(option.flag, metavar=option.metavar, action=action, **common)
+
+
+def _parse_flags(argv: Sequence[str]) -> dict[str, Any]:
+    try:
+        flags, unknown = make_parser().parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        takes = {option.flag: f"takes {option.takes}" for option in options() if not option.is_switch}
+        name = error.argument_name or "A flag"
+        raise SettingsError(f"{name} {takes.get(name, 'is used wrongly')}: {error.message}.") from None
+    if unknown:
+        raise _unknown(unknown[0])
+    return vars(flags)
+
+
+def _unknown(argument: str) -> SettingsError:
+    if not argument.startswith("-"):
+        return SettingsError(f"{argument!r} belongs to no flag; each worker needs its own --worker.")
+    flag = argument.partition("=")[0]
+    return SettingsError(f"There is no flag {flag}{_hint(flag, [CONFIG_FLAG, *(o.flag for o in options())])}")
+
+
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    by_key = {option.key: option for option in options()}
+    return {by_key[k].attribute: by_key[k].read(v, by_key[k].flag, text=True) for k, v in flags.items()}
+
+
+def _from_variables(environ: Mapping[str, str]) -> dict[str, Any]:
+    """An empty variable counts as not set."""
+    known = {option.variable: option for option in options()}
+    values = {}
+    for name, text in environ.items():
+        if not name.startswith(VARIABLE_PREFIX) or name == CONFIG_VARIABLE or not text or _is_kubernetes(name, text):
+            continue
+        if name in known:
+            values[known[name].attribute] = known[name].read(text, name, text=True)
+        else:
+            _log.warning("The variable %s means nothing to the router%s", name, _hint(name, known))
+    return values
+
+
+def _is_kubernetes(name: str, text: str) -> bool:
+    """Kubernetes describes a service named `router` to every pod in variables that look like ours."""
+    return name.startswith(_KUBERNETES_LINKS) or (name == "ROUTER_PORT" and text.startswith(("tcp://", "udp://")))
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    known = {option.key: option for option in options()}
+    values = {}
+    for key, value in _read_yaml(path).items():
+        if key not in known:
+            raise SettingsError(f"{path}: there is no setting {str(key)!r}{_hint(str(key), known)}")
+        values[known[key].attribute] = known[key].read(value, f"{path}: {key}", text=False)
+    return values
+
+
+def _read_yaml(path: Path) -> dict[Any, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SettingsError(f"{CONFIG_FLAG}: {path} cannot be read: {reason}.") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where else ""
+        raise SettingsError(f"{path} is not valid YAML{line}: {getattr(error, 'problem', error)}.") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} must hold keys and values such as `port: 8080`.")
+    return content
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else "; --help lists all."
+
+
+def _version() -> str:
+    try:
+        return f"kv-router {importlib.metadata.version('kv-aware-router')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "kv-router (run from a checkout, not installed)"

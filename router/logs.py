@@ -1,0 +1,83 @@
+"""Logs for people (text) or machines (JSON lines), on the standard library alone.
+
+What a request asks and what a model answers is never logged: pass ids, counts, names and durations.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+_NOISY = ("aiohttp", "asyncio", "nats")
+
+
+def configure_logging(level: str = "info", log_format: str = "text", stream: TextIO | None = None) -> None:
+    """Replaces the root logger's handlers; `level` and `log_format` are those of `Settings`. Default stream: stderr."""
+    output = logging.StreamHandler(stream or sys.stderr)
+    output.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [output]
+    root.setLevel(level.upper())
+    for name in _NOISY:  # their info lines tell of every request or connection
+        logging.getLogger(name).setLevel(
+            max(logging.WARNING, root.level) if root.level > logging.DEBUG else logging.NOTSET
+        )
+
+
+def log_event(logger: logging.Logger, level: int, message: str, /, **fields: object) -> None:
+    """A constant message with its particulars as fields: `log_event(log, logging.INFO, "Worker added", worker=w)`."""
+    logger.log(level, message, extra={"fields": fields}, stacklevel=2)
+
+
+class TextFormatter(logging.Formatter):
+    """`time level logger message key=value …`; values with blanks or quotes are quoted."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        head = f"{_time(record)} {record.levelname.lower():<7} {record.name} {_one_line(record.getMessage())}"
+        pairs = (f"{key}={_quoted(value)}" for key, value in _fields(record).items())
+        return "\n".join([" ".join([head, *pairs]), *self._trace(record)])
+
+    def _trace(self, record: logging.LogRecord) -> list[str]:
+        return [self.formatException(record.exc_info)] if record.exc_info else []
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line: time, level, logger, message, the fields, and `exception` when there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        # A field never hides what every line has.
+        entry = {**_fields(record), **entry}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str, ensure_ascii=False)
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, Mapping) else {}
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _one_line(text: str) -> str:
+    """A line break in a value must not let it forge a log line."""
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
+def _quoted(value: object) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    plain = text and text.isprintable() and not any(c in ' "=' for c in text)
+    return text if plain else json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,161 @@
+"""A worker as the operator names it: `URL[,key=value…]` on the command line, a string or a mapping in YAML."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Literal
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+
+Role = Literal["prefill", "decode", "both"]
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_KEYS = ("url", "events", "replay", "block_size", "role", "name")
+_BlockSize = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """What was stated about one worker; None: to be found out from the engine.
+
+    `url` has no trailing slash. `events` and `replay` are rank 0's ZMQ endpoints, `block_size` is in tokens.
+    """
+
+    url: str
+    worker_id: str
+    events: str | None = None
+    replay: str | None = None
+    block_size: int | None = None
+    role: Role = "both"
+
+
+def parse_worker(text: str) -> WorkerSpec:
+    """`URL[,key=value…]`; raises ValueError with a sentence that names the part at fault."""
+    url, *rest = text.strip().split(",")
+    mapping: dict[str, object] = {"url": url}
+    for part in rest:
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{part!r} in {text!r} is not key=value; the keys are {', '.join(_KEYS[1:])}.")
+        if key in mapping:
+            raise ValueError(f"{key} is given twice in {text!r}.")
+        mapping[key] = value
+    return worker_from_mapping(mapping, strict=False)
+
+
+def worker_from_mapping(mapping: Mapping[str, object], *, strict: bool = True) -> WorkerSpec:
+    """Keys: url, events, replay, block_size, role, name. Not strict: numbers may be text. Raises ValueError."""
+    _reject_unknown(mapping)
+    if "url" not in mapping:
+        raise ValueError("a worker needs a url, such as http://127.0.0.1:8000.")
+    url, host_and_port = _normalise(_text(mapping, "url") or "")
+    return WorkerSpec(
+        url=url,
+        worker_id=_name(mapping) or host_and_port,
+        events=_endpoint(mapping, "events"),
+        replay=_endpoint(mapping, "replay"),
+        block_size=_block_size(mapping.get("block_size"), strict=strict),
+        role=_role(mapping.get("role", "both")),
+    )
+
+
+def read_workers(value: object) -> tuple[WorkerSpec, ...]:
+    """Workers from text (separated by white space) or from a list of strings and mappings; raises ValueError."""
+    items = value.split() if isinstance(value, str) else value
+    if not isinstance(items, Sequence):
+        raise ValueError(  # noqa: TRY004 - one kind of error for all that an operator may get wrong
+            "it takes a list of workers, each a string or a mapping with url."
+        )
+    workers = tuple(_read_worker(item) for item in items)
+    _reject_duplicates("URL", (w.url for w in workers))
+    _reject_duplicates("name", (w.worker_id for w in workers))
+    return workers
+
+
+def _read_worker(item: object) -> WorkerSpec:
+    if isinstance(item, str):
+        return parse_worker(item)
+    if isinstance(item, Mapping):
+        return worker_from_mapping(item)
+    raise ValueError(f"{item!r} is neither a URL nor a mapping with url.")
+
+
+def _reject_duplicates(what: str, values: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            hint = "; tell them apart with name=…" if what == "name" else ""
+            raise ValueError(f"two workers have the {what} {value!r}{hint}.")
+        seen.add(value)
+
+
+def _reject_unknown(mapping: Mapping[str, object]) -> None:
+    for key in mapping:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(str(key), _KEYS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_KEYS)}."
+            raise ValueError(f"a worker has no {str(key)!r}; {hint}")
+
+
+def _normalise(text: str) -> tuple[str, str]:
+    """(url without a trailing slash, host:port)."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a URL: {error}.") from error
+    _check_url(text, parts)
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}", f"{host}:{port}"
+
+
+def _check_url(text: str, parts: SplitResult) -> None:
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or re.search(r"\s", text):
+        raise ValueError(f"{text!r} is not an engine's address; it looks like http://HOST:PORT (http or https).")
+    if parts.username is not None:
+        raise ValueError("a worker's URL must not hold a user or a password: it is shown in logs and metrics.")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{text!r} must not have a ? or # part.")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ValueError(f"{text!r} ends in /v1, which the router adds itself; leave it out.")
+
+
+def _text(mapping: Mapping[str, object], key: str) -> str | None:
+    value = mapping.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"a worker's {key} takes text, not {value!r}.")
+    return value
+
+
+def _name(mapping: Mapping[str, object]) -> str | None:
+    name = _text(mapping, "name")
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:\[\]-]*", name):
+        raise ValueError(f"a worker's name takes letters, digits, '_', '.', ':' and '-', not {name!r}.")
+    return name
+
+
+def _endpoint(mapping: Mapping[str, object], key: str) -> str | None:
+    value = _text(mapping, key)
+    if value is not None and not re.fullmatch(r"(tcp|ipc)://[^\s*]+", value):
+        raise ValueError(f"a worker's {key} takes a ZMQ endpoint such as tcp://HOST:5557, not {value!r}.")
+    return value
+
+
+def _block_size(value: object, *, strict: bool) -> int | None:
+    if value is None:
+        return None
+    try:
+        return msgspec.convert(value, _BlockSize, strict=strict)
+    except msgspec.ValidationError:
+        raise ValueError(f"a worker's block_size takes a whole number of tokens, at least 1, not {value!r}.") from None
+
+
+def _role(value: object) -> Role:
+    if value not in ("prefill", "decode", "both"):
+        raise ValueError(f"a worker's role takes prefill, decode or both, not {value!r}.")
+    return value
