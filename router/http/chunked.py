@@ -1,0 +1,89 @@
+"""Chunked transfer coding, framed but not decoded: where chunks and server-sent events end, so that bytes can be
+relayed as they came and a stream that breaks can still be ended properly. Pure."""
+
+from __future__ import annotations
+
+_MAX_LINE = 4096
+"""A chunk-size line with extensions, or a trailer line, longer than this is hostile."""
+_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
+"""A chunk's last bytes and its CRLF, when the chunk ends with a whole server-sent event."""
+
+
+class MalformedChunk(Exception):
+    """Not chunked transfer coding."""
+
+
+class ChunkedBody:
+    """Feed it a body's bytes in any pieces; RFC 9112 section 7.1."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.excess = b""
+        """Bytes after the end of the body."""
+        self.chunks = 0
+        """Chunks with content, so far."""
+        self._line = b""
+        self._left = 0  # of the current chunk's content and its CRLF
+        self._trailers = False
+
+    @property
+    def between_chunks(self) -> bool:
+        return not self._left and not self._line
+
+    def feed(self, data: bytes) -> int:
+        """Returns the index in `data` behind the last chunk that ends there with a whole event (0: none), or the body's
+        end. Raises MalformedChunk."""
+        position, boundary, size = 0, 0, len(data)
+        while position < size:
+            if self._left:
+                step = min(self._left, size - position)
+                position += step
+                self._left -= step
+                if not self._left and data.endswith(_EVENT_ENDS, max(0, position - 6), position):
+                    boundary = position
+                continue
+            position = self._take_line(data, position)
+            if self.done:
+                self.excess = data[position:]
+                return position
+        return boundary
+
+    def _take_line(self, data: bytes, position: int) -> int:
+        end = data.find(b"\n", position)
+        line = self._line + (data[position:] if end < 0 else data[position:end])
+        if len(line) > _MAX_LINE:
+            raise MalformedChunk("a chunk's size line or trailer is too long")
+        if end < 0:
+            self._line = line
+            return len(data)
+        self._line = b""
+        self._on_line(line.removesuffix(b"\r"))
+        return end + 1
+
+    def _on_line(self, line: bytes) -> None:
+        if self._trailers:
+            self.done = not line
+            return
+        digits = line.partition(b";")[0].rstrip(b" \t")
+        # int() would also take signs, blanks and underscores, which RFC 9112 does not.
+        if not digits or digits.strip(b"0123456789abcdefABCDEF") or len(digits) > 15:
+            raise MalformedChunk("a chunk's size is no hexadecimal number")
+        length = int(digits, 16)
+        if length:
+            self.chunks += 1
+            self._left = length + 2
+        else:
+            self._trailers = True
+
+
+def decode_chunks(data: bytes) -> bytes:
+    """The content of a whole chunked body, for receivers that know no chunks (HTTP/1.0)."""
+    content: list[bytes] = []
+    position = 0
+    while True:
+        end = data.index(b"\n", position)
+        length = int(data[position:end].partition(b";")[0], 16)
+        if not length:
+            return b"".join(content)
+        content.append(data[end + 1 : end + 1 + length])
+        position = end + 1 + length + 2

@@ -1,0 +1,243 @@
+"""The client's side: one protocol per connection, one request at a time, answers in order.
+
+Requests that a client pipelines wait until the one before is answered; a connection that is lost cancels the request in
+progress at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, cast
+
+import httptools
+
+from router.http.messages import Headers, Request, Response, write_response
+
+MAX_HEAD = 64 * 1024
+"""Bytes of request line and headers; more is answered with 431."""
+MAX_PIPELINED = 16
+"""Requests read ahead on one connection; beyond that reading pauses."""
+LINGER = 1.0
+"""Seconds in which a client may still send what was refused, before the connection is closed for good."""
+
+
+class Exchange(Protocol):
+    """A request being answered, as the connection sees it."""
+
+    def cancel(self) -> None:
+        """The client is gone."""
+
+    def pause(self) -> None:
+        """The client reads more slowly than the worker writes."""
+
+    def resume(self) -> None: ...
+
+
+class Limits(NamedTuple):
+    max_body: int
+
+
+Serve = Callable[[Request, "Connection"], Exchange | None]
+"""Answers a request on its connection, at once (None) or through the exchange that it returns."""
+RefuseText = Callable[[int, str], Response]
+"""Makes the answer to a request that cannot be read."""
+
+
+class Connection(asyncio.Protocol):
+    """Reads requests, hands them to `serve`, writes what it is given."""
+
+    def __init__(self, serve: Serve, refuse: RefuseText, limits: Limits, connections: set[Connection]) -> None:
+        self._serve = serve
+        self._refuse = refuse
+        self._limits = limits
+        self._connections = connections
+        self._transport: asyncio.Transport
+        self._parser = httptools.HttpRequestParser(self)
+        self._waiting: deque[Request] = deque()
+        self._current: Request | None = None
+        self._exchange: Exchange | None = None
+        self._closing = False
+        self._reset_message()
+
+    def __repr__(self) -> str:
+        return f"<Connection {'busy' if self._current else 'idle'}, {len(self._waiting)} waiting>"
+
+    @property
+    def busy(self) -> bool:
+        return self._current is not None
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- asyncio's signature
+        self._connections.discard(self)
+        self._waiting.clear()
+        self._closing = True
+        exchange, self._exchange, self._current = self._exchange, None, None
+        if exchange:
+            exchange.cancel()
+
+    def pause_writing(self) -> None:
+        if self._exchange:
+            self._exchange.pause()
+
+    def resume_writing(self) -> None:
+        if self._exchange:
+            self._exchange.resume()
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            if not self._closing:
+                self._refuse_message(400, f"The request is not valid HTTP: {error}.")
+
+    def _feed(self, data: bytes) -> None:
+        if not self._headers_done:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # An offer to switch protocols may be declined by just answering; what follows is HTTP/1.1 again.
+            rest = data[upgrade.args[0] :]
+            self._parser = httptools.HttpRequestParser(self)
+            if rest and not self._closing:
+                self._feed(rest)
+        if not self._headers_done and self._head_bytes > MAX_HEAD and not self._closing:
+            self._refuse_message(431, f"The request's head is larger than {MAX_HEAD} bytes.")
+
+    # -- httptools callbacks
+
+    def _reset_message(self) -> None:
+        self._target = b""
+        self._headers: Headers = []
+        self._body: list[bytes] = []
+        self._body_size = 0
+        self._head_bytes = 0
+        self._headers_done = False
+
+    def on_message_begin(self) -> None:
+        self._reset_message()
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._headers_done = True
+        if sum(len(name) + len(value) + 4 for name, value in self._headers) + len(self._target) > MAX_HEAD:
+            self._refuse_message(431, f"The request's head is larger than {MAX_HEAD} bytes.")
+            return
+        for name, value in self._headers:
+            if name == b"content-length" and int(value) > self._limits.max_body:
+                self._refuse_body()
+            elif name == b"transfer-encoding" and value.lower() != b"chunked":
+                self._refuse_message(501, "Of transfer codings only chunked is understood.")
+            elif name == b"expect" and value.lower() == b"100-continue" and not self._closing and not self._current:
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        self._body_size += len(body)
+        if self._body_size > self._limits.max_body:
+            self._refuse_body()
+        elif not self._closing:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._closing:
+            return
+        request = Request(
+            self._parser.get_method(),
+            self._target,
+            self._headers,
+            self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            self._parser.should_keep_alive(),
+            self._parser.get_http_version() == "1.0",
+        )
+        self._reset_message()
+        if self._current is None:
+            self._begin(request)
+        else:
+            self._waiting.append(request)
+            if len(self._waiting) >= MAX_PIPELINED:
+                self._transport.pause_reading()
+
+    # -- answering
+
+    def _begin(self, request: Request) -> None:
+        self._current = request
+        self._exchange = self._serve(request, self)
+        if self._current is None:
+            self._exchange = None
+
+    def write(self, data: bytes) -> None:
+        """Relay a piece of the current answer."""
+        self._transport.write(data)
+
+    def respond(self, response: Response) -> None:
+        """Answer the current request whole."""
+        request = self._current
+        if request is None:
+            return
+        keep_alive = request.keep_alive and not self._closing
+        self._transport.write(write_response(response, keep_alive, request.method == b"HEAD"))
+        self.finish(keep_alive)
+
+    def finish(self, keep_alive: bool = True) -> None:
+        """The current answer is complete; the next request's turn."""
+        self._current = self._exchange = None
+        if not keep_alive or self._closing:
+            self._closing = True
+            self._transport.close()
+            return
+        if self._waiting:
+            request = self._waiting.popleft()
+            if len(self._waiting) == MAX_PIPELINED - 1:
+                self._transport.resume_reading()
+            self._begin(request)
+
+    def abort(self) -> None:
+        """Break the connection, so that the client cannot take what it has for whole."""
+        self._current = self._exchange = None
+        self._closing = True
+        self._transport.abort()
+
+    @property
+    def closing(self) -> bool:
+        """No further request will be answered on this connection."""
+        return self._closing
+
+    def drain(self) -> None:
+        """Close now if idle, else after the request in progress."""
+        self._closing = True
+        self._waiting.clear()
+        if self._current is None:
+            self._transport.close()
+
+    def _refuse_body(self) -> None:
+        self._refuse_message(413, f"The request's body is larger than {self._limits.max_body} bytes (--max-body-size).")
+
+    def _refuse_message(self, status: int, message: str) -> None:
+        """Answer what cannot be read, and close: where the next request would begin is unknown."""
+        if self._closing:
+            return
+        self._closing = True
+        self._waiting.clear()
+        if self._current is None:
+            self._transport.write(write_response(self._refuse(status, message), keep_alive=False))
+            self._linger()
+
+    def _linger(self) -> None:
+        """Close in two steps: closing with unread input resets the connection, and the client would lose the answer."""
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        asyncio.get_running_loop().call_later(LINGER, self._transport.close)
