@@ -1,0 +1,48 @@
+"""From the URL that an operator writes to an event plane."""
+
+from __future__ import annotations
+
+from urllib.parse import SplitResult, urlsplit
+
+from publishers.embedded_nats import EmbeddedNatsPlane
+from publishers.local_plane import LocalPlane
+from publishers.nats_plane import NatsPlane
+from publishers.plane import EventPlane
+
+EXPECTED = "'local', nats://[USER:PASSWORD@]HOST[:PORT], tls://HOST[:PORT] or nats+embedded://[HOST][:PORT]"
+
+
+def make_plane(url: str) -> EventPlane:
+    """The plane that `url` names, not yet started.
+
+    `local`; `nats://` or `tls://`, several separated by commas (port 4222 unless given); `nats+embedded://`, which
+    starts a nats-server (host 127.0.0.1 and a free port unless given). Raises ValueError with a sentence for people.
+    """
+    if url == "local":
+        return LocalPlane()
+    if url.startswith("nats+embedded://"):
+        parts = _split(url)
+        return EmbeddedNatsPlane(parts.hostname or "127.0.0.1", parts.port or 0)
+    urls = url.split(",")
+    for one in urls:
+        parts = _split(one)
+        if parts.scheme not in ("nats", "tls") or not parts.hostname:
+            raise _wrong(one)
+    return NatsPlane(urls)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises ValueError for what is no port number
+    except ValueError:
+        raise _wrong(url) from None
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise _wrong(url)
+    return parts
+
+
+def _wrong(url: str) -> ValueError:
+    # The password, if there is one, stays out of the message.
+    shown = url.rpartition("@")[2]
+    return ValueError(f"{shown!r} names no event plane: expected {EXPECTED}")

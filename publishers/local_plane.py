@@ -1,0 +1,82 @@
+"""The event plane inside one process: no broker, delivery is a function call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from publishers.plane import OnMessage, OnRequest, PlaneUnavailable, Unsubscribe
+
+logger = logging.getLogger(__name__)
+
+
+class LocalPlane:
+    """An `EventPlane` for publishers and a router in one event loop; nothing is ever lost or late."""
+
+    def __init__(self) -> None:
+        self.connected = False
+        self.dropped = 0
+        """Messages published before `start` or after `close`."""
+        self._subscriptions: list[tuple[str, OnMessage]] = []
+        self._servers: dict[str, OnRequest] = {}
+
+    async def start(self) -> None:
+        self.connected = True
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        if not self.connected:
+            self.dropped += 1
+            return
+        for pattern, on_message in tuple(self._subscriptions):
+            if _matches(pattern, subject):
+                _deliver(on_message, subject, payload)
+
+    async def subscribe(self, subject: str, on_message: OnMessage) -> Unsubscribe:
+        entry = (subject, on_message)
+        self._subscriptions.append(entry)
+
+        async def unsubscribe() -> None:
+            if entry in self._subscriptions:
+                self._subscriptions.remove(entry)
+
+        return unsubscribe
+
+    async def request(self, subject: str, payload: bytes) -> AsyncIterator[bytes]:
+        if not self.connected or subject not in self._servers:
+            raise PlaneUnavailable(f"nobody serves {subject}")
+        try:
+            replies = list(self._servers[subject](payload))
+        except Exception as error:
+            logger.exception("A request on %s failed", subject)
+            raise PlaneUnavailable(f"{subject} gave no answer") from error
+        for reply in replies:
+            yield reply
+
+    async def serve(self, subject: str, on_request: OnRequest) -> Unsubscribe:
+        self._servers[subject] = on_request
+
+        async def unsubscribe() -> None:
+            if self._servers.get(subject) is on_request:
+                del self._servers[subject]
+
+        return unsubscribe
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Nothing to do: this plane cannot lose its connection."""
+
+    async def close(self) -> None:
+        self.connected = False
+        self._subscriptions.clear()
+        self._servers.clear()
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    return subject == pattern or (pattern.endswith(".>") and subject.startswith(pattern[:-1]))
+
+
+def _deliver(on_message: OnMessage, subject: str, payload: bytes) -> None:
+    # One subscriber's fault must not reach the publisher, as it would not over a network.
+    try:
+        on_message(payload)
+    except Exception:
+        logger.exception("A subscriber failed on a message of %s", subject)

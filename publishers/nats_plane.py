@@ -1,0 +1,272 @@
+"""The event plane over NATS core: subjects fan out, a request's replies go to an inbox until an empty message.
+
+nats-py resumes a lost connection by itself; what it gives up on (a first connection that never worked, credentials
+refused later) this module begins anew, so that a plane once started is there again whenever its broker is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from publishers.plane import OnMessage, OnRequest, PlaneUnavailable, Unsubscribe
+
+logger = logging.getLogger(__name__)
+
+PENDING_LIMIT = 32 * 1024 * 1024
+"""Bytes handed over and not yet written; a snapshot of a million blocks takes 8 MB. nats-server cuts off at 64 MB."""
+
+REPLY_TIMEOUT = 5.0
+"""Seconds to wait for each reply."""
+
+RECONNECT_WAIT = 0.25
+PING_INTERVAL = 10
+"""Two pings without an answer are a lost connection: 30 s at worst when no packet comes back at all."""
+
+CLOSE_TIMEOUT = 2.0
+ROUND_TRIP_TIMEOUT = 2.0
+
+_NO_RESPONDERS = "503"
+_OnMsg = Callable[[Msg], Awaitable[None]]
+
+
+class NatsPlane:
+    """An `EventPlane` over the NATS servers at `urls` (nats:// or tls://, credentials in the URL)."""
+
+    def __init__(
+        self, urls: Sequence[str], *, pending_limit: int = PENDING_LIMIT, reply_timeout: float = REPLY_TIMEOUT
+    ) -> None:
+        self.dropped = 0
+        """Messages not handed over: no connection, a full buffer, or larger than the server takes."""
+        self._urls = list(urls)
+        self._name = ", ".join(_without_credentials(url) for url in urls)
+        self._pending_limit = pending_limit
+        self._reply_timeout = reply_timeout
+        self._client: Client | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._attempted = asyncio.Event()
+        self._away = False
+        self._subscriptions: list[_Subscription] = []
+        self._on_reconnect: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        return f"NatsPlane({self._name}, {'connected' if self.connected else 'away'})"
+
+    @property
+    def connected(self) -> bool:
+        return self._client is not None and self._client.is_connected
+
+    async def start(self) -> None:
+        """Returns when the first attempt has worked or failed; keeps trying for ever until `close`."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"nats {self._name}")
+        await self._attempted.wait()
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        await self._send(subject, payload)
+
+    async def subscribe(self, subject: str, on_message: OnMessage) -> Unsubscribe:
+        async def deliver(msg: Msg) -> None:
+            on_message(msg.data)
+
+        return await self._subscribe(subject, deliver)
+
+    async def request(self, subject: str, payload: bytes) -> AsyncIterator[bytes]:
+        client = self._client
+        if client is None or not client.is_connected:
+            raise PlaneUnavailable(f"no connection to {self._name}")
+        inbox = client.new_inbox()
+        replies: asyncio.Queue[Msg] = asyncio.Queue()
+
+        async def collect(msg: Msg) -> None:
+            replies.put_nowait(msg)
+
+        subscription = await client.subscribe(inbox, cb=collect)
+        try:
+            await self._send(subject, payload, reply=inbox)
+            while data := await self._next_reply(subject, replies):
+                yield data
+        finally:
+            await _unsubscribe(subscription)
+
+    async def serve(self, subject: str, on_request: OnRequest) -> Unsubscribe:
+        async def answer(msg: Msg) -> None:
+            if not msg.reply:
+                return
+            # Made at once, and sending never suspends: no later event can slip in between a snapshot's parts.
+            for reply in [*on_request(msg.data), b""]:
+                await self._send(msg.reply, reply)
+
+        return await self._subscribe(subject, answer)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        self._on_reconnect.append(callback)
+
+    async def close(self) -> None:
+        if self._task is None:
+            return
+        self._away = True  # on purpose, so nothing to warn of
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        self._subscriptions.clear()
+
+    async def _send(self, subject: str, payload: bytes, reply: str = "") -> None:
+        client = self._client
+        # Below nats-py's own limit its publish only appends to a list, so it cannot wait for the network here.
+        if client is None or not client.is_connected or client.pending_data_size + len(payload) > self._pending_limit:
+            self.dropped += 1
+            return
+        try:
+            await client.publish(subject, payload, reply=reply)
+        except nats.errors.Error as error:
+            self.dropped += 1
+            logger.warning("A message of %d bytes for %s was not sent: %s", len(payload), subject, error)
+
+    async def _next_reply(self, subject: str, replies: asyncio.Queue[Msg]) -> bytes:
+        try:
+            async with asyncio.timeout(self._reply_timeout):
+                msg = await replies.get()
+        except TimeoutError:
+            raise PlaneUnavailable(f"no answer on {subject} within {self._reply_timeout:g} s") from None
+        if not msg.data and msg.headers and msg.headers.get("Status") == _NO_RESPONDERS:
+            raise PlaneUnavailable(f"nobody serves {subject}")
+        return msg.data
+
+    async def _subscribe(self, subject: str, on_msg: _OnMsg) -> Unsubscribe:
+        entry = _Subscription(subject, on_msg)
+        self._subscriptions.append(entry)
+        if self._client is not None:
+            await entry.attach(self._client)
+
+        async def unsubscribe() -> None:
+            if entry in self._subscriptions:
+                self._subscriptions.remove(entry)
+                await entry.detach(self._client)
+
+        return unsubscribe
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._connection()
+            except Exception:
+                # Whatever a library raises here, the plane must come back.
+                logger.exception("The connection to %s broke down", self._name)
+            self._went_down()
+            await asyncio.sleep(RECONNECT_WAIT)
+
+    async def _connection(self) -> None:
+        """One nats-py client from its first connection until it gives up."""
+        client, closed = Client(), asyncio.Event()
+
+        async def on_closed() -> None:
+            closed.set()
+
+        try:
+            await self._connect(client, on_closed)
+            self._client = client
+            for entry in tuple(self._subscriptions):
+                if entry in self._subscriptions:
+                    await entry.attach(client)
+            await self._came_up()
+            await closed.wait()
+        finally:
+            self._client = None
+            await _close(client)
+
+    async def _connect(self, client: Client, on_closed: Callable[[], Awaitable[None]]) -> None:
+        async def on_disconnected() -> None:
+            self._went_down()
+
+        await client.connect(
+            self._urls,
+            error_cb=self._on_error,
+            disconnected_cb=on_disconnected,
+            reconnected_cb=self._came_up,
+            closed_cb=on_closed,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=RECONNECT_WAIT,  # type: ignore[arg-type] # annotated int, only ever slept
+            ping_interval=PING_INTERVAL,
+            pending_size=2 * self._pending_limit,
+        )
+
+    async def _on_error(self, error: Exception) -> None:
+        if not self._attempted.is_set():
+            self._attempted.set()
+            self._away = True
+            logger.warning("%s cannot be reached yet: %s", self._name, error)
+        elif isinstance(error, nats.errors.SlowConsumerError):
+            logger.warning("Messages of %s came faster than they were read; some are lost", error.subject)
+        elif self.connected:
+            # Also where nats-py reports what a subscriber raised.
+            logger.error("NATS %s: %s", self._name, error, exc_info=error)
+
+    def _went_down(self) -> None:
+        if not self._away:
+            self._away = True
+            logger.warning("The connection to %s is lost", self._name)
+
+    async def _came_up(self) -> None:
+        was_away, self._away = self._away, False
+        self._attempted.set()
+        logger.info("Connected to %s", self._name)
+        for callback in self._on_reconnect if was_away else ():
+            callback()
+
+
+class _Subscription:
+    """What was asked for, and nats-py's subscription while some client carries it."""
+
+    def __init__(self, subject: str, on_msg: _OnMsg) -> None:
+        self._subject = subject
+        self._on_msg = on_msg
+        self._carried: Subscription | None = None
+
+    async def attach(self, client: Client) -> None:
+        self._carried = await client.subscribe(self._subject, cb=self._on_msg)
+        await _round_trip(client)
+
+    async def detach(self, client: Client | None) -> None:
+        if self._carried is not None:
+            await _unsubscribe(self._carried)
+        if client is not None:
+            await _round_trip(client)
+
+
+async def _round_trip(client: Client) -> None:
+    """The server has taken in all that was sent before, once it says that nobody serves a subject just made up.
+
+    (nats-py's flush does this too, but a flush that is cancelled kills its read loop.)
+    """
+    if client.is_connected:
+        with contextlib.suppress(nats.errors.Error):
+            await client.request(client.new_inbox(), timeout=ROUND_TRIP_TIMEOUT)
+
+
+async def _unsubscribe(subscription: Subscription) -> None:
+    # Already gone with its connection: nothing left to do.
+    with contextlib.suppress(nats.errors.Error):
+        await subscription.unsubscribe()
+
+
+async def _close(client: Client) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT):
+            await client.close()
+    except (TimeoutError, OSError, nats.errors.Error) as error:
+        logger.debug("Closing a NATS connection: %s", error)
+
+
+def _without_credentials(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -1,0 +1,150 @@
+"""What only a plane with a broker can get wrong: losing it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from publishers.embedded_nats import NatsServer
+from publishers.nats_plane import NatsPlane
+from publishers.plane import PlaneUnavailable
+from tests.fakes.waiting import until
+from tests.nats_fixture import nats_server, running_nats_server
+
+pytestmark = pytest.mark.nats
+__all__ = ["nats_server"]
+
+
+class Count:
+    """Counts calls; `reached` waits for a number of them."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._changed = asyncio.Condition()
+
+    def __call__(self, *_: object) -> None:
+        self.value += 1
+        self._notifying = asyncio.ensure_future(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def reached(self, value: int) -> None:
+        async with asyncio.timeout(15), self._changed:
+            await self._changed.wait_for(lambda: self.value >= value)
+
+
+async def collect(replies: AsyncIterator[bytes]) -> list[bytes]:
+    return [reply async for reply in replies]
+
+
+async def test_traffic_flows_again_after_the_server_was_away(nats_server: NatsServer) -> None:
+    publisher, router = NatsPlane([nats_server.url]), NatsPlane([nats_server.url])
+    back, received = Count(), Count()
+    for plane in (publisher, router):
+        plane.on_reconnect(back)
+        await plane.start()
+    await router.subscribe("events", received)
+    await publisher.serve("echo", lambda payload: [payload])
+
+    await nats_server.stop()
+    await until(lambda: not publisher.connected and not router.connected)
+    await publisher.publish("events", b"lost")
+    assert publisher.dropped == 1
+    with pytest.raises(PlaneUnavailable, match="no connection"):
+        await collect(router.request("echo", b"x"))
+    assert back.value == 0
+
+    await nats_server.start()
+    await back.reached(2)
+    assert await collect(router.request("echo", b"x")) == [b"x"]
+    await publisher.publish("events", b"again")
+    await received.reached(1)
+    for plane in (publisher, router):
+        await plane.close()
+    assert received.value == 1
+
+
+async def test_a_plane_may_start_before_its_server(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_nats_server() as server:
+        await server.stop()
+        plane = NatsPlane([server.url])
+        back, received = Count(), Count()
+        plane.on_reconnect(back)
+        await plane.start()
+        assert not plane.connected
+        assert "cannot be reached yet" in caplog.text
+        await plane.subscribe("events", received)
+        await plane.publish("events", b"nobody hears this")
+
+        await server.start()
+        await back.reached(1)
+        assert plane.connected
+        await plane.publish("events", b"x")
+        await received.reached(1)
+        await plane.close()
+    assert plane.dropped == 1
+
+
+async def test_closing_while_the_server_is_away_leaves_no_task() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never says a word
+        plane = NatsPlane([f"nats://127.0.0.1:{silent.getsockname()[1]}"])
+        starting = asyncio.create_task(plane.start())
+        await asyncio.sleep(0)
+        await plane.close()
+        starting.cancel()
+        await asyncio.wait([starting])
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_full_buffer_drops_and_counts(nats_server: NatsServer) -> None:
+    plane = NatsPlane([nats_server.url], pending_limit=10_000)
+    await plane.start()
+    for _ in range(20):  # without a turn of the loop nothing can be written
+        await plane.publish("events", bytes(1000))
+    assert 10 <= plane.dropped <= 12
+    await plane.close()
+
+
+async def test_a_message_larger_than_the_server_takes_is_dropped(nats_server: NatsServer) -> None:
+    plane = NatsPlane([nats_server.url])
+    received = Count()
+    await plane.start()
+    await plane.subscribe("events", received)
+    await plane.publish("events", bytes(2_000_000))
+    await plane.publish("events", b"small")
+    await received.reached(1)
+    assert plane.dropped == 1
+    await plane.close()
+
+
+async def test_a_silent_server_side_is_a_timeout(nats_server: NatsServer) -> None:
+    plane = NatsPlane([nats_server.url], reply_timeout=0.05)
+    await plane.start()
+    await plane.subscribe("deaf", lambda _: None)
+    with pytest.raises(PlaneUnavailable, match=r"no answer on deaf within 0\.05 s"):
+        await collect(plane.request("deaf", b"x"))
+    await plane.close()
+
+
+async def test_it_comes_back_when_nats_py_has_given_up(nats_server: NatsServer) -> None:
+    plane = NatsPlane([nats_server.url])
+    back, received = Count(), Count()
+    plane.on_reconnect(back)
+    await plane.start()
+    await plane.subscribe("events", received)
+    assert plane._client is not None
+    await plane._client.close()
+    await back.reached(1)
+    await plane.publish("events", b"x")
+    await received.reached(1)
+    await plane.close()
+
+
+async def test_credentials_stay_out_of_what_is_shown() -> None:
+    plane = NatsPlane(["nats://user:secret@127.0.0.1:1"])
+    assert repr(plane) == "NatsPlane(nats://127.0.0.1:1, away)"
