@@ -33,6 +33,20 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(f"{message[:1].upper()}{message[1:]}; --help lists every flag.")
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML lets the last of two equal keys win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """The settings in force. Raises SettingsError; `--help` and `--version` print and raise SystemExit(0).
 
@@ -140,13 +154,13 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> dict[Any, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506 - a SafeLoader
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise SettingsError(f"{CONFIG_FLAG}: {path} cannot be read: {reason}.") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where else ""
+        line = f", line {where.line + 1}" if where else ""
         raise SettingsError(f"{path} is not valid YAML{line}: {getattr(error, 'problem', error)}.") from None
     if content is None:
         return {}

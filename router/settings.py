@@ -35,6 +35,10 @@ def read_size(value: object) -> object:
     return int(match[1]) * _SIZE_UNITS[match[2]] if match else value
 
 
+def _read_none(value: object) -> object:
+    return None if value == "none" else value
+
+
 def _about(
     group: str,
     description: str,
@@ -116,7 +120,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 120.0
     seed: Annotated[
         int | None,
-        _about("Routing", "Makes random choices repeatable.", "NUMBER", takes="a whole number, or none"),
+        _about(
+            "Routing", "Makes random choices repeatable.", "NUMBER", takes="a whole number, or none", read=_read_none
+        ),
     ] = None
 
     workers: Annotated[

@@ -1,0 +1,186 @@
+"""Where settings come from, which source wins, and how mistakes are told."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from router.__main__ import main
+from router.cli import load_settings, make_parser
+from router.settings import GROUPS, Settings, SettingsError, options
+
+WORKER = ["--worker", "http://a:1"]
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "router.yaml"
+    path.write_text(text, "utf-8")
+    return str(path)
+
+
+def test_only_a_worker_is_needed() -> None:
+    settings = load_settings(WORKER, {})
+    assert [w.url for w in settings.workers] == ["http://a:1"]
+    assert settings == Settings(workers=settings.workers)
+
+
+def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(tmp_path: Path) -> None:
+    file = write(tmp_path, "port: 1\nseed: 1\napprox_ttl: 1\nworker: [http://file:1]\n")
+    environ = {"ROUTER_PORT": "2", "ROUTER_SEED": "2", "ROUTER_WORKER": "http://variable:1"}
+    settings = load_settings(["--config", file, "--port", "3", *WORKER], environ)
+    assert (settings.port, settings.seed, settings.approx_ttl, settings.load_interval) == (3, 2, 1.0, 1.0)
+    assert [w.worker_id for w in settings.workers] == ["a:1"]
+
+
+def test_the_file_can_be_named_by_a_variable_and_the_flag_wins(tmp_path: Path) -> None:
+    file = write(tmp_path, "worker:\n  - url: http://file:1\n    block_size: 16\n")
+    assert load_settings([], {"ROUTER_CONFIG": file}).workers[0].block_size == 16
+    assert load_settings(["--config", file], {"ROUTER_CONFIG": "/nowhere"}).workers[0].block_size == 16
+
+
+def test_every_setting_can_be_given_in_each_way(tmp_path: Path) -> None:
+    others = [o for o in options() if not o.is_switch and o.key not in {"worker", "seed"}]
+    flags = [part for o in others for part in (o.flag, o.default_text)]
+    variables = {o.variable: o.default_text for o in others}
+    file = write(tmp_path, "".join(f"{o.key}: {o.default_text}\n" for o in others))
+    expected = load_settings(WORKER, {})
+    assert load_settings(flags + WORKER, {}) == expected
+    assert load_settings(WORKER, variables) == expected
+    assert load_settings(["--config", file, *WORKER], {}) == expected
+
+
+def test_a_switch_has_two_flags() -> None:
+    assert load_settings(["--no-kv-events", *WORKER], {"ROUTER_KV_EVENTS": "true"}).kv_events is False
+    assert load_settings(["--kv-events", *WORKER], {"ROUTER_KV_EVENTS": "false"}).kv_events is True
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "says"),
+    [
+        ([], {}, "There is no worker to route to; name each with --worker http://HOST:PORT."),
+        (["--port", "x"], {}, "--port takes a whole number from 0 to 65535, not 'x'."),
+        (["--port"], {}, "--port takes a whole number from 0 to 65535: expected one argument."),
+        (["--prot", "1"], {}, "There is no flag --prot; did you mean --port?"),
+        (["--zzzzzz=1"], {}, "There is no flag --zzzzzz; --help lists all."),
+        (
+            ["--worker", "http://a", "http://b"],
+            {},
+            "'http://b' belongs to no flag; each worker needs its own --worker.",
+        ),
+        (["--worker", "a:1"], {}, "--worker: 'a:1' is not an engine's address"),
+        ([], {"ROUTER_PORT": "x"}, "ROUTER_PORT takes a whole number from 0 to 65535, not 'x'."),
+        ([], {"ROUTER_WORKER": "http://a http://a"}, "ROUTER_WORKER: two workers have the URL 'http://a:80'."),
+        (["--config", "/nowhere.yaml"], {}, "--config: /nowhere.yaml cannot be read: No such file or directory."),
+    ],
+)
+def test_mistakes_are_one_sentence_that_names_the_place(argv: list[str], environ: dict[str, str], says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(argv, environ)
+    assert str(caught.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("prot: 1", "there is no setting 'prot'; did you mean port?"),
+        ("workers: []", "there is no setting 'workers'; did you mean worker?"),
+        ("port: '1'", "port takes a whole number from 0 to 65535, not '1'."),
+        ("kv_events: 1", "kv_events takes true or false, not 1."),
+        ("worker: [{uri: http://a}]", "worker: a worker has no 'uri'; did you mean 'url'?"),
+        ("port: [", "is not valid YAML"),
+        ("port: 1\nhost: a\nport: 2", "line 3: 'port' is given twice."),
+        ("- port", "must hold keys and values"),
+        ("", "There is no worker"),
+    ],
+)
+def test_mistakes_in_a_file_name_file_and_key(tmp_path: Path, text: str, says: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(["--config", file], {})
+    assert says in str(caught.value)
+    assert file in str(caught.value) or not text
+
+
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load_settings(WORKER, {"ROUTER_PROT": "1", "OTHER": "x"})
+    assert caplog.messages == ["The variable ROUTER_PROT means nothing to the router; did you mean ROUTER_PORT?"]
+
+
+def test_what_kubernetes_says_of_a_service_named_router_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    links = {
+        "ROUTER_PORT": "tcp://10.0.0.1:80",
+        "ROUTER_SERVICE_HOST": "10.0.0.1",
+        "ROUTER_PORT_80_TCP": "tcp://10.0.0.1",
+    }
+    assert load_settings(WORKER, links).port == 8080
+    assert caplog.messages == []
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert load_settings(WORKER, {"ROUTER_PORT": ""}).port == 8080
+
+
+def test_help_explains_every_flag_with_its_default_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    text = make_parser().format_help()
+    for option in options():
+        section = text.partition(f"{option.group}:\n")[2].partition("\n\n")[0]
+        assert option.flag in section
+        assert f"{option.help} (default: {option.default_text})" in section
+    for group in GROUPS:
+        assert f"{group}:" in text
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
+def test_the_examples_load(path: Path) -> None:
+    assert load_settings(["--config", str(path)], {}).workers
+
+
+def test_there_are_examples() -> None:
+    assert {path.name for path in CONFIGS} >= {"minimal.yaml", "nats.yaml", "mixed-fleet.yaml"}
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_asking_for_text_ends_well(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([flag])
+    assert caught.value.code == 0
+    assert "kv-router" in capsys.readouterr().out
+
+
+def test_a_mistake_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--port", "x"]) == 2
+    assert capsys.readouterr().err == "kv-router: --port takes a whole number from 0 to 65535, not 'x'.\n"
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, function: str, calls: list[object]) -> None:
+    module = ModuleType(name)
+
+    def record(argument: object) -> int:
+        calls.append(argument)
+        return 7
+
+    setattr(module, function, record)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_main_serves_with_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    stand_in(monkeypatch, "router.app", "run", calls)
+    monkeypatch.setattr("os.environ", {})
+    assert main(WORKER) == 7
+    assert calls == [load_settings(WORKER, {})]
+
+
+def test_ab_gets_the_rest_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    stand_in(monkeypatch, "router.ab", "nothing", [])
+    stand_in(monkeypatch, "router.ab.cli", "main", calls)
+    assert main(["ab", "--x", "1"]) == 7
+    assert calls == [["--x", "1"]]
