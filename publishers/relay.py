@@ -1,0 +1,175 @@
+"""One engine rank's events as the event plane carries them: hashed, numbered, kept for replay.
+
+The relay knows everything that its engine holds, so it can always answer with a snapshot, however long ago its ring
+begins. Pure: the epoch comes from the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+import msgspec
+
+from engines.events import BlockRemoved, BlockStored, EngineBatch, EngineEvent
+from indexer.events import Cleared, Event, EventBatch, Removed, ReplayRequest, Stored, pack_hashes
+from indexer.handles import BlockHandles, UnknownParent
+from indexer.hashing import root_hash
+from indexer.types import SequenceHash, Tier, WorkerRank
+
+RING_SIZE = 4096
+"""Batches kept for replay; an engine makes at most one a step, so a minute or more."""
+
+SNAPSHOT_PART = 50_000
+"""Hashes in one part: 400 kB, well below the 1 MB that NATS takes in one message."""
+
+
+class RelayCounts(msgspec.Struct):
+    """Totals since the relay was made."""
+
+    batches: int = 0
+    """Batches made for the event plane."""
+    stored: int = 0
+    removed: int = 0
+    cleared: int = 0
+    orphans: int = 0
+    """Stores dropped because their parent is unknown."""
+    malformed: int = 0
+    """Frames and events that could not be read."""
+    epochs: int = 0
+    """Restarts."""
+    snapshots: int = 0
+    skipped: Counter[str] = msgspec.field(default_factory=Counter)
+    """Events that are none of the index's business, by reason."""
+
+
+class RankRelay:
+    """Turns the events of `rank` into batches of `epoch`; `event_id` is the last batch's, −1 before the first.
+
+    `exact` is False while the view may differ from what the engine holds: stores were dropped for an unknown parent, a
+    frame could not be read, or (`lose_track`) events are missing; until the engine clears its cache or restarts.
+    """
+
+    def __init__(self, rank: WorkerRank, epoch: int, ring_size: int = RING_SIZE) -> None:
+        self.rank = rank
+        self.epoch = epoch
+        self.event_id = -1
+        self.exact = True
+        self.counts = RelayCounts()
+        self._handles = BlockHandles()
+        self._ring: deque[EventBatch] = deque(maxlen=ring_size)
+
+    def __len__(self) -> int:
+        """Blocks held, whatever the tier."""
+        return len(self._handles)
+
+    def apply(self, batch: EngineBatch) -> EventBatch | None:
+        """The batch to publish, or None when nothing changed for a receiver."""
+        for reason, count in batch.skipped.items():
+            self._skip(reason, count)
+        events: list[Event] = []
+        for event in batch.events:
+            self._apply(event, events)
+        return self._number(_merge(events)) if events else None
+
+    def restart(self, epoch: int) -> None:
+        """Begin `epoch`, greater than the one before, with an empty cache. Publishes nothing by itself."""
+        if epoch <= self.epoch:
+            raise ValueError(f"epoch {epoch} is not greater than {self.epoch}")
+        self.epoch = epoch
+        self.event_id = -1
+        self.exact = True
+        self.counts.epochs += 1
+        self._handles.clear()
+        self._ring.clear()
+
+    def lose_track(self) -> None:
+        """Events of the engine are missing for good."""
+        self.exact = False
+
+    def malformed(self) -> None:
+        """A frame could not be read, so whatever it said is missing."""
+        self.counts.malformed += 1
+        self.lose_track()
+
+    def replay(self, request: ReplayRequest) -> list[EventBatch]:
+        """At least one batch: those from `request.event_id` on if all are still there, else a snapshot in parts."""
+        if request.epoch == self.epoch and self._ring and self._ring[0].event_id <= request.event_id <= self.event_id:
+            return [batch for batch in self._ring if batch.event_id >= request.event_id]
+        self.counts.snapshots += 1
+        return self.snapshot()
+
+    def snapshot(self) -> list[EventBatch]:
+        """Everything held, in parts that carry the id of the last batch they include (−1: none yet)."""
+        parts = list(_parts(self._handles.held())) or [[]]
+        return [self._batch(part, number, len(parts)) for number, part in enumerate(parts)]
+
+    def _skip(self, reason: str, count: int) -> None:
+        self.counts.skipped[reason] += count
+        if reason == "malformed":
+            self.counts.malformed += count
+            self.lose_track()
+
+    def _apply(self, event: EngineEvent, out: list[Event]) -> None:
+        if isinstance(event, BlockStored):
+            if hashes := self._store(event):
+                out.append(Stored(event.tier, pack_hashes(hashes)))
+        elif isinstance(event, BlockRemoved):
+            if hashes := self._handles.remove(event.tier, event.engine_hashes):
+                self.counts.removed += len(hashes)
+                out.append(Removed(event.tier, pack_hashes(hashes)))
+        else:
+            self._clear(out)
+
+    def _store(self, event: BlockStored) -> list[SequenceHash]:
+        root = root_hash(event.namespace)
+        try:
+            hashes = self._handles.store(
+                event.tier, event.engine_hashes, event.parent, event.token_ids, event.block_size, root, event.extras
+            )
+        except UnknownParent:
+            self.counts.orphans += 1
+            self.lose_track()
+            return []
+        except (ValueError, OverflowError, TypeError):
+            self.malformed()
+            return []
+        self.counts.stored += len(hashes)
+        return hashes
+
+    def _clear(self, out: list[Event]) -> None:
+        self.exact = True
+        if len(self._handles):
+            self._handles.clear()
+            self.counts.cleared += 1
+            out.append(Cleared())
+
+    def _number(self, events: list[Event]) -> EventBatch:
+        self.event_id += 1
+        self.counts.batches += 1
+        batch = self._batch(events)
+        self._ring.append(batch)
+        return batch
+
+    def _batch(self, events: list[Event], part: int = 0, parts: int = 0) -> EventBatch:
+        return EventBatch(self.rank.worker_id, self.rank.dp_rank, self.epoch, self.event_id, events, part, parts)
+
+
+def _merge(events: list[Event]) -> list[Event]:
+    """Neighbours of one kind and tier as one event: an engine makes one for each request of a step."""
+    merged = events[:1]
+    for event in events[1:]:
+        last = merged[-1]
+        if isinstance(event, Stored) and isinstance(last, Stored) and event.tier is last.tier:
+            merged[-1] = Stored(last.tier, last.hashes + event.hashes)
+        elif isinstance(event, Removed) and isinstance(last, Removed) and event.tier is last.tier:
+            merged[-1] = Removed(last.tier, last.hashes + event.hashes)
+        else:
+            merged.append(event)
+    return merged
+
+
+def _parts(held: dict[Tier, list[SequenceHash]]) -> Iterator[list[Event]]:
+    for tier, hashes in held.items():
+        for start in range(0, len(hashes), SNAPSHOT_PART):
+            yield [Stored(tier, pack_hashes(hashes[start : start + SNAPSHOT_PART]))]

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import publishers.relay
+from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch, EngineEvent
+from indexer.events import Cleared, EventBatch, Removed, ReplayRequest, Stored, pack_hashes, unpack_hashes
+from indexer.hashing import chain_hashes, pack_tokens, root_hash
+from indexer.types import Namespace, Tier, WorkerRank
+from publishers.relay import RankRelay
+
+RANK = WorkerRank("w", 1)
+EPOCH = 100
+SIZE = 4
+
+
+def relay(ring_size: int = 100) -> RankRelay:
+    return RankRelay(RANK, EPOCH, ring_size)
+
+
+def batch(*events: EngineEvent, **skipped: int) -> EngineBatch:
+    return EngineBatch(0.0, None, list(events), skipped)
+
+
+def stored(hashes: list[int], tokens: list[int], parent: int | None = None, **more: Any) -> BlockStored:
+    return BlockStored(list(hashes), parent, tokens, SIZE, more.pop("tier", Tier.GPU), **more)
+
+
+def ours(tokens: list[int], root: int = 0) -> list[int]:
+    return chain_hashes(pack_tokens(tokens), SIZE, root)
+
+
+def ask(event_id: int, epoch: int = EPOCH) -> ReplayRequest:
+    return ReplayRequest(RANK.worker_id, RANK.dp_rank, epoch, event_id)
+
+
+TEN = [stored([i], [i] * SIZE) for i in range(10)]
+
+
+def test_stores_are_hashed_in_their_namespace_and_chained_to_their_parent() -> None:
+    subject = relay()
+    namespace = Namespace("lora", "salt")
+    first = subject.apply(batch(stored([11, 12], list(range(8)), namespace=namespace)))
+    second = subject.apply(batch(stored([13], [8, 9, 10, 11], parent=12)))
+    whole = ours(list(range(12)), root_hash(namespace))
+    assert first == EventBatch("w", 1, EPOCH, 0, [Stored(Tier.GPU, pack_hashes(whole[:2]))])
+    assert second == EventBatch("w", 1, EPOCH, 1, [Stored(Tier.GPU, pack_hashes(whole[2:]))])
+
+
+def test_one_step_of_an_engine_becomes_few_events_in_their_order() -> None:
+    subject = relay()
+    made = subject.apply(
+        batch(
+            *TEN[:3], stored([7], [7] * SIZE, tier=Tier.CPU), BlockRemoved([0], Tier.GPU), BlockRemoved([1], Tier.GPU)
+        )
+    )
+    assert made is not None
+    h = [ours([i] * SIZE)[0] for i in range(10)]
+    assert made.events == [
+        Stored(Tier.GPU, pack_hashes(h[:3])),
+        Stored(Tier.CPU, pack_hashes(h[7:8])),
+        Removed(Tier.GPU, pack_hashes(h[:2])),
+    ]
+
+
+def test_what_changes_nothing_makes_no_batch_and_takes_no_id() -> None:
+    subject = relay()
+    nothing = [
+        batch(),
+        batch(AllBlocksCleared()),
+        batch(BlockRemoved([5], Tier.GPU)),
+        batch(stored([2], [1, 2, 3, 4], parent=99)),
+        batch(medium=3),
+    ]
+    assert [subject.apply(one) for one in nothing] == [None] * 5
+    assert subject.event_id == -1
+    subject.apply(batch(TEN[0]))
+    assert subject.apply(batch(TEN[0])) is None  # a second copy
+    assert subject.apply(batch(BlockRemoved([0], Tier.GPU))) is None  # the first copy is still there
+    gone = subject.apply(batch(BlockRemoved([0], Tier.GPU)))
+    assert gone is not None
+    assert gone.event_id == 1
+
+
+def test_clearing_says_so_and_ends_doubt() -> None:
+    subject = relay()
+    subject.apply(batch(TEN[0], stored([2], [1, 2, 3, 4], parent=99)))
+    assert not subject.exact
+    made = subject.apply(batch(AllBlocksCleared(), TEN[1]))
+    assert made is not None
+    assert made.events == [Cleared(), Stored(Tier.GPU, pack_hashes(ours([1] * SIZE)))]
+    assert subject.exact
+    assert subject.snapshot()[0].events == [Stored(Tier.GPU, pack_hashes(ours([1] * SIZE)))]
+
+
+@pytest.mark.parametrize(
+    ("events", "count"),
+    [
+        (batch(stored([1], [1, 2, 3, 4], parent=99)), "orphans"),
+        (batch(stored([1], [1, 2, 3])), "malformed"),
+        (batch(stored([1], [1, 2, 3, -4])), "malformed"),
+        (batch(stored([1], [1, 2, 3, 2**32])), "malformed"),
+        (batch(malformed=1), "malformed"),
+    ],
+)
+def test_what_cannot_be_placed_is_counted_and_makes_the_view_inexact(events: EngineBatch, count: str) -> None:
+    subject = relay()
+    assert subject.exact
+    assert subject.apply(events) is None
+    assert getattr(subject.counts, count) == 1
+    assert not subject.exact
+    assert subject.apply(batch(TEN[0])) is not None
+
+
+def test_skipped_events_are_counted_by_reason_and_leave_the_view_exact() -> None:
+    subject = relay()
+    subject.apply(batch(medium=2, group=1))
+    subject.apply(batch(medium=1))
+    assert subject.counts.skipped == {"medium": 3, "group": 1}
+    assert subject.exact
+
+
+@pytest.mark.parametrize("lose", [RankRelay.lose_track, RankRelay.malformed])
+def test_a_restart_begins_a_new_epoch_with_nothing(lose: Any) -> None:
+    subject = relay()
+    subject.apply(batch(*TEN))
+    lose(subject)
+    assert not subject.exact
+    subject.restart(EPOCH + 1)
+    assert subject.exact
+    assert (subject.epoch, subject.event_id, len(subject)) == (EPOCH + 1, -1, 0)
+    assert subject.replay(ask(0)) == [EventBatch("w", 1, EPOCH + 1, -1, [], 0, 1)]
+    assert subject.apply(batch(TEN[0])) == EventBatch(
+        "w", 1, EPOCH + 1, 0, [Stored(Tier.GPU, pack_hashes(ours([0] * SIZE)))]
+    )
+
+
+@pytest.mark.parametrize("epoch", [EPOCH, EPOCH - 1])
+def test_an_epoch_never_goes_back(epoch: int) -> None:
+    with pytest.raises(ValueError, match="not greater"):
+        relay().restart(epoch)
+
+
+@pytest.mark.parametrize(
+    ("request_", "ids"),
+    [
+        (ask(5), [5, 6, 7, 8, 9]),
+        (ask(6), [6, 7, 8, 9]),
+        (ask(9), [9]),
+    ],
+)
+def test_the_ring_answers_while_it_reaches_back(request_: ReplayRequest, ids: list[int]) -> None:
+    subject = relay(ring_size=5)
+    sent = [subject.apply(batch(event)) for event in TEN]
+    answer = subject.replay(request_)
+    assert [one.event_id for one in answer] == ids
+    assert answer == sent[-len(ids) :]
+    assert subject.counts.snapshots == 0
+
+
+@pytest.mark.parametrize(
+    "request_", [ask(4), ask(0), ask(10), ask(-1), ask(5, EPOCH - 1), ask(5, EPOCH + 1), ask(0, 0)]
+)
+def test_everything_else_is_answered_with_a_snapshot(request_: ReplayRequest) -> None:
+    subject = relay(ring_size=5)
+    for event in TEN:
+        subject.apply(batch(event))
+    (part,) = subject.replay(request_)
+    assert (part.epoch, part.event_id, part.part, part.parts) == (EPOCH, 9, 0, 1)
+    assert [set(unpack_hashes(event.hashes)) for event in part.events if isinstance(event, Stored)] == [
+        {ours([i] * SIZE)[0] for i in range(10)}
+    ]
+    assert subject.counts.snapshots == 1
+
+
+def test_an_empty_snapshot_has_one_part() -> None:
+    assert relay().replay(ask(0, 0)) == [EventBatch("w", 1, EPOCH, -1, [], 0, 1)]
+
+
+def test_a_large_snapshot_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishers.relay, "SNAPSHOT_PART", 4)
+    subject = relay()
+    subject.apply(batch(*TEN))
+    subject.apply(batch(stored([50], [50] * SIZE, tier=Tier.DISK)))
+    parts = subject.snapshot()
+    assert [(part.part, part.parts, part.event_id) for part in parts] == [(i, 4, 1) for i in range(4)]
+    sizes = [len(unpack_hashes(event.hashes)) for part in parts for event in part.events if isinstance(event, Stored)]
+    assert sizes == [4, 4, 2, 1]
+
+
+_events = st.one_of(
+    st.integers(0, 5).map(lambda i: TEN[i]),
+    st.integers(0, 5).map(lambda i: stored([10 + i], [10 + i] * SIZE, parent=i)),
+    st.integers(0, 15).map(lambda i: BlockRemoved([i], Tier.GPU)),
+    st.integers(0, 15).map(lambda i: stored([i], [i % 3] * SIZE, tier=Tier.CPU)),
+    st.integers(0, 15).map(lambda i: BlockRemoved([i], Tier.CPU)),
+    st.just(AllBlocksCleared()),
+)
+
+
+def replica(batches: list[EventBatch], held: set[tuple[Tier, int]]) -> set[tuple[Tier, int]]:
+    """What a receiver holds after `batches`: the plainest model there is."""
+    for one in batches:
+        for event in one.events:
+            if isinstance(event, Cleared):
+                held = set()
+            elif isinstance(event, Stored):
+                held = held | {(event.tier, h) for h in unpack_hashes(event.hashes)}
+            else:
+                held = held - {(event.tier, h) for h in unpack_hashes(event.hashes)}
+    return held
+
+
+@given(st.lists(st.lists(_events, max_size=3), max_size=12), st.integers(1, 6), st.integers(-1, 13))
+def test_live_batches_a_replay_and_a_snapshot_all_lead_to_the_same(
+    steps: list[list[EngineEvent]], ring_size: int, missed_from: int
+) -> None:
+    subject = relay(ring_size)
+    live = [made for events in steps if (made := subject.apply(batch(*events))) is not None]
+    assert [one.event_id for one in live] == list(range(len(live)))
+    everything = replica(live, set())
+    assert replica(subject.snapshot(), set()) == everything
+    answer = subject.replay(ask(missed_from))
+    before = set() if answer[0].parts else replica(live[:missed_from], set())
+    assert replica(answer, before) == everything
+    assert answer[-1].event_id == subject.event_id
