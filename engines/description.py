@@ -19,7 +19,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class EventSource(msgspec.Struct, frozen=True):
-    """One rank's ZMQ endpoints as a client connects to them (no wildcards left). `replay` None: the engine offers none."""
+    """One rank's ZMQ endpoints as a client connects to them (no wildcards left); `replay` None: there is none."""
 
     dp_rank: int
     endpoint: str

@@ -1,4 +1,4 @@
-"""One engine's KV events, decoded and normalised: the common ground of `engines.vllm.decode` and `engines.sglang.decode`."""
+"""One engine's KV events, decoded and normalised: what `engines.vllm.decode` and `engines.sglang.decode` share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class MalformedEvent(Exception):
 
 
 class BlockStored(msgspec.Struct, frozen=True):
-    """`len(engine_hashes)` blocks of `block_size` tokens each, contiguous, following `parent` (None: from the start)."""
+    """`len(engine_hashes)` contiguous blocks of `block_size` tokens each, following `parent` (None: from the start)."""
 
     engine_hashes: list[EngineHash]
     parent: EngineHash | None
@@ -22,7 +22,7 @@ class BlockStored(msgspec.Struct, frozen=True):
     namespace: Namespace = Namespace()
     """Means something only where parent is None: children inherit their parent's."""
     extras: tuple[bytes, ...] = ()
-    """Per block, whatever else than tokens, LoRA and salt the engine hashed (b"" for nothing); () when no block has any."""
+    """Per block, what the engine hashed besides tokens, LoRA and salt (b"" for nothing); () when no block has any."""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True):

@@ -1,0 +1,1 @@
+"""SGLang as seen from outside: its KV events, what its answers say of it, its load."""

@@ -1,0 +1,140 @@
+"""vLLM's KV events (vllm/distributed/kv_events.py): maps since mid-2026, before that arrays of the same fields."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engines.events import EngineBatch
+from engines.kv_events import (
+    CLEARED,
+    Cleared,
+    ClearedArray,
+    Outcome,
+    Removed,
+    RemovedArray,
+    decode_frame,
+    is_map,
+    removed,
+    stored,
+)
+from indexer.types import EngineHash, Namespace, Tier
+
+TIERS: dict[str | None, Tier] = {"GPU": Tier.GPU, "CPU": Tier.CPU, "STORAGE": Tier.DISK, None: Tier.GPU}
+"""By medium, as the engine spells it. Lower-case `cpu` comes from the Mooncake store connector: such a block is the
+store's, not the worker's, and its removal is never published. None comes from engines older than the field."""
+
+PREFIX_GROUPS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
+"""vLLM's KVCacheSpecKind whose blocks all stay needed, so that holding them is holding a prefix; None: not stated."""
+
+
+class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
+    block_hashes: list[EngineHash]
+    parent_block_hash: EngineHash | None
+    token_ids: msgspec.Raw
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[msgspec.Raw] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+
+
+class _StoredArray(_Stored, array_like=True, tag="BlockStored"):
+    pass
+
+
+_map = msgspec.msgpack.Decoder(_Stored | Removed | Cleared)
+_array = msgspec.msgpack.Decoder(_StoredArray | RemovedArray | ClearedArray)
+_string = msgspec.msgpack.Decoder(str)
+
+
+class Decoder:
+    """Decodes the frames of one engine rank, in order.
+
+    A hybrid model's groups store blocks under the same hashes, and a removal names its group by number alone, so the
+    numbers of the groups that make no prefix are remembered from their stores.
+    """
+
+    def __init__(self) -> None:
+        self._other_groups: set[int] = set()
+
+    def __call__(self, payload: bytes) -> EngineBatch:
+        """Raises MalformedEvent, and nothing else, for a frame that cannot be read."""
+        return decode_frame(payload, self._event)
+
+    def _event(self, packed: msgspec.Raw) -> Outcome:
+        event = (_map if is_map(packed) else _array).decode(packed)
+        if isinstance(event, Cleared):
+            return CLEARED
+        if event.locality == "REMOTE":  # held by another machine (vllm/v1/kv_offload/base.py)
+            return "medium"
+        if isinstance(event, Removed):
+            return "group" if event.group_idx in self._other_groups else removed(event, TIERS)
+        return self._stored(event)
+
+    def _stored(self, event: _Stored) -> Outcome:
+        if not self._makes_prefix(event):
+            return "group"
+        tier = TIERS.get(event.medium)
+        if tier is None:
+            return "medium"
+        if event.lora_id is not None and event.lora_name is None:
+            return "lora"
+        namespace, extras = _namespace_and_extras(event)
+        return stored(
+            event.block_hashes, event.parent_block_hash, event.token_ids, event.block_size, tier, namespace, extras
+        )
+
+    def _makes_prefix(self, event: _Stored) -> bool:
+        makes_prefix = event.kv_cache_spec_kind in PREFIX_GROUPS
+        if event.group_idx is not None and event.kv_cache_spec_kind is not None:
+            (self._other_groups.discard if makes_prefix else self._other_groups.add)(event.group_idx)
+        return makes_prefix
+
+
+def decode(payload: bytes) -> EngineBatch:
+    """One frame by itself; see Decoder for what only a sequence of frames can tell. Raises MalformedEvent."""
+    return Decoder()(payload)
+
+
+def _namespace_and_extras(event: _Stored) -> tuple[Namespace, tuple[bytes, ...]]:
+    """Tell apart what vLLM mixes into one untagged list for each block.
+
+    In order: the LoRA name, `[multimodal id, offset in block]` pairs, in a prompt's first block the `cache_salt`,
+    digests of prompt embeddings as bytes (vllm/v1/core/kv_cache_utils.py, `to_event_extra_keys`).
+    """
+    if not event.extra_keys or not any(event.extra_keys):
+        return Namespace(event.lora_name), ()
+    if len(event.extra_keys) != len(event.block_hashes):
+        raise ValueError("extra keys and block hashes do not agree in number")
+    keys = [[bytes(key) for key in block or ()] for block in event.extra_keys]
+    if event.lora_name is not None:
+        for block in keys:
+            _take_out(block, event.lora_name)
+    salt = _take_salt(keys[0]) if event.parent_block_hash is None else None
+    extras = tuple(b"".join(block) for block in keys)  # each key is msgpack, which says where it ends
+    return Namespace(event.lora_name, salt), extras if any(extras) else ()
+
+
+def _take_out(block: list[bytes], text: str) -> None:
+    packed = msgspec.msgpack.encode(text)
+    if packed in block:
+        block.remove(packed)
+
+
+def _take_salt(block: list[bytes]) -> str | None:
+    """The last plain string: older versions put bare multimodal ids before it."""
+    strings = [key for key in block if _is_string(key)]
+    if not strings:
+        return None
+    salt = _string.decode(strings[-1])
+    block.remove(strings[-1])
+    return salt
+
+
+def _is_string(packed: bytes) -> bool:
+    """Whether a msgpack value is a fixstr, str 8, str 16 or str 32."""
+    return b"\xa0" <= packed[:1] <= b"\xbf" or packed[:1] in (b"\xd9", b"\xda", b"\xdb")

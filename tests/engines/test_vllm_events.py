@@ -1,0 +1,119 @@
+"""What only vLLM's events have: extra keys, attention groups, localities, a frame that was a map for a while."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch, MalformedEvent
+from engines.vllm.decode import Decoder, decode
+from indexer.types import Namespace, Tier
+
+
+def frame(*events: dict[str, Any]) -> bytes:
+    return msgspec.msgpack.encode([1.0, events, 0])
+
+
+def store(**changes: Any) -> dict[str, Any]:
+    fields = {"block_hashes": [1, 2], "parent_block_hash": None, "token_ids": [5, 6, 7, 8], "block_size": 2}
+    return {"type": "BlockStored", "lora_id": None, "medium": "GPU", "lora_name": None, **fields, **changes}
+
+
+def remove(**changes: Any) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", **changes}
+
+
+def stored(**changes: Any) -> BlockStored:
+    (event,) = decode(frame(store(**changes))).events
+    assert isinstance(event, BlockStored)
+    return event
+
+
+def packed(*keys: Any) -> bytes:
+    return b"".join(msgspec.msgpack.encode(key) for key in keys)
+
+
+IMAGE = ["image-1", -3]
+BARE = "image-1"
+"""How versions before the offsets named an image."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "namespace", "extras"),
+    [
+        ({"extra_keys": None}, Namespace(), ()),
+        ({"extra_keys": []}, Namespace(), ()),
+        ({"extra_keys": [None, None]}, Namespace(), ()),
+        ({"extra_keys": [["tenant-a"], None]}, Namespace(None, "tenant-a"), ()),
+        ({"extra_keys": [["x" * 300], None]}, Namespace(None, "x" * 300), ()),
+        ({"extra_keys": [["ad"], ["ad"]], "lora_name": "ad"}, Namespace("ad"), ()),
+        ({"extra_keys": [["ad", "tenant-a"], ["ad"]], "lora_name": "ad"}, Namespace("ad", "tenant-a"), ()),
+        ({"extra_keys": [["ad", "ad"], ["ad"]], "lora_name": "ad"}, Namespace("ad", "ad"), ()),
+        ({"extra_keys": None, "lora_name": "ad", "lora_id": 1}, Namespace("ad"), ()),
+        ({"extra_keys": [None, [IMAGE]]}, Namespace(), (b"", packed(IMAGE))),
+        ({"extra_keys": [[IMAGE, "tenant-a"], [IMAGE]]}, Namespace(None, "tenant-a"), (packed(IMAGE), packed(IMAGE))),
+        ({"extra_keys": [["ad", IMAGE, "s", b"\x01"], ["ad"]], "lora_name": "ad"}, Namespace("ad", "s"),
+         (packed(IMAGE, b"\x01"), b"")),
+        ({"extra_keys": [[BARE, "tenant-a"], None]}, Namespace(None, "tenant-a"), (packed(BARE), b"")),
+        ({"extra_keys": [[BARE], None], "parent_block_hash": 9}, Namespace(), (packed(BARE), b"")),
+        ({"extra_keys": [None, [BARE]]}, Namespace(), (b"", packed(BARE))),
+    ],
+)  # fmt: skip
+def test_extra_keys(changes: dict[str, Any], namespace: Namespace, extras: tuple[bytes, ...]) -> None:
+    event = stored(**changes)
+    assert (event.namespace, event.extras) == (namespace, extras)
+
+
+def test_two_images_at_one_place_and_one_image_at_two_differ() -> None:
+    keys = [["image-1", 0], ["image-2", 0], ["image-1", 1]]
+    assert len({stored(extra_keys=[[key], None]).extras for key in keys}) == 3
+
+
+@pytest.mark.parametrize("extra_keys", [[["s"]], [None, None, ["s"]], "s", [7, None]])
+def test_extra_keys_that_fit_no_blocks_are_malformed(extra_keys: Any) -> None:
+    assert decode(frame(store(extra_keys=extra_keys))).skipped == {"malformed": 1}
+
+
+@pytest.mark.parametrize("kind", [None, "full_attention", "mla_attention", "sink_full_attention"])
+def test_groups_that_make_a_prefix(kind: str | None) -> None:
+    assert stored(kv_cache_spec_kind=kind, group_idx=1).tier is Tier.GPU
+
+
+@pytest.mark.parametrize(
+    "kind", ["sliding_window", "mamba", "chunked_local_attention", "cross_attention", "unknown", ""]
+)
+def test_groups_that_make_none(kind: str) -> None:
+    assert decode(frame(store(kv_cache_spec_kind=kind))).skipped == {"group": 1}
+
+
+def test_a_removal_follows_what_was_learnt_of_its_group() -> None:
+    decoder = Decoder()
+    decoder(frame(store(group_idx=0, kv_cache_spec_kind="full_attention")))
+    decoder(frame(store(group_idx=1, kv_cache_spec_kind="sliding_window")))
+    assert decoder(frame(remove(group_idx=1))).skipped == {"group": 1}
+    assert decoder(frame(remove(group_idx=0))).events == [BlockRemoved([1], Tier.GPU)]
+    assert decoder(frame(remove())).events == [BlockRemoved([1], Tier.GPU)]
+    # A restarted engine may number its groups otherwise.
+    decoder(frame(store(group_idx=1, kv_cache_spec_kind="full_attention")))
+    assert decoder(frame(remove(group_idx=1))).events == [BlockRemoved([1], Tier.GPU)]
+
+
+@pytest.mark.parametrize("event", [store(medium="STORAGE"), remove(medium="STORAGE")])
+def test_what_another_machine_holds_is_not_the_workers(event: dict[str, Any]) -> None:
+    assert decode(frame({**event, "locality": "REMOTE"})).skipped == {"medium": 1}
+    assert decode(frame({**event, "locality": "LOCAL"})).skipped == {}
+
+
+def test_a_frame_may_be_a_map() -> None:
+    mapped = {"ts": 1.0, "events": [{"type": "AllBlocksCleared"}], "data_parallel_rank": 2}
+    assert decode(msgspec.msgpack.encode(mapped)) == EngineBatch(1.0, 2, [AllBlocksCleared()], {})
+    with pytest.raises(MalformedEvent):
+        decode(msgspec.msgpack.encode({"ts": 1.0}))
+
+
+def test_an_array_of_an_old_version_may_end_early() -> None:
+    old = ["BlockStored", [1, 2], None, [5, 6, 7, 8], 2, None]
+    batch = decode(msgspec.msgpack.encode([1.0, [old, ["BlockRemoved", [1]]]]))
+    assert batch.events == [BlockStored([1, 2], None, [5, 6, 7, 8], 2, Tier.GPU), BlockRemoved([1], Tier.GPU)]
