@@ -1,0 +1,59 @@
+"""The command line of scripts/real-engines."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from .install import CannotInstall, install
+from .model import make_model
+from .places import engines_folder
+from .serve import CannotServe, serve
+
+PARTS = ("vllm", "sglang", "mooncake")
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    try:
+        _run(args)
+    except (CannotInstall, CannotServe) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError as error:
+        return error.returncode or 1
+    return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    if args.command == "install":
+        for part in PARTS if "all" in args.parts else dict.fromkeys(args.parts):
+            install(part)
+    elif args.command == "model":
+        make_model(args.folder)
+    elif args.command == "serve":
+        serve(args.engine, args.name, args.port, args.events_port, args.engine_args)
+    else:
+        print(engines_folder())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/real-engines", description="Real engines on a CPU, for tests.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    part = commands.add_parser("install", help="install what is missing or out of date; a second run does nothing")
+    part.add_argument("parts", nargs="*", default="all", choices=[*PARTS, "all"], metavar="vllm|sglang|mooncake|all")
+    model = commands.add_parser("model", help="write a tiny model (configuration and tokenizer, no weights) to FOLDER")
+    model.add_argument("folder", type=Path, metavar="FOLDER")
+    _add_serve(commands.add_parser("serve", help="run an engine in the foreground; SIGTERM ends it"))
+    commands.add_parser("path", help="print the folder that holds the engines' environments")
+    return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("engine", choices=["vllm", "sglang"])
+    parser.add_argument("name", help="the worker's name in its event topic, kv@NAME@tiny")
+    parser.add_argument("port", type=int, help="HTTP, on 127.0.0.1")
+    parser.add_argument("events_port", type=int, help="KV events; their replay is on this port plus 100")
+    parser.add_argument("engine_args", nargs=argparse.REMAINDER, help="for the engine; they win over the defaults")
