@@ -75,7 +75,7 @@ def test_an_exception_is_shown_with_its_trace(log_format: str) -> None:
     out = lines(log_format)
     try:
         int("gone")
-    except KeyError:
+    except ValueError:
         log.exception("Failed")
     assert "ValueError" in out.getvalue()
 

@@ -39,6 +39,8 @@ def test_flags_and_variables_are_all_different() -> None:
         ("kv_overlap_score_weight", "0", 0.0),
         ("kv_events", "false", False),
         ("seed", "7", 7),
+        ("event_plane", "nats://a:4222,nats://b:4222", "nats://a:4222,nats://b:4222"),
+        ("event_plane", "nats+embedded://", "nats+embedded://"),
         ("event_plane", "nats+embedded://127.0.0.1:4222", "nats+embedded://127.0.0.1:4222"),
     ],
 )
