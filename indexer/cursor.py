@@ -53,6 +53,7 @@ class Cursor:
         self._asking = False
         self._may_ask = True
         self._next_part = 0
+        self._snapshot_id = -1
         self._mark = -1
         self._publisher_exact = True
 
@@ -129,9 +130,13 @@ class Cursor:
 
     def _on_snapshot_part(self, batch: EventBatch) -> list[Instruction]:
         unwanted = not self._asking or batch.event_id < self._next_id - 1
-        if unwanted or batch.part != self._next_part:
+        if unwanted or batch.part != self._next_part or (batch.part and batch.event_id != self._snapshot_id):
             return []
-        out: list[Instruction] = [Clear(self.rank)] if batch.part == 0 else []
+        out: list[Instruction] = []
+        if batch.part == 0:
+            # Until the last part is here nothing is known for sure: if it never comes, all must come again.
+            self._snapshot_id, self._next_id = batch.event_id, 0
+            out.append(Clear(self.rank))
         out.append(Apply(batch))
         self._next_part += 1
         if self._next_part == batch.parts:

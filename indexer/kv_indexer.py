@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from indexer.cursor import Apply, Clear, Cursor, Instruction, View
 from indexer.events import Cleared, EventBatch, LoadReport, ReplayRequest, Stored, unpack_hashes
+from indexer.expiring import AssumedPrefixes
 from indexer.hashing import HASH_VERSION, chain_hashes, pack_tokens, root_hash
 from indexer.prefix_index import Overlap, PrefixIndex
 from indexer.types import PLAIN, Namespace, SequenceHash, WorkerRank
@@ -30,8 +31,10 @@ def hash_prompt(tokens: Sequence[int], block_sizes: Iterable[int], namespace: Na
 class KVIndexer:
     """Only ranks that are watched are indexed; what comes for others is counted and dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, assumed_ttl: float = 120.0) -> None:
+        """`assumed_ttl`: seconds for which a prompt is assumed to stay with a worker that tells nothing itself."""
         self.index = PrefixIndex()
+        self._assumed = AssumedPrefixes(self.index, assumed_ttl)
         self.counts: Counter[str] = Counter()
         """Batches by fate: applied, stale, unknown_worker, other_hash_version, malformed."""
         self._cursors: dict[WorkerRank, Cursor] = {}
@@ -42,7 +45,21 @@ class KVIndexer:
 
     def forget(self, rank: WorkerRank) -> None:
         self._cursors.pop(rank, None)
+        self.clear(rank)
+
+    def clear(self, rank: WorkerRank) -> None:
+        """Drop all that is indexed for `rank`, known or assumed."""
+        self._assumed.forget(rank)
         self.index.clear(rank)
+
+    def assume(self, rank: WorkerRank, prompt: PromptHashes, block_size: int, now: float) -> None:
+        """`rank` was sent this prompt; counts only while nothing better is known of it. `now`: seconds, steady."""
+        if self.view(rank) is View.BLIND:
+            self._assumed.assume(rank, prompt.chains.get(block_size, ()), now)
+
+    def expire(self, now: float) -> None:
+        """Drop assumptions that have outlived their time."""
+        self._assumed.expire(now)
 
     def view(self, rank: WorkerRank) -> View:
         cursor = self._cursors.get(rank)
@@ -95,7 +112,7 @@ class KVIndexer:
                     self.counts["applied"] += 1
                     self._apply(batch)
                 case Clear(rank):
-                    self.index.clear(rank)
+                    self.clear(rank)
                 case _:
                     asks.append(instruction.request)
         return asks

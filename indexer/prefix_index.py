@@ -105,6 +105,10 @@ class PrefixIndex:
         """How many blocks `rank` holds in `tier`."""
         return self._counts.get((rank, tier), 0)
 
+    def blocks_of(self, rank: WorkerRank) -> dict[str, int]:
+        """Blocks held, by tier."""
+        return {tier.name.lower(): self.blocks(rank, tier) for tier in Tier}
+
     def entries(self) -> int:
         """How many (rank, tier, block) are stored."""
         return sum(self._counts.values())

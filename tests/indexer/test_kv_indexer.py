@@ -1,0 +1,255 @@
+"""Batches lost, repeated, reordered; publishers restarted: in the end the index is what the publishers hold."""
+
+from collections.abc import Iterator
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from indexer.cursor import View
+from indexer.events import (
+    Cleared,
+    EventBatch,
+    LoadReport,
+    Removed,
+    ReplayRequest,
+    Stored,
+    decode_batch,
+    encode,
+    pack_hashes,
+    unpack_hashes,
+)
+from indexer.kv_indexer import KVIndexer, hash_prompt
+from indexer.prefix_index import Overlap
+from indexer.types import PLAIN, Namespace, Tier, WorkerRank
+
+RANK = WorkerRank("w", 0)
+
+
+def stored(*hashes: int, tier: Tier = Tier.GPU) -> Stored:
+    return Stored(tier, pack_hashes(hashes))
+
+
+def removed(*hashes: int, tier: Tier = Tier.GPU) -> Removed:
+    return Removed(tier, pack_hashes(hashes))
+
+
+def batch(
+    event_id: int, *events: Stored | Removed | Cleared, epoch: int = 1, part: int = 0, parts: int = 0
+) -> EventBatch:
+    return EventBatch("w", 0, epoch, event_id, list(events), part, parts)
+
+
+def report(event_id: int, epoch: int = 1, exact: bool = True) -> LoadReport:
+    return LoadReport("w", 0, epoch, event_id, exact)
+
+
+def watching() -> KVIndexer:
+    indexer = KVIndexer()
+    indexer.watch(RANK)
+    return indexer
+
+
+def held(indexer: KVIndexer, tier: Tier = Tier.GPU) -> set[int]:
+    return indexer.index.dump().get((RANK, tier), set())
+
+
+class FakePublisher:
+    """A publisher reduced to what replay needs: the batches of this epoch, a ring, and what it holds."""
+
+    def __init__(self, ring: int) -> None:
+        self.ring = ring
+        self.epoch = 0
+        self.restart()
+
+    def restart(self) -> None:
+        self.epoch += 1
+        self.batches: list[EventBatch] = []
+        self.holds: dict[Tier, set[int]] = {tier: set() for tier in Tier}
+
+    def emit(self, *events: Stored | Removed | Cleared) -> EventBatch:
+        for event in events:
+            if isinstance(event, Cleared):
+                self.holds = {tier: set() for tier in Tier}
+            elif isinstance(event, Stored):
+                self.holds[event.tier] |= set(unpack_hashes(event.hashes))
+            else:
+                self.holds[event.tier] -= set(unpack_hashes(event.hashes))
+        self.batches.append(batch(len(self.batches), *events, epoch=self.epoch))
+        return self.batches[-1]
+
+    def report(self) -> LoadReport:
+        return report(len(self.batches) - 1, self.epoch)
+
+    def replay(self, request: ReplayRequest) -> Iterator[EventBatch]:
+        first = len(self.batches) - self.ring
+        if request.epoch == self.epoch and request.event_id >= first:
+            yield from self.batches[request.event_id :]
+            return
+        parts = [Stored(tier, pack_hashes(sorted(blocks))) for tier, blocks in self.holds.items()]
+        for part, event in enumerate(parts):
+            yield batch(len(self.batches) - 1, event, epoch=self.epoch, part=part, parts=len(parts))
+
+
+some = st.lists(st.integers(0, 9), max_size=4)
+tiers = st.sampled_from(list(Tier))
+arrives = st.booleans()
+
+
+class LossyPlaneMachine(RuleBasedStateMachine):
+    """A publisher and an index with a plane between them that loses, repeats and reorders."""
+
+    @initialize(ring=st.integers(1, 8))
+    def begin(self, ring: int) -> None:
+        self.publisher, self.indexer = FakePublisher(ring), watching()
+        self.asks: list[ReplayRequest] = []
+        self.sent: list[EventBatch] = []
+
+    @rule(tier=tiers, hashes=some, arrives=arrives)
+    def store(self, tier: Tier, hashes: list[int], arrives: bool) -> None:
+        self.deliver(self.publisher.emit(stored(*hashes, tier=tier)), arrives)
+
+    @rule(tier=tiers, hashes=some, arrives=arrives)
+    def remove(self, tier: Tier, hashes: list[int], arrives: bool) -> None:
+        self.deliver(self.publisher.emit(removed(*hashes, tier=tier)), arrives)
+
+    @rule(arrives=arrives)
+    def clear(self, arrives: bool) -> None:
+        self.deliver(self.publisher.emit(Cleared()), arrives)
+
+    @rule()
+    def restart(self) -> None:
+        self.publisher.restart()
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def something_comes_again_or_late(self, data: st.DataObject) -> None:
+        self.deliver(data.draw(st.sampled_from(self.sent)), arrives=True)
+
+    @rule()
+    def report(self) -> None:
+        self.asks += self.indexer.on_report(self.publisher.report())
+
+    @rule()
+    def reconnect(self) -> None:
+        self.asks += self.indexer.on_reconnect()
+
+    @precondition(lambda self: self.asks)
+    @rule(arriving=st.integers(0, 4))
+    def answer(self, arriving: int = 1000) -> None:
+        """The first replies of a replay arrive, perhaps none."""
+        for reply in list(self.publisher.replay(self.asks.pop(0)))[:arriving]:
+            self.asks += self.indexer.on_batch(reply)
+        self.asks += self.indexer.on_replay_end(RANK)
+
+    def deliver(self, message: EventBatch, arrives: bool) -> None:
+        self.sent.append(message)
+        if arrives:
+            self.asks += self.indexer.on_batch(decode_batch(encode(message)))
+
+    def teardown(self) -> None:
+        """When nothing is lost any more, two reports suffice: one may only have overtaken its batch."""
+        for _ in range(2):
+            self.report()
+            while self.asks:
+                self.answer()
+        assert {tier: held(self.indexer, tier) for tier in Tier} == self.publisher.holds
+        assert self.indexer.view(RANK) is View.EXACT
+
+
+TestLossyPlane = LossyPlaneMachine.TestCase
+TestLossyPlane.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def test_batches_in_order_are_applied_once() -> None:
+    indexer = watching()
+    for message in (batch(0, stored(1, 2)), batch(0, stored(1, 2)), batch(1, removed(1)), batch(0, stored(1))):
+        assert indexer.on_batch(message) == []
+    assert held(indexer) == {2}
+    assert indexer.counts == {"applied": 2, "stale": 2}
+
+
+def test_a_gap_holds_back_what_follows_and_asks_once() -> None:
+    indexer = watching()
+    indexer.on_batch(batch(0, stored(1)))
+    assert indexer.on_batch(batch(2, stored(3))) == [ReplayRequest("w", 0, 1, 1)]
+    assert indexer.on_batch(batch(3, removed(2))) == []
+    assert held(indexer) == {1}
+    assert indexer.view(RANK) is View.RECOVERING
+    indexer.on_batch(batch(1, stored(2)))
+    indexer.on_replay_end(RANK)
+    assert held(indexer) == {1, 3}
+    assert indexer.view(RANK) is View.EXACT
+
+
+def test_a_new_epoch_begins_empty_and_an_old_one_is_ignored() -> None:
+    indexer = watching()
+    indexer.on_batch(batch(0, stored(1)))
+    indexer.on_batch(batch(0, stored(2), epoch=5))
+    indexer.on_batch(batch(1, stored(3), epoch=1))
+    assert held(indexer) == {2}
+
+
+def test_a_report_reveals_what_was_lost_without_a_trace() -> None:
+    indexer = watching()
+    indexer.on_batch(batch(0, stored(1)))
+    assert indexer.on_report(report(1)) == []  # it may only have overtaken its batch
+    assert indexer.on_report(report(1)) == [ReplayRequest("w", 0, 1, 1)]
+
+
+def test_a_router_that_joins_late_asks_for_everything() -> None:
+    indexer = watching()
+    assert indexer.view(RANK) is View.BLIND
+    assert indexer.on_report(report(500)) == [ReplayRequest("w", 0, 1, 0)]
+    indexer.on_batch(batch(500, stored(1), part=0, parts=2))
+    assert indexer.view(RANK) is View.RECOVERING
+    indexer.on_batch(batch(501, stored(3)))
+    indexer.on_batch(batch(500, stored(2), part=1, parts=2))
+    indexer.on_replay_end(RANK)
+    assert held(indexer) == {1, 2, 3}
+    assert indexer.view(RANK) is View.EXACT
+
+
+def test_an_incomplete_publisher_is_not_called_exact() -> None:
+    indexer = watching()
+    indexer.on_report(report(-1, exact=False))
+    assert indexer.view(RANK) is View.PARTIAL
+
+
+def test_bad_batches_change_nothing() -> None:
+    indexer = watching()
+    indexer.on_batch(batch(0, stored(1)))
+    torn = EventBatch("w", 0, 1, 1, [stored(2), Stored(Tier.GPU, b"123")])
+    other = EventBatch("w", 0, 1, 1, [stored(2)], hash_version=99)
+    unknown = EventBatch("x", 0, 1, 0, [stored(2)])
+    for bad in (torn, other, unknown, batch(-3, stored(2)), batch(1, stored(2), epoch=-1)):
+        assert indexer.on_batch(bad) == []
+    assert held(indexer) == {1}
+    assert indexer.counts == {"applied": 1, "malformed": 3, "other_hash_version": 1, "unknown_worker": 1}
+
+
+def test_prompts_are_matched_per_block_size_and_namespace() -> None:
+    indexer = KVIndexer()
+    small, large = WorkerRank("small", 0), WorkerRank("large", 0)
+    ids = list(range(100))
+    for rank, size in ((small, 16), (large, 32)):
+        indexer.index.store(rank, Tier.GPU, hash_prompt(ids, [size], PLAIN).chains[size])
+    assert indexer.find_matches_for_request(ids[:70], [16, 32]) == {small: Overlap(4, 4), large: Overlap(2, 2)}
+    assert indexer.find_matches_for_request(ids[:70], [16, 32], Namespace("lora")) == {}
+
+
+def test_assumptions_hold_for_a_while_and_give_way_to_events() -> None:
+    indexer = KVIndexer(assumed_ttl=10)
+    indexer.watch(RANK)
+    prompt = hash_prompt(list(range(64)), [16], PLAIN)
+    indexer.assume(RANK, prompt, 16, now=0)
+    indexer.expire(now=9)
+    assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
+    indexer.assume(RANK, hash_prompt(list(range(32)), [16], PLAIN), 16, now=9)
+    indexer.expire(now=11)
+    assert indexer.find_matches(prompt) == {RANK: Overlap(2, 2)}
+    indexer.on_batch(batch(0, stored(*prompt.chains[16])))
+    indexer.expire(now=99)
+    assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
+    indexer.assume(RANK, hash_prompt(list(range(100, 164)), [16], PLAIN), 16, now=99)
+    assert indexer.index.entries() == 4

@@ -1,0 +1,100 @@
+"""The index against a plain dictionary of sets."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from indexer.prefix_index import Overlap, PrefixIndex
+from indexer.types import Tier, WorkerRank
+
+RANKS = [WorkerRank(name, rank) for name in ("a", "b", "c") for rank in (0, 1)]
+ranks = st.sampled_from(RANKS)
+tiers = st.sampled_from(list(Tier))
+blocks = st.lists(st.integers(0, 12), max_size=8)
+
+
+def model_overlap(held: dict[tuple[WorkerRank, Tier], set[int]], prompt: list[int]) -> dict[WorkerRank, Overlap]:
+    expected = {}
+    for rank in RANKS:
+        anywhere = set[int]().union(*(held.get((rank, tier), set()) for tier in Tier))
+        lengths = []
+        for have in (anywhere, held.get((rank, Tier.GPU), set())):
+            missing = [i for i, block in enumerate(prompt) if block not in have]
+            lengths.append(missing[0] if missing else len(prompt))
+        if lengths[0]:
+            expected[rank] = Overlap(*lengths)
+    return expected
+
+
+class IndexMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex()
+        self.held: dict[tuple[WorkerRank, Tier], set[int]] = {}
+
+    @rule(rank=ranks, tier=tiers, hashes=blocks)
+    def store(self, rank: WorkerRank, tier: Tier, hashes: list[int]) -> None:
+        self.index.store(rank, tier, hashes)
+        self.held.setdefault((rank, tier), set()).update(hashes)
+
+    @rule(rank=ranks, tier=tiers, hashes=blocks)
+    def remove(self, rank: WorkerRank, tier: Tier, hashes: list[int]) -> None:
+        self.index.remove(rank, tier, hashes)
+        self.held.setdefault((rank, tier), set()).difference_update(hashes)
+
+    @rule(rank=ranks)
+    def clear(self, rank: WorkerRank) -> None:
+        self.index.clear(rank)
+        for tier in Tier:
+            self.held.pop((rank, tier), None)
+
+    @rule(prompt=blocks)
+    def find_matches(self, prompt: list[int]) -> None:
+        assert self.index.find_matches(prompt) == model_overlap(self.held, prompt)
+
+    @invariant()
+    def same_contents(self) -> None:
+        assert {k: v for k, v in self.index.dump().items() if v} == {k: v for k, v in self.held.items() if v}
+        assert self.index.entries() == sum(map(len, self.held.values()))
+        for (rank, tier), held in self.held.items():
+            assert self.index.blocks(rank, tier) == len(held)
+
+
+TestIndexAgainstModel = IndexMachine.TestCase
+TestIndexAgainstModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_chain_is_matched_up_to_its_first_missing_block() -> None:
+    index = PrefixIndex()
+    a, b, c = RANKS[:3]
+    index.store(a, Tier.GPU, [1, 2, 3, 4])
+    index.store(b, Tier.GPU, [1, 2, 4])
+    index.store(c, Tier.GPU, [2, 3, 4])
+    assert index.find_matches([1, 2, 3, 4, 5]) == {a: Overlap(4, 4), b: Overlap(2, 2)}
+    assert index.find_matches([]) == {}
+
+
+def test_lower_tiers_extend_a_prefix() -> None:
+    index = PrefixIndex()
+    index.store(RANKS[0], Tier.GPU, [1, 3])
+    index.store(RANKS[0], Tier.CPU, [2])
+    assert index.find_matches([1, 2, 3, 4]) == {RANKS[0]: Overlap(3, 1)}
+
+
+@given(st.integers(65, 200))
+@settings(max_examples=5)
+def test_more_ranks_than_a_machine_word_has_bits(n: int) -> None:
+    index = PrefixIndex()
+    for i in range(n):
+        index.store(WorkerRank(str(i), 0), Tier.GPU, range(i + 1))
+    found = index.find_matches(list(range(n)))
+    assert {int(rank.worker_id): overlap.blocks for rank, overlap in found.items()} == {i: i + 1 for i in range(n)}
+
+
+def test_a_freed_slot_serves_another_rank_without_its_past() -> None:
+    index = PrefixIndex()
+    index.store(RANKS[0], Tier.GPU, [1])
+    index.clear(RANKS[0])
+    index.store(RANKS[1], Tier.GPU, [2])
+    assert index.find_matches([1]) == {}
+    assert index.find_matches([2]) == {RANKS[1]: Overlap(1, 1)}
