@@ -1,0 +1,194 @@
+"""The load generator's HTTP client: one connection per request, and per chunk only a clock reading and a byte count.
+
+The client shares its machine with the fleet and the router it measures, so its own cost is part of the experiment. It
+looks inside a stream only for the usage, in its last few kilobytes. All times are time.perf_counter() seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+from router.ab.errors import RunError
+
+_TAIL_KEPT, _TAIL_CUT = 4096, 16_384
+WORKER_HEADER = b"x-router-worker"
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where requests go: `http://host:port` and an optional path in front of /v1."""
+
+    host: str
+    port: int
+    path: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Raises RunError for anything but a plain http URL."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if host is None or parts.scheme != "http":
+            raise RunError(f"{url} is not a worker's URL; write http://HOST:PORT")
+        return cls(host, port or 80, parts.path.rstrip("/"))
+
+    @property
+    def url(self) -> str:
+        """As the router writes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}{self.path}"
+
+    def request(self, body: bytes) -> bytes:
+        """POST /v1/completions as it goes over the wire. The connection is not used again."""
+        head = (
+            f"POST {self.path}/v1/completions HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + body
+
+
+class Outcome(msgspec.Struct):
+    """How one request went. `error` is empty when it went well; tokens are what the engine's usage says."""
+
+    sent: float
+    first: float = 0.0
+    last: float = 0.0
+    status: int = 0
+    chunks: int = 0
+    size: int = 0
+    worker: str = ""
+    error: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+class _CachedTokens(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _CachedTokens | None = None
+
+
+class _LastChunk(msgspec.Struct):
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class Exchange(asyncio.Protocol):
+    """One request and its streamed response. `done` ends when the response is complete or the connection is gone."""
+
+    def __init__(self, request: bytes, sent: float, done: asyncio.Future[None]) -> None:
+        self.outcome = Outcome(sent)
+        self.done = done
+        self._request = request
+        self._tail = bytearray()
+        self._now = sent
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._request)
+        self._request = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._now = perf_counter()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._finish(f"not an HTTP response: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if b"[DONE]" in self._tail:  # a body without a length ends with its connection
+            self.on_message_complete()
+        else:
+            self._finish(
+                f"connection closed after {self.outcome.size} bytes of the response" + (f": {exc}" if exc else "")
+            )
+
+    # httptools callbacks
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == WORKER_HEADER:
+            self.outcome.worker = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.outcome.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        outcome, tail = self.outcome, self._tail
+        if not outcome.chunks:
+            outcome.first = self._now
+        outcome.last = self._now
+        outcome.chunks += 1
+        outcome.size += len(body)
+        tail += body
+        if len(tail) > _TAIL_CUT:
+            del tail[:-_TAIL_KEPT]
+
+    def on_message_complete(self) -> None:
+        if self.outcome.status == 200:
+            self._finish(read_usage(bytes(self._tail), self.outcome))
+        else:
+            text = " ".join(self._tail[:300].decode(errors="replace").split())
+            self._finish(f"status {self.outcome.status}: {text}")
+
+    def _finish(self, error: str) -> None:
+        if self.done.done():
+            return
+        self.outcome.error = error
+        self.done.set_result(None)
+
+    def close(self) -> None:
+        """Gives the connection up, whatever state it is in."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def read_usage(tail: bytes, outcome: Outcome) -> str:
+    """Fills in the token counts from the end of a stream; returns what is wrong with it, or nothing."""
+    for line in reversed(tail.splitlines()):
+        if not line.startswith(b"data:") or (b'"usage"' not in line and b'"error"' not in line):
+            continue
+        try:
+            chunk = msgspec.json.decode(line[5:], type=_LastChunk)
+        except msgspec.DecodeError:
+            return "the last chunk of the stream is not JSON"
+        if chunk.error and bytes(chunk.error) != b"null":
+            return f"error in the stream: {bytes(chunk.error).decode(errors='replace')[:300]}"
+        if chunk.usage is not None:
+            details = chunk.usage.prompt_tokens_details
+            outcome.prompt_tokens, outcome.output_tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
+            outcome.cached_tokens = (details.cached_tokens if details else None) or 0
+            return ""
+    return "the stream ended without usage"
+
+
+async def send(address: Address, body: bytes, timeout: float) -> Outcome:
+    """Sends one request and waits for all of its answer, at most `timeout` seconds. Errors are in the outcome."""
+    loop = asyncio.get_running_loop()
+    exchange = Exchange(address.request(body), perf_counter(), loop.create_future())
+    try:
+        async with asyncio.timeout(timeout):
+            await loop.create_connection(lambda: exchange, address.host, address.port)
+            await exchange.done
+    except TimeoutError:
+        exchange.outcome.error = f"no complete answer within {timeout:g} s"
+    except OSError as error:
+        exchange.outcome.error = f"cannot connect to {address.url}: {error.strerror or error}"
+    finally:
+        exchange.close()
+    return exchange.outcome

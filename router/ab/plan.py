@@ -1,0 +1,155 @@
+"""What a run is told on its command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn, get_args
+
+import msgspec
+
+from router.ab.client import Address
+from router.ab.errors import RunError
+from router.ab.trace import SHAPES, Row, read, stretch, synthesize
+from router.settings import RouterMode
+from router.worker_spec import parse_worker
+
+UNROUTED = "none"
+"""No router: the client goes round the workers itself."""
+MODES = (*(mode for mode in get_args(RouterMode) if mode != "direct"), UNROUTED)
+"""`direct` needs a worker named in every request, so a trace cannot be replayed in it."""
+
+SIM_SPEEDUP = 4.0
+
+_DESCRIPTION = """\
+Replays one trace, open loop, against the same fleet once per routing mode, and sets the results side by side. Each mode
+starts with empty caches. Without --worker the fleet is simulated. Times are reported in simulated seconds."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's settings. Sizes in tokens, durations in the trace's own seconds."""
+
+    trace: str
+    modes: tuple[str, ...]
+    workers: tuple[str, ...] = ()
+    """As given to the router; empty for a simulated fleet."""
+    sim_workers: int = 8
+    cache_tokens: int = 262_144
+    block_size: int = 16
+    speedup: float = SIM_SPEEDUP
+    rate: float = 1.0
+    duration: float | None = None
+    limit: int | None = None
+    max_output: int | None = None
+    seed: int = 0
+    model: str | None = None
+    timeout: float = 600.0
+    out: str | None = None
+    baseline: str
+    sim_args: tuple[str, ...] = ()
+    router_args: tuple[str, ...] = ()
+
+    @property
+    def simulated(self) -> bool:
+        return not self.workers
+
+    def rows(self) -> list[Row]:
+        """The requests to send. Raises RunError when the trace cannot be used or nothing of it is left."""
+        name, _, kind = self.trace.partition(":")
+        whole = synthesize(kind or "conversation", self.seed) if name == "synthetic" else read(Path(self.trace))
+        kept = stretch(whole, self.duration, self.limit, self.max_output)
+        if not kept:
+            raise RunError(f"no request of {self.trace} is left; give a longer --duration or a larger --limit")
+        return kept
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RunError(f"{message}; --help lists every flag")
+
+
+def read_plan(argv: Sequence[str]) -> Plan:
+    """Raises RunError for flags that cannot be used; `--help` prints and raises SystemExit(0)."""
+    given = vars(make_parser().parse_args(argv))
+    modes = _labelled(given.pop("modes").split(","))
+    workers = tuple(_worker(text) for text in given.pop("worker"))
+    speedup = given.pop("speedup") or (1.0 if workers else SIM_SPEEDUP)
+    baseline = given.pop("baseline") or next((mode for mode in modes if mode_of(mode) != "kv"), modes[0])
+    if baseline not in modes:
+        raise RunError(f"the baseline {baseline} is not among the modes {', '.join(modes)}; add it to --modes")
+    return Plan(
+        modes=modes,
+        workers=workers,
+        speedup=speedup,
+        baseline=baseline,
+        sim_args=tuple(given.pop("sim_arg")),
+        router_args=tuple(given.pop("router_arg")),
+        **given,
+    )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="kv-router ab", description=_DESCRIPTION, allow_abbrev=False)
+    add = parser.add_argument
+    kinds = ", ".join(f"synthetic:{kind}" for kind in SHAPES)
+    add("--trace", default="synthetic", metavar="FILE", help=f"JSON lines in Mooncake's format, or one of {kinds}")
+    add("--modes", default="kv,round-robin", help=f"comma-separated, of {', '.join(MODES)}; one may come twice")
+    add("--baseline", metavar="MODE", help="what ratios compare with (default: the first mode but kv)")
+    add("--duration", type=_positive, metavar="SECONDS", help="only the first seconds of the trace's own time")
+    add("--rate", type=_positive, default=1.0, metavar="FACTOR", help="times the trace's request rate (default: 1)")
+    add("--limit", type=_count, metavar="N", help="at most N requests")
+    add("--max-output", type=_count, metavar="N", help="cut longer answers to N tokens")
+    add("--seed", type=int, default=0, metavar="N", help="of prompts, synthetic trace and router (default: 0)")
+    add("--out", metavar="FILE", help="write settings, summaries and every request as JSON")
+    add("--router-arg", action="append", default=[], metavar="=--FLAG", help="a further flag for the router")
+    add("--timeout", type=_positive, default=600.0, metavar="SECONDS", help="wall time for a request (default: 600)")
+    real = parser.add_argument_group("A real fleet")
+    real.add_argument("--worker", action="append", default=[], metavar="URL", help="an engine, as the router takes it")
+    real.add_argument("--model", metavar="NAME", help="the model to ask for (default: what the first worker serves)")
+    sim = parser.add_argument_group("A simulated fleet")
+    sim.add_argument("--sim-workers", type=_count, default=8, metavar="N", help="workers (default: 8)")
+    sim.add_argument("--cache-tokens", type=_count, default=262_144, metavar="N", help="per worker (default: 262144)")
+    sim.add_argument("--block-size", type=_count, default=16, metavar="N", help="tokens per block (default: 16)")
+    sim.add_argument("--speedup", type=_positive, metavar="FACTOR", help="times real time (default: 4; --worker: 1)")
+    sim.add_argument("--sim-arg", action="append", default=[], metavar="=--FLAG", help="a further flag for the fleet")
+    return parser
+
+
+def _labelled(names: Sequence[str]) -> tuple[str, ...]:
+    """Modes as they are called in the report: one that comes again is numbered, for A/A runs."""
+    labels: list[str] = []
+    for name in (name.strip() for name in names):
+        if name not in MODES:
+            raise RunError(f"there is no mode {name!r}; --modes takes {', '.join(MODES)}")
+        times = sum(mode_of(label) == name for label in labels)
+        labels.append(f"{name}#{times + 1}" if times else name)
+    return tuple(labels)
+
+
+def mode_of(label: str) -> str:
+    """The router's name for a mode of the report."""
+    return label.partition("#")[0]
+
+
+def _worker(text: str) -> str:
+    try:
+        url = parse_worker(text).url
+    except ValueError as error:
+        raise RunError(f"--worker: {error}") from None
+    Address.parse(url)
+    return text
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value

@@ -1,0 +1,60 @@
+"""Request bodies from trace rows (pure): a hash id's content is a function of the id, as JSON text ready to join.
+
+A body of 14,000 token ids is 80 kB of JSON; writing it number by number would cost more than the rest of the client.
+So a block's text is joined from ready-made phrases of eight ids, and kept, because conversations repeat their blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from functools import cache, lru_cache
+
+import msgspec
+
+from router.ab.trace import BLOCK_TOKENS, Row
+
+FIRST_TOKEN, END_TOKEN = 10, 30_000
+"""Token ids are drawn from [FIRST_TOKEN, END_TOKEN): below any model's vocabulary size, above the special ids."""
+
+_PHRASE_TOKENS = 8
+_PICKS = struct.Struct(f"<{BLOCK_TOKENS // _PHRASE_TOKENS}H")
+
+
+@cache
+def _phrases() -> tuple[bytes, ...]:
+    """2**16 phrases, so that two bytes of a block's digest pick one."""
+    rng = random.Random(0)  # noqa: S311 - content, not secrets
+    words = [b"%d" % token for token in range(FIRST_TOKEN, END_TOKEN)]
+    return tuple(b",".join(rng.choices(words, k=_PHRASE_TOKENS)) for _ in range(1 << 16))
+
+
+@lru_cache(maxsize=16_384)
+def block_text(seed: int, block: int) -> bytes:
+    """A block's 512 token ids, comma-separated: a function of seed and id, the same on every machine."""
+    picks = _PICKS.unpack(hashlib.shake_128(b"%d:%d" % (seed, block)).digest(_PICKS.size))
+    return b",".join(map(_phrases().__getitem__, picks))
+
+
+def prompt_text(row: Row, seed: int) -> bytes:
+    """A row's prompt as the inside of a JSON array; `row.input_length` ids."""
+    *whole, last = row.hash_ids
+    tail = row.input_length - len(whole) * BLOCK_TOKENS
+    parts = [block_text(seed, block) for block in whole]
+    parts += block_text(seed, last).split(b",")[:tail]
+    return b",".join(parts)
+
+
+def completion_body(row: Row, model: str, seed: int) -> bytes:
+    """The body of POST /v1/completions: streamed, greedy, exactly `row.output_length` tokens, usage at the end."""
+    return b"".join(
+        (
+            b'{"model":',
+            msgspec.json.encode(model),
+            b',"max_tokens":%d,"min_tokens":%d' % (row.output_length, row.output_length),
+            b',"ignore_eos":true,"temperature":0,"stream":true,"stream_options":{"include_usage":true},"prompt":[',
+            prompt_text(row, seed),
+            b"]}",
+        )
+    )

@@ -1,0 +1,126 @@
+"""Summaries of a mode's requests (pure). Times here are simulated seconds: measured ones times the fleet's speed-up."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from router.ab.client import Outcome
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One request of a run. Simulated seconds and tokens; `at` counts from the run's start. Times are None on error."""
+
+    index: int
+    at: float
+    lag: float
+    status: int
+    error: str
+    worker: str
+    ttft: float | None
+    tpot: float | None
+    e2e: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """A distribution in five numbers; all NaN when there was nothing to describe."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """A mode in numbers. Ratios are 0–1; imbalance is the busiest worker against the mean, 1 being even."""
+
+    requests: int
+    errors: int
+    ttft: Spread
+    tpot: Spread
+    e2e: Spread
+    hit_ratio: float
+    imbalance_prefill: float
+    """Of prompt tokens that were not cached."""
+    imbalance_requests: float
+    duration: float
+    """Simulated seconds from the first arrival to the last answer."""
+    output_tokens_per_second: float
+    requests_per_second: float
+    lag_p99: float
+    """Simulated seconds by which the generator itself was late."""
+
+
+def record(index: int, due: float, outcome: Outcome, start: float, speedup: float) -> Record:
+    """An outcome (perf_counter seconds) in simulated seconds. `due` is when the request should have been sent."""
+    fine = not outcome.error
+    steps = outcome.output_tokens - 1
+    return Record(
+        index=index,
+        at=(due - start) * speedup,
+        lag=max(0.0, outcome.sent - due) * speedup,
+        status=outcome.status,
+        error=outcome.error,
+        worker=outcome.worker,
+        ttft=(outcome.first - outcome.sent) * speedup if fine else None,
+        tpot=(outcome.last - outcome.first) * speedup / steps if fine and steps > 0 else None,
+        e2e=(outcome.last - outcome.sent) * speedup if fine else None,
+        prompt_tokens=outcome.prompt_tokens,
+        cached_tokens=outcome.cached_tokens,
+        output_tokens=outcome.output_tokens,
+    )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` (0–1) of an ascending sequence lies, interpolated linearly. NaN when empty."""
+    if not ordered:
+        return math.nan
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def spread(values: Iterable[float | None]) -> Spread:
+    """Of the values that are there."""
+    ordered = sorted(value for value in values if value is not None)
+    mean = math.fsum(ordered) / len(ordered) if ordered else math.nan
+    return Spread(mean, *(percentile(ordered, share) for share in (0.5, 0.9, 0.99, 1.0)))
+
+
+def imbalance(per_worker: Mapping[str, float], workers: int) -> float:
+    """The largest value over the mean of `workers` workers, idle ones included. 1 when nothing was routed."""
+    total = sum(per_worker.values())
+    return max(per_worker.values()) * max(workers, len(per_worker)) / total if total else 1.0
+
+
+def summarise(records: Sequence[Record], workers: int) -> Summary:
+    """The records of one mode, run against `workers` workers."""
+    fine = [one for one in records if not one.error]
+    requests = Counter(one.worker for one in fine)
+    prefill: Counter[str] = Counter()
+    for one in fine:
+        prefill[one.worker] += one.prompt_tokens - one.cached_tokens
+    prompt = sum(one.prompt_tokens for one in fine)
+    duration = max((one.at + one.lag + (one.e2e or 0.0) for one in fine), default=math.nan)
+    return Summary(
+        requests=len(records),
+        errors=len(records) - len(fine),
+        ttft=spread(one.ttft for one in fine),
+        tpot=spread(one.tpot for one in fine),
+        e2e=spread(one.e2e for one in fine),
+        hit_ratio=sum(one.cached_tokens for one in fine) / prompt if prompt else 0.0,
+        imbalance_prefill=imbalance(prefill, workers),
+        imbalance_requests=imbalance(requests, workers),
+        duration=duration,
+        output_tokens_per_second=sum(one.output_tokens for one in fine) / duration if duration > 0 else 0.0,
+        requests_per_second=len(fine) / duration if duration > 0 else 0.0,
+        lag_p99=percentile(sorted(one.lag for one in records), 0.99),
+    )

@@ -1,0 +1,134 @@
+"""Traces in Mooncake's format (pure but for `read`): one JSON object a line, one hash id per 512 input tokens.
+
+Equal ids mean equal content after an equal prefix, so ids alone say what a prefix cache could have kept. `synthesize`
+makes small traces of the same kind, so that a run needs no file from outside.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from router.ab.errors import RunError
+
+BLOCK_TOKENS = 512
+"""Input tokens per hash id; the last id of a row may stand for fewer."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One request. `timestamp` in ms since the trace began; lengths in tokens."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a trace file, in order of arrival. Raises RunError naming the line of the first malformed row."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise RunError(
+            f"cannot read the trace {path}: {error.strerror}; give --trace FILE or --trace synthetic"
+        ) from None
+    rows = [parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise RunError(f"the trace {path} has no rows; give a file with one JSON object per line")
+    return sorted(rows, key=lambda row: row.timestamp)
+
+
+def parse(line: bytes, where: str) -> Row:
+    """One row. Raises RunError, opening with `where`, when it is malformed or contradicts itself."""
+    try:
+        row = msgspec.json.decode(line, type=Row)
+    except msgspec.DecodeError as error:
+        raise RunError(f"{where}: not a trace row: {error}") from None
+    blocks = -(-row.input_length // BLOCK_TOKENS)
+    if row.input_length < 1 or row.output_length < 1 or row.timestamp < 0:
+        raise RunError(f"{where}: input_length and output_length must be at least 1, timestamp at least 0")
+    if len(row.hash_ids) != blocks:
+        needed = f"one for every {BLOCK_TOKENS} of {row.input_length} input tokens makes {blocks}"
+        raise RunError(f"{where}: {len(row.hash_ids)} hash_ids, but {needed}")
+    return row
+
+
+def stretch(
+    rows: Iterable[Row], duration: float | None = None, limit: int | None = None, max_output: int | None = None
+) -> list[Row]:
+    """The rows of the trace's first `duration` seconds, at most `limit`, with answers cut to `max_output`."""
+    kept = [row for row in rows if duration is None or row.timestamp < duration * 1000][:limit]
+    if max_output is None:
+        return kept
+    return [msgspec.structs.replace(row, output_length=min(row.output_length, max_output)) for row in kept]
+
+
+def reuse(rows: Iterable[Row]) -> float:
+    """The share of prompt tokens that one cache without bounds would have held."""
+    seen: set[int] = set()
+    hit = total = 0
+    for row in rows:
+        for position, block in enumerate(row.hash_ids):
+            tokens = min(BLOCK_TOKENS, row.input_length - position * BLOCK_TOKENS)
+            total += tokens
+            hit += tokens if block in seen else 0
+            seen.add(block)
+    return hit / total if total else 0.0
+
+
+class Shape(NamedTuple):
+    """What a kind of traffic looks like. Ranges are uniform; tokens and seconds."""
+
+    system: int
+    opening: tuple[int, int]
+    turn: tuple[int, int]
+    answer: tuple[int, int]
+    turns: tuple[int, int]
+    think: tuple[float, float]
+    conversations_per_second: float
+
+
+SHAPES = {
+    # People: a shared system prompt, a document or question to begin with, then turns with time to think.
+    "conversation": Shape(1024, (1024, 8192), (64, 768), (32, 256), (2, 8), (4.0, 30.0), 0.6),
+    # Programs: long instructions for all, many short steps in quick succession.
+    "agent": Shape(6144, (512, 4096), (128, 1536), (16, 96), (4, 16), (1.0, 6.0), 0.3),
+}
+
+
+def synthesize(kind: str, seed: int, duration: float = 240.0) -> list[Row]:
+    """A trace of `duration` seconds: conversations that share a system prompt and grow turn by turn.
+
+    Raises RunError for a kind that is not in SHAPES.
+    """
+    if kind not in SHAPES:
+        raise RunError(f"no synthetic trace is called {kind!r}; there are: {', '.join(SHAPES)}")
+    shape, rng, fresh = SHAPES[kind], random.Random(seed), count()  # noqa: S311 - traffic, not secrets
+    system = [next(fresh) for _ in range(shape.system // BLOCK_TOKENS)]
+    rows: list[Row] = []
+    start = rng.expovariate(shape.conversations_per_second)
+    while start < duration:
+        rows += _conversation(shape, rng, start, system, fresh)
+        start += rng.expovariate(shape.conversations_per_second)
+    return sorted((row for row in rows if row.timestamp < duration * 1000), key=lambda row: row.timestamp)
+
+
+def _conversation(shape: Shape, rng: random.Random, start: float, system: list[int], fresh: count[int]) -> list[Row]:
+    """Every turn's prompt is all that was said before, answers included, and something new."""
+    rows, blocks, at = [], list(system), start
+    length = len(system) * BLOCK_TOKENS + rng.randint(*shape.opening)
+    for _ in range(rng.randint(*shape.turns)):
+        whole = length // BLOCK_TOKENS
+        blocks += [next(fresh) for _ in range(whole - len(blocks))]
+        # A partial block's content changes as the conversation grows, so its id is never seen again.
+        partial = [next(fresh)] if length % BLOCK_TOKENS else []
+        answer = rng.randint(*shape.answer)
+        rows.append(Row(round(at * 1000), length, answer, (*blocks, *partial)))
+        length += answer + rng.randint(*shape.turn)
+        at += rng.uniform(*shape.think)
+    return rows

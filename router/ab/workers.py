@@ -1,0 +1,76 @@
+"""What a run asks of engines and routers besides completions: are you up, what do you serve, forget your prefixes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+import msgspec
+
+from router.ab.errors import RunError
+
+_ANSWER = aiohttp.ClientTimeout(total=10)
+_RESETS = ("/reset_prefix_cache", "/flush_cache")
+"""vLLM's (with VLLM_SERVER_DEV_MODE=1) and SGLang's."""
+_POLL = 0.05
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def served_model(urls: Sequence[str]) -> str:
+    """The model that all workers serve. Raises RunError for a worker that is down or serves something else."""
+    async with aiohttp.ClientSession(timeout=_ANSWER) as session:
+        names = await asyncio.gather(*(_model(session, url) for url in urls))
+    for url, name in zip(urls, names, strict=True):
+        if name != names[0]:
+            raise RunError(f"{urls[0]} serves {names[0]} but {url} serves {name}; give --model NAME")
+    return names[0]
+
+
+async def _model(session: aiohttp.ClientSession, url: str) -> str:
+    try:
+        async with session.get(f"{url}/v1/models") as answer:
+            body = await answer.read()
+        return msgspec.json.decode(body, type=_Models).data[0].id
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        raise RunError(f"the worker {url} does not answer; start it or leave it out") from None
+    except (msgspec.DecodeError, IndexError):
+        raise RunError(f"{url}/v1/models lists no model; is {url} an engine?") from None
+
+
+async def reset_caches(urls: Sequence[str]) -> list[str]:
+    """Empties every worker's prefix cache. Returns the URLs of those that refused."""
+    async with aiohttp.ClientSession(timeout=_ANSWER) as session:
+        emptied = await asyncio.gather(*(_reset(session, url) for url in urls))
+    return [url for url, fine in zip(urls, emptied, strict=True) if not fine]
+
+
+async def _reset(session: aiohttp.ClientSession, url: str) -> bool:
+    for path in _RESETS:
+        try:
+            async with session.post(url + path) as answer:
+                if answer.status == 200:
+                    return True
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+    return False
+
+
+async def until_ready(url: str) -> None:
+    """Waits until GET /ready answers 200; for ever, so the caller sets the limit."""
+    async with aiohttp.ClientSession(timeout=_ANSWER) as session:
+        while True:
+            try:
+                async with session.get(f"{url}/ready") as answer:
+                    if answer.status == 200:
+                        return
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                pass  # not accepting yet
+            await asyncio.sleep(_POLL)

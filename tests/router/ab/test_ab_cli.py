@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from router.ab.children import read_listening
+from router.ab.cli import main
+from router.ab.errors import RunError
+from router.ab.plan import MODES, mode_of, read_plan
+from router.settings import RouterMode
+
+from .conftest import scripted
+from .streams import DONE, chunked, plain, token, usage
+
+ROW = '{"timestamp": 0, "input_length": 8, "output_length": 2, "hash_ids": [0]}\n'
+
+
+@contextmanager
+def engine(*, resets: bool) -> Iterator[tuple[str, list[bytes]]]:
+    """A scripted engine in a thread of its own, because `main` brings its own loop. Yields its URL and the heads."""
+    heads: list[bytes] = []
+    replies = {
+        b"GET /v1/models": plain(b"200 OK", b'{"data":[{"id":"m"}]}'),
+        b"POST /flush_cache": plain(b"200 OK" if resets else b"404 Not Found", b""),
+        b"POST /v1/completions": chunked(token(), token(), usage(8, 4, 2), DONE),
+    }
+
+    async def answer(head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
+        asked = head.rpartition(b" HTTP/")[0].split(b" HTTP/")[0]
+        heads.append(asked)
+        writer.write(replies.get(asked, plain(b"404 Not Found", b"")).replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+        await writer.drain()
+
+    found: list[str] = []
+    up, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
+
+    async def run() -> None:
+        async with scripted(answer) as address:
+            found.append(address.url)
+            up.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+    thread.start()
+    up.wait()
+    try:
+        yield found[0], heads
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(ROW * 3)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--modes", "kv,foo"], "there is no mode 'foo'; --modes takes kv, round-robin"),
+        (["--modes", "direct"], "there is no mode 'direct'"),
+        (["--trace", "/no/such/file"], "cannot read the trace /no/such/file"),
+        (["--trace", "synthetic:x"], "no synthetic trace is called 'x'"),
+        (["--baseline", "random"], "the baseline random is not among the modes kv, round-robin"),
+        (["--rate", "0"], "--rate: 0 is not above 0"),
+        (["--limit", "x"], "--limit: invalid"),
+        (["--duration", "0.0001"], "no request of synthetic is left"),
+        (["--worker", "nonsense"], "--worker: 'nonsense' is not an engine's address"),
+        (["--worker", "https://h"], "is not a worker's URL; write http://HOST:PORT"),
+        (["--out", "/no/such/dir/ab.json"], "cannot write /no/such/dir/ab.json"),
+        (["--sim-workers", "2", "--frobnicate"], "unrecognized arguments: --frobnicate"),
+    ],
+)
+def test_mistakes_are_one_sentence(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_malformed_row_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(ROW + "[]\n")
+    assert main(["--trace", str(path)]) == 2
+    assert f"{path}:2: not a trace row" in capsys.readouterr().err
+
+
+def test_a_worker_that_is_down(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with engine(resets=True) as (url, _):
+        pass
+    assert main(["--trace", trace, "--modes", "none", "--worker", url]) == 2
+    assert f"the worker {url} does not answer; start it or leave it out" in capsys.readouterr().err
+
+
+def test_a_fleet_that_does_not_start(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--trace", trace, "--modes", "none", "--sim-arg=--no-such-flag"]) == 2
+    assert "the simulated fleet ended with status" in capsys.readouterr().err
+
+
+def test_a_run_against_engines(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "ab.json"
+    with engine(resets=True) as (url, heads):
+        assert main(["--trace", trace, "--modes", "none,none", "--worker", url, "--out", str(out)]) == 0
+    assert heads.count(b"POST /v1/completions") == 6
+    assert heads.count(b"POST /flush_cache") == 2  # before every mode
+    found = json.loads(out.read_bytes())
+    assert [mode["mode"] for mode in found["modes"]] == ["none", "none#2"]
+    assert found["settings"]["speedup"] == 1.0
+    assert [row["cached_tokens"] for row in found["modes"][0]["requests"]] == [4, 4, 4]
+    assert "none#2" in capsys.readouterr().out
+
+
+def test_a_worker_that_keeps_its_cache_is_named(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with engine(resets=False) as (url, _):
+        assert main(["--trace", trace, "--modes", "none", "--worker", url]) == 0
+    assert f"modes are not comparable: {url} would not empty" in capsys.readouterr().out
+
+
+def test_a_server_that_is_no_engine(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with engine(resets=True) as (url, _):
+        assert main(["--trace", trace, "--modes", "none", "--worker", f"{url}/elsewhere"]) == 2
+    assert f"{url}/elsewhere/v1/models lists no model" in capsys.readouterr().err
+
+
+def test_help_names_every_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "synthetic:agent" in capsys.readouterr().out
+
+
+def test_defaults() -> None:
+    plan = read_plan([])
+    assert (plan.modes, plan.baseline, plan.speedup) == (("kv", "round-robin"), "round-robin", 4.0)
+    assert read_plan(["--worker", "http://h:1,block_size=32"]).speedup == 1.0
+
+
+@pytest.mark.parametrize(
+    ("modes", "labels", "baseline"),
+    [
+        ("kv,random", ("kv", "random"), "random"),
+        ("random, kv", ("random", "kv"), "random"),
+        ("kv,kv,kv", ("kv", "kv#2", "kv#3"), "kv"),
+    ],
+)
+def test_modes(modes: str, labels: tuple[str, ...], baseline: str) -> None:
+    plan = read_plan(["--modes", modes])
+    assert (plan.modes, plan.baseline) == (labels, baseline)
+    assert all(mode_of(label) in MODES for label in labels)
+
+
+def test_every_routed_mode_but_direct_can_be_run() -> None:
+    routed = set(RouterMode.__args__)  # type: ignore[attr-defined]
+    assert set(MODES) == routed - {"direct"} | {"none"}
+
+
+def test_the_routers_first_line() -> None:
+    assert read_listening("Listening on http://127.0.0.1:4321\n") == "http://127.0.0.1:4321"
+    assert read_listening("something else\n") == ""
+
+
+def test_a_label_is_checked_before_anything_starts() -> None:
+    with pytest.raises(RunError):
+        read_plan(["--modes", ""])

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+
+from rich.console import Console
+
+from router.ab.client import Outcome
+from router.ab.progress import progress
+from router.ab.report import Cost, ModeReport, Report, ratios, show, warnings
+from router.ab.statistics import Record, summarise
+
+IDLE = Cost(wall=60.0, generator_cpu=5.0, children_cpu=40.0, cores=2, chunks=1000)
+
+
+def made(ttft: float = 1.0, *, cached: int = 40, lag: float = 0.0, error: str = "") -> Record:
+    times = {"ttft": None, "tpot": None, "e2e": None} if error else {"ttft": ttft, "tpot": 0.01, "e2e": ttft + 1}
+    return Record(0, 0.0, lag, 200, error, "a", **times, prompt_tokens=100, cached_tokens=cached, output_tokens=5)
+
+
+def told(*records: Record, cost: Cost = IDLE, refused: tuple[str, ...] = (), simulated: bool = True) -> str:
+    return "; ".join(warnings(records, summarise(records, 1), cost, refused, simulated))
+
+
+def report(**modes: Record) -> Report:
+    summaries = {mode: summarise([one], 2) for mode, one in modes.items()}
+    base = summaries[next(reversed(modes))]
+    return Report(
+        command=("kv-router", "ab"),
+        started="2026-01-01T00:00:00+00:00",
+        versions={"python": "3.11"},
+        settings={"speedup": 4.0},
+        trace={"requests": 1, "seconds": 2.0, "input_tokens": 100, "output_tokens": 5, "reuse": 0.25},
+        baseline=next(reversed(modes)),
+        modes=tuple(
+            ModeReport(mode, summary, IDLE, ("beware [of] brackets",), ratios(summary, base), (modes[mode],))
+            for mode, summary in summaries.items()
+        ),
+    )
+
+
+def test_ratios_compare_with_the_baseline() -> None:
+    found = ratios(summarise([made(1.0)], 1), summarise([made(4.0, cached=20)], 1))
+    assert found["TTFT s mean"] == 0.25
+    assert found["cached prompt tokens %"] == 2.0
+    assert "errors" not in found
+
+
+def test_a_ratio_to_nothing_is_none() -> None:
+    found = ratios(summarise([made(error="x")], 1), summarise([made(cached=0)], 1))
+    assert found["TTFT s mean"] is None
+    assert found["cached prompt tokens %"] is None
+
+
+def test_the_json_holds_settings_summaries_and_rows() -> None:
+    found = json.loads(report(kv=made(1.0), random=made(error="x")).encode())
+    kv, other = found["modes"]
+    assert found["settings"] == {"speedup": 4.0}
+    assert (kv["mode"], kv["summary"]["ttft"]["p99"], kv["requests"][0]["ttft"]) == ("kv", 1.0, 1.0)
+    assert other["summary"]["ttft"]["mean"] is None
+
+
+def test_the_table_says_units_ratios_and_warnings() -> None:
+    stream = io.StringIO()
+    show(report(kv=made(1.0), random=made(4.0)), Console(file=stream, width=120))
+    text = stream.getvalue()
+    assert "1.000 (0.25×)" in text
+    assert "4.000 " in text
+    assert "wall time × 4" in text
+    assert "warning kv: beware [of] brackets" in text
+
+
+def test_a_table_of_errors_has_dashes() -> None:
+    stream = io.StringIO()
+    show(report(kv=made(error="x"), random=made(error="x")), Console(file=stream, width=120))
+    assert "–" in stream.getvalue()
+    assert "nan" not in stream.getvalue()
+
+
+def test_a_sound_run_has_no_warning() -> None:
+    assert told(made()) == ""
+
+
+def test_warnings() -> None:
+    assert "2 of 3 requests failed; the first: x" in told(made(), made(error="x"), made(error="y"))
+    assert "was late by 0.200 s" in told(made(lag=0.2))
+    assert "92% busy" in told(made(), cost=Cost(60.0, 10.0, 100.0, 2, 1))
+    assert "http://w would not empty the prefix cache" in told(made(), refused=("http://w",))
+    assert "--enable-prompt-tokens-details" in told(made(cached=0), simulated=False)
+    assert told(made(cached=0)) == ""
+
+
+def test_busy_without_a_wall() -> None:
+    assert Cost(0.0, 1.0, 1.0, 2, 0).busy == 0.0
+    assert math.isclose(IDLE.busy, 45 / 120)
+
+
+def test_progress_in_plain_lines() -> None:
+    stream = io.StringIO()
+    with progress(Console(file=stream, width=120), "kv", 20) as advance:
+        for index in range(20):
+            advance(Outcome(0.0, error="x" if index == 4 else ""))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "kv: 2 of 20 requests done, 0 errors"
+    assert lines[-1] == "kv: 20 of 20 requests done, 1 errors"
+
+
+def test_progress_at_a_terminal() -> None:
+    stream = io.StringIO()
+    with progress(Console(file=stream, width=120, force_terminal=True), "kv", 2) as advance:
+        advance(Outcome(0.0))
+        advance(Outcome(0.0, error="x"))
+    assert "2/2" in stream.getvalue()
+    assert "1 errors" in stream.getvalue()

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.ab.client import Outcome
+from router.ab.statistics import Record, imbalance, percentile, record, spread, summarise
+
+numbers = st.lists(st.floats(-1e6, 1e6), min_size=1)
+
+
+def outcome(**changes: object) -> Outcome:
+    fields = {"sent": 10.1, "first": 10.5, "last": 12.5, "status": 200, "worker": "a"}
+    tokens = {"prompt_tokens": 100, "cached_tokens": 40, "output_tokens": 5}
+    return Outcome(**(fields | tokens | changes))  # type: ignore[arg-type]
+
+
+def made(**changes: object) -> Record:
+    return record(0, 10.0, outcome(**changes), start=9.0, speedup=4)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0, 1), (0.5, 2.5), (0.25, 1.75), (1, 4)])
+def test_percentiles_interpolate(share: float, value: float) -> None:
+    assert percentile([1, 2, 3, 4], share) == value
+
+
+@given(values=numbers, share=st.floats(0, 1))
+def test_a_percentile_lies_within(values: list[float], share: float) -> None:
+    ordered = sorted(values)
+    assert ordered[0] - 1e-6 <= percentile(ordered, share) <= ordered[-1] + 1e-6
+
+
+@given(values=numbers)
+def test_the_median_is_the_median(values: list[float]) -> None:
+    assert percentile(sorted(values), 0.5) == pytest.approx(statistics.median(values))
+
+
+def test_spread_of_nothing_is_nan() -> None:
+    assert math.isnan(spread([None]).mean)
+    assert math.isnan(spread([]).p99)
+    assert spread([1.0, None, 3.0]).mean == 2.0
+
+
+def test_a_record_is_in_simulated_seconds() -> None:
+    one = made()
+    assert one.at == 4.0
+    assert one.lag == pytest.approx(0.4)
+    assert one.ttft == pytest.approx(1.6)
+    assert one.e2e == pytest.approx(9.6)
+    assert one.tpot == pytest.approx(2.0)
+
+
+def test_one_token_has_no_time_per_token() -> None:
+    assert made(output_tokens=1).tpot is None
+
+
+def test_an_error_has_no_times() -> None:
+    one = made(error="status 500: x", first=0.0)
+    assert (one.ttft, one.tpot, one.e2e) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("per_worker", "workers", "value"),
+    [
+        ({"a": 10.0, "b": 10.0}, 2, 1.0),
+        ({"a": 10.0}, 4, 4.0),
+        ({"a": 30.0, "b": 10.0}, 2, 1.5),
+        ({}, 4, 1.0),
+    ],
+)
+def test_imbalance(per_worker: dict[str, float], workers: int, value: float) -> None:
+    assert imbalance(per_worker, workers) == value
+
+
+def test_a_summary() -> None:
+    records = [made(), made(worker="b", cached_tokens=80), made(error="no")]
+    found = summarise(records, workers=2)
+    assert (found.requests, found.errors) == (3, 1)
+    assert found.hit_ratio == 120 / 200
+    assert found.imbalance_prefill == 60 * 2 / 80
+    assert found.imbalance_requests == 1.0
+    assert found.duration == pytest.approx(14.0)
+    assert found.output_tokens_per_second == pytest.approx(10 / 14)
+
+
+def test_a_summary_of_errors_only() -> None:
+    found = summarise([made(error="no")], workers=2)
+    assert (found.errors, found.hit_ratio, found.requests_per_second) == (1, 0.0, 0.0)
+    assert math.isnan(found.ttft.mean)
