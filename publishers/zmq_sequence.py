@@ -124,9 +124,10 @@ class ZmqSequence:
         if self._asked is None:
             return []
         first, self._answered = not self._answered, True
-        self._hold(seq, payload)
         # An engine answers in order, so one that begins later than asked has kept nothing earlier.
-        return self._jump() if first and seq > self._next else self._drain()
+        lost = self._jump(seq) if first and seq > self._next else []
+        self._hold(seq, payload)
+        return lost + self._drain()
 
     def _replay_ended(self, complete: bool) -> list[Instruction]:
         if self._asked is None:
@@ -137,12 +138,13 @@ class ZmqSequence:
             return []
         if brought_something:
             return self._ask()
-        return [*self._jump(), *self._ask_if_missing()]
+        lost = self._jump(max(self._highest + 1, self._next))
+        return lost + self._drain() + self._ask_if_missing()
 
-    def _jump(self) -> list[Instruction]:
-        """Give up on what is missing before the first message that is there."""
-        self._next = min(self._held, default=max(self._highest + 1, self._next))
-        return [LoseTrack(), *self._drain()]
+    def _jump(self, seq: int) -> list[Instruction]:
+        """Give up on what is missing before the first message that is there: a held one, or `seq`."""
+        self._next = min([*self._held, seq])
+        return [LoseTrack()]
 
     def _hold(self, seq: int, payload: bytes) -> None:
         if seq < self._next:
