@@ -1,0 +1,49 @@
+"""Reading engines' JSON answers without trusting them: whatever is not what it should be reads as absent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+def read_json(answer: tuple[int, bytes]) -> object:
+    """The value of a 200 answer with a JSON body, else None."""
+    status, body = answer
+    return parse(body) if status == 200 else None
+
+
+def parse(text: str | bytes) -> object:
+    """A JSON value, or None for what is none."""
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+MOST = 2**63 - 1
+"""Nothing that an engine counts is larger, and msgpack could not carry it."""
+
+
+def whole(value: object, least: int = 0) -> int | None:
+    """An integer from `least` to MOST."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST else None
+
+
+def share(value: object) -> float | None:
+    """A number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        return None
+    return float(value)

@@ -1,0 +1,27 @@
+"""The sentences for what could not be found out about a worker: what is missing, and the flag that supplies it."""
+
+from __future__ import annotations
+
+NO_ANSWER = "The worker does not answer GET /v1/models: is it running, and is the URL right?"
+NOT_AN_ENGINE = (
+    "The worker answers, but like neither vLLM nor SGLang; state what is needed with "
+    "--worker URL,block_size=N,events=tcp://HOST:PORT."
+)
+NO_MODELS = "GET /v1/models answered no list of models, so it is unknown which models the worker serves."
+NO_BLOCK_SIZE = "The engine does not tell its block size; state it with --worker URL,block_size=N."
+NO_REPLAY = (
+    "The engine has no replay endpoint, so events that are lost stay lost; add replay_endpoint to its "
+    "--kv-events-config, or state where it is with --worker URL,replay=tcp://HOST:PORT."
+)
+NO_EVENT_SOURCES = (
+    "The engine cannot tell where it publishes KV events (vLLM before 0.32 has no /kv_event_sources); state it with "
+    "--worker URL,events=tcp://HOST:PORT."
+)
+EVENTS_OFF = (
+    "The engine publishes no KV events; start it with --kv-events-config (publisher zmq), or state where they are with "
+    "--worker URL,events=tcp://HOST:PORT."
+)
+BAD_ENDPOINT = (
+    "The engine names an event endpoint that nobody can connect to; state a right one with "
+    "--worker URL,events=tcp://HOST:PORT."
+)

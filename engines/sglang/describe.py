@@ -1,0 +1,91 @@
+"""What SGLang's answers say of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engines import problems
+from engines.answers import items, mapping, parse, text, whole
+from engines.description import EngineDescription, EventSource, Model
+from engines.endpoints import reachable, tcp
+
+MOST_RANKS = 1024
+"""More data-parallel ranks than this are a mistake, and each would be a socket."""
+
+
+def describe(host: str, models: tuple[Model, ...], info: object, model_info: object) -> EngineDescription:
+    """From GET /server_info and, for the tokenizer, /model_info, as JSON values (None: it has none)."""
+    server = mapping(info)
+    events = mapping(server.get("kv_events"))
+    page_size = whole(server.get("page_size"), 1)
+    block_size = whole(events.get("block_size"), 1) or page_size
+    dp_size = min(whole(events.get("dp_size"), 1) or whole(server.get("dp_size"), 1) or 1, MOST_RANKS)
+    event_sources, found = _event_sources(host, server, dp_size)
+    if block_size is None:
+        found = (*found, problems.NO_BLOCK_SIZE)
+    tokens = whole(server.get("max_total_num_tokens"), 1)
+    return EngineDescription(
+        kind="sglang",
+        version=text(server.get("version")),
+        models=models,
+        block_size=block_size,
+        dp_size=dp_size,
+        event_sources=event_sources,
+        total_blocks=tokens // block_size if tokens and block_size else None,
+        max_running=_max_running(server, dp_size),
+        tokenizer_path=_tokenizer_path(server, mapping(model_info), models),
+        problems=found,
+    )
+
+
+def names_tokenizer(info: object) -> bool:
+    """Whether /server_info needs no /model_info beside it."""
+    return text(mapping(info).get("tokenizer_path")) is not None
+
+
+def _tokenizer_path(server: dict[str, Any], model_info: dict[str, Any], models: tuple[Model, ...]) -> str | None:
+    stated = (place.get(key) for key in ("tokenizer_path", "model_path") for place in (server, model_info))
+    roots = (model.root for model in models if model.parent is None)
+    return next((path for path in (*stated, *roots) if isinstance(path, str) and path), None)
+
+
+def _max_running(server: dict[str, Any], dp_size: int) -> int | None:
+    """Each rank's own limit where it is stated; `max_running_requests` is for all ranks together."""
+    states = [mapping(state) for state in items(server.get("internal_states"))]
+    limits = [whole(state.get("effective_max_running_requests_per_dp"), 1) for state in states]
+    known = [limit for limit in limits if limit is not None]
+    if known:
+        return min(known)
+    together = whole(server.get("max_running_requests"), 1)
+    return None if together is None else max(1, together // dp_size)
+
+
+def _event_sources(host: str, server: dict[str, Any], dp_size: int) -> tuple[tuple[EventSource, ...], tuple[str, ...]]:
+    """The structured `kv_events` where there is one, else the launch flag's JSON text."""
+    described = mapping(server.get("kv_events"))
+    config = mapping(parse(text(server.get("kv_events_config")) or "null"))
+    if "zmq" not in (described.get("publisher"), config.get("publisher")):
+        return (), (problems.EVENTS_OFF,)
+    ranks = (_event_source(host, described, config, rank) for rank in range(dp_size))
+    found = tuple(source for source in ranks if source is not None)
+    if len(found) < dp_size:
+        return (), (problems.BAD_ENDPOINT,)
+    return found, () if all(source.replay for source in found) else (problems.NO_REPLAY,)
+
+
+def _event_source(host: str, described: dict[str, Any], config: dict[str, Any], rank: int) -> EventSource | None:
+    """A rank's ports are the base ports + its number."""
+    stated_host = text(described.get("endpoint_host")) or "*"
+    port, replay_port = (
+        whole(described.get("endpoint_port_base"), 1),
+        whole(described.get("replay_endpoint_port_base"), 1),
+    )
+    endpoint = tcp(stated_host, port + rank, host) if port else reachable(text(config.get("endpoint")), host, rank)
+    if endpoint is None:
+        return None
+    replay = (
+        tcp(stated_host, replay_port + rank, host)
+        if replay_port  # 0.5.18 states it in the launch flag only
+        else reachable(text(config.get("replay_endpoint")), host, rank)
+    )
+    return EventSource(rank, endpoint, replay, text(described.get("topic")) or text(config.get("topic")) or "")

@@ -1,0 +1,73 @@
+"""What vLLM's answers say of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engines import problems
+from engines.answers import mapping, text
+from engines.description import EngineDescription, EventSource, Model
+from engines.endpoints import reachable
+from engines.prometheus import Sample, read_samples
+
+CONFIG = "vllm:cache_config_info"
+
+
+def describe(
+    host: str, models: tuple[Model, ...], version: object, sources: object, metrics: bytes
+) -> EngineDescription:
+    """From GET /version, /kv_event_sources (None: it has none) and /metrics, the first two as JSON values."""
+    event_sources, found = _event_sources(host, sources)
+    config = read_samples(metrics, {CONFIG})
+    block_size, total_blocks = _number(config, "block_size"), _number(config, "num_gpu_blocks")
+    if block_size is None:
+        found = (*found, problems.NO_BLOCK_SIZE)
+    return EngineDescription(
+        kind="vllm",
+        version=text(mapping(version).get("version")),
+        models=models,
+        block_size=block_size,
+        dp_size=max(1, len(event_sources), len({sample.labels.get("engine") for sample in config})),
+        event_sources=event_sources,
+        total_blocks=total_blocks,
+        tokenizer_path=next((model.root for model in models if model.parent is None), None),
+        problems=found,
+    )
+
+
+def _number(config: list[Sample], label: str) -> int | None:
+    """The smallest over the ranks; a label that is not known yet reads "None"."""
+    stated = (sample.labels.get(label, "") for sample in config)
+    return min((int(number) for number in stated if is_number(number)), default=None)
+
+
+def is_number(label: str) -> bool:
+    """A positive integer as a label's text; the length keeps absurd ones from being converted."""
+    return label.isascii() and label.isdigit() and len(label) <= 18 and int(label) > 0
+
+
+def _event_sources(host: str, sources: object) -> tuple[tuple[EventSource, ...], tuple[str, ...]]:
+    if not isinstance(sources, dict):
+        return (), (problems.NO_EVENT_SOURCES,)
+    configs = {int(rank): mapping(config) for rank, config in sources.items() if rank == "0" or is_number(rank)}
+    published = {rank: config for rank, config in sorted(configs.items()) if _publishes(config)}
+    if not published:
+        return (), (problems.EVENTS_OFF,)
+    found = [source for rank, config in published.items() if (source := _event_source(host, rank, config)) is not None]
+    sentences = [problems.BAD_ENDPOINT] if len(found) < len(published) else []
+    if any(source.replay is None for source in found):
+        sentences.append(problems.NO_REPLAY)
+    return tuple(found), tuple(sentences)
+
+
+def _publishes(config: dict[str, Any]) -> bool:
+    return config.get("enable_kv_cache_events") is True and config.get("publisher") == "zmq"
+
+
+def _event_source(host: str, rank: int, config: dict[str, Any]) -> EventSource | None:
+    """Each rank states its own endpoints, ports already counted up."""
+    endpoint = reachable(text(config.get("endpoint")), host)
+    if endpoint is None:
+        return None
+    replay = reachable(text(config.get("replay_endpoint")), host)
+    return EventSource(rank, endpoint, replay, text(config.get("topic")) or "")

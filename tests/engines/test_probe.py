@@ -1,0 +1,294 @@
+"""What is found out of a worker: from recorded answers, from answers that lack something, from nonsense."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import problems
+from engines.description import EngineDescription, EventSource, Model
+from engines.probe import Answer, probe
+from tests.engines.recordings import answers, drive
+
+HOST = "10.0.0.7"
+VLLM, SGLANG, SGLANG_OLD = (answers(name) for name in ("vllm-0.32.0", "sglang-0.5.23", "sglang-0.5.18"))
+TINY = (Model("tiny", "MODEL", 1024),)
+
+
+def describe(served: dict[str, Answer], host: str = HOST) -> EngineDescription:
+    return drive(probe(host), served)[0]
+
+
+def served_json(value: object) -> Answer:
+    return Answer(200, json.dumps(value).encode())
+
+
+def changed(served: dict[str, Answer], path: str, **changes: Any) -> dict[str, Answer]:
+    """The answer at `path` with other fields; None takes one out."""
+    fields = {**json.loads(served[path].body), **changes}
+    return {**served, path: served_json({key: value for key, value in fields.items() if value is not None})}
+
+
+def without(served: dict[str, Answer], *paths: str) -> dict[str, Answer]:
+    return {path: answer for path, answer in served.items() if path not in paths}
+
+
+def test_vllm_as_recorded() -> None:
+    found, asked = drive(probe(HOST), VLLM)
+    assert found == EngineDescription(
+        kind="vllm",
+        version="0.32.0",
+        models=TINY,
+        block_size=32,
+        dp_size=1,
+        event_sources=(EventSource(0, "tcp://10.0.0.7:18101", "tcp://10.0.0.7:18201", "kv@w0@tiny"),),
+        total_blocks=64,
+        tokenizer_path="MODEL",
+    )
+    assert asked == ["/v1/models", "/version", "/kv_event_sources", "/metrics"]
+
+
+@pytest.mark.parametrize(("served", "version"), [(SGLANG, "0.5.23"), (SGLANG_OLD, "0.5.18")])
+def test_sglang_as_recorded(served: dict[str, Answer], version: str) -> None:
+    found, asked = drive(probe(HOST), served)
+    assert found == EngineDescription(
+        kind="sglang",
+        version=version,
+        models=TINY,
+        block_size=16,
+        dp_size=1,
+        event_sources=(EventSource(0, "tcp://10.0.0.7:18101", "tcp://10.0.0.7:18201", "kv@w0@tiny"),),
+        total_blocks=128,
+        max_running=4,
+        tokenizer_path="MODEL",
+    )
+    assert asked == ["/v1/models", "/server_info", "/model_info"]
+
+
+def test_sglangs_whole_server_info_names_the_tokenizer() -> None:
+    found, asked = drive(probe(HOST), changed(SGLANG, "/server_info", tokenizer_path="elsewhere"))
+    assert found.tokenizer_path == "elsewhere"
+    assert "/model_info" not in asked
+
+
+def test_the_older_path_of_server_info() -> None:
+    served = {**without(SGLANG, "/server_info"), "/get_server_info": SGLANG["/server_info"]}
+    assert describe(served) == describe(SGLANG)
+
+
+def test_lora_adapters_name_their_parent() -> None:
+    adapter = {"id": "ad", "object": "model", "owned_by": "vllm", "root": "/adapters/ad", "parent": "tiny"}
+    models = [adapter, *json.loads(VLLM["/v1/models"].body)["data"]]
+    found = describe({**VLLM, "/v1/models": served_json({"data": models})})
+    assert found.models == (Model("ad", "/adapters/ad", None, "tiny"), *TINY)
+    assert found.tokenizer_path == "MODEL"
+
+
+def test_vllms_ranks_state_their_own_endpoints() -> None:
+    config = json.loads(VLLM["/kv_event_sources"].body)["0"]
+    ranks = {
+        "10": {**config, "endpoint": "tcp://*:5567", "replay_endpoint": "tcp://0.0.0.0:6567"},
+        "9": {**config, "endpoint": "tcp://10.1.2.3:5566", "replay_endpoint": None},
+    }
+    found = describe({**VLLM, "/kv_event_sources": served_json(ranks)})
+    assert found.event_sources == (
+        EventSource(9, "tcp://10.1.2.3:5566", None, "kv@w0@tiny"),
+        EventSource(10, "tcp://10.0.0.7:5567", "tcp://10.0.0.7:6567", "kv@w0@tiny"),
+    )
+    assert found.dp_size == 2
+    assert found.problems == (problems.NO_REPLAY,)
+
+
+def test_vllms_ranks_count_without_events_too() -> None:
+    lines = [
+        f'vllm:cache_config_info{{block_size="16",engine="{rank}",num_gpu_blocks="{9 - rank}"}} 1' for rank in (0, 1)
+    ]
+    found = describe({**VLLM, "/metrics": Answer(200, "\n".join(lines).encode())})
+    assert (found.dp_size, found.block_size, found.total_blocks) == (2, 16, 8)
+
+
+@pytest.mark.parametrize("served", [SGLANG, SGLANG_OLD])
+def test_sglangs_ranks_count_ports_up(served: dict[str, Answer]) -> None:
+    events = {**json.loads(served["/server_info"].body)["kv_events"], "dp_size": 3}
+    found = describe(changed(served, "/server_info", kv_events=events, dp_size=3))
+    assert found.dp_size == 3
+    assert [(source.dp_rank, source.endpoint, source.replay) for source in found.event_sources] == [
+        (rank, f"tcp://10.0.0.7:{18101 + rank}", f"tcp://10.0.0.7:{18201 + rank}") for rank in range(3)
+    ]
+
+
+def test_sglang_without_the_structured_description_has_its_launch_flag() -> None:
+    served = changed(SGLANG_OLD, "/server_info", kv_events=None, dp_size=2)
+    sources = describe(served).event_sources
+    assert [source.endpoint for source in sources] == ["tcp://10.0.0.7:18101", "tcp://10.0.0.7:18102"]
+    assert [source.replay for source in sources] == ["tcp://10.0.0.7:18201", "tcp://10.0.0.7:18202"]
+    assert {source.topic for source in sources} == {"kv@w0@tiny"}
+
+
+@pytest.mark.parametrize(("states", "together", "expected"), [([], 8, 4), ([], None, None), ([{}], 1, 1)])
+def test_sglangs_running_limit_without_its_states(
+    states: list[Any], together: int | None, expected: int | None
+) -> None:
+    served = changed(
+        SGLANG, "/server_info", internal_states=states, max_running_requests=together, kv_events=None, dp_size=2
+    )
+    assert describe(served).max_running == expected
+
+
+def vllm_events(**changes: Any) -> dict[str, Answer]:
+    config = {**json.loads(VLLM["/kv_event_sources"].body)["0"], **changes}
+    return {**VLLM, "/kv_event_sources": served_json({"0": config})}
+
+
+SGLANG_OFF = changed(SGLANG, "/server_info", kv_events=None, kv_events_config=None)
+SGLANG_NULL = changed(SGLANG, "/server_info", kv_events=None, kv_events_config='{"publisher":"null"}')
+SGLANG_NO_REPLAY = changed(
+    SGLANG,
+    "/server_info",
+    kv_events={"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 18101},
+    kv_events_config='{"publisher":"zmq","endpoint":"tcp://*:18101"}',
+)
+SGLANG_IPC = changed(
+    SGLANG, "/server_info", kv_events=None, kv_events_config='{"publisher":"zmq","endpoint":"tcp://*"}'
+)
+
+
+@pytest.mark.parametrize(
+    ("served", "expected"),
+    [
+        (without(VLLM, "/kv_event_sources"), problems.NO_EVENT_SOURCES),
+        ({**VLLM, "/kv_event_sources": served_json({})}, problems.EVENTS_OFF),
+        (vllm_events(enable_kv_cache_events=False), problems.EVENTS_OFF),
+        (vllm_events(publisher="null"), problems.EVENTS_OFF),
+        (vllm_events(replay_endpoint=None), problems.NO_REPLAY),
+        (vllm_events(endpoint="tcp://*"), problems.BAD_ENDPOINT),
+        (vllm_events(endpoint="tcp://*:0"), problems.BAD_ENDPOINT),
+        (vllm_events(endpoint=None), problems.BAD_ENDPOINT),
+        (without(VLLM, "/metrics"), problems.NO_BLOCK_SIZE),
+        (SGLANG_OFF, problems.EVENTS_OFF),
+        (SGLANG_NULL, problems.EVENTS_OFF),
+        (SGLANG_NO_REPLAY, problems.NO_REPLAY),
+        (SGLANG_IPC, problems.BAD_ENDPOINT),
+        (changed(SGLANG, "/server_info", page_size=None, kv_events=None), problems.NO_BLOCK_SIZE),
+    ],
+)
+def test_what_is_missing_is_said_once(served: dict[str, Answer], expected: str) -> None:
+    assert describe(served).problems == (expected,)
+
+
+@pytest.mark.parametrize("sentence", [value for name, value in vars(problems).items() if name.isupper()])
+def test_each_sentence_names_a_way_out(sentence: str) -> None:
+    assert sentence.endswith((".", "?"))
+    assert "--" in sentence or sentence in (problems.NO_ANSWER, problems.NO_MODELS)
+
+
+@pytest.mark.parametrize("status", [0, -1])
+def test_a_worker_that_does_not_answer(status: int) -> None:
+    found, asked = drive(probe(HOST), {"/v1/models": Answer(status)})
+    assert found == EngineDescription("unknown", problems=(problems.NO_ANSWER,))
+    assert asked == ["/v1/models"]
+
+
+def test_a_worker_that_is_something_else() -> None:
+    found = describe({"/v1/models": served_json({"data": [{"id": "gpt", "owned_by": "somebody"}]})})
+    assert found == EngineDescription("unknown", models=(Model("gpt"),), problems=(problems.NOT_AN_ENGINE,))
+
+
+@pytest.mark.parametrize("served", [VLLM, SGLANG])
+def test_a_locked_model_list_does_not_hide_the_engine(served: dict[str, Answer]) -> None:
+    found = describe({**served, "/v1/models": Answer(401)})
+    known = describe(served)
+    assert found.problems == (problems.NO_MODELS,)
+    assert (found.kind, found.block_size, found.event_sources) == (known.kind, known.block_size, known.event_sources)
+
+
+def test_sglang_without_metrics_is_known_by_its_server_info() -> None:
+    assert describe({**without(SGLANG, "/metrics"), "/v1/models": Answer(401)}).kind == "sglang"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "expected"),
+    [
+        ("tcp://*:5557", "engine.local", "tcp://engine.local:5557"),
+        ("tcp://0.0.0.0:5557", "10.0.0.7", "tcp://10.0.0.7:5557"),
+        ("tcp://[::]:5557", "10.0.0.7", "tcp://10.0.0.7:5557"),
+        ("tcp://:::5557", "10.0.0.7", "tcp://10.0.0.7:5557"),
+        ("tcp://*:5557", "fd00::7", "tcp://[fd00::7]:5557"),
+        ("tcp://*:5557", "[fd00::7]", "tcp://[fd00::7]:5557"),
+        ("tcp://10.9.9.9:5557", "10.0.0.7", "tcp://10.9.9.9:5557"),
+        ("tcp://[fd00::9]:5557", "10.0.0.7", "tcp://[fd00::9]:5557"),
+        ("ipc:///tmp/kv", "10.0.0.7", "ipc:///tmp/kv"),
+        ("inproc://kv", "10.0.0.7", "inproc://kv"),
+    ],
+)
+def test_endpoints(endpoint: str, host: str, expected: str) -> None:
+    served = vllm_events(endpoint=endpoint, replay_endpoint=endpoint)
+    (source,) = describe(served, host).event_sources
+    assert (source.endpoint, source.replay) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "5557", "udp://*:5557", "tcp://:5557", "tcp://*:65536", "tcp://*:5557/x", "tcp://"]
+)
+def test_what_is_no_endpoint(endpoint: str) -> None:
+    assert describe(vllm_events(endpoint=endpoint)).event_sources == ()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("served", [VLLM, SGLANG, SGLANG_OLD], ids=["vllm", "sglang", "sglang-old"])
+@given(data=st.data())
+def test_answers_with_any_field_spoilt_raise_nothing(served: dict[str, Answer], data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from([path for path, answer in served.items() if answer.body.startswith(b"{")]))
+    document = json.loads(served[path].body)
+    spoil(document, data)
+    found = describe({**served, path: served_json(document)})
+    assert found.block_size is None or found.block_size > 0
+    assert found.dp_size > 0
+    assert msgspec.msgpack.encode(found)
+
+
+def spoil(document: Any, data: st.DataObject) -> None:
+    """Replace one value, anywhere in the document."""
+    place: Any = document
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        if isinstance(place[key], dict | list) and place[key] and data.draw(st.booleans()):
+            place = place[key]
+            continue
+        place[key] = data.draw(json_values)
+        return
+
+
+bodies = st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode())
+nonsense = st.builds(Answer, st.sampled_from([200, 404, 500, 0]), bodies)
+PATHS = ["/version", "/kv_event_sources", "/metrics", "/server_info", "/get_server_info", "/model_info"]
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang", "?"])
+@given(served=st.fixed_dictionaries(dict.fromkeys(PATHS, nonsense)))
+def test_nonsense_raises_nothing_and_is_said(owner: str, served: dict[str, Answer]) -> None:
+    found, asked = drive(probe(HOST), {**served, "/v1/models": served_json({"data": [{"id": "m", "owned_by": owner}]})})
+    assert found.problems
+    assert set(asked) <= {"/v1/models", *PATHS}
+    assert len(asked) == len(set(asked))
+
+
+@given(answer=nonsense)
+def test_a_nonsense_model_list_raises_nothing(answer: Answer) -> None:
+    assert describe({"/v1/models": answer}).kind == "unknown"
+
+
+def test_deep_nesting_reads_as_no_answer() -> None:
+    assert describe({**VLLM, "/kv_event_sources": Answer(200, b"[" * 100_000)}).problems == (problems.NO_EVENT_SOURCES,)
