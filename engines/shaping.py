@@ -1,0 +1,61 @@
+"""How engines want to be asked: the chosen rank, a cache reset, and the tokens of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from engines.description import EngineKind
+
+_PROMPT_FIELDS = ("model", "prompt", "add_special_tokens")
+_CHAT_FIELDS = (
+    "model",
+    "messages",
+    "tools",
+    "tool_choice",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+)
+"""What decides a chat's tokens; either engine passes over what it does not know."""
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]]
+
+
+_tokenized = msgspec.json.Decoder(_Tokenized)
+
+
+def rank_headers(kind: EngineKind, dp_rank: int) -> list[tuple[bytes, bytes]]:
+    """The header that picks a data-parallel rank on the OpenAI routes; both engines read the same one."""
+    return [] if kind == "unknown" else [(b"X-data-parallel-rank", str(dp_rank).encode())]
+
+
+def reset_path(kind: EngineKind) -> str | None:
+    """Where a POST drops the whole prefix cache. vLLM has it only with VLLM_SERVER_DEV_MODE=1."""
+    return {"vllm": "/reset_prefix_cache", "sglang": "/flush_cache"}.get(kind)
+
+
+def tokenize_path(kind: EngineKind) -> str | None:
+    """Where a POST of `tokenize_body` answers the tokens."""
+    return {"vllm": "/tokenize", "sglang": "/v1/tokenize"}.get(kind)
+
+
+def tokenize_body(request: Mapping[str, Any]) -> bytes:
+    """The body that asks for the tokens of an OpenAI request: a chat if it has `messages`, else its `prompt` text."""
+    fields = _CHAT_FIELDS if "messages" in request else _PROMPT_FIELDS
+    return msgspec.json.encode({field: request[field] for field in fields if request.get(field) is not None})
+
+
+def parse_tokenize(body: bytes) -> list[int]:
+    """The token ids in an answer to `tokenize_body`. Raises ValueError for any other answer."""
+    try:
+        return _tokenized.decode(body).tokens
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
