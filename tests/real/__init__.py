@@ -1,0 +1,1 @@
+"""Drives the router as a user would, in front of real engines. Run by .ci/run; see docs/real-engines.md."""
