@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from engines.description import EventSource
+from publishers.zmq_source import ZmqSource
+from tests.fakes.waiting import until
+from tests.fakes.zmq_engine import CLEARED, FakeEngine, stored
+
+
+class Log:
+    """An EventSink that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[bytes | str] = []
+        self.fail_on: bytes | None = None
+
+    async def apply(self, payload: bytes) -> None:
+        if payload == self.fail_on:
+            raise RuntimeError("a fault of the sink's own")
+        self.said.append(payload)
+
+    async def new_epoch(self) -> None:
+        self.said.append("new epoch")
+
+    async def lose_track(self) -> None:
+        self.said.append("lost track")
+
+
+@asynccontextmanager
+async def following(source: EventSource, replay_timeout: float = 5.0) -> AsyncIterator[tuple[Log, ZmqSource]]:
+    log = Log()
+    subject = ZmqSource(source, log, replay_timeout=replay_timeout)
+    subject.start()
+    try:
+        yield log, subject
+    finally:
+        await subject.close()
+
+
+async def test_history_first_then_what_is_live() -> None:
+    async with FakeEngine() as engine:
+        await engine.lose(stored(0))
+        await engine.lose(stored(1))
+        async with following(engine.source) as (log, subject):
+            await engine.subscribed()
+            await until(lambda: len(log.said) == 2)
+            await engine.publish(stored(2))
+            await until(lambda: len(log.said) == 3)
+            assert log.said == engine.payloads
+            assert engine.replays_asked == [0]
+            assert subject.connected
+            assert subject.counts.replayed == 2
+
+
+@pytest.mark.parametrize("topic_in_replay", [True, False])
+async def test_a_gap_is_replayed(topic_in_replay: bool) -> None:
+    async with FakeEngine(topic_in_replay=topic_in_replay) as engine, following(engine.source) as (log, _):
+        await engine.subscribed()
+        await engine.publish(stored(0))
+        await engine.lose(stored(1))
+        await engine.publish(stored(2))
+        await until(lambda: len(log.said) == 3)
+        assert log.said == engine.payloads
+
+
+async def test_a_buffer_that_is_too_short_is_said() -> None:
+    async with FakeEngine(buffer=2) as engine:
+        for block in range(5):
+            await engine.lose(stored(block))
+        async with following(engine.source) as (log, subject):
+            await until(lambda: len(log.said) == 3)
+            assert log.said == ["lost track", *engine.payloads[3:]]
+            assert subject.counts.lost_track == 1
+
+
+async def test_an_engine_that_restarts_is_followed_from_its_beginning() -> None:
+    async with FakeEngine() as engine, following(engine.source) as (log, subject):
+        await engine.subscribed()
+        await engine.publish(stored(0))
+        await until(lambda: len(log.said) == 1)
+        old = list(engine.payloads)
+        await engine.restart(stored(7))  # its next number is the one that was expected next
+        await engine.subscribed()
+        await engine.publish(stored(8))
+        await until(lambda: len(log.said) == 4)
+        assert log.said == [*old, "new epoch", *engine.payloads]
+        assert subject.counts.connections == 2
+
+
+async def test_a_lost_connection_is_doubt_enough() -> None:
+    async with FakeEngine() as engine, following(engine.source) as (log, _):
+        await engine.subscribed()
+        await engine.publish(stored(0))
+        await until(lambda: len(log.said) == 1)
+        await engine.break_connection()
+        await until(lambda: len(log.said) == 3)
+        assert log.said == [*engine.payloads, "new epoch", *engine.payloads]
+
+
+async def test_no_replay_is_said_once_and_events_still_come(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeEngine() as engine, following(engine.source_without_replay) as (log, subject):
+        await engine.subscribed()
+        await until(lambda: subject.connected)
+        await engine.publish(stored(0))
+        await engine.lose(stored(1))
+        await engine.publish(CLEARED)
+        await until(lambda: len(log.said) == 4)
+        assert log.said == ["lost track", engine.payloads[0], "lost track", engine.payloads[2]]
+        assert engine.replays_asked == []
+    assert caplog.text.count("offers no replay") == 1
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+async def test_an_unanswered_replay_does_not_hold_up_the_stream() -> None:
+    async with FakeEngine(deaf=True) as engine, following(engine.source, replay_timeout=0.02) as (log, _):
+        await engine.subscribed()
+        await until(lambda: log.said == ["lost track"])
+        await engine.publish(stored(0))
+        await until(lambda: log.said == ["lost track", *engine.payloads])
+
+
+async def test_hostile_frames_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeEngine() as engine, following(engine.source) as (log, subject):
+        await engine.subscribed()
+        for _ in range(3):
+            await engine.send([b"kv@"])
+            await engine.send([b"kv@", b"1", b"x"])
+            await engine.send([b"kv@", b"\xff" * 8, b""])
+            await engine.send([b"kv@", bytes(8), b"x", b"more"])
+        await engine.publish(stored(0))
+        await until(lambda: log.said == engine.payloads)
+        assert subject.counts.malformed == {"wrong number of frames": 6, "no sequence number": 6}
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 2
+
+
+async def test_a_number_out_of_reach_is_survived() -> None:
+    async with FakeEngine() as engine, following(engine.source) as (log, _):
+        await engine.subscribed()
+        await engine.publish(stored(0))
+        await engine.send([b"kv@", (2**63).to_bytes(8, "big"), b"?"])
+        await until(lambda: log.said[1:] == ["lost track", b"?"])
+        await engine.publish(stored(1))
+        await until(lambda: log.said[3:] == ["new epoch", *engine.payloads])
+
+
+async def test_a_sink_that_fails_loses_one_message(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeEngine() as engine, following(engine.source) as (log, _):
+        await engine.subscribed()
+        log.fail_on = b"bad"
+        await engine.publish_raw(b"bad")
+        await engine.publish_raw(b"good")
+        await until(lambda: log.said == ["lost track", b"good"])
+    assert "a fault of the sink's own" in caplog.text
+
+
+async def test_other_topics_are_not_ours() -> None:
+    async with FakeEngine() as engine, following(engine.source) as (log, subject):
+        await engine.subscribed()
+        await engine.send([b"load", bytes(8), b"x"])
+        await engine.publish(stored(0))
+        await until(lambda: log.said == engine.payloads)
+        assert subject.counts.messages == 1
+
+
+async def test_many_messages_at_once_keep_their_order() -> None:
+    async with FakeEngine(buffer=5000) as engine:
+        for block in range(3000):
+            await engine.lose(stored(block))
+        async with following(engine.source) as (log, _):
+            await engine.subscribed()
+            for block in range(500):
+                await engine.publish(stored(block))
+            await until(lambda: len(log.said) >= 3500)
+            assert log.said == engine.payloads
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:5557", "tcp://127.0.0.1", "http://h:1"])
+async def test_a_wrong_endpoint_is_said_at_start(endpoint: str) -> None:
+    source = ZmqSource(EventSource(0, endpoint), Log())
+    with pytest.raises(ValueError, match="cannot be used for events"):
+        source.start()
+    await source.close()
+
+
+async def test_closing_at_any_time_leaves_no_task() -> None:
+    before = asyncio.all_tasks()
+    async with FakeEngine(deaf=True) as engine:
+        never_started = ZmqSource(engine.source, Log())
+        await never_started.close()
+        async with following(engine.source):
+            pass
+        async with following(engine.source):
+            await until(lambda: engine.replays_asked)  # closed while a replay is under way
+    assert asyncio.all_tasks() == before
