@@ -21,7 +21,7 @@ import uvloop
 from rich.console import Console
 
 from router.ab import children, workers
-from router.ab.client import Address, Outcome
+from router.ab.client import Address
 from router.ab.errors import RunError
 from router.ab.plan import UNROUTED, Plan, mode_of, read_plan
 from router.ab.progress import progress
@@ -81,45 +81,30 @@ def _cancel_on_signals() -> None:
 
 async def _measure(plan: Plan, rows: list[Row], label: str, console: Console) -> _Measured:
     """One mode, from a fleet with empty caches to its records."""
-    chunks = 0
-    own, others = process_time(), _children_cpu()
-    async with _fleet(plan) as (named, refused), _targets(plan, label, named) as targets:
-        model = plan.model or await workers.served_model([url_of(worker) for worker in named])
-        with progress(console, label, len(rows)) as advance:
-
-            def on_done(outcome: Outcome) -> None:
-                nonlocal chunks
-                chunks += outcome.chunks
-                advance(outcome)
-
-            prompts = Prompts(model, plan.seed, plan.timeout)
-            began = perf_counter()
-            records = await replay(rows, targets, Pace(plan.rate, plan.speedup), prompts, on_done)
-            wall = perf_counter() - began
-    cost = Cost(wall, process_time() - own, _children_cpu() - others, _cores(), chunks)
+    began, own, others = perf_counter(), process_time(), _children_cpu()
+    async with _fleet(plan) as named:
+        urls = [url_of(worker) for worker in named]
+        prompts = Prompts(await workers.served_model(urls, plan.model), plan.seed, plan.timeout)
+        refused = [] if plan.simulated else await workers.reset_caches(urls)
+        # The router comes up after the caches are empty, so that it knows nothing of the mode before.
+        async with _targets(plan, label, named) as targets:
+            with progress(console, label, len(rows)) as advance:
+                records = await replay(rows, targets, Pace(plan.rate, plan.speedup), prompts, advance)
+    chunks = sum(record.chunks for record in records)
+    cost = Cost(perf_counter() - began, process_time() - own, _children_cpu() - others, os.cpu_count() or 1, chunks)
     return _Measured(label, records, cost, refused, len(named))
 
 
 @asynccontextmanager
-async def _fleet(plan: Plan) -> AsyncIterator[tuple[Sequence[str], list[str]]]:
-    """The workers as the router takes them, and those among them whose caches could not be emptied."""
+async def _fleet(plan: Plan) -> AsyncIterator[Sequence[str]]:
+    """The workers as the router takes them: those given, or a simulated fleet of this mode's own."""
     if plan.workers:
-        urls = [url_of(worker) for worker in plan.workers]
-        await workers.served_model(urls)
-        yield plan.workers, await workers.reset_caches(urls)
+        yield plan.workers
         return
-    flags = {
-        "--workers": plan.sim_workers,
-        "--port": 0,
-        "--speedup": plan.speedup,
-        "--cache-tokens": plan.cache_tokens,
-        "--block-size": plan.block_size,
-    }
-    pairs = [
-        text for flag, value in flags.items() for text in (flag, f"{value:g}" if flag == "--speedup" else str(value))
-    ]
-    async with children.fleet([*pairs, *plan.sim_args]) as urls:
-        yield urls, []
+    sizes = ["--workers", str(plan.sim_workers), "--cache-tokens", str(plan.cache_tokens)]
+    sizes += ["--block-size", str(plan.block_size), "--speedup", f"{plan.speedup:g}"]
+    async with children.fleet(["--port", "0", *sizes, *plan.sim_args]) as urls:
+        yield urls
 
 
 @asynccontextmanager
@@ -187,10 +172,6 @@ def _children_cpu() -> float:
     """CPU seconds of the children that have ended and of theirs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1
 
 
 def _check_writable(out: str | None) -> None:

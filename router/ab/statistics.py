@@ -26,6 +26,7 @@ class Record(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    chunks: int
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -75,6 +76,7 @@ def record(index: int, due: float, outcome: Outcome, start: float, speedup: floa
         prompt_tokens=outcome.prompt_tokens,
         cached_tokens=outcome.cached_tokens,
         output_tokens=outcome.output_tokens,
+        chunks=outcome.chunks,
     )
 
 

@@ -24,10 +24,12 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-async def served_model(urls: Sequence[str]) -> str:
-    """The model that all workers serve. Raises RunError for a worker that is down or serves something else."""
+async def served_model(urls: Sequence[str], wanted: str | None = None) -> str:
+    """`wanted`, or else the model that all workers serve. Raises RunError for a worker that is down or differs."""
     async with aiohttp.ClientSession(timeout=_ANSWER) as session:
         names = await asyncio.gather(*(_model(session, url) for url in urls))
+    if wanted is not None:
+        return wanted
     for url, name in zip(urls, names, strict=True):
         if name != names[0]:
             raise RunError(f"{urls[0]} serves {names[0]} but {url} serves {name}; give --model NAME")

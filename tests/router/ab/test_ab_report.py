@@ -16,7 +16,9 @@ IDLE = Cost(wall=60.0, generator_cpu=5.0, children_cpu=40.0, cores=2, chunks=100
 
 def made(ttft: float = 1.0, *, cached: int = 40, lag: float = 0.0, error: str = "") -> Record:
     times = {"ttft": None, "tpot": None, "e2e": None} if error else {"ttft": ttft, "tpot": 0.01, "e2e": ttft + 1}
-    return Record(0, 0.0, lag, 200, error, "a", **times, prompt_tokens=100, cached_tokens=cached, output_tokens=5)
+    return Record(
+        0, 0.0, lag, 200, error, "a", **times, prompt_tokens=100, cached_tokens=cached, output_tokens=5, chunks=6
+    )
 
 
 def told(*records: Record, cost: Cost = IDLE, refused: tuple[str, ...] = (), simulated: bool = True) -> str:
