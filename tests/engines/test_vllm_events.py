@@ -117,3 +117,9 @@ def test_an_array_of_an_old_version_may_end_early() -> None:
     old = ["BlockStored", [1, 2], None, [5, 6, 7, 8], 2, None]
     batch = decode(msgspec.msgpack.encode([1.0, [old, ["BlockRemoved", [1]]]]))
     assert batch.events == [BlockStored([1, 2], None, [5, 6, 7, 8], 2, Tier.GPU), BlockRemoved([1], Tier.GPU)]
+
+
+@pytest.mark.parametrize("header", [b"\x81", b"\xde\x00\x01", b"\xdf\x00\x00\x00\x01"])
+def test_every_size_of_map_is_one(header: bytes) -> None:
+    cleared = header + packed("type", "AllBlocksCleared")
+    assert decode(b"\x92" + packed(1.0) + b"\x91" + cleared).events == [AllBlocksCleared()]
