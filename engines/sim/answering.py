@@ -1,0 +1,163 @@
+"""One HTTP answer while its tokens come: collected, or streamed as server-sent events.
+
+A stream writes its own HTTP chunks to the transport, one write a token, from parts that were encoded when it began:
+about 10 µs a token, where awaiting a response object's write costs several times that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from engines.sim.flavour import ChoiceResult, Flavour, Heading, Json
+from engines.sim.generation import Asked
+from engines.sim.rank import Sink
+from engines.sim.scheduler import Request
+from engines.sim.tokens import Answers
+
+_encode = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+
+
+class Answer:
+    """All choices of one answer, collected. `done` resolves when the last is finished.
+
+    With `break_after` the connection is cut instead of handing out any token after that many.
+    """
+
+    def __init__(
+        self,
+        heading: Heading,
+        asked: Asked,
+        requests: Sequence[Request],
+        flavour: Flavour,
+        answers: Answers,
+        transport: asyncio.WriteTransport,
+        break_after: int | None = None,
+    ) -> None:
+        self.heading = heading
+        self.asked = asked
+        self.requests = requests
+        self.flavour = flavour
+        self.answers = answers
+        self.transport = transport
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unfinished = len(requests)
+        self._tokens_left = break_after
+
+    def sinks(self) -> Sequence[Sink]:
+        """One for each request, in order."""
+        return [Collect(self) for _ in self.requests]
+
+    def broken(self) -> bool:
+        """Whether the connection is cut now, before the token at hand."""
+        if self._tokens_left is None:
+            return False
+        self._tokens_left -= 1
+        if self._tokens_left < 0:
+            self.transport.abort()
+            return True
+        return False
+
+    def finish_one(self) -> bool:
+        """One choice is finished; True when all are."""
+        self._unfinished -= 1
+        if not self._unfinished and not self.done.done():
+            self.done.set_result(None)
+        return not self._unfinished
+
+    def usage(self, streamed: bool) -> Json:
+        prompt = sum(request.prompt_length for request in self.requests)
+        generated = sum(request.generated for request in self.requests)
+        cached = sum(request.cached_tokens for request in self.requests)
+        return self.flavour.usage(prompt, generated, cached, self.heading, streamed)
+
+    def whole(self) -> bytes:
+        """The JSON of a finished answer."""
+        choices = [
+            ChoiceResult(
+                self.answers.text(request.answer_start, request.generated),
+                request,
+                self.asked.finish_reason,
+                self.asked.return_token_ids,
+            )
+            for request in self.requests
+        ]
+        return _encode(self.flavour.answer(self.heading, choices, self.usage(streamed=False)))
+
+    def stream_end(self) -> bytes:
+        """The events after all choices' last tokens."""
+        if not self.asked.include_usage:
+            return DONE
+        chunk = self.flavour.usage_chunk(self.heading, self.usage(streamed=True))
+        return b"data: %b\n\n%b" % (_encode(chunk), DONE)
+
+
+class Collect:
+    """A choice whose tokens wait for the others."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def on_token(self, position: int, finished: bool) -> None:  # noqa: ARG002 - the text is read at the end
+        if not self._answer.broken() and finished:
+            self._answer.finish_one()
+
+
+class StreamedAnswer(Answer):
+    """Its choices write to the transport as their tokens come; the HTTP head must be out before."""
+
+    def sinks(self) -> Sequence[Sink]:
+        return [Stream(self, request, index) for index, request in enumerate(self.requests)]
+
+
+class Stream:
+    """A choice that writes each token at once."""
+
+    def __init__(self, answer: Answer, request: Request, choice: int) -> None:
+        template = answer.flavour.chunk_template(answer.heading, choice, answer.asked.finish_reason)
+        self._answer = answer
+        self._request = request
+        self._write = answer.transport.write
+        self._pieces = answer.answers.json_pieces
+        self._start = request.answer_start % len(self._pieces)
+        self._opening = _event(template.opening)
+        self._head = b"data: " + template.head
+        self._end = template.no_usage + b"\n\n"
+        self._tail = template.tail
+        self._plain_tail = template.tail + self._end
+        self._last_tail = template.last_tail
+        self._closing = _event(template.closing)
+
+    def on_token(self, position: int, finished: bool) -> None:
+        answer = self._answer
+        if answer.broken():
+            return
+        piece = self._pieces[(self._start + position) % len(self._pieces)]
+        if finished:
+            self._finish(piece)
+        elif position == 0 or answer.asked.continuous_usage:
+            opening = self._opening if position == 0 else b""
+            self._chunk(b"%b%b%b%b%b" % (opening, self._head, piece, self._tail, self._ending()))
+        else:
+            head, tail = self._head, self._plain_tail
+            self._write(b"%x\r\n%b%b%b\r\n" % (len(head) + len(piece) + len(tail), head, piece, tail))
+
+    def _finish(self, piece: bytes) -> None:
+        opening = self._opening if self._request.generated == 1 else b""
+        last = b"%b%b%b%b%b%b" % (opening, self._head, piece, self._last_tail, self._ending(), self._closing)
+        self._chunk(last + self._answer.stream_end() if self._answer.finish_one() else last)
+
+    def _ending(self) -> bytes:
+        if not self._answer.asked.continuous_usage:
+            return self._end
+        return b',"usage":%b}\n\n' % _encode(self._answer.usage(streamed=True))
+
+    def _chunk(self, events: bytes) -> None:
+        self._write(b"%x\r\n%b\r\n" % (len(events), events))
+
+
+def _event(chunk: bytes) -> bytes:
+    return b"data: %b\n\n" % chunk if chunk else b""

@@ -1,0 +1,143 @@
+"""What differs between a worker that speaks like vLLM and one that speaks like SGLang: shapes only, no I/O.
+
+Shapes follow recordings of vLLM 0.32.0 and SGLang 0.5.23; fields that say nothing here carry what a stock server says.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+
+from engines.sim.cache import CacheEvent
+from engines.sim.generation import Refused
+from engines.sim.scheduler import Request, Scheduler
+from engines.sim.settings import SimSettings
+
+Json = dict[str, Any]
+Reading = Callable[[Scheduler], float]
+"""What a metric says of a rank."""
+
+HASH_MASK = 0x9E37_79B9_7F4A_7C15
+"""Engine hashes are ours with some bits turned, so that whoever takes one for the other is found out."""
+
+MARK = "\0"
+"""Stands for a chunk's text while its template is made."""
+_JSON_MARK = msgspec.json.encode(MARK)
+
+
+class WorkerFacts(NamedTuple):
+    """What a worker says of itself. Ports are 0 where it publishes no events."""
+
+    settings: SimSettings
+    topic: str
+    event_port: int
+    replay_port: int
+    created: int
+    """Unix time."""
+    ranks: Sequence[Scheduler]
+
+
+class Heading(NamedTuple):
+    """What all parts of one answer repeat."""
+
+    answer_id: str
+    created: int
+    model: str
+    chat: bool
+
+
+class ChoiceResult(NamedTuple):
+    text: str
+    request: Request
+    finish_reason: str
+    with_token_ids: bool
+
+
+class ChunkTemplate(NamedTuple):
+    """JSON around the text of one choice's stream chunks, each without the closing brace (usage may come before it)."""
+
+    opening: bytes
+    """A whole event before the first token; empty for none."""
+    head: bytes
+    tail: bytes
+    last_tail: bytes
+    """In place of `tail` with the last token."""
+    closing: bytes
+    """A whole event after the last token; empty for none."""
+    no_usage: bytes
+    """What ends a chunk when it carries no usage."""
+
+
+class Flavour(ABC):
+    """One per worker. `decode_blocks_at_finish` and `clears_at_once`: when blocks enter and leave the event stream."""
+
+    decode_blocks_at_finish: ClassVar[bool]
+    clears_at_once: ClassVar[bool]
+    cleared_text: ClassVar[str | None]
+    """What POST /flush_cache answers; None: /reset_prefix_cache is the path and JSON its answer."""
+
+    def __init__(self, facts: WorkerFacts) -> None:
+        self.facts = facts
+
+    @abstractmethod
+    def encode_events(self, timestamp: float, events: Sequence[CacheEvent], dp_rank: int) -> bytes:
+        """One message's payload, msgpack."""
+
+    @abstractmethod
+    def answer_id(self, chat: bool, request_id: str) -> str: ...
+
+    @abstractmethod
+    def chunk_template(self, heading: Heading, choice: int, finish_reason: str) -> ChunkTemplate: ...
+
+    @abstractmethod
+    def usage(self, prompt: int, generated: int, cached: int, heading: Heading, streamed: bool) -> Json: ...
+
+    @abstractmethod
+    def usage_chunk(self, heading: Heading, usage: Json) -> Json:
+        """The event before [DONE] when the client asked for usage."""
+
+    @abstractmethod
+    def answer(self, heading: Heading, choices: Sequence[ChoiceResult], usage: Json) -> Json:
+        """A whole answer."""
+
+    @abstractmethod
+    def error(self, refused: Refused) -> Json: ...
+
+    @abstractmethod
+    def models(self) -> Json: ...
+
+    @abstractmethod
+    def tokenized(self, tokens: list[int] | list[list[int]]) -> Json: ...
+
+    @abstractmethod
+    def metrics(self) -> str:
+        """Prometheus text."""
+
+    @abstractmethod
+    def pages(self, in_flight: int, now: float) -> dict[str, Json]:
+        """GET paths that answer JSON, and the answers; `in_flight` HTTP requests are open, `now` is Unix time."""
+
+
+def split_at_text(chunk: Json) -> tuple[bytes, bytes]:
+    """JSON before and after the chunk's MARK, without the closing brace."""
+    head, tail = msgspec.json.encode(chunk).split(_JSON_MARK)
+    return head, tail[:-1]
+
+
+def token_counts(prompt: int, generated: int) -> Json:
+    return {"prompt_tokens": prompt, "total_tokens": prompt + generated, "completion_tokens": generated}
+
+
+def rank_metrics(
+    gauges: dict[str, Reading], counters: dict[str, Reading], labels: Sequence[str], ranks: Sequence[Scheduler]
+) -> list[str]:
+    """Prometheus lines of every metric for every rank; `labels` are one text, without braces, for each."""
+    lines: list[str] = []
+    for kind, metrics in (("gauge", gauges), ("counter", counters)):
+        for name, read in metrics.items():
+            lines.append(f"# TYPE {name.removesuffix('_total')} {kind}")
+            lines += [f"{name}{{{each}}} {float(read(rank))}" for each, rank in zip(labels, ranks, strict=True)]
+    return lines

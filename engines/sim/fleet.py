@@ -1,0 +1,67 @@
+"""A simulated fleet on the running event loop: `async with SimFleet(SimSettings(…)) as fleet: fleet.urls`."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+import zmq
+from aiohttp import web
+
+from engines.sim.clock import SimClock
+from engines.sim.server import make_app
+from engines.sim.settings import SimSettings
+from engines.sim.tokens import load_tokenizer, make_answers
+from engines.sim.worker import Worker
+
+
+class SimFleet:
+    """Serves while it is entered; entering raises OSError or zmq.ZMQError when a port is taken.
+
+    Leaving cuts running streams. `workers` and `urls` are in the same order.
+    """
+
+    def __init__(self, settings: SimSettings) -> None:
+        self.settings = settings
+        self.workers: list[Worker] = []
+        self.urls: list[str] = []
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opening:
+            await self._start(opening)
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+
+    async def _start(self, opening: AsyncExitStack) -> None:
+        tokenizer = load_tokenizer(self.settings.tokenizer)
+        answers = make_answers(tokenizer, self.settings.seed)
+        clock = SimClock(asyncio.get_running_loop(), self.settings.speedup)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        opening.callback(context.destroy, linger=0)
+        for index in range(self.settings.workers):
+            worker = Worker(index, self.settings, tokenizer, answers, clock, context)
+            opening.push_async_callback(worker.close)
+            self.workers.append(worker)
+            runner = web.AppRunner(
+                make_app(worker), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
+            )
+            opening.push_async_callback(runner.cleanup)
+            self.urls.append(await self._serve(runner, index))
+
+    async def _serve(self, runner: web.AppRunner, index: int) -> str:
+        await runner.setup()
+        port = self.settings.port and self.settings.port + index
+        await web.TCPSite(runner, self.settings.host, port).start()
+        return f"http://{self.settings.host}:{runner.addresses[0][1]}"
+
+
+SHUTDOWN_SECONDS = 0.01
+"""How long requests may run on when the fleet stops: real engines abort them at once too."""

@@ -1,0 +1,212 @@
+"""What a generation request asks for, read from its body: pure, and the same for both flavours but for refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engines.sim.settings import SimSettings
+from engines.sim.tokens import Tokenizer
+from indexer.hashing import pack_tokens
+from indexer.types import Namespace
+
+COMPLETION_TOKENS = 16
+"""OpenAI's default max_tokens of /v1/completions, and both engines'."""
+
+
+class Refused(Exception):
+    """An answer with `status` and an OpenAI-style error object; the flavour shapes it."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, value: Any = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.value = value
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+    prompt: Any = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    routed_dp_rank: int | None = None
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A generation request, tokenised. Every prompt gets one answer."""
+
+    chat: bool
+    model: str
+    namespace: Namespace
+    prompts: list[list[int]]
+    max_tokens: list[int]
+    """For each prompt, how long its answer is."""
+    finish_reason: str
+    """`length` when the client set the length, else `stop`."""
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    dp_rank: int | None
+
+
+def read_generation(body: bytes, chat: bool, settings: SimSettings, tokenizer: Tokenizer) -> Asked:
+    """Raises Refused."""
+    fields = _read(body)
+    model = _model(fields, settings)
+    if fields.n not in (None, 1):
+        raise Refused(400, "the simulated engine makes one answer a prompt (n=1)", "n", fields.n)
+    prompts = [_chat_tokens(fields, tokenizer)] if chat else _prompt_tokens(fields, tokenizer)
+    given = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
+    options = fields.stream_options or _StreamOptions()
+    return Asked(
+        chat=chat,
+        model=model,
+        namespace=Namespace(model if model in settings.loras else None, fields.cache_salt),
+        prompts=prompts,
+        max_tokens=[_answer_length(prompt, given, fields, chat, settings) for prompt in prompts],
+        finish_reason="stop" if chat and given is None else "length",
+        stream=bool(fields.stream),
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+        return_token_ids=bool(fields.return_token_ids),
+        dp_rank=fields.routed_dp_rank if settings.flavour == "sglang" else None,
+    )
+
+
+def read_tokenize(body: bytes, settings: SimSettings, tokenizer: Tokenizer) -> list[int] | list[list[int]]:
+    """Ids of a /tokenize body: of its `messages`, its `prompt`, or (SGLang) each of its prompts. Raises Refused."""
+    fields = _read(body)
+    _model(fields, settings)
+    if fields.messages is not None:
+        return tokenizer.encode(_render(fields, tokenizer), bool(fields.add_special_tokens))
+    special = fields.add_special_tokens is not False
+    if isinstance(fields.prompt, str):
+        return tokenizer.encode(fields.prompt, special)
+    if settings.flavour == "sglang" and _all_are(fields.prompt, str):
+        return [tokenizer.encode(prompt, special) for prompt in fields.prompt]
+    raise Refused(400, "prompt must be a string, or messages be given", "prompt")
+
+
+def _read(body: bytes) -> _Body:
+    try:
+        return _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(400, f"the body cannot be read: {error}") from error
+
+
+def _model(fields: _Body, settings: SimSettings) -> str:
+    known = (settings.model, *settings.loras)
+    if fields.model is None:
+        return settings.model
+    if settings.flavour == "vllm" and fields.model not in known:
+        raise Refused(404, f"The model `{fields.model}` does not exist. Valid aliases: {', '.join(known)}.", "model")
+    return fields.model
+
+
+def _prompt_tokens(fields: _Body, tokenizer: Tokenizer) -> list[list[int]]:
+    prompt = fields.prompt
+    prompts = [prompt] if isinstance(prompt, str) or _all_are(prompt, int) else prompt
+    if not isinstance(prompts, list) or not prompts:
+        raise Refused(400, "prompt must be text, token ids, or a list of either, and not be empty", "prompt")
+    return [_one_prompt(each, fields, tokenizer) for each in prompts]
+
+
+def _one_prompt(prompt: Any, fields: _Body, tokenizer: Tokenizer) -> list[int]:
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt, fields.add_special_tokens is not False)
+    if _all_are(prompt, int):
+        return _checked(prompt)
+    raise Refused(400, "prompt must be text, token ids, or a list of either", "prompt")
+
+
+def _chat_tokens(fields: _Body, tokenizer: Tokenizer) -> list[int]:
+    """vLLM takes the ids of a chat that was tokenised before; the template is skipped then."""
+    ids = (fields.kv_transfer_params or {}).get("prompt_token_ids")
+    if ids is not None and _all_are(ids, int):
+        return _checked(ids)
+    return tokenizer.encode(_render(fields, tokenizer), False)
+
+
+def _render(fields: _Body, tokenizer: Tokenizer) -> str:
+    if not fields.messages:
+        raise Refused(400, "messages must not be empty", "messages")
+    variables: dict[str, Any] = {**(fields.chat_template_kwargs or {})}
+    if fields.tools:
+        variables["tools"] = fields.tools
+    try:
+        return tokenizer.render(fields.messages, fields.add_generation_prompt, variables)
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refused(400, f"messages do not fit the chat template: {error}", "messages") from error
+
+
+def _all_are(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is kind for item in value)
+
+
+def _checked(tokens: list[int]) -> list[int]:
+    try:
+        pack_tokens(tokens)
+    except OverflowError as error:
+        raise Refused(400, "a token id is out of range", "prompt") from error
+    return tokens
+
+
+def _answer_length(prompt: list[int], given: int | None, fields: _Body, chat: bool, settings: SimSettings) -> int:
+    room = settings.context_length - len(prompt)
+    if room < 1:
+        raise too_long(settings, len(prompt))
+    if given is None:
+        natural = max(64 + sum(prompt) % 192 if chat else COMPLETION_TOKENS, fields.min_tokens or 0)
+        return min(natural, room)
+    if given < 1:
+        raise Refused(400, f"max_tokens must be at least 1, got {given}.", "max_tokens", given)
+    if given > room:
+        raise too_long(settings, len(prompt), given)
+    return given
+
+
+def too_long(settings: SimSettings, prompt: int, wanted: int | None = None) -> Refused:
+    """The engines' own words for a prompt, or a prompt and its answer, beyond the context."""
+    limit = settings.context_length
+    if settings.flavour == "sglang":
+        if wanted is None:
+            return Refused(
+                400, f"The input ({prompt} tokens) is longer than the model's context length ({limit} tokens)."
+            )
+        text = (
+            f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested a total"
+        )
+        return Refused(
+            400, f"{text} of {prompt + wanted} tokens: {prompt} from the input and {wanted} for the completion."
+        )
+    text = f"This model's maximum context length is {limit} tokens. However, "
+    if wanted is None:
+        text += f"your prompt contains {prompt} input tokens, which exceeds this limit even without any output tokens."
+    else:
+        text += f"you requested {wanted} output tokens and your prompt contains {prompt} input tokens."
+    text += f" Please reduce the length of the input prompt. (parameter=input_tokens, value={prompt})"
+    return Refused(400, text, "input_tokens", prompt)

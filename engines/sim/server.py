@@ -1,0 +1,192 @@
+"""A simulated worker's HTTP: routes, statuses and headers as `vllm serve` or SGLang have them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, NoReturn, cast
+
+import msgspec
+from aiohttp import web
+
+from engines.sim.answering import Answer, StreamedAnswer
+from engines.sim.faults import REFUSALS, Fault, read_fault
+from engines.sim.flavour import Heading
+from engines.sim.generation import Asked, Refused, read_generation, read_tokenize
+from engines.sim.rank import Rank
+from engines.sim.scheduler import Request, make_request
+from engines.sim.worker import Worker
+
+MAX_BODY_BYTES = 256 * 2**20
+RANK_HEADER = "X-data-parallel-rank"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(worker: Worker) -> web.Application:
+    """The worker's whole HTTP surface. Run it with handler cancellation, so that a disconnect aborts its request."""
+    server = _Server(worker)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[server.shape_errors])
+    app.router.add_post("/v1/completions", server.completions)
+    app.router.add_post("/v1/chat/completions", server.chat)
+    app.router.add_get("/v1/models", server.models)
+    app.router.add_get("/health", server.health)
+    app.router.add_get("/metrics", server.metrics)
+    for path in worker.flavour.pages(0, 0.0):
+        app.router.add_get(path, server.page)
+    app.router.add_post("/tokenize", server.tokenize)
+    app.router.add_post("/v1/tokenize", server.tokenize)
+    app.router.add_post("/flush_cache" if worker.flavour.cleared_text else "/reset_prefix_cache", server.reset_cache)
+    app.router.add_post("/sim/fault", server.arm_fault)
+    app.router.add_post("/sim/faults/clear", server.clear_faults)
+    return app
+
+
+class _Server:
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    @property
+    def shape_errors(self) -> Any:
+        """Middleware: a refusal becomes the flavour's error object."""
+
+        @web.middleware
+        async def middleware(http: web.Request, handler: Handler) -> web.StreamResponse:
+            try:
+                return await handler(http)
+            except Refused as refused:
+                return _json(self._worker.flavour.error(refused), refused.status)
+
+        return middleware
+
+    async def completions(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, chat=False)
+
+    async def chat(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, chat=True)
+
+    async def models(self, _: web.Request) -> web.Response:
+        return _json(self._worker.flavour.models())
+
+    async def health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._worker.flavour.metrics())
+
+    async def page(self, http: web.Request) -> web.Response:
+        return _json(self._worker.flavour.pages(self._worker.in_flight, time.time())[http.path])
+
+    async def tokenize(self, http: web.Request) -> web.Response:
+        tokens = read_tokenize(await http.read(), self._worker.settings, self._worker.tokenizer)
+        return _json(self._worker.flavour.tokenized(tokens))
+
+    async def reset_cache(self, _: web.Request) -> web.Response:
+        done = self._worker.reset_cache()
+        if text := self._worker.flavour.cleared_text:
+            return web.Response(text=text, status=200 if done else 400)
+        return _json({"success": done})
+
+    async def arm_fault(self, http: web.Request) -> web.Response:
+        try:
+            fault = read_fault(await http.read())
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Refused(400, str(error)) from error
+        if fault.kind == "slow":
+            self._worker.slow_down(fault.factor)
+        else:
+            self._worker.faults.arm(fault)
+        return _json(msgspec.to_builtins(fault))
+
+    async def clear_faults(self, _: web.Request) -> web.Response:
+        self._worker.faults.clear()
+        self._worker.slow_down(1.0)
+        return _json({})
+
+    async def _generate(self, http: web.Request, chat: bool) -> web.StreamResponse:
+        worker = self._worker
+        fault = worker.faults.take()
+        body = await http.read()
+        worker.in_flight += 1
+        try:
+            if fault is not None:
+                await _strike(fault, http)
+            asked = read_generation(body, chat, worker.settings, worker.tokenizer)
+            rank = worker.rank(_asked_rank(http, asked))
+            return await self._answer(http, asked, rank, fault.after if fault else None)
+        finally:
+            worker.in_flight -= 1
+
+    async def _answer(self, http: web.Request, asked: Asked, rank: Rank, break_after: int | None) -> web.StreamResponse:
+        flavour = self._worker.flavour
+        answer_id = flavour.answer_id(asked.chat, http.headers.get("X-Request-Id") or self._worker.new_request_id())
+        heading = Heading(answer_id, int(time.time()), asked.model, asked.chat)
+        kind = StreamedAnswer if asked.stream else Answer
+        transport = _transport(http)
+        answer = kind(heading, asked, self._requests(asked), flavour, self._worker.answers, transport, break_after)
+        response = await _begin_stream(http) if asked.stream else None
+        await _run(answer, rank)
+        return response or web.Response(body=answer.whole(), content_type="application/json")
+
+    def _requests(self, asked: Asked) -> list[Request]:
+        return [
+            # The worker's own id: a client may use one X-Request-Id twice at once.
+            make_request(
+                self._worker.new_request_id(), prompt, length, self._worker.settings.block_size, asked.namespace
+            )
+            for prompt, length in zip(asked.prompts, asked.max_tokens, strict=True)
+        ]
+
+
+async def _begin_stream(http: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    response.enable_chunked_encoding()
+    await response.prepare(http)
+    return response
+
+
+async def _run(answer: Answer, rank: Rank) -> None:
+    """Until the last token; whatever ends it earlier frees the requests' blocks."""
+    try:
+        for request, sink in zip(answer.requests, answer.sinks(), strict=True):
+            rank.submit(request, sink)
+        await answer.done
+    finally:
+        for request in answer.requests:
+            rank.abort(request.request_id)
+
+
+async def _strike(fault: Fault, http: web.Request) -> None:
+    """Refuse, cut the connection, or never return; a break comes later."""
+    if status := REFUSALS.get(fault.kind):
+        raise Refused(status, "an armed fault")
+    if fault.kind == "drop_before_first_byte":
+        _transport(http).abort()
+    if fault.kind != "break_after_tokens":
+        await _until_disconnect()
+
+
+def _transport(http: web.Request) -> asyncio.WriteTransport:
+    """Raises ConnectionResetError when the client is gone."""
+    if http.transport is None:
+        raise ConnectionResetError
+    return cast("asyncio.WriteTransport", http.transport)  # a stream transport, though aiohttp does not say so
+
+
+async def _until_disconnect() -> NoReturn:
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("unreachable")
+
+
+def _asked_rank(http: web.Request, asked: Asked) -> int | None:
+    header = http.headers.get(RANK_HEADER)
+    if header is None:
+        return asked.dp_rank
+    with suppress(ValueError):
+        return int(header)
+    raise Refused(400, f"{RANK_HEADER} must be an integer", RANK_HEADER)
+
+
+def _json(content: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")

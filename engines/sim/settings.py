@@ -1,0 +1,64 @@
+"""What a simulated fleet is made of; `engines.sim.__main__` has a flag for each field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from engines.sim.timing import StepTiming
+
+FlavourName = Literal["vllm", "sglang"]
+
+
+@dataclass(frozen=True)
+class SimSettings:
+    """ValueError for numbers that make no engine."""
+
+    workers: int = 8
+    host: str = "127.0.0.1"
+    port: int = 0
+    """HTTP port of the first worker, the others follow; events are on port + 1000 and up. 0: free ports."""
+    flavour: FlavourName = "vllm"
+    model: str = "sim"
+    loras: tuple[str, ...] = ()
+    """Further model names, each an adapter with prefixes of its own."""
+    block_size: int = 16
+    cache_tokens: int = 262_144
+    """Per rank."""
+    speedup: float = 1.0
+    """Simulated seconds per second."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    dp_size: int = 1
+    max_model_len: int = 131_072
+    """Never above `cache_tokens`: a longer request could not run."""
+    tokenizer: str | None = None
+    """Folder with a tokenizer.json, or the file itself; None: one token per UTF-8 byte."""
+    kv_events: bool = True
+    slow: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Worker index to the factor that its steps take longer."""
+    seed: int = 0
+    """Seeds the words that answers are made of, and request ids."""
+    timing: StepTiming = field(default_factory=StepTiming)
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "block_size", "max_num_seqs", "max_num_batched_tokens", "dp_size", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.cache_blocks < 1 or self.speedup <= 0:
+            raise ValueError("cache_tokens must make one block, and speedup be above 0")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must not be below max_num_seqs")  # vLLM's rule too
+        if any(factor <= 0 or not 0 <= index < self.workers for index, factor in self.slow.items()):
+            raise ValueError("slow takes the index of a worker and a factor above 0")
+
+    @property
+    def cache_blocks(self) -> int:
+        return self.cache_tokens // self.block_size
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that one request may have, prompt and answer together."""
+        return min(self.max_model_len, self.cache_blocks * self.block_size)

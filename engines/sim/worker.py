@@ -1,0 +1,116 @@
+"""One simulated worker: its ranks, what they publish, and the requests it was given; HTTP is in `server`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from engines.sim.cache import CacheEvent
+from engines.sim.clock import SimClock
+from engines.sim.event_publisher import EventPublisher, bind_publishers
+from engines.sim.faults import Faults
+from engines.sim.flavour import Flavour, WorkerFacts
+from engines.sim.generation import Refused
+from engines.sim.rank import Rank
+from engines.sim.scheduler import Scheduler
+from engines.sim.settings import SimSettings
+from engines.sim.sglang_flavour import SglangFlavour
+from engines.sim.tokens import Answers, Tokenizer
+from engines.sim.vllm_flavour import VllmFlavour
+
+FLAVOURS: dict[str, type[Flavour]] = {"vllm": VllmFlavour, "sglang": SglangFlavour}
+EVENT_PORT_OFFSET = 1000
+
+
+class Worker:
+    """Binds its event sockets when made (zmq.ZMQError when a port is taken); `close` gives everything back."""
+
+    def __init__(
+        self,
+        index: int,
+        settings: SimSettings,
+        tokenizer: Tokenizer,
+        answers: Answers,
+        clock: SimClock,
+        context: zmq.Context[zmq.Socket[bytes]],
+    ) -> None:
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.answers = answers
+        self.faults = Faults()
+        self.in_flight = 0
+        self._own_slowdown = settings.slow.get(index, 1.0)
+        self._ids = random.Random(f"{settings.seed}/{index}")  # noqa: S311 - names, not secrets
+        flavour = FLAVOURS[settings.flavour]
+        schedulers = [self._scheduler(flavour.decode_blocks_at_finish) for _ in range(settings.dp_size)]
+        topic = f"kv@w{index}@{settings.model}"
+        self._publishers, event_port, replay_port = self._bind(index, topic, context)
+        self.flavour = flavour(WorkerFacts(settings, topic, event_port, replay_port, int(time.time()), schedulers))
+        loop = asyncio.get_running_loop()
+        self.ranks = [
+            Rank(scheduler, loop, clock, self._publish_for(number)) for number, scheduler in enumerate(schedulers)
+        ]
+
+    def rank(self, asked: int | None) -> Rank:
+        """The rank asked for, else the least loaded, waiting requests counting four times as in vLLM's own balancer.
+
+        Raises Refused when there is no such rank.
+        """
+        if asked is None:
+            return min(self.ranks, key=lambda rank: 4 * len(rank.scheduler.waiting) + len(rank.scheduler.running))
+        if 0 <= asked < len(self.ranks):
+            return self.ranks[asked]
+        raise Refused(400, f"data parallel rank {asked} is out of range [0, {len(self.ranks)}).", "data_parallel_rank")
+
+    def new_request_id(self) -> str:
+        return f"{self._ids.getrandbits(64):016x}"
+
+    def reset_cache(self) -> bool:
+        """Clear every rank's cache; False when one has blocks in use."""
+        results = [rank.reset_cache(self.flavour.clears_at_once) for rank in self.ranks]  # not stopping at the first
+        return all(results)
+
+    def slow_down(self, factor: float) -> None:
+        """Every step takes `factor` times what is usual for this worker."""
+        for rank in self.ranks:
+            rank.scheduler.slowdown = self._own_slowdown * factor
+
+    async def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+        for publisher in self._publishers:
+            await publisher.close()
+
+    def _scheduler(self, decode_blocks_at_finish: bool) -> Scheduler:
+        settings = self.settings
+        scheduler = Scheduler(
+            cache_blocks=settings.cache_blocks,
+            block_size=settings.block_size,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            timing=settings.timing,
+            answers=self.answers.tokens,
+            decode_blocks_at_finish=decode_blocks_at_finish,
+        )
+        scheduler.slowdown = self._own_slowdown
+        return scheduler
+
+    def _bind(
+        self, index: int, topic: str, context: zmq.Context[zmq.Socket[bytes]]
+    ) -> tuple[Sequence[EventPublisher], int, int]:
+        settings = self.settings
+        if not settings.kv_events:
+            return [], 0, 0
+        # Two runs of ports a worker: events of every rank, then replay of every rank.
+        port = settings.port and settings.port + EVENT_PORT_OFFSET + index * 2 * settings.dp_size
+        return bind_publishers(context, settings.host, port, settings.dp_size, topic)
+
+    def _publish_for(self, rank: int) -> Callable[[list[CacheEvent]], None]:
+        if not self._publishers:
+            return lambda _events: None
+        publisher = self._publishers[rank]
+        return lambda events: publisher.publish(self.flavour.encode_events(time.time(), events, rank))
