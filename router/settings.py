@@ -143,8 +143,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _about(
             "Events",
             "How KV events reach the router: local reads the engines' ZMQ sockets itself; nats://HOST:PORT subscribes "
-            "to what publishers send (tls://HOST:PORT with encryption); nats+embedded://HOST:PORT also starts that NATS "
-            "server.",
+            "to what publishers send (tls://HOST:PORT with encryption); nats+embedded://HOST:PORT also starts that "
+            "NATS server.",
             "PLANE",
             pattern=r"^(local|(nats|tls)://\S+|nats\+embedded://\S*)\Z",
             takes="local, nats://HOST:PORT, tls://HOST:PORT or nats+embedded://[HOST][:PORT]",

@@ -13,7 +13,7 @@ from router.ab.statistics import Record, Spread, Summary
 
 _BUSY = 0.85
 """Share of the machine's cores above which processes wait for each other more than for the simulated engines."""
-_LATE = 0.05
+_LATE = 0.1
 """Share of the mean TTFT by which the generator may be late before arrivals are no longer the trace's."""
 
 
@@ -129,9 +129,8 @@ def warnings(
 
 def table(report: Report) -> Table:
     """One column per mode; behind a number, in brackets, its ratio to the baseline."""
-    grid = Table(title=_title(report), title_justify="left", title_style="bold", caption=_caption(report))
-    grid.caption_justify = "left"
-    grid.add_column("")
+    grid = Table()
+    grid.add_column("simulated seconds")
     for mode in report.modes:
         grid.add_column(mode.mode, justify="right")
     for line in LINES:
@@ -139,7 +138,7 @@ def table(report: Report) -> Table:
     return grid
 
 
-def _title(report: Report) -> str:
+def _heading(report: Report) -> str:
     trace = report.trace
     return (
         f"{trace['requests']:.0f} requests in {trace['seconds']:.0f} s, {trace['input_tokens']:.0f} input and "
@@ -147,7 +146,7 @@ def _title(report: Report) -> str:
     )
 
 
-def _caption(report: Report) -> str:
+def _legend(report: Report) -> str:
     speedup = report.settings["speedup"]
     return f"Simulated seconds: wall time × {speedup:g}. In brackets: the ratio to {report.baseline}."
 
@@ -163,7 +162,9 @@ def _cell(line: _Line, mode: ModeReport, baseline: str) -> str:
 def show(report: Report, console: Console) -> None:
     """Prints the table and then every warning."""
     console.print()
+    console.print(_heading(report), highlight=False, soft_wrap=True)
     console.print(table(report))
+    console.print(_legend(report), highlight=False, soft_wrap=True)
     for mode in report.modes:
         for warning in mode.warnings:
             console.print(f"[yellow]warning[/] {mode.mode}: ", end="")

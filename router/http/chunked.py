@@ -24,11 +24,8 @@ class ChunkedBody:
         """Chunks with content, so far."""
         self._line = b""
         self._left = 0  # of the current chunk's content and its CRLF
+        self._ending = b""  # of what was taken of the current chunk: as much as an event's end is long
         self._trailers = False
-
-    @property
-    def between_chunks(self) -> bool:
-        return not self._left and not self._line
 
     def feed(self, data: bytes) -> int:
         """Returns the index in `data` behind the last chunk that ends there with a whole event (0: none), or the body's
@@ -36,10 +33,8 @@ class ChunkedBody:
         position, boundary, size = 0, 0, len(data)
         while position < size:
             if self._left:
-                step = min(self._left, size - position)
-                position += step
-                self._left -= step
-                if not self._left and data.endswith(_EVENT_ENDS, max(0, position - 6), position):
+                position = self._take_content(data, position)
+                if not self._left and self._ending.endswith(_EVENT_ENDS):
                     boundary = position
                 continue
             position = self._take_line(data, position)
@@ -47,6 +42,12 @@ class ChunkedBody:
                 self.excess = data[position:]
                 return position
         return boundary
+
+    def _take_content(self, data: bytes, position: int) -> int:
+        end = position + min(self._left, len(data) - position)
+        self._left -= end - position
+        self._ending = (self._ending + data[max(position, end - 6) : end])[-6:]
+        return end
 
     def _take_line(self, data: bytes, position: int) -> int:
         end = data.find(b"\n", position)
@@ -72,6 +73,7 @@ class ChunkedBody:
         if length:
             self.chunks += 1
             self._left = length + 2
+            self._ending = b""
         else:
             self._trailers = True
 

@@ -43,12 +43,17 @@ Serve = Callable[[Request, "Connection"], Exchange | None]
 """Answers a request on its connection, at once (None) or through the exchange that it returns."""
 RefuseText = Callable[[int, str], Response]
 """Makes the answer to a request that cannot be read."""
+CallLater = Callable[[float, Callable[[], None]], object]
 
 
 class Connection(asyncio.Protocol):
     """Reads requests, hands them to `serve`, writes what it is given."""
 
-    def __init__(self, serve: Serve, refuse: RefuseText, limits: Limits, connections: set[Connection]) -> None:
+    def __init__(
+        self, serve: Serve, refuse: RefuseText, limits: Limits, connections: set[Connection], call_later: CallLater
+    ) -> None:
+        """Is in `connections` while it is open; `call_later` is the event loop's."""
+        self._call_later = call_later
         self._serve = serve
         self._refuse = refuse
         self._limits = limits
@@ -122,9 +127,6 @@ class Connection(asyncio.Protocol):
         self._body_size = 0
         self._head_bytes = 0
         self._headers_done = False
-
-    def on_message_begin(self) -> None:
-        self._reset_message()
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -240,4 +242,4 @@ class Connection(asyncio.Protocol):
         """Close in two steps: closing with unread input resets the connection, and the client would lose the answer."""
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        asyncio.get_running_loop().call_later(LINGER, self._transport.close)
+        self._call_later(LINGER, self._transport.close)

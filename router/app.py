@@ -1,0 +1,212 @@
+"""Composition: every part is made and wired here, and nowhere else; then serve, drain, stop, in that order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import sys
+import time
+
+import aiohttp
+
+from indexer.kv_indexer import KVIndexer
+from publishers.connect import make_plane
+from publishers.plane import EventPlane
+from publishers.publisher import EnginePublisher
+from router.fleet import Fleet, Worker
+from router.http.front import Connection, Limits
+from router.http.upstream import Pool
+from router.ingest import Ingest
+from router.logs import configure_logging, log_event
+from router.metrics import Metrics
+from router.openai_errors import error_response
+from router.prompts import Prompts
+from router.readings import Readings
+from router.routing import Brain
+from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
+from router.scheduling.decision import Policy
+from router.scheduling.load import LoadBook
+from router.scheduling.overlap import OverlapCost
+from router.scheduling.scheduler import Scheduler
+from router.server import Server
+from router.settings import Settings
+from router.watch import WorkerWatch
+
+logger = logging.getLogger("router")
+
+FIRST_LOOK = 5.0
+"""Seconds that the router waits, before it listens, for workers to be looked at once; it serves without them after."""
+
+
+def run(settings: Settings) -> int:
+    """Serve until a signal; returns the process's exit status."""
+    configure_logging(settings.log_level, settings.log_format)
+    try:
+        import uvloop  # noqa: PLC0415 -- there is none for Windows
+
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    except ImportError:
+        runner = asyncio.Runner()
+    with runner:
+        return runner.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    app = App(settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, app.on_signal, stop)
+    try:
+        await app.start()
+    except OSError as error:
+        log_event(
+            logger, logging.ERROR, f"Cannot listen: {error.strerror or error}", host=settings.host, port=settings.port
+        )
+        await app.close()
+        return 1
+    await stop.wait()
+    await app.drain(settings.drain_timeout)
+    await app.close()
+    return 0
+
+
+class App:
+    """The whole router in one object. `start`, then `drain` and `close`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._metrics = Metrics()
+        self._fleet = Fleet(Worker(spec, Pool(spec.url, settings.connect_timeout)) for spec in settings.workers)
+        self._book = LoadBook()
+        self._indexer = KVIndexer(settings.approx_ttl)
+        self._plane: EventPlane = make_plane(settings.event_plane)
+        self._ingest = Ingest(
+            self._plane, settings.event_namespace, self._indexer, self._book, self._metrics, time.monotonic
+        )
+        scheduler = Scheduler(_policy(settings), self._book, random.Random(settings.seed))  # noqa: S311 -- not for secrets
+        self._brain = Brain(self._fleet, self._book, scheduler, self._indexer, self._metrics, time.monotonic)
+        Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(self._metrics)
+        self._connections: set[Connection] = set()
+        self._publishers: dict[str, EnginePublisher] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: asyncio.Server | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._prompts: Prompts | None = None
+        self.port = settings.port
+
+    async def start(self) -> None:
+        """Look at the workers, then listen. OSError when the address cannot be listened on."""
+        settings = self._settings
+        self._session = aiohttp.ClientSession()
+        await self._plane.start()
+        await self._ingest.start()
+        if settings.router_mode == "kv":
+            self._prompts = Prompts(settings.tokenizer, self._brain, self._session)
+        watches = [
+            WorkerWatch(worker, self._fleet, self._session, settings.health_interval, self._on_described)
+            for worker in self._fleet.workers.values()
+        ]
+        self._tasks = [asyncio.create_task(watch.run(), name=f"watch {id(watch)}") for watch in watches]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK):
+                await asyncio.gather(*(watch.first_look.wait() for watch in watches))
+        await self._listen()
+
+    async def _listen(self) -> None:
+        settings = self._settings
+        surface = Server(self._brain, self._prompts, settings.router_mode == "direct", int(time.time()))
+        limits = Limits(settings.max_body_size)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(surface.serve, error_response, limits, self._connections, loop.call_later),
+            settings.host,
+            settings.port,
+            backlog=1024,
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        sys.stdout.write(f"Listening on http://{host}:{self.port}\n")
+        sys.stdout.flush()
+
+    async def _on_described(self, worker: Worker) -> None:
+        """A worker came up, for the first time or again: keep its books, follow its events, learn its tokens."""
+        for rank in worker.ranks:
+            self._book.watch(rank, worker.block_size)
+            if self._settings.kv_events:
+                self._indexer.watch(rank)
+            self._indexer.worker_came_back(rank)
+        if self._settings.event_plane == "local":
+            await self._publish_for(worker)
+        if self._prompts:
+            await self._prompts.learn(worker)
+
+    async def _publish_for(self, worker: Worker) -> None:
+        """In-process: the same publisher that runs beside an engine."""
+        if worker.id in self._publishers or worker.description is None or self._session is None:
+            return
+        publisher = EnginePublisher(
+            worker_id=worker.id,
+            url=worker.spec.url,
+            plane=self._plane,
+            namespace=self._settings.event_namespace,
+            session=self._session,
+        )
+        self._publishers[worker.id] = publisher
+        await publisher.start()
+
+    def on_signal(self, stop: asyncio.Event) -> None:
+        """The first asks to drain, the second to end at once."""
+        if stop.is_set():
+            log_event(logger, logging.WARNING, "Second signal: ending at once", in_flight=self._busy)
+            for connection in list(self._connections):
+                connection.abort()
+        stop.set()
+
+    @property
+    def _busy(self) -> int:
+        return sum(connection.busy for connection in self._connections)
+
+    async def drain(self, timeout: float) -> None:
+        """Stop accepting, let running requests end, cut off those that outlast `timeout` seconds."""
+        if self._server:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.drain()
+        if self._busy:
+            log_event(logger, logging.INFO, "Draining", in_flight=self._busy, timeout=timeout)
+        deadline = time.monotonic() + timeout
+        while self._busy and time.monotonic() < deadline:  # noqa: ASYNC110 -- an event would need counting per request
+            await asyncio.sleep(0.02)
+        for connection in list(self._connections):
+            connection.abort()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for publisher in self._publishers.values():
+            await publisher.close()
+        await self._ingest.close()
+        await self._plane.close()
+        for worker in self._fleet.workers.values():
+            worker.pool.close()
+        if self._session:
+            await self._session.close()
+
+
+def _policy(settings: Settings) -> Policy:
+    match settings.router_mode:
+        case "kv":
+            return OverlapCost(settings.kv_overlap_score_weight, settings.router_temperature)
+        case "round-robin":
+            return RoundRobin()
+        case "random":
+            return Random()
+        case "power-of-two":
+            return PowerOfTwo()
+        case _:  # direct requests name their worker; its ranks are balanced like least-loaded
+            return LeastLoaded()

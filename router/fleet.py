@@ -1,0 +1,117 @@
+"""The workers: what each is, whether it serves, and who could take a request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+
+from engines.description import EngineDescription, Model
+from indexer.types import WorkerRank
+from router.http.upstream import Pool
+from router.logs import log_event
+from router.worker_spec import WorkerSpec
+
+logger = logging.getLogger("router.fleet")
+
+ASSUMED_BLOCK_SIZE = 16
+"""Tokens, where neither the engine nor the operator tells: vLLM's default, and a divisor of the usual others."""
+
+
+class Worker:
+    """One engine. `description` is None until it has answered once."""
+
+    def __init__(self, spec: WorkerSpec, pool: Pool) -> None:
+        self.spec = spec
+        self.pool = pool
+        self.description: EngineDescription | None = None
+        self.up = False
+        self.trouble = "has not answered yet"
+        """Why it is down, for people; "" while it is up."""
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.id} {'up' if self.up else 'down: ' + self.trouble}>"
+
+    @property
+    def id(self) -> str:
+        return self.spec.worker_id
+
+    @property
+    def ranks(self) -> list[WorkerRank]:
+        size = self.description.dp_size if self.description else 1
+        return [WorkerRank(self.id, rank) for rank in range(size)]
+
+    @property
+    def block_size(self) -> int:
+        """In tokens: stated, else found, else assumed."""
+        found = self.description.block_size if self.description else None
+        return self.spec.block_size or found or ASSUMED_BLOCK_SIZE
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self.spec.events or (self.description and self.description.event_sources))
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return self.description.models if self.description else ()
+
+    def serves(self, model: str | None) -> bool:
+        """A worker that could not be asked for its models may serve any."""
+        return model is None or not self.models or any(known.id == model for known in self.models)
+
+
+class Fleet:
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        self.workers = {worker.id: worker for worker in workers}
+        self._candidates: dict[str | None, list[tuple[WorkerRank, int]]] = {}
+
+    def mark_up(self, worker: Worker) -> None:
+        """`worker` serves, as its description now says."""
+        worker.up, worker.trouble = True, ""
+        self._candidates.clear()
+
+    def mark_down(self, worker: Worker, trouble: str) -> None:
+        """`worker` gets nothing until it is marked up again; what it has in flight goes on."""
+        if worker.up:
+            log_event(logger, logging.WARNING, "Worker is down", worker=worker.id, trouble=trouble)
+        worker.up, worker.trouble = False, trouble
+        self._candidates.clear()
+
+    @property
+    def up(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.up]
+
+    @property
+    def block_sizes(self) -> set[int]:
+        return {worker.block_size for worker in self.up}
+
+    def candidates(self, model: str | None, exclude: Collection[str] = ()) -> list[tuple[WorkerRank, int]]:
+        """(rank, block size) of all that are up and serve `model`, less the workers in `exclude`."""
+        found = self._candidates.get(model)
+        if found is None:
+            serving = [worker for worker in self.up if worker.serves(model)]
+            found = sorted((rank, worker.block_size) for worker in serving for rank in worker.ranks)
+            if model is None or self.knows(model):  # any name may come from outside: only known ones are kept
+                self._candidates[model] = found
+        return [candidate for candidate in found if candidate[0].worker_id not in exclude] if exclude else found
+
+    def knows(self, model: str) -> bool:
+        """Whether any worker, up or not, is known to serve `model`, or could."""
+        workers = self.workers.values()
+        return any(known.id == model for worker in workers for known in worker.models)
+
+    def may_serve(self, model: str) -> bool:
+        """False only when every worker has told its models and none is `model`."""
+        return any(worker.serves(model) for worker in self.workers.values())
+
+    def models(self) -> dict[str, tuple[Worker, Model]]:
+        """All models served, by name, each with the first worker that has it."""
+        union: dict[str, tuple[Worker, Model]] = {}
+        for worker in self.up:
+            for model in worker.models:
+                union.setdefault(model.id, (worker, model))
+        return union
+
+    def lora_name(self, model: str | None) -> str | None:
+        """`model` if it is a LoRA adapter: engines hash its name into its blocks."""
+        found = self.models().get(model) if model else None
+        return model if found and found[1].parent else None

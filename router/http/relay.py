@@ -1,0 +1,139 @@
+"""How a worker's body is passed on: as it came wherever the client can take it so. Pure: bytes in, bytes out.
+
+Each way knows how to end a body that broke off. A server-sent event stream ends with an error event of its own;
+whatever else breaks has no honest end, and the connection must be broken too (`broken` returns None).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from router.http.chunked import decode_chunks
+from router.http.upstream import Head
+
+_HELD_LIMIT = 64 * 1024
+"""Bytes of an event held back until it is whole; a longer one is passed on in pieces."""
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Relay(Protocol):
+    framing: bytes
+    """The header line that tells the client how the body ends; b"" where a header passed on does, or the close does."""
+    until_close: bool
+    """The body ends when the connection does."""
+
+    def body(self, data: bytes, boundary: int) -> bytes:
+        """What to send of `data` now; `boundary` as in `Receiver.on_body`."""
+
+    def end(self) -> bytes: ...
+
+    def broken(self, event: bytes) -> bytes | None:
+        """What to send, `event` included, so that the client sees that the answer broke off."""
+
+
+def relay_for(head: Head, http_1_0: bool) -> Relay:
+    """The way for an answer with this head to a client of HTTP/1.1, or of HTTP/1.0, which knows no chunks."""
+    if http_1_0:
+        return Unchunked() if head.chunked else AsIs(until_close=head.length is None)
+    if head.chunked:
+        return Events() if is_event_stream(head) else AsIs(framing=b"transfer-encoding: chunked\r\n")
+    return Rechunked(is_event_stream(head)) if head.length is None else AsIs()
+
+
+def is_event_stream(head: Head) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in head.headers)
+
+
+class AsIs:
+    """Byte for byte."""
+
+    def __init__(self, framing: bytes = b"", until_close: bool = False) -> None:
+        self.framing = framing
+        self.until_close = until_close
+
+    def body(self, data: bytes, boundary: int) -> bytes:  # noqa: ARG002 -- a Relay
+        return data
+
+    def end(self) -> bytes:
+        return b""
+
+    def broken(self, event: bytes) -> bytes | None:  # noqa: ARG002 -- a Relay
+        return None
+
+
+class Events:
+    """Chunked server-sent events: whole events byte for byte as they come, the rest when it is whole."""
+
+    framing = b"transfer-encoding: chunked\r\n"
+    until_close = False
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._in_pieces = False
+
+    def body(self, data: bytes, boundary: int) -> bytes:
+        if boundary == len(data) and not self._held:  # as good as always
+            self._in_pieces = False
+            return data
+        data, boundary = self._held + data, boundary and boundary + len(self._held)
+        if boundary:
+            self._in_pieces = False
+        elif len(data) > _HELD_LIMIT:
+            self._in_pieces, boundary = True, len(data)
+        self._held = data[boundary:]
+        return data[:boundary]
+
+    def end(self) -> bytes:
+        held, self._held = self._held, b""
+        return held
+
+    def broken(self, event: bytes) -> bytes | None:
+        if self._in_pieces:
+            return None
+        return _chunk(event) + _LAST_CHUNK
+
+
+class Rechunked:
+    """A body that ends with the worker's connection, for a client whose connection goes on."""
+
+    framing = b"transfer-encoding: chunked\r\n"
+    until_close = False
+
+    def __init__(self, events: bool) -> None:
+        self._events = events
+        self._last = b""
+
+    def body(self, data: bytes, boundary: int) -> bytes:  # noqa: ARG002 -- a Relay
+        self._last = (self._last + data)[-4:]
+        return _chunk(data)
+
+    def end(self) -> bytes:
+        return _LAST_CHUNK
+
+    def broken(self, event: bytes) -> bytes | None:
+        whole = self._events and self._last.endswith((b"\n\n", b"\r\n\r\n"))
+        return _chunk(event) + _LAST_CHUNK if whole else None
+
+
+class Unchunked:
+    """A chunked body for HTTP/1.0: sent whole at its end, which is the connection's."""
+
+    framing = b""
+    until_close = True
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def body(self, data: bytes, boundary: int) -> bytes:  # noqa: ARG002 -- a Relay
+        self._pieces.append(data)
+        return b""
+
+    def end(self) -> bytes:
+        return decode_chunks(b"".join(self._pieces))
+
+    def broken(self, event: bytes) -> bytes | None:  # noqa: ARG002 -- a Relay
+        return None
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)

@@ -1,0 +1,90 @@
+"""From the event plane into the index and the load book; replays are asked for where the index wants them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from indexer.events import ReplayRequest, decode_batch, decode_load, encode
+from indexer.kv_indexer import KVIndexer
+from indexer.types import WorkerRank
+from publishers.plane import EventPlane, PlaneUnavailable, all_events, all_loads, replay_subject
+from router.logs import log_event
+from router.metrics import Metrics
+from router.scheduling.load import LoadBook
+
+logger = logging.getLogger("router.ingest")
+
+
+class Ingest:
+    def __init__(
+        self,
+        plane: EventPlane,
+        namespace: str,
+        indexer: KVIndexer,
+        book: LoadBook,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._plane = plane
+        self._namespace = namespace
+        self._indexer = indexer
+        self._book = book
+        self._metrics = metrics
+        self._clock = clock
+        self._replays: set[asyncio.Task[None]] = set()
+        self._told: set[str] = set()
+
+    async def start(self) -> None:
+        await self._plane.subscribe(all_events(self._namespace), self._on_batch)
+        await self._plane.subscribe(all_loads(self._namespace), self._on_report)
+        self._plane.on_reconnect(lambda: self._ask_all(self._indexer.on_reconnect()))
+
+    async def close(self) -> None:
+        for task in list(self._replays):
+            task.cancel()
+        await asyncio.gather(*self._replays, return_exceptions=True)
+
+    def _on_batch(self, payload: bytes) -> None:
+        try:
+            batch = decode_batch(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._undecodable("events")
+            return
+        self._ask_all(self._indexer.on_batch(batch))
+
+    def _on_report(self, payload: bytes) -> None:
+        try:
+            report = decode_load(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._undecodable("load")
+            return
+        self._book.on_report(report, self._clock())
+        self._ask_all(self._indexer.on_report(report))
+
+    def _undecodable(self, kind: str) -> None:
+        self._metrics.undecodable.labels(kind).inc()
+        if kind not in self._told:  # once: a sender that is wrong is wrong all the time
+            self._told.add(kind)
+            log_event(logger, logging.WARNING, "Undecodable message on the event plane", kind=kind)
+
+    def _ask_all(self, requests: Iterable[ReplayRequest]) -> None:
+        for request in requests:
+            task = asyncio.ensure_future(self._replay(request))
+            self._replays.add(task)
+            task.add_done_callback(self._replays.discard)
+
+    async def _replay(self, request: ReplayRequest) -> None:
+        rank = WorkerRank(request.worker_id, request.dp_rank)
+        outcome = "answered"
+        try:
+            async for reply in self._plane.request(replay_subject(self._namespace, rank), encode(request)):
+                self._on_batch(reply)
+        except PlaneUnavailable:
+            outcome = "unanswered"
+        self._metrics.replays.labels(outcome).inc()
+        log_event(logger, logging.DEBUG, "Replay", worker=rank.worker_id, dp_rank=rank.dp_rank, outcome=outcome)
+        self._ask_all(self._indexer.on_replay_end(rank))

@@ -1,0 +1,39 @@
+"""Errors in the shape that OpenAI's clients understand."""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.http.messages import Response
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    431: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class BadRequest(Exception):
+    """A request that cannot be served; carries its answer."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.response = error_response(status, message, code=code, param=param)
+
+
+def error_response(status: int, message: str, *, code: str | None = None, param: str | None = None) -> Response:
+    """`code` defaults to the status, as engines have it."""
+    return Response(status, error_body(status, message, code=code, param=param))
+
+
+def error_body(status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code or status}})
+
+
+def error_event(status: int, message: str) -> bytes:
+    """A server-sent event that ends a stream which cannot go on."""
+    return b"data: %s\n\n" % error_body(status, message)

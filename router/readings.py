@@ -1,0 +1,103 @@
+"""Gauges read from the router's state when /metrics is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from indexer.cursor import View
+from indexer.kv_indexer import KVIndexer
+from indexer.types import Tier, WorkerRank
+from publishers.plane import EventPlane
+from router.fleet import Fleet
+from router.metrics import Metrics, Sample
+from router.scheduling import load
+from router.scheduling.load import LoadBook
+
+_REPORTED = (
+    "num_requests_waiting",
+    "gpu_cache_usage_perc",
+    "gpu_prefix_cache_hit_rate",
+    "request_active_slots",
+    "request_total_slots",
+    "kv_active_blocks",
+    "kv_total_blocks",
+)
+
+
+class Readings:
+    """Where the gauges are read from."""
+
+    def __init__(
+        self, fleet: Fleet, book: LoadBook, indexer: KVIndexer, plane: EventPlane, clock: Callable[[], float]
+    ) -> None:
+        self._fleet = fleet
+        self._book = book
+        self._indexer = indexer
+        self._plane = plane
+        self._clock = clock
+
+    def register(self, metrics: Metrics) -> None:
+        rank = ("worker", "dp_rank")
+        observe = metrics.observe
+        observe("router_worker_up", "1 while the worker serves.", ("worker",), self._up)
+        observe("router_index_view", "1 for how far the index knows a rank.", (*rank, "view"), self._views)
+        observe("router_index_blocks", "Blocks indexed.", (*rank, "tier"), self._blocks)
+        observe("router_index_batches", "Event batches received, by fate.", ("fate",), self._batches)
+        observe("router_event_plane_connected", "1 while the event plane is connected.", (), self._connected)
+        observe(
+            "router_load_requests", "Requests that a rank has in flight, foreign ones included.", rank, self._requests
+        )
+        observe("router_load_prefill_tokens", "Prompt tokens booked and not computed yet.", rank, self._prefill)
+        observe("router_load_active_tokens", "Tokens of all requests in flight.", rank, self._active)
+        observe("router_load_age_seconds", "Age of a rank's latest load report.", rank, self._ages)
+        observe("router_engine_load", "A rank's load as its engine reports it.", (*rank, "figure"), self._reported)
+
+    def _ranks(self) -> Iterator[WorkerRank]:
+        return (rank for worker in self._fleet.workers.values() for rank in worker.ranks)
+
+    def _up(self) -> Iterator[Sample]:
+        return (((worker.id,), float(worker.up)) for worker in self._fleet.workers.values())
+
+    def _views(self) -> Iterator[Sample]:
+        for rank in self._ranks():
+            found = self._indexer.view(rank)
+            yield from (((*_labels(rank), view.value), float(found is view)) for view in View)
+
+    def _blocks(self) -> Iterator[Sample]:
+        for rank in self._ranks():
+            for tier in Tier:
+                yield (*_labels(rank), tier.name.lower()), float(self._indexer.index.blocks(rank, tier))
+
+    def _batches(self) -> Iterator[Sample]:
+        return (((fate,), float(count)) for fate, count in self._indexer.counts.items())
+
+    def _connected(self) -> Iterable[Sample]:
+        return [((), float(self._plane.connected))]
+
+    def _loads(self, figure: Callable[[load.Load], int]) -> Iterator[Sample]:
+        now = self._clock()
+        return ((_labels(rank), float(figure(self._book.load(rank, now)))) for rank in self._ranks())
+
+    def _requests(self) -> Iterator[Sample]:
+        return self._loads(lambda found: found.requests)
+
+    def _prefill(self) -> Iterator[Sample]:
+        return self._loads(lambda found: found.prefill_tokens)
+
+    def _active(self) -> Iterator[Sample]:
+        return self._loads(lambda found: found.active_tokens)
+
+    def _ages(self) -> Iterator[Sample]:
+        metrics = self._book.get_metrics(self._clock())
+        return ((_labels(rank), found.age) for rank, found in metrics.items() if found.age is not None)
+
+    def _reported(self) -> Iterator[Sample]:
+        for rank, found in self._book.get_metrics(self._clock()).items():
+            for figure in _REPORTED if found.report else ():
+                value = getattr(found.report, figure)
+                if value is not None:
+                    yield (*_labels(rank), figure), float(value)
+
+
+def _labels(rank: WorkerRank) -> tuple[str, str]:
+    return rank.worker_id, str(rank.dp_rank)

@@ -1,0 +1,130 @@
+"""From a request to a worker: candidates, overlap, choice, booking; and what is learned from how it went."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from engines.shaping import rank_headers
+from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
+from indexer.prefix_index import Overlap
+from indexer.types import Namespace, WorkerRank
+from router.exchange import Leg, Outcome
+from router.fleet import Fleet, Worker
+from router.http.messages import Headers, Response
+from router.logs import log_event
+from router.metrics import Metrics
+from router.openai_errors import error_response
+from router.scheduling.decision import Decision
+from router.scheduling.load import LoadBook
+from router.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger("router.routing")
+
+
+class Prompt(NamedTuple):
+    """What is known of a prompt. `hashes` None: overlaps are not looked up; `tokens` may then be an estimate, or 0."""
+
+    tokens: int = 0
+    hashes: PromptHashes | None = None
+
+
+class Brain(NamedTuple):
+    """The state that requests are routed on, and the pure parts that decide."""
+
+    fleet: Fleet
+    book: LoadBook
+    scheduler: Scheduler
+    indexer: KVIndexer
+    metrics: Metrics
+    clock: Callable[[], float]
+
+    def hash_prompt(self, token_ids: Sequence[int], namespace: Namespace) -> Prompt:
+        """Raises OverflowError or TypeError for what is no token id."""
+        return Prompt(len(token_ids), hash_prompt(token_ids, self.fleet.block_sizes, namespace))
+
+    def matches(self, prompt: Prompt) -> Mapping[WorkerRank, Overlap] | None:
+        if prompt.hashes is None:
+            return None
+        self.indexer.expire(self.clock())
+        return self.indexer.find_matches(prompt.hashes)
+
+
+class RequestRouting:
+    """Implements `exchange.Routing` for one request. `pinned`: the worker it names, which alone may serve it."""
+
+    def __init__(self, brain: Brain, model: str | None, pinned: Worker | None) -> None:
+        self._brain = brain
+        self._model = model
+        self._pinned = pinned
+        self.prompt = Prompt()
+        brain.metrics.in_flight.inc()
+
+    def route(self, exclude: frozenset[str]) -> Leg | Response:
+        brain = self._brain
+        candidates = self._candidates(exclude)
+        if not candidates:
+            return self._nobody()
+        began = brain.clock()
+        matches = brain.matches(self.prompt)
+        decision = brain.scheduler.select(candidates, self.prompt.tokens, matches, began, self._pinned is not None)
+        reservation = brain.scheduler.reserve(decision)
+        worker = brain.fleet.workers[decision.rank.worker_id]
+        self._note(decision, worker)
+        brain.metrics.decision.observe(brain.clock() - began)
+        return Leg(worker, decision, reservation, _rank_headers(worker, decision.rank))
+
+    def can_retry(self, exclude: frozenset[str]) -> bool:
+        return bool(self._candidates(exclude))
+
+    def failed(self, worker: Worker, reason: str, retried: bool, unreachable: bool = False) -> None:
+        if unreachable:  # the next health check may take it back
+            self._brain.fleet.mark_down(worker, reason)
+        self._brain.metrics.failures.labels(worker.id).inc()
+        if retried:
+            self._brain.metrics.retries.labels(worker.id).inc()
+        log_event(logger, logging.WARNING, "Worker failed a request", worker=worker.id, reason=reason, retried=retried)
+
+    def finished(self, outcome: Outcome) -> None:
+        metrics = self._brain.metrics
+        metrics.in_flight.dec()
+        worker = outcome.leg.worker.id if outcome.leg else ""
+        metrics.requests.labels(worker, str(outcome.status), outcome.end).inc()
+        metrics.duration.labels(worker).observe(outcome.duration)
+        if outcome.first_byte is not None:
+            metrics.first_byte.labels(worker).observe(outcome.first_byte)
+        if outcome.cached_tokens is not None:
+            metrics.reported_tokens.labels(worker).inc(outcome.cached_tokens)
+
+    def _candidates(self, exclude: frozenset[str]) -> list[tuple[WorkerRank, int]]:
+        found = self._brain.fleet.candidates(self._model, exclude)
+        if self._pinned is None:
+            return found
+        return [candidate for candidate in found if candidate[0].worker_id == self._pinned.id]
+
+    def _nobody(self) -> Response:
+        if self._pinned:
+            why = self._pinned.trouble or f"it does not serve the model {self._model!r}"
+            return error_response(503, f"Worker {self._pinned.id}, which the request names, cannot serve it: {why}.")
+        what = "No worker is up" if self._model is None else f"No worker that serves {self._model!r} is up"
+        return error_response(503, f"{what}; see /ready for what each worker lacks.")
+
+    def _note(self, decision: Decision, worker: Worker) -> None:
+        brain = self._brain
+        metrics = brain.metrics
+        if decision.prompt_tokens:
+            metrics.prompt_tokens.labels(worker.id).inc(decision.prompt_tokens)
+        if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
+            metrics.predicted_tokens.labels(worker.id).inc(decision.overlap_tokens)
+            metrics.regret_tokens.inc(decision.best_overlap_tokens - decision.overlap_tokens)
+        if self.prompt.hashes:
+            brain.indexer.assume(decision.rank, self.prompt.hashes, worker.block_size, brain.clock())
+
+
+def _rank_headers(worker: Worker, rank: WorkerRank) -> Headers:
+    """An engine with one rank is not told which."""
+    description = worker.description
+    if description is None or description.dp_size == 1:
+        return []
+    return rank_headers(description.kind, rank.dp_rank)

@@ -1,0 +1,180 @@
+"""The surface: which path is answered how.
+
+Inference is routed, the rest of /v1 is passed on, the router's own pages are answered here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from indexer.types import WorkerRank
+from router.exchange import Exchange
+from router.fleet import Worker
+from router.http.front import Connection
+from router.http.messages import Request, Response
+from router.inference import ENDPOINTS, Inference, model_of, parse_inference
+from router.openai_errors import BadRequest, error_response
+from router.prompts import Prompts
+from router.routing import Brain, RequestRouting
+
+logger = logging.getLogger("router.server")
+
+TARGET_WORKER = b"x-router-target-worker"
+_TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Server:
+    """Answers requests on connections. `prompts` None: the mode does not look at prompts."""
+
+    def __init__(self, brain: Brain, prompts: Prompts | None, direct: bool, started: int) -> None:
+        self._brain = brain
+        self._prompts = prompts
+        self._direct = direct
+        self._started = started
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pages: dict[bytes, Callable[[], Response]] = {
+            b"/health": lambda: Response(200, b'{"status":"ok"}'),
+            b"/ready": self._ready,
+            b"/metrics": lambda: Response(200, brain.metrics.render(), _TEXT),
+            b"/v1/models": self._models,
+        }
+
+    def serve(self, request: Request, connection: Connection) -> Exchange | None:
+        """Implements `front.Serve`."""
+        try:
+            return self._serve(request, connection)
+        except BadRequest as error:
+            connection.respond(error.response)
+        return None
+
+    def _serve(self, request: Request, connection: Connection) -> Exchange | None:
+        path = request.path
+        page = self._pages.get(path)
+        if page:
+            allowed = request.method in {b"GET", b"HEAD"}
+            connection.respond(page() if allowed else _wrong_method("GET"))
+            return None
+        endpoint = ENDPOINTS.get(path)
+        if endpoint:
+            if request.method != b"POST":
+                connection.respond(_wrong_method("POST"))
+                return None
+            return self._infer(request, connection, parse_inference(endpoint, request.body))
+        if not path.startswith(b"/v1/"):
+            raise BadRequest(404, "There is no such path here: the router serves /v1/…, /health, /ready and /metrics.")
+        return self._pass_on(request, connection)
+
+    def _infer(self, request: Request, connection: Connection, inference: Inference) -> Exchange:
+        self._check_model(inference.model)
+        routing = RequestRouting(self._brain, inference.model, self._pinned(request))
+        exchange = self._exchange(request, connection, routing)
+        pending = self._prompts.prepare(inference, routing) if self._prompts else None
+        if pending is None:
+            exchange.start()
+        else:
+            self._start_later(exchange, pending)
+        return exchange
+
+    def _start_later(self, exchange: Exchange, pending: Awaitable[None]) -> None:
+        """The prompt's tokens must first be asked for; the exchange starts then, unless its client has gone."""
+
+        async def wait() -> None:
+            await pending
+            exchange.start()
+
+        task = asyncio.ensure_future(wait())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _pass_on(self, request: Request, connection: Connection) -> Exchange:
+        model = model_of(request.body) if request.body else None
+        known = model if model is not None and self._brain.fleet.knows(model) else None
+        exchange = self._exchange(request, connection, RequestRouting(self._brain, known, self._pinned(request)))
+        exchange.start()
+        return exchange
+
+    def _exchange(self, request: Request, connection: Connection, routing: RequestRouting) -> Exchange:
+        request_id = request.header(b"x-request-id") or os.urandom(16).hex().encode()
+        return Exchange(request, request_id, connection, routing, self._brain.clock)
+
+    def _check_model(self, model: str | None) -> None:
+        fleet = self._brain.fleet
+        if model is not None and not fleet.may_serve(model):
+            known = ", ".join(sorted(fleet.models())) or "none"
+            raise BadRequest(
+                404,
+                f"The model {model!r} does not exist here; these do: {known}.",
+                code="model_not_found",
+                param="model",
+            )
+
+    def _pinned(self, request: Request) -> Worker | None:
+        named = request.header(TARGET_WORKER)
+        workers = self._brain.fleet.workers
+        if named is None:
+            if self._direct:
+                raise BadRequest(400, "In direct mode a request names its worker in the header X-Router-Target-Worker.")
+            return None
+        name = named.decode("latin-1")
+        for worker in workers.values():
+            if name in {worker.id, worker.spec.url}:
+                return worker
+        raise BadRequest(400, f"There is no worker {name!r}; these there are: {', '.join(sorted(workers))}.")
+
+    # -- the router's own pages
+
+    def _models(self) -> Response:
+        models = [
+            {
+                "id": model.id,
+                "object": "model",
+                "created": self._started,
+                "owned_by": worker.description.kind if worker.description else "unknown",
+                "root": model.root,
+                "parent": model.parent,
+                "max_model_len": model.max_model_len,
+            }
+            for worker, model in self._brain.fleet.models().values()
+        ]
+        return Response(200, msgspec.json.encode({"object": "list", "data": models}))
+
+    def _ready(self) -> Response:
+        fleet = self._brain.fleet
+        body = {"ready": bool(fleet.up), "workers": [self._worker(worker) for worker in fleet.workers.values()]}
+        return Response(200 if fleet.up else 503, msgspec.json.encode(body))
+
+    def _worker(self, worker: Worker) -> dict[str, object]:
+        description = worker.description
+        return {
+            "id": worker.id,
+            "url": worker.spec.url,
+            "up": worker.up,
+            "trouble": worker.trouble,
+            "engine": description.kind if description else "unknown",
+            "models": [model.id for model in worker.models],
+            "block_size": worker.block_size,
+            "problems": list(description.problems) if description else [],
+            "ranks": [self._rank(rank) for rank in worker.ranks],
+        }
+
+    def _rank(self, rank: WorkerRank) -> dict[str, object]:
+        brain = self._brain
+        metrics = brain.book.get_metrics(brain.clock()).get(rank)
+        view = brain.indexer.view(rank)
+        return {
+            "dp_rank": rank.dp_rank,
+            "index": view.value,
+            "routed": "by events" if view.value != "blind" else "by assumption",
+            "blocks": brain.indexer.index.blocks_of(rank),
+            "requests": metrics.load.requests if metrics else 0,
+            "load_age_seconds": round(metrics.age, 3) if metrics and metrics.age is not None else None,
+        }
+
+
+def _wrong_method(allowed: str) -> Response:
+    return error_response(405, f"This path takes {allowed} only.")

@@ -1,0 +1,108 @@
+"""Watches one worker: is it alive, and what is it? Asks when it comes up, and again whenever it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+
+from engines.description import EngineDescription
+from engines.probe import Answer, probe
+from router.fleet import Fleet, Worker
+from router.logs import log_event
+
+logger = logging.getLogger("router.watch")
+
+_SLOW_CHECKS = 3
+"""Health checks in a row that must time out before a worker counts as down: a busy engine may answer late. A refused
+connection or a bad status counts at once."""
+
+OnDescribed = Callable[[Worker], Awaitable[None]]
+
+
+class WorkerWatch:
+    def __init__(
+        self, worker: Worker, fleet: Fleet, session: aiohttp.ClientSession, interval: float, on_described: OnDescribed
+    ) -> None:
+        self._worker = worker
+        self._fleet = fleet
+        self._session = session
+        self._interval = interval
+        self._on_described = on_described
+        self._slow = 0
+        self.first_look = asyncio.Event()
+        """Set once the worker was looked at, whatever was seen."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            trouble = await self._check()
+            if trouble is None:
+                self._slow = 0
+                if not self._worker.up:
+                    await self._come_up()
+            elif self._worker.up:
+                self._fleet.mark_down(self._worker, trouble)
+            else:
+                self._worker.trouble = trouble
+            self.first_look.set()
+            await asyncio.sleep(self._interval)
+
+    async def _check(self) -> str | None:
+        """What is wrong with the worker; None when it is well."""
+        answer = await fetch(self._session, self._worker.spec.url, "/health", self._interval)
+        if answer.status == 200:
+            return None
+        if answer.status == TIMED_OUT:
+            self._slow += 1
+            if self._worker.up and self._slow < _SLOW_CHECKS:
+                return None
+            return f"/health did not answer within {self._interval:g} s"
+        return f"/health answered {answer.status}" if answer.status else "cannot be reached"
+
+    async def _come_up(self) -> None:
+        worker = self._worker
+        worker.description = await self._describe()
+        await self._on_described(worker)
+        self._fleet.mark_up(worker)
+        found = worker.description
+        log_event(
+            logger,
+            logging.INFO,
+            "Worker is up",
+            worker=worker.id,
+            engine=found.kind,
+            models=",".join(model.id for model in found.models),
+            block_size=worker.block_size,
+            ranks=found.dp_size,
+            events=worker.has_events,
+        )
+        for problem in found.problems:
+            log_event(logger, logging.WARNING, problem, worker=worker.id)
+
+    async def _describe(self) -> EngineDescription:
+        url = self._worker.spec.url
+        steps = probe(self._worker.pool.address.host)
+        path = next(steps)
+        while True:
+            try:
+                path = steps.send(await fetch(self._session, url, path, 5.0))
+            except StopIteration as done:
+                found: EngineDescription = done.value
+                return found
+
+
+TIMED_OUT = -1
+
+
+async def fetch(session: aiohttp.ClientSession, url: str, path: str, timeout: float) -> Answer:
+    """GET; status 0 when the worker cannot be reached, TIMED_OUT when it is too slow."""
+    try:
+        async with session.get(url + path, timeout=aiohttp.ClientTimeout(timeout), allow_redirects=False) as response:
+            return Answer(response.status, await response.read())
+    except TimeoutError:
+        return Answer(TIMED_OUT)
+    except aiohttp.ClientError:
+        return Answer(0)

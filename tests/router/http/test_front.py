@@ -1,0 +1,244 @@
+"""The client's connection, driven byte by byte through a transport that only remembers."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.http.front import MAX_HEAD, MAX_PIPELINED, Connection, Limits
+from router.http.messages import Request, Response
+from router.openai_errors import error_response
+from tests.router.http.test_chunked import chunk, pieces_of
+
+
+class FakeTransport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = self.aborted = self.eof = False
+        self.reading = True
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closed
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.eof = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    @property
+    def status(self) -> int:
+        return int(self.written.split()[1]) if self.written else 0
+
+
+class Waiting:
+    """An exchange that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+
+class Site:
+    """Answers every request with its number and path, at once or (slow) when asked to."""
+
+    def __init__(self, slow: bool = False, max_body: int = 1000) -> None:
+        self.requests: list[Request] = []
+        self.exchange = Waiting()
+        self.slow = slow
+        self.transport = FakeTransport()
+        self.later: list[Callable[[], None]] = []
+        self.connections: set[Connection] = set()
+        self.connection = Connection(self.serve, error_response, Limits(max_body), self.connections, self.call_later)
+        self.connection.connection_made(self.transport)
+
+    def serve(self, request: Request, connection: Connection) -> Waiting | None:
+        self.requests.append(request)
+        if self.slow:
+            return self.exchange
+        connection.respond(Response(200, b"%d" % len(self.requests)))
+        return None
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.later.append(call)
+
+    def feed(self, data: bytes) -> None:
+        self.connection.data_received(data)
+
+
+GET = b"GET /a?b HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /p HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
+CHUNKED = (
+    b"POST /c HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(b"hel") + chunk(b"lo") + b"0\r\n\r\n"
+)
+
+
+@given(st.lists(st.sampled_from([GET, POST, CHUNKED]), max_size=5), st.lists(st.integers(0, 500), max_size=12))
+def test_requests_are_the_same_however_they_are_cut(requests: list[bytes], cuts: list[int]) -> None:
+    site = Site()
+    for piece in pieces_of(b"".join(requests), cuts):
+        site.feed(piece)
+    expected = {GET: (b"GET", b"/a?b", b""), POST: (b"POST", b"/p", b"hello"), CHUNKED: (b"POST", b"/c", b"hello")}
+    assert [(r.method, r.target, r.body) for r in site.requests] == [expected[r] for r in requests]
+    assert site.transport.written.count(b"HTTP/1.1 200 OK\r\n") == len(requests)
+    assert not site.transport.closed
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", GET[:20], POST[:-1], CHUNKED[:70]]))
+def test_nothing_that_comes_in_raises(garbage: bytes, start: bytes) -> None:
+    site = Site()
+    for i in range(len(garbage)):
+        site.feed((start if i == 0 else b"") + garbage[i : i + 1])
+    assert site.transport.status in {0, 200, 400, 413, 501}
+
+
+def request(*headers: bytes, body: bytes = b"", method: bytes = b"POST") -> bytes:
+    return method + b" /v1/x HTTP/1.1\r\n" + b"\r\n".join((b"host: x", *headers)) + b"\r\n\r\n" + body
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (request(b"content-length: 5", b"content-length: 6", body=b"hello"), 400),
+        (request(b"content-length: 5", b"transfer-encoding: chunked", body=b"0\r\n\r\n"), 400),
+        (request(b"content-length: +5", body=b"hello"), 400),
+        (request(b"content-length: 99999999999999999999999"), 400),
+        (request(b"transfer-encoding: chunked", body=b"xyz\r\n"), 400),
+        (request(b"transfer-encoding: gzip, chunked", body=b"0\r\n\r\n"), 501),
+        (request(b"name : value"), 400),
+        (request(b"content-length: 1001"), 413),
+        (request(b"transfer-encoding: chunked", body=chunk(b"x" * 600) + chunk(b"x" * 600)), 413),
+        (request(b"a: " + b"x" * MAX_HEAD), 431),
+        (b"GET /" + b"x" * MAX_HEAD, 431),
+        (request(*[b"a%d: b" % i for i in range(10_000)]), 431),
+    ],
+)
+def test_what_cannot_be_read_is_refused_and_the_connection_ends(message: bytes, status: int) -> None:
+    site = Site()
+    site.feed(message)
+    assert site.requests == []
+    assert site.transport.status == status
+    assert b'"error"' in site.transport.written
+    assert b"connection: close" in site.transport.written
+    assert site.transport.eof
+    site.feed(GET)
+    assert site.requests == []
+    assert not site.transport.closed  # what the client still sends must not reset the answer away
+    site.later[0]()
+    assert site.transport.closed
+
+
+def test_a_head_that_never_ends_is_refused() -> None:
+    site = Site()
+    site.feed(b"GET / HTTP/1.1\r\n")
+    for _ in range(MAX_HEAD // 1000 + 1):
+        site.feed(b"x" * 990 + b": y\r\n")
+    assert site.transport.status == 431
+
+
+def test_pipelined_requests_are_answered_in_order_and_not_read_without_end() -> None:
+    site = Site(slow=True)
+    site.feed(GET * (MAX_PIPELINED + 1))
+    assert len(site.requests) == 1
+    assert not site.transport.reading
+    site.connection.respond(Response(200, b"1"))
+    assert len(site.requests) == 2
+    assert site.transport.reading
+
+
+def test_a_lost_connection_cancels_what_is_in_progress() -> None:
+    site = Site(slow=True)
+    site.feed(GET)
+    assert site.connections
+    site.connection.connection_lost(None)
+    assert site.exchange.calls == ["cancel"]
+    assert not site.connections
+
+
+def test_a_slow_reader_pauses_its_exchange() -> None:
+    site = Site(slow=True)
+    site.feed(GET)
+    site.connection.pause_writing()
+    site.connection.resume_writing()
+    assert site.exchange.calls == ["pause", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("message", "stays"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", False),
+        (b"GET / HTTP/1.0\r\n\r\n", False),
+        (b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n", True),
+    ],
+)
+def test_keep_alive(message: bytes, stays: bool) -> None:
+    site = Site()
+    site.feed(message)
+    assert site.transport.status == 200
+    assert site.transport.closed is not stays
+
+
+def test_head_has_the_length_but_no_body() -> None:
+    site = Site()
+    site.feed(request(method=b"HEAD"))
+    assert b"content-length: 1\r\n" in site.transport.written
+    assert site.transport.written.endswith(b"\r\n\r\n")
+
+
+def test_expect_continue_is_answered_before_the_body() -> None:
+    site = Site()
+    site.feed(request(b"content-length: 5", b"expect: 100-continue"))
+    assert site.transport.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+    site.feed(b"hello")
+    assert site.requests[0].body == b"hello"
+
+
+def test_expect_continue_of_a_body_too_large_is_refused() -> None:
+    site = Site()
+    site.feed(request(b"content-length: 5000", b"expect: 100-continue"))
+    assert site.transport.status == 413
+
+
+@pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
+def test_an_offer_to_upgrade_is_declined_by_answering(upgrade: bytes) -> None:
+    site = Site()
+    site.feed(request(b"connection: upgrade", b"upgrade: " + upgrade, method=b"GET") + GET)
+    assert [r.target for r in site.requests] == [b"/v1/x", b"/a?b"]
+
+
+def test_draining_ends_idle_connections_at_once_and_busy_ones_after_their_answer() -> None:
+    idle, busy = Site(), Site(slow=True)
+    busy.feed(GET)
+    for site in (idle, busy):
+        site.connection.drain()
+    assert idle.transport.closed
+    assert not busy.transport.closed
+    busy.connection.respond(Response(200, b"done"))
+    assert b"connection: close" in busy.transport.written
+    assert busy.transport.closed
