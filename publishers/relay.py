@@ -93,9 +93,10 @@ class RankRelay:
         self.lose_track()
 
     def replay(self, request: ReplayRequest) -> list[EventBatch]:
-        """At least one batch: those from `request.event_id` on if all are still there, else a snapshot in parts."""
-        if request.epoch == self.epoch and self._ring and self._ring[0].event_id <= request.event_id <= self.event_id:
-            return [batch for batch in self._ring if batch.event_id >= request.event_id]
+        """The batches from `request.event_id` on if all are still there (none, if none is missing), else a snapshot."""
+        wanted = request.event_id
+        if request.epoch == self.epoch and self.event_id - len(self._ring) < wanted <= self.event_id + 1:
+            return [batch for batch in self._ring if batch.event_id >= wanted]
         self.counts.snapshots += 1
         return self.snapshot()
 

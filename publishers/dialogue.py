@@ -1,0 +1,39 @@
+"""Drives the dialogues of `engines` (which only say what to GET) with an HTTP client."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeVar
+
+import aiohttp
+
+from engines.probe import Answer
+
+_T = TypeVar("_T")
+
+
+async def converse(
+    steps: Generator[str, Answer, _T], session: aiohttp.ClientSession, url: str, timeout: float
+) -> tuple[_T, bool]:
+    """What the dialogue found out, and whether anything answered; `timeout` in seconds for each request.
+
+    A status of 500 and more is no answer: so says whatever stands before an engine that is still starting.
+    """
+    answered = False
+    try:
+        path = next(steps)
+        while True:
+            answer = await _get(session, url.rstrip("/") + path, timeout)
+            answered |= 0 < answer.status < 500
+            path = steps.send(answer)
+    except StopIteration as done:
+        found: _T = done.value
+        return found, answered
+
+
+async def _get(session: aiohttp.ClientSession, url: str, timeout: float) -> Answer:
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(timeout), allow_redirects=False) as response:
+            return Answer(response.status, await response.read())
+    except (TimeoutError, aiohttp.ClientError, OSError):
+        return Answer(0)

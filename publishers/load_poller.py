@@ -1,0 +1,71 @@
+"""An engine's load, asked for again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import msgspec
+
+from engines.description import EngineDescription
+from engines.load import RankLoad, poll
+from publishers.dialogue import converse
+
+logger = logging.getLogger(__name__)
+
+INTERVAL = 1.0
+TIMEOUT = 2.0
+"""Seconds for one request. Reports must not wait long for figures: they also say which batch was the last."""
+
+OnLoad = Callable[[dict[int, RankLoad]], Awaitable[None]]
+"""Told after every round what was found, by dp rank; nothing for ranks that the engine said nothing of."""
+
+
+class LoadCounts(msgspec.Struct):
+    """Totals since the poller was made."""
+
+    polls: int = 0
+    failures: int = 0
+    """Polls that brought no figures."""
+
+
+class LoadPoller:
+    """Asks the engine at `url` every `interval` seconds, until cancelled."""
+
+    def __init__(
+        self,
+        url: str,
+        description: EngineDescription,
+        session: aiohttp.ClientSession,
+        on_load: OnLoad,
+        interval: float = INTERVAL,
+    ) -> None:
+        self.counts = LoadCounts()
+        self._url = url
+        self._description = description
+        self._session = session
+        self._on_load = on_load
+        self._interval = interval
+        self._failing = False
+
+    async def run(self) -> None:
+        while True:
+            await self.once()
+            await asyncio.sleep(self._interval)
+
+    async def once(self) -> None:
+        loads, _ = await converse(poll(self._description), self._session, self._url, TIMEOUT)
+        self.counts.polls += 1
+        self.counts.failures += not loads
+        self._say(failing=not loads)
+        await self._on_load(loads)
+
+    def _say(self, failing: bool) -> None:
+        if failing != self._failing:
+            self._failing = failing
+            if failing:
+                logger.warning("%s does not tell its load", self._url)
+            else:
+                logger.info("%s tells its load again", self._url)

@@ -1,0 +1,219 @@
+"""One engine on the event plane: found out about, followed rank by rank, asked for its load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+import engines.sglang.decode
+import engines.vllm.decode
+from engines.description import EngineDescription, EngineKind, EventSource
+from engines.load import RankLoad
+from engines.probe import probe
+from indexer.types import WorkerRank
+from publishers.dialogue import converse
+from publishers.load_poller import INTERVAL, LoadCounts, LoadPoller
+from publishers.plane import EventPlane
+from publishers.rank import Decode, Epochs, RankPublisher
+from publishers.relay import RelayCounts
+from publishers.zmq_source import REPLAY_TIMEOUT, SourceCounts, ZmqSource
+
+logger = logging.getLogger(__name__)
+
+PROBE_TIMEOUT = 5.0
+PROBE_INTERVAL = 1.0
+"""Seconds between attempts to find out about an engine that does not answer yet."""
+
+
+class RankStats(msgspec.Struct, frozen=True):
+    """One rank at this moment; the counts are live. `source` None: nothing is known of where it publishes."""
+
+    epoch: int
+    event_id: int
+    exact: bool
+    blocks: int
+    connected: bool
+    relay: RelayCounts
+    source: SourceCounts | None
+
+
+class PublisherStats(msgspec.Struct, frozen=True):
+    """`ranks` is empty until the engine has answered."""
+
+    ranks: dict[int, RankStats]
+    load: LoadCounts
+
+
+class EnginePublisher:
+    """Publishes the events and the load of the engine at `url` as worker `worker_id`.
+
+    `description` None: the engine is asked, as often as it takes. `events` and `replay` are ZMQ endpoints that take the
+    place of what is found out (rank 0's; other ranks' ports follow), `block_size` likewise. `now_ns` is the wall clock;
+    a session that is given stays open.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        url: str,
+        plane: EventPlane,
+        namespace: str = "default",
+        description: EngineDescription | None = None,
+        events: str | None = None,
+        replay: str | None = None,
+        block_size: int | None = None,
+        session: aiohttp.ClientSession | None = None,
+        load_interval: float = INTERVAL,
+        replay_timeout: float = REPLAY_TIMEOUT,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.worker_id = worker_id
+        self._url = url
+        self._plane = plane
+        self._namespace = namespace
+        self._description = description
+        self._overrides = (events, replay, block_size)
+        self._session = session
+        self._owns_session = session is None
+        self._load_interval = load_interval
+        self._replay_timeout = replay_timeout
+        self._epochs = Epochs(now_ns)
+        self._ranks: dict[int, RankPublisher] = {}
+        self._sources: dict[int, ZmqSource] = {}
+        self._poller: LoadPoller | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def stats(self) -> PublisherStats:
+        ranks = {number: self._rank_stats(number) for number in self._ranks}
+        return PublisherStats(ranks, LoadCounts() if self._poller is None else self._poller.counts)
+
+    async def start(self) -> None:
+        """Returns at once; the engine may come later."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        self._task = asyncio.create_task(self._run(self._session), name=f"publisher of {self.worker_id}")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        for source in self._sources.values():
+            await source.close()
+        for rank in self._ranks.values():
+            await rank.close()
+        if self._owns_session and self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _run(self, session: aiohttp.ClientSession) -> None:
+        try:
+            found = self._description or await self._probe(session)
+            description = with_overrides(found, *self._overrides)
+            await self._follow(description)
+            self._poller = LoadPoller(self._url, description, session, self._report, self._load_interval)
+            await self._poller.run()
+        except Exception:
+            logger.exception("The publisher of %s has failed and stops", self.worker_id)
+
+    async def _probe(self, session: aiohttp.ClientSession) -> EngineDescription:
+        host, said = urlsplit(self._url).hostname or "", False
+        while True:
+            description, answered = await converse(probe(host), session, self._url, PROBE_TIMEOUT)
+            if answered:
+                return description
+            if not said:
+                logger.warning("%s does not answer yet; trying on", self._url)
+                said = True
+            await asyncio.sleep(PROBE_INTERVAL)
+
+    async def _follow(self, description: EngineDescription) -> None:
+        if not description.event_sources:
+            logger.warning(
+                "%s does not say where it publishes KV events: start the engine with --kv-events-config, or state the "
+                "endpoint with --events",
+                self._url,
+            )
+        sources = {source.dp_rank: source for source in description.event_sources}
+        for number in sources or range(description.dp_size):
+            rank = WorkerRank(self.worker_id, number)
+            publisher = RankPublisher(rank, self._plane, self._namespace, self._epochs, DECODERS[description.kind])
+            await publisher.start()
+            self._ranks[number] = publisher
+            self._listen(number, sources.get(number))
+        logger.info("Publishing for %s: %s, %d ranks", self.worker_id, description.kind, len(self._ranks))
+
+    def _listen(self, number: int, source: EventSource | None) -> None:
+        if source is None:
+            self._ranks[number].relay.lose_track()
+            return
+        listener = ZmqSource(source, self._ranks[number], replay_timeout=self._replay_timeout)
+        try:
+            listener.start()
+        except ValueError as error:
+            logger.error("No events of %s: %s", self._ranks[number].relay.rank, error)  # noqa: TRY400 - no trace needed
+            self._ranks[number].relay.lose_track()
+            return
+        self._sources[number] = listener
+
+    async def _report(self, loads: dict[int, RankLoad]) -> None:
+        for number, rank in self._ranks.items():
+            await rank.report(loads.get(number, RankLoad()))
+
+    def _rank_stats(self, number: int) -> RankStats:
+        relay, source = self._ranks[number].relay, self._sources.get(number)
+        return RankStats(
+            epoch=relay.epoch,
+            event_id=relay.event_id,
+            exact=relay.exact,
+            blocks=len(relay),
+            connected=source is not None and source.connected,
+            relay=relay.counts,
+            source=None if source is None else source.counts,
+        )
+
+
+DECODERS: dict[EngineKind, Callable[[], Decode]] = {
+    "vllm": engines.vllm.decode.Decoder,
+    "sglang": lambda: engines.sglang.decode.decode,
+    # Whoever speaks this protocol without saying so most likely copied vLLM's.
+    "unknown": engines.vllm.decode.Decoder,
+}
+"""A fresh decoder by kind of engine."""
+
+
+def with_overrides(
+    description: EngineDescription, events: str | None, replay: str | None, block_size: int | None
+) -> EngineDescription:
+    """The description with what an operator states in place of what was found."""
+    found = description.event_sources
+    if events is not None and not found:
+        found = tuple(EventSource(rank, "") for rank in range(description.dp_size))
+    sources = tuple(
+        EventSource(
+            source.dp_rank,
+            _port_after(events, n) or source.endpoint,
+            _port_after(replay, n) or source.replay,
+            source.topic,
+        )
+        for n, source in enumerate(found)
+    )
+    return msgspec.structs.replace(description, event_sources=sources, block_size=block_size or description.block_size)
+
+
+def _port_after(endpoint: str | None, offset: int) -> str | None:
+    """As engines count their ports up by rank; what has no port stays as it is."""
+    if endpoint is None or not offset:
+        return endpoint
+    head, _, port = endpoint.rpartition(":")
+    return f"{head}:{int(port) + offset}" if port.isascii() and port.isdigit() else endpoint

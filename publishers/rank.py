@@ -1,0 +1,95 @@
+"""One rank of an engine on the event plane: its batches, its replays, its load reports."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from engines.events import EngineBatch, MalformedEvent
+from engines.rank_load import RankLoad
+from indexer.events import EventBatch, LoadReport, decode_replay_request, encode
+from indexer.types import WorkerRank
+from publishers.plane import EventPlane, Unsubscribe, events_subject, load_subject, replay_subject
+from publishers.relay import RankRelay
+
+logger = logging.getLogger(__name__)
+
+Decode = Callable[[bytes], EngineBatch]
+"""Raises MalformedEvent."""
+
+
+class Epochs:
+    """Numbers that only grow: nanoseconds of the wall clock, so that they also grow from one process to the next."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._last = 0
+
+    def next(self) -> int:
+        self._last = max(self._last + 1, self._now_ns())
+        return self._last
+
+
+class RankPublisher:
+    """Publishes what `apply` is given. `make_decode` makes a fresh decoder for each epoch: decoders may remember."""
+
+    def __init__(
+        self, rank: WorkerRank, plane: EventPlane, namespace: str, epochs: Epochs, make_decode: Callable[[], Decode]
+    ) -> None:
+        self.relay = RankRelay(rank, epochs.next())
+        self._plane = plane
+        self._epochs = epochs
+        self._make_decode = make_decode
+        self._decode = make_decode()
+        self._events_subject = events_subject(namespace, rank)
+        self._load_subject = load_subject(namespace, rank)
+        self._replay_subject = replay_subject(namespace, rank)
+        self._stop_serving: Unsubscribe | None = None
+
+    async def start(self) -> None:
+        self._stop_serving = await self._plane.serve(self._replay_subject, self._answer)
+
+    async def close(self) -> None:
+        if self._stop_serving is not None:
+            await self._stop_serving()
+            self._stop_serving = None
+
+    async def apply(self, payload: bytes) -> None:
+        """One message of the engine; one that cannot be read is counted."""
+        try:
+            batch = self._decode(payload)
+        except MalformedEvent as error:
+            if not self.relay.counts.malformed:
+                logger.warning("Events of %s cannot be read; further ones are only counted: %s", self.relay.rank, error)
+            self.relay.malformed()
+            return
+        await self.publish(self.relay.apply(batch))
+
+    async def publish(self, batch: EventBatch | None) -> None:
+        if batch is not None:
+            await self._plane.publish(self._events_subject, encode(batch))
+
+    async def new_epoch(self) -> None:
+        self.relay.restart(self._epochs.next())
+        self._decode = self._make_decode()
+        # Receivers should forget the old epoch now, not when the engine happens to store something.
+        await self.report(RankLoad())
+
+    async def lose_track(self) -> None:
+        self.relay.lose_track()
+
+    async def report(self, load: RankLoad) -> None:
+        """Says which batch was the last, with the figures there are."""
+        relay = self.relay
+        mark = (relay.rank.worker_id, relay.rank.dp_rank, relay.epoch, relay.event_id, relay.exact)
+        await self._plane.publish(self._load_subject, encode(LoadReport(*mark, **msgspec.structs.asdict(load))))
+
+    def _answer(self, payload: bytes) -> list[bytes]:
+        try:
+            request = decode_replay_request(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            logger.warning("A replay request for %s cannot be read", self.relay.rank)
+            return []
+        return [encode(batch) for batch in self.relay.replay(request)]

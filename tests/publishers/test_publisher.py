@@ -1,0 +1,339 @@
+"""A whole publisher between a scripted engine and a receiver that knows only what the event plane brings."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from engines.description import EngineDescription, EventSource
+from indexer.events import (
+    Cleared,
+    EventBatch,
+    LoadReport,
+    ReplayRequest,
+    Stored,
+    decode_batch,
+    decode_load,
+    encode,
+    unpack_hashes,
+)
+from indexer.hashing import chain_hashes, pack_tokens
+from indexer.types import WorkerRank
+from publishers.local_plane import LocalPlane
+from publishers.plane import all_events, all_loads, replay_subject
+from publishers.publisher import EnginePublisher, with_overrides
+from tests.fakes.waiting import until
+from tests.fakes.zmq_engine import BLOCK_SIZE, CLEARED, FakeEngine, removed, stored
+
+RANK = WorkerRank("w", 0)
+NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody answers
+
+
+class Receiver:
+    """The plainest receiver: applies batches in order, forgets with each new epoch."""
+
+    def __init__(self) -> None:
+        self.plane = LocalPlane()
+        self.batches: list[EventBatch] = []
+        self.reports: list[LoadReport] = []
+        self.held: set[int] = set()
+
+    async def start(self) -> None:
+        await self.plane.start()
+        await self.plane.subscribe(all_events("default"), self._on_batch)
+        await self.plane.subscribe(all_loads("default"), lambda payload: self.reports.append(decode_load(payload)))
+
+    def _on_batch(self, payload: bytes) -> None:
+        batch = decode_batch(payload)
+        if not self.batches or batch.epoch != self.batches[-1].epoch:
+            assert batch.event_id == 0
+            self.held = set()
+        else:
+            assert batch.event_id == self.batches[-1].event_id + 1
+        self.batches.append(batch)
+        for event in batch.events:
+            if isinstance(event, Cleared):
+                self.held = set()
+            elif isinstance(event, Stored):
+                self.held |= set(unpack_hashes(event.hashes))
+            else:
+                self.held -= set(unpack_hashes(event.hashes))
+
+    async def replay(self, epoch: int, event_id: int) -> list[EventBatch]:
+        request = encode(ReplayRequest("w", 0, epoch, event_id))
+        return [decode_batch(reply) async for reply in self.plane.request(replay_subject("default", RANK), request)]
+
+
+def ours(*blocks: int) -> set[int]:
+    """Our hashes of a chain of the fake engine's blocks."""
+    return set(chain_hashes(pack_tokens([token for block in blocks for token in [block] * BLOCK_SIZE]), BLOCK_SIZE, 0))
+
+
+@asynccontextmanager
+async def publishing(
+    source: EventSource, url: str = NOWHERE, now_ns: Callable[[], int] = time.time_ns
+) -> AsyncIterator[tuple[EnginePublisher, Receiver]]:
+    receiver = Receiver()
+    await receiver.start()
+    publisher = EnginePublisher(
+        worker_id="w",
+        url=url,
+        plane=receiver.plane,
+        description=EngineDescription("vllm", event_sources=(source,)),
+        load_interval=0.01,
+        replay_timeout=0.5,
+        now_ns=now_ns,
+    )
+    await publisher.start()
+    try:
+        await until(lambda: publisher.stats.ranks)
+        yield publisher, receiver
+    finally:
+        await publisher.close()
+        await receiver.plane.close()
+
+
+async def test_history_and_live_events_arrive_hashed() -> None:
+    async with FakeEngine() as engine:
+        await engine.lose(stored(1, 2))
+        async with publishing(engine.source) as (publisher, receiver):
+            await engine.subscribed()
+            await until(lambda: receiver.held == ours(1, 2))
+            await engine.publish(stored(3, parent=2))
+            await until(lambda: receiver.held == ours(1, 2, 3))
+            await engine.publish(removed(3), stored(4, parent=1))
+            await until(lambda: receiver.held == ours(1, 2) | ours(1, 4))
+            stats = publisher.stats.ranks[0]
+            assert (stats.exact, stats.connected, stats.blocks, stats.event_id) == (True, True, 3, 2)
+            await engine.publish(CLEARED)
+            await until(lambda: receiver.held == set())
+
+
+async def test_a_gap_is_healed_by_the_engines_replay() -> None:
+    async with FakeEngine() as engine, publishing(engine.source) as (publisher, receiver):
+        await engine.subscribed()
+        await engine.publish(stored(1))
+        await engine.lose(stored(2, parent=1))
+        await engine.publish(stored(3, parent=2))
+        await until(lambda: receiver.held == ours(1, 2, 3))
+        assert publisher.stats.ranks[0].exact
+        assert len({batch.epoch for batch in receiver.batches}) == 1
+
+
+async def test_an_engine_restart_is_a_new_epoch_and_said_at_once() -> None:
+    async with FakeEngine() as engine, publishing(engine.source) as (_, receiver):
+        await engine.subscribed()
+        await engine.publish(stored(1))
+        await until(lambda: receiver.held == ours(1))
+        old = receiver.batches[-1].epoch
+        await engine.restart()
+        await until(lambda: receiver.reports[-1].epoch > old)
+        assert receiver.reports[-1].event_id == -1
+        assert receiver.reports[-1].exact
+        await engine.subscribed()
+        await engine.publish(stored(2))
+        await until(lambda: receiver.held == ours(2))
+        assert receiver.batches[-1].epoch > old
+
+
+async def test_a_short_buffer_is_inexact_until_the_next_clear() -> None:
+    async with FakeEngine(buffer=1) as engine:
+        for block in range(3):
+            await engine.lose(stored(block + 1))
+        async with publishing(engine.source) as (publisher, receiver):
+            await until(lambda: receiver.held == ours(3))
+            await until(lambda: receiver.reports and not receiver.reports[-1].exact)
+            await engine.subscribed()
+            await engine.publish(CLEARED, stored(4))
+            await until(lambda: receiver.reports[-1].exact)
+            assert receiver.held == ours(4)
+            assert publisher.stats.ranks[0].source is not None
+            assert publisher.stats.ranks[0].source.lost_track == 1
+
+
+async def test_hostile_messages_are_counted_said_once_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+    hostile = [
+        b"",
+        b"\xc1",
+        b"garbage",
+        msgspec.msgpack.encode([1.0]),
+        msgspec.msgpack.encode({"a": 1}),
+        b"\x91" * 5000,
+    ]
+    async with FakeEngine() as engine, publishing(engine.source) as (publisher, receiver):
+        await engine.subscribed()
+        for payload in hostile:
+            await engine.publish_raw(payload)
+        await engine.publish({"type": "BlockStored", "token_ids": "12345"}, stored(1))
+        await until(lambda: receiver.held == ours(1))
+        stats = publisher.stats.ranks[0]
+        assert stats.relay.malformed == len(hostile) + 1
+        assert not stats.exact
+    assert caplog.text.count("Events of w#0 cannot be read") == 1
+    assert "12345" not in caplog.text
+
+
+async def test_an_engine_without_replay_is_followed_inexactly() -> None:
+    async with FakeEngine() as engine, publishing(engine.source_without_replay) as (_, receiver):
+        await engine.subscribed()
+        await until(lambda: receiver.reports and not receiver.reports[-1].exact)
+        await engine.publish(stored(1))
+        await until(lambda: receiver.held == ours(1))
+
+
+async def test_no_known_event_source_still_reports_that_there_is_a_worker() -> None:
+    receiver = Receiver()
+    await receiver.start()
+    description = EngineDescription("unknown", dp_size=2)
+    publisher = EnginePublisher(worker_id="w", url=NOWHERE, plane=receiver.plane, description=description)
+    await publisher.start()
+    await until(lambda: len(receiver.reports) == 2)
+    await publisher.close()
+    assert [(report.rank, report.exact, report.event_id) for report in receiver.reports] == [
+        (WorkerRank("w", 0), False, -1),
+        (WorkerRank("w", 1), False, -1),
+    ]
+
+
+async def test_a_receiver_asks_for_what_it_missed() -> None:
+    async with FakeEngine() as engine, publishing(engine.source) as (_, receiver):
+        await engine.subscribed()
+        for block in range(1, 4):
+            await engine.publish(stored(block))
+        await until(lambda: len(receiver.batches) == 3)
+        epoch = receiver.batches[0].epoch
+        assert await receiver.replay(epoch, 1) == receiver.batches[1:]
+        assert await receiver.replay(epoch, 3) == []
+        (snapshot,) = await receiver.replay(-1, 0)
+        assert (snapshot.epoch, snapshot.event_id, snapshot.part, snapshot.parts) == (epoch, 2, 0, 1)
+        assert [set(unpack_hashes(one.hashes)) for one in snapshot.events if isinstance(one, Stored)] == [
+            ours(1) | ours(2) | ours(3)
+        ]
+        assert [one async for one in receiver.plane.request(replay_subject("default", RANK), b"\xc1")] == []
+
+
+async def test_epochs_grow_even_where_the_clock_stands_still() -> None:
+    async with FakeEngine() as engine, publishing(engine.source, now_ns=lambda: 7) as (publisher, receiver):
+        await engine.subscribed()
+        await engine.restart()
+        await until(lambda: receiver.reports and receiver.reports[-1].epoch == 8)
+    assert publisher.stats.ranks[0].relay.epochs == 1
+
+
+def vllm_over_http(engine: FakeEngine, behaviour: dict[str, int]) -> web.Application:
+    """The HTTP side of a vLLM; `behaviour["status"]` is answered to everything while it is not 200."""
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": engine.source.endpoint,
+        "replay_endpoint": engine.source.replay,
+        "topic": "kv@",
+    }
+    metrics = """
+vllm:num_requests_running{engine="0"} 3.0
+vllm:num_requests_waiting{engine="0"} 2.0
+vllm:kv_cache_usage_perc{engine="0"} 0.5
+vllm:cache_config_info{engine="0",block_size="4",num_gpu_blocks="101"} 1.0
+"""
+
+    async def answer(request: web.Request) -> web.Response:
+        if behaviour["status"] != 200:
+            return web.Response(status=behaviour["status"])
+        match request.path:
+            case "/v1/models":
+                return web.json_response({"data": [{"id": "m", "owned_by": "vllm"}]})
+            case "/version":
+                return web.json_response({"version": "0.32.0"})
+            case "/kv_event_sources":
+                return web.json_response({"0": config})
+            case "/metrics":
+                return web.Response(text=metrics)
+        return web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    return app
+
+
+async def test_an_engine_is_found_out_about_and_asked_for_its_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("publishers.publisher.PROBE_INTERVAL", 0.01)
+    receiver = Receiver()
+    await receiver.start()
+    behaviour = {"status": 503}
+    async with FakeEngine() as engine, TestServer(vllm_over_http(engine, behaviour)) as server:
+        url = str(server.make_url("/"))
+        publisher = EnginePublisher(worker_id="w", url=url, plane=receiver.plane, load_interval=0.01)
+        await publisher.start()
+        assert publisher.stats.ranks == {}
+        behaviour["status"] = 200
+        await engine.subscribed()
+        await engine.publish(stored(1))
+        await until(lambda: receiver.held == ours(1))
+        await until(lambda: receiver.reports[-1].event_id == 0)
+        report = receiver.reports[-1]
+        assert (report.num_requests_waiting, report.request_active_slots) == (2, 3)
+        assert (report.kv_active_blocks, report.kv_total_blocks) == (50, 101)
+        assert (report.gpu_cache_usage_perc, report.gpu_prefix_cache_hit_rate) == (0.5, None)
+
+        behaviour["status"] = 500
+        await until(lambda: publisher.stats.load.failures)
+        await until(lambda: receiver.reports[-1].num_requests_waiting is None)
+        assert receiver.reports[-1].event_id == 0
+        await publisher.close()
+
+
+async def test_closing_at_any_time_leaves_no_task() -> None:
+    before = asyncio.all_tasks()
+    plane = LocalPlane()
+    await plane.start()
+    never_started = EnginePublisher(worker_id="w", url=NOWHERE, plane=plane)
+    await never_started.close()
+    probing = EnginePublisher(worker_id="w", url=NOWHERE, plane=plane)
+    await probing.start()
+    await asyncio.sleep(0)
+    await probing.close()
+    async with FakeEngine() as engine, publishing(engine.source):
+        pass
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_wrong_endpoint_is_said_and_the_load_still_reported(caplog: pytest.LogCaptureFixture) -> None:
+    async with publishing(EventSource(0, "nonsense")) as (_, receiver):
+        await until(lambda: receiver.reports)
+        assert not receiver.reports[-1].exact
+    assert "'nonsense' cannot be used for events" in caplog.text
+
+
+FOUND = (EventSource(0, "tcp://h:5557", "tcp://h:5600", "kv@"), EventSource(1, "tcp://h:5558", None, "kv@"))
+
+
+@pytest.mark.parametrize(
+    ("found", "events", "replay", "expected"),
+    [
+        (FOUND, None, None, FOUND),
+        (
+            FOUND,
+            "tcp://x:1",
+            "tcp://x:11",
+            (EventSource(0, "tcp://x:1", "tcp://x:11", "kv@"), EventSource(1, "tcp://x:2", "tcp://x:12", "kv@")),
+        ),
+        (FOUND[:1], None, "tcp://x:11", (EventSource(0, "tcp://h:5557", "tcp://x:11", "kv@"),)),
+        ((), "tcp://*:1", None, (EventSource(0, "tcp://*:1"), EventSource(1, "tcp://*:2"))),
+        ((), "ipc:///tmp/kv", None, (EventSource(0, "ipc:///tmp/kv"), EventSource(1, "ipc:///tmp/kv"))),
+        ((), None, "tcp://x:11", ()),
+    ],
+)
+def test_what_an_operator_states_wins(
+    found: tuple[EventSource, ...], events: str | None, replay: str | None, expected: tuple[EventSource, ...]
+) -> None:
+    description = EngineDescription("vllm", block_size=16, dp_size=2, event_sources=found)
+    assert with_overrides(description, events, replay, None).event_sources == expected
+    assert with_overrides(description, events, replay, None).block_size == 16
+    assert with_overrides(description, events, replay, 32).block_size == 32
