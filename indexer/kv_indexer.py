@@ -52,6 +52,11 @@ class KVIndexer:
         self._assumed.forget(rank)
         self.index.clear(rank)
 
+    def worker_came_back(self, rank: WorkerRank) -> None:
+        """Its process may be a new one with an empty cache: what was only assumed of it is void."""
+        if self.view(rank) is View.BLIND:
+            self.clear(rank)
+
     def assume(self, rank: WorkerRank, prompt: PromptHashes, block_size: int, now: float) -> None:
         """`rank` was sent this prompt; counts only while nothing better is known of it. `now`: seconds, steady."""
         if self.view(rank) is View.BLIND:

@@ -105,6 +105,9 @@ class Exchange:
     # -- to the worker
 
     def start(self) -> None:
+        """Choose a worker and send the request; nothing, when the client has gone meanwhile."""
+        if self._over:
+            return
         leg = self._routing.route(self._tried)
         if isinstance(leg, Response):
             self.answer(leg)

@@ -59,7 +59,6 @@ class RequestRouting:
         self._model = model
         self._pinned = pinned
         self.prompt = Prompt()
-        brain.metrics.in_flight.inc()
 
     def route(self, exclude: frozenset[str]) -> Leg | Response:
         brain = self._brain
@@ -74,6 +73,11 @@ class RequestRouting:
         self._note(decision, worker)
         brain.metrics.decision.observe(brain.clock() - began)
         return Leg(worker, decision, reservation, _rank_headers(worker, decision.rank))
+
+    def any_worker(self) -> Worker | None:
+        """Some worker that could serve the request."""
+        candidates = self._candidates(frozenset())
+        return self._brain.fleet.workers[candidates[0][0].worker_id] if candidates else None
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
         return bool(self._candidates(exclude))

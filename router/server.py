@@ -72,8 +72,8 @@ class Server:
     def _infer(self, request: Request, connection: Connection, inference: Inference) -> Exchange:
         self._check_model(inference.model)
         routing = RequestRouting(self._brain, inference.model, self._pinned(request))
-        exchange = self._exchange(request, connection, routing)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
+        exchange = self._exchange(request, connection, routing)
         if pending is None:
             exchange.start()
         else:
@@ -84,8 +84,12 @@ class Server:
         """The prompt's tokens must first be asked for; the exchange starts then, unless its client has gone."""
 
         async def wait() -> None:
-            await pending
-            exchange.start()
+            try:
+                await pending
+            except BadRequest as error:
+                exchange.answer(error.response)
+            else:
+                exchange.start()
 
         task = asyncio.ensure_future(wait())
         self._tasks.add(task)
@@ -100,6 +104,7 @@ class Server:
 
     def _exchange(self, request: Request, connection: Connection, routing: RequestRouting) -> Exchange:
         request_id = request.header(b"x-request-id") or os.urandom(16).hex().encode()
+        self._brain.metrics.in_flight.inc()
         return Exchange(request, request_id, connection, routing, self._brain.clock)
 
     def _check_model(self, model: str | None) -> None:

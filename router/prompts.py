@@ -1,0 +1,156 @@
+"""A request's prompt as token ids: by the model's own tokenizer at once, else by asking an engine, else not at all.
+
+What was decided for a model (its own tokenizer, or the engines) is said once in the log, and counted per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Any
+
+import aiohttp
+
+from engines.description import Model
+from indexer.types import Namespace
+from router.fleet import Worker
+from router.inference import Inference
+from router.logs import log_event
+from router.openai_errors import BadRequest
+from router.routing import Brain, Prompt, RequestRouting
+from router.settings import SettingsError
+from router.tokens import CannotTokenize, EngineTokens, PromptTokens, Tokenizer, find_tokenizer, load_tokenizer, verify
+
+logger = logging.getLogger("router.prompts")
+
+ENGINE_TIMEOUT = 2.0
+"""Seconds an engine has to answer /tokenize; a request that outlasts them is routed by load."""
+BYTES_PER_TOKEN = 4
+"""Of English text in a JSON body, roughly: to weigh a prompt whose tokens are not known."""
+
+
+class Prompts:
+    def __init__(self, setting: str, brain: Brain, session: aiohttp.ClientSession) -> None:
+        """`setting`: `--tokenizer`."""
+        self._setting = setting
+        self._brain = brain
+        self._session = session
+        self._by_model: dict[str, PromptTokens] = {}
+        self._ids_only = PromptTokens(None)
+
+    def prepare(self, inference: Inference, routing: RequestRouting) -> Awaitable[None] | None:
+        """Gives `routing` its prompt, at once (None) or when the awaitable is done. BadRequest: it is too long."""
+        fields = inference.fields()
+        base = self._base(inference.model)
+        tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
+        try:
+            self._tell(routing, inference, base, tokens.ids(inference.endpoint, fields))
+        except CannotTokenize as error:
+            if error.engine_can:
+                return self._ask(inference, fields, base, routing)
+            self._give_up(routing, inference, error.reason)
+        return None
+
+    async def learn(self, worker: Worker) -> None:
+        """A worker was described: find, load and check the tokenizers of its models, each once."""
+        for model in worker.models:
+            if model.parent is None and model.id not in self._by_model:
+                self._by_model[model.id] = PromptTokens(None)
+                tokenizer = await self._find(worker, model)
+                if tokenizer:
+                    await self._check(worker, model, tokenizer)
+
+    # -- one request
+
+    def _tell(self, routing: RequestRouting, inference: Inference, base: Model | None, ids: list[int]) -> None:
+        if base and base.max_model_len and len(ids) > base.max_model_len:
+            raise BadRequest(
+                400,
+                f"The prompt has {len(ids)} tokens, more than the {base.max_model_len} that {base.id!r} takes in all.",
+                code="context_length_exceeded",
+                param="prompt" if inference.endpoint == "completions" else "messages",
+            )
+        namespace = Namespace(self._brain.fleet.lora_name(inference.model), inference.cache_salt)
+        try:
+            routing.prompt = self._brain.hash_prompt(ids, namespace)
+        except (OverflowError, TypeError):
+            self._give_up(routing, inference, "malformed")
+
+    async def _ask(
+        self, inference: Inference, fields: dict[str, Any], base: Model | None, routing: RequestRouting
+    ) -> None:
+        worker = routing.any_worker()
+        if worker is None:
+            return  # the answer will say that nobody can serve it
+        try:
+            ids = await self._engine(worker).ids(inference.endpoint, fields)
+        except CannotTokenize as error:
+            self._give_up(routing, inference, error.reason)
+            return
+        self._brain.metrics.engine_tokenized.inc()
+        self._tell(routing, inference, base, ids)
+
+    def _give_up(self, routing: RequestRouting, inference: Inference, reason: str) -> None:
+        self._brain.metrics.untokenized.labels(reason).inc()
+        routing.prompt = Prompt(len(inference.raw) // BYTES_PER_TOKEN)
+
+    def _base(self, name: str | None) -> Model | None:
+        """The base model behind `name`, an adapter's or its own; a request may leave out the name of the only one."""
+        known = {model.id: model for _, model in self._brain.fleet.models().values()}
+        if name is None:
+            bases = [model for model in known.values() if model.parent is None]
+            return bases[0] if len(bases) == 1 else None
+        found = known.get(name)
+        return known.get(found.parent, found) if found and found.parent else found
+
+    # -- one model
+
+    async def _find(self, worker: Worker, model: Model) -> Tokenizer | None:
+        path = worker.description.tokenizer_path if worker.description else None
+        try:
+            folder = await asyncio.to_thread(find_tokenizer, self._setting, [model], path)
+            tokenizer = await asyncio.to_thread(load_tokenizer, folder) if folder else None
+        except (SettingsError, CannotTokenize) as error:
+            log_event(logger, logging.ERROR, "The tokenizer cannot be used", model=model.id, reason=error)
+            tokenizer = None
+        if tokenizer is None and self._setting != "engine":
+            advice = "each prompt is tokenised by asking an engine; --tokenizer PATH makes it cheaper"
+            log_event(logger, logging.WARNING, "No tokenizer is at hand", model=model.id, hence=advice)
+        return tokenizer
+
+    async def _check(self, worker: Worker, model: Model, tokenizer: Tokenizer) -> None:
+        kind = worker.description.kind if worker.description else "vllm"
+        ours = PromptTokens(tokenizer, kind)
+        try:
+            mismatch = await verify(ours, self._engine(worker), model.id)
+        except CannotTokenize as error:
+            log_event(logger, logging.WARNING, "The tokenizer could not be checked", model=model.id, reason=error)
+        else:
+            if mismatch:
+                self._brain.metrics.tokenizer_mismatches.labels(model.id).inc()
+                log_event(
+                    logger,
+                    logging.ERROR,
+                    "The tokenizer is not the engine's: prompts are tokenised by asking an engine instead",
+                    model=model.id,
+                    worker=worker.id,
+                    where=mismatch,
+                )
+                return
+        self._by_model[model.id] = ours
+        log_event(logger, logging.INFO, "Tokenizer is ready", model=model.id, backend=tokenizer.backend)
+
+    def _engine(self, worker: Worker) -> EngineTokens:
+        async def post(path: str, body: bytes) -> tuple[int, bytes]:
+            timeout = aiohttp.ClientTimeout(ENGINE_TIMEOUT)
+            headers = {"content-type": "application/json"}
+            try:
+                async with self._session.post(
+                    worker.spec.url + path, data=body, headers=headers, timeout=timeout
+                ) as answer:
+                    return answer.status, await answer.read()
+            except (aiohttp.ClientError, TimeoutError):
+                return 0, b""
+
+        return EngineTokens(worker.description.kind if worker.description else "unknown", post)
