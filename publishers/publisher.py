@@ -21,7 +21,7 @@ from indexer.types import WorkerRank
 from publishers.dialogue import converse
 from publishers.load_poller import INTERVAL, LoadCounts, LoadPoller
 from publishers.plane import EventPlane
-from publishers.rank import Decode, Epochs, RankPublisher
+from publishers.rank import Decode, EngineRank, Epochs
 from publishers.relay import RelayCounts
 from publishers.zmq_source import REPLAY_TIMEOUT, SourceCounts, ZmqSource
 
@@ -86,7 +86,7 @@ class EnginePublisher:
         self._load_interval = load_interval
         self._replay_timeout = replay_timeout
         self._epochs = Epochs(now_ns)
-        self._ranks: dict[int, RankPublisher] = {}
+        self._ranks: dict[int, EngineRank] = {}
         self._sources: dict[int, ZmqSource] = {}
         self._poller: LoadPoller | None = None
         self._task: asyncio.Task[None] | None = None
@@ -147,7 +147,7 @@ class EnginePublisher:
         sources = {source.dp_rank: source for source in description.event_sources}
         for number in sources or range(description.dp_size):
             rank = WorkerRank(self.worker_id, number)
-            publisher = RankPublisher(rank, self._plane, self._namespace, self._epochs, DECODERS[description.kind])
+            publisher = EngineRank(rank, self._plane, self._namespace, self._epochs, DECODERS[description.kind])
             await publisher.start()
             self._ranks[number] = publisher
             self._listen(number, sources.get(number))

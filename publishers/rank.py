@@ -33,16 +33,12 @@ class Epochs:
 
 
 class RankPublisher:
-    """Publishes what `apply` is given. `make_decode` makes a fresh decoder for each epoch: decoders may remember."""
+    """Publishes what `relay` makes and what it knows; replays are answered between `start` and `close`."""
 
-    def __init__(
-        self, rank: WorkerRank, plane: EventPlane, namespace: str, epochs: Epochs, make_decode: Callable[[], Decode]
-    ) -> None:
+    def __init__(self, rank: WorkerRank, plane: EventPlane, namespace: str, epochs: Epochs) -> None:
         self.relay = RankRelay(rank, epochs.next())
         self._plane = plane
         self._epochs = epochs
-        self._make_decode = make_decode
-        self._decode = make_decode()
         self._events_subject = events_subject(namespace, rank)
         self._load_subject = load_subject(namespace, rank)
         self._replay_subject = replay_subject(namespace, rank)
@@ -56,6 +52,40 @@ class RankPublisher:
             await self._stop_serving()
             self._stop_serving = None
 
+    async def publish(self, batch: EventBatch | None) -> None:
+        if batch is not None:
+            await self._plane.publish(self._events_subject, encode(batch))
+
+    async def report(self, load: RankLoad) -> None:
+        """Says which batch was the last, with the figures there are."""
+        relay = self.relay
+        mark = (relay.rank.worker_id, relay.rank.dp_rank, relay.epoch, relay.event_id, relay.exact)
+        await self._plane.publish(self._load_subject, encode(LoadReport(*mark, **msgspec.structs.asdict(load))))
+
+    async def new_epoch(self) -> None:
+        self.relay.restart(self._epochs.next())
+        # Receivers should forget the old epoch now, not when the engine happens to store something.
+        await self.report(RankLoad())
+
+    def _answer(self, payload: bytes) -> list[bytes]:
+        try:
+            request = decode_replay_request(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            logger.warning("A replay request for %s cannot be read", self.relay.rank)
+            return []
+        return [encode(batch) for batch in self.relay.replay(request)]
+
+
+class EngineRank(RankPublisher):
+    """An `EventSink` that publishes. `make_decode` makes a fresh decoder for each epoch: decoders may remember."""
+
+    def __init__(
+        self, rank: WorkerRank, plane: EventPlane, namespace: str, epochs: Epochs, make_decode: Callable[[], Decode]
+    ) -> None:
+        super().__init__(rank, plane, namespace, epochs)
+        self._make_decode = make_decode
+        self._decode = make_decode()
+
     async def apply(self, payload: bytes) -> None:
         """One message of the engine; one that cannot be read is counted."""
         try:
@@ -67,29 +97,9 @@ class RankPublisher:
             return
         await self.publish(self.relay.apply(batch))
 
-    async def publish(self, batch: EventBatch | None) -> None:
-        if batch is not None:
-            await self._plane.publish(self._events_subject, encode(batch))
-
     async def new_epoch(self) -> None:
-        self.relay.restart(self._epochs.next())
         self._decode = self._make_decode()
-        # Receivers should forget the old epoch now, not when the engine happens to store something.
-        await self.report(RankLoad())
+        await super().new_epoch()
 
     async def lose_track(self) -> None:
         self.relay.lose_track()
-
-    async def report(self, load: RankLoad) -> None:
-        """Says which batch was the last, with the figures there are."""
-        relay = self.relay
-        mark = (relay.rank.worker_id, relay.rank.dp_rank, relay.epoch, relay.event_id, relay.exact)
-        await self._plane.publish(self._load_subject, encode(LoadReport(*mark, **msgspec.structs.asdict(load))))
-
-    def _answer(self, payload: bytes) -> list[bytes]:
-        try:
-            request = decode_replay_request(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            logger.warning("A replay request for %s cannot be read", self.relay.rank)
-            return []
-        return [encode(batch) for batch in self.relay.replay(request)]

@@ -1,0 +1,164 @@
+"""For engines of one's own: publish a cache's events and a worker's load without speaking any engine's protocol.
+
+    plane = make_plane("nats://nats:4222")
+    await plane.start()
+    publisher = KVPublisher(plane, "worker-1", dp_rank=0, block_size=16)
+    await publisher.start()
+    metrics = WorkerMetricsPublisher(publisher)
+
+    publisher.stored([hash_0, hash_1], parent_block_hash=None, token_ids=prompt[:32])
+    publisher.removed([hash_1])
+    metrics.publish(request_active_slots=3, num_requests_waiting=0)
+
+    await publisher.close()
+
+Block hashes are the engine's own, opaque, and only have to be unique among the blocks held; token ids stay here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch, EngineEvent
+from engines.rank_load import RankLoad
+from indexer.events import EventBatch
+from indexer.types import EngineHash, Namespace, Tier, WorkerRank
+from publishers.plane import EventPlane
+from publishers.rank import Epochs, RankPublisher
+from publishers.relay import RelayCounts
+
+REPORT_INTERVAL = 1.0
+QUEUE_LIMIT = 10_000
+"""Batches waiting to be handed to the plane. Those beyond are not sent; receivers notice and ask for them."""
+
+
+class KVPublisher:
+    """One (worker, dp_rank) and its cache of blocks of `block_size` tokens.
+
+    `stored`, `removed` and `cleared` never block and never raise for what is wrong with one event: it is counted in
+    `counts`. All methods belong to the event loop that `start` ran in. The load report with the last known figures is
+    repeated every `report_interval` seconds, so that receivers notice what they missed.
+    """
+
+    def __init__(
+        self,
+        plane: EventPlane,
+        worker_id: str,
+        dp_rank: int,
+        block_size: int,
+        *,
+        namespace: str = "default",
+        report_interval: float = REPORT_INTERVAL,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._block_size = block_size
+        self._report_interval = report_interval
+        self._rank = RankPublisher(WorkerRank(worker_id, dp_rank), plane, namespace, Epochs(now_ns))
+        self._queue: asyncio.Queue[EventBatch] = asyncio.Queue(QUEUE_LIMIT)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._load = RankLoad()
+        self._load_changed = asyncio.Event()
+
+    @property
+    def counts(self) -> RelayCounts:
+        return self._rank.relay.counts
+
+    async def start(self) -> None:
+        await self._rank.start()
+        self._tasks = [asyncio.create_task(self._send_batches()), asyncio.create_task(self._send_reports())]
+
+    async def close(self) -> None:
+        """Hands over what waits, then stops."""
+        if self._tasks:
+            await self._queue.join()
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._tasks.clear()
+        await self._rank.close()
+
+    def stored(
+        self,
+        block_hashes: Sequence[EngineHash],
+        parent_block_hash: EngineHash | None,
+        token_ids: Sequence[int],
+        tier: Tier = Tier.GPU,
+        lora_name: str | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        """The cache now holds these contiguous full blocks, which follow the parent (None: from the prompt's start).
+
+        `lora_name` and `cache_salt` matter where there is no parent; the others inherit.
+        """
+        namespace = Namespace(lora_name, cache_salt)
+        self._apply(
+            BlockStored(list(block_hashes), parent_block_hash, list(token_ids), self._block_size, tier, namespace)
+        )
+
+    def removed(self, block_hashes: Sequence[EngineHash], tier: Tier = Tier.GPU) -> None:
+        """One copy of each of these blocks is gone."""
+        self._apply(BlockRemoved(list(block_hashes), tier))
+
+    def cleared(self) -> None:
+        """Nothing is held any more."""
+        self._apply(AllBlocksCleared())
+
+    def report(self, load: RankLoad) -> None:
+        """Sends a load report soon, and these figures with every later one until the next call."""
+        self._load = load
+        self._load_changed.set()
+
+    def _apply(self, event: EngineEvent) -> None:
+        batch = self._rank.relay.apply(EngineBatch(0.0, None, [event], {}))
+        if batch is not None:
+            # A batch that does not fit stays in the relay's ring, where receivers ask for what they missed.
+            with contextlib.suppress(asyncio.QueueFull):
+                self._queue.put_nowait(batch)
+
+    async def _send_batches(self) -> None:
+        while True:
+            await self._rank.publish(await self._queue.get())
+            self._queue.task_done()
+
+    async def _send_reports(self) -> None:
+        while True:
+            self._load_changed.clear()
+            await self._rank.report(self._load)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._report_interval):
+                    await self._load_changed.wait()
+
+
+class WorkerMetricsPublisher:
+    """The load side of a `KVPublisher`."""
+
+    def __init__(self, publisher: KVPublisher) -> None:
+        self._publisher = publisher
+
+    def publish(
+        self,
+        *,
+        num_requests_waiting: int | None = None,
+        gpu_cache_usage_perc: float | None = None,
+        gpu_prefix_cache_hit_rate: float | None = None,
+        request_active_slots: int | None = None,
+        request_total_slots: int | None = None,
+        kv_active_blocks: int | None = None,
+        kv_total_blocks: int | None = None,
+    ) -> None:
+        """Never blocks. None for what is not known; shares are 0–1 (see `indexer.events.LoadReport`)."""
+        self._publisher.report(
+            RankLoad(
+                num_requests_waiting=num_requests_waiting,
+                gpu_cache_usage_perc=gpu_cache_usage_perc,
+                gpu_prefix_cache_hit_rate=gpu_prefix_cache_hit_rate,
+                request_active_slots=request_active_slots,
+                request_total_slots=request_total_slots,
+                kv_active_blocks=kv_active_blocks,
+                kv_total_blocks=kv_total_blocks,
+            )
+        )

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import publishers.library
+from indexer.events import (
+    EventBatch,
+    LoadReport,
+    ReplayRequest,
+    Stored,
+    decode_batch,
+    decode_load,
+    encode,
+    pack_hashes,
+    unpack_hashes,
+)
+from indexer.hashing import chain_hashes, pack_tokens, root_hash
+from indexer.types import Namespace, Tier, WorkerRank
+from publishers.library import KVPublisher, WorkerMetricsPublisher
+from publishers.local_plane import LocalPlane
+from publishers.plane import all_events, all_loads, replay_subject
+from tests.fakes.waiting import until
+
+TOKENS = list(range(12))
+
+
+class Side:
+    """A plane and what arrives on it."""
+
+    def __init__(self) -> None:
+        self.plane = LocalPlane()
+        self.batches: list[EventBatch] = []
+        self.reports: list[LoadReport] = []
+
+    async def start(self) -> None:
+        await self.plane.start()
+        await self.plane.subscribe(all_events("ns"), lambda payload: self.batches.append(decode_batch(payload)))
+        await self.plane.subscribe(all_loads("ns"), lambda payload: self.reports.append(decode_load(payload)))
+
+
+async def test_an_engine_of_ones_own_is_published() -> None:
+    side = Side()
+    await side.start()
+    publisher = KVPublisher(side.plane, "w", 2, 4, namespace="ns")
+    await publisher.start()
+    publisher.stored([b"a", b"b"], None, TOKENS[:8], lora_name="l", cache_salt="s")
+    publisher.stored([b"c"], b"b", TOKENS[8:], tier=Tier.CPU)
+    publisher.removed([b"a"])
+    publisher.cleared()
+    await publisher.close()
+    hashes = chain_hashes(pack_tokens(TOKENS), 4, root_hash(Namespace("l", "s")))
+    assert [batch.rank for batch in side.batches] == [WorkerRank("w", 2)] * 4
+    assert [batch.event_id for batch in side.batches] == [0, 1, 2, 3]
+    assert side.batches[0].events == [Stored(Tier.GPU, pack_hashes(hashes[:2]))]
+    assert side.batches[1].events == [Stored(Tier.CPU, pack_hashes(hashes[2:]))]
+
+
+async def test_what_is_wrong_is_counted_and_never_raised() -> None:
+    publisher = KVPublisher(LocalPlane(), "w", 0, 4)
+    publisher.stored([1], None, [1, 2, 3])
+    publisher.stored([1], 99, [1, 2, 3, 4])
+    publisher.stored([1], None, [1, 2, 3, -4])
+    publisher.removed([99])
+    assert (publisher.counts.malformed, publisher.counts.orphans, publisher.counts.batches) == (2, 1, 0)
+
+
+async def test_figures_are_sent_at_once_and_repeated_with_the_last_event_id() -> None:
+    side = Side()
+    await side.start()
+    publisher = KVPublisher(side.plane, "w", 0, 4, namespace="ns", report_interval=0.01)
+    metrics = WorkerMetricsPublisher(publisher)
+    await publisher.start()
+    metrics.publish(request_active_slots=3, gpu_cache_usage_perc=0.5)
+    publisher.stored([1], None, TOKENS[:4])
+    await until(lambda: len(side.reports) >= 3 and side.reports[-1].event_id == 0)
+    await publisher.close()
+    last = side.reports[-1]
+    assert (last.request_active_slots, last.gpu_cache_usage_perc, last.num_requests_waiting) == (3, 0.5, None)
+    assert last.epoch == side.batches[0].epoch
+
+
+async def test_more_than_the_queue_takes_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishers.library, "QUEUE_LIMIT", 3)
+    side = Side()
+    await side.start()
+    publisher = KVPublisher(side.plane, "w", 0, 4, namespace="ns")
+    await publisher.start()
+    for block in range(10):
+        publisher.stored([block], None, [block] * 4)
+    await until(lambda: side.reports)
+    assert [batch.event_id for batch in side.batches] == [0, 1, 2]
+    request = encode(ReplayRequest("w", 0, side.batches[0].epoch, 3))
+    subject = replay_subject("ns", WorkerRank("w", 0))
+    missed = [decode_batch(reply) async for reply in side.plane.request(subject, request)]
+    assert [batch.event_id for batch in missed] == list(range(3, 10))
+    everything = [one for batch in missed for event in batch.events if isinstance(event, Stored) for one in
+                  unpack_hashes(event.hashes)]  # fmt: skip
+    assert everything == [chain_hashes(pack_tokens([block] * 4), 4, 0)[0] for block in range(3, 10)]
+    await publisher.close()
+
+
+async def test_closing_leaves_no_task() -> None:
+    publisher = KVPublisher(LocalPlane(), "w", 0, 4)
+    await publisher.close()
+    await publisher.start()
+    await publisher.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
