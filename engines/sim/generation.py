@@ -106,8 +106,8 @@ def read_tokenize(body: bytes, settings: SimSettings, tokenizer: Tokenizer) -> l
     special = fields.add_special_tokens is not False
     if isinstance(fields.prompt, str):
         return tokenizer.encode(fields.prompt, special)
-    if settings.flavour == "sglang" and _all_are(fields.prompt, str):
-        return [tokenizer.encode(prompt, special) for prompt in fields.prompt]
+    if settings.flavour == "sglang" and _is_list_of(str, fields.prompt):
+        return [tokenizer.encode(str(prompt), special) for prompt in fields.prompt]
     raise Refused(400, "prompt must be a string, or messages be given", "prompt")
 
 
@@ -129,7 +129,7 @@ def _model(fields: _Body, settings: SimSettings) -> str:
 
 def _prompt_tokens(fields: _Body, tokenizer: Tokenizer) -> list[list[int]]:
     prompt = fields.prompt
-    prompts = [prompt] if isinstance(prompt, str) or _all_are(prompt, int) else prompt
+    prompts = [prompt] if isinstance(prompt, str) or _is_list_of(int, prompt) else prompt
     if not isinstance(prompts, list) or not prompts:
         raise Refused(400, "prompt must be text, token ids, or a list of either, and not be empty", "prompt")
     return [_one_prompt(each, fields, tokenizer) for each in prompts]
@@ -138,15 +138,15 @@ def _prompt_tokens(fields: _Body, tokenizer: Tokenizer) -> list[list[int]]:
 def _one_prompt(prompt: Any, fields: _Body, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
         return tokenizer.encode(prompt, fields.add_special_tokens is not False)
-    if _all_are(prompt, int):
+    if _is_list_of(int, prompt):
         return _checked(prompt)
     raise Refused(400, "prompt must be text, token ids, or a list of either", "prompt")
 
 
 def _chat_tokens(fields: _Body, tokenizer: Tokenizer) -> list[int]:
     """vLLM takes the ids of a chat that was tokenised before; the template is skipped then."""
-    ids = (fields.kv_transfer_params or {}).get("prompt_token_ids")
-    if ids is not None and _all_are(ids, int):
+    ids: Any = (fields.kv_transfer_params or {}).get("prompt_token_ids")
+    if _is_list_of(int, ids):
         return _checked(ids)
     return tokenizer.encode(_render(fields, tokenizer), False)
 
@@ -163,15 +163,16 @@ def _render(fields: _Body, tokenizer: Tokenizer) -> str:
         raise Refused(400, f"messages do not fit the chat template: {error}", "messages") from error
 
 
-def _all_are(value: Any, kind: type) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is kind for item in value)
+def _is_list_of(kind: type, value: Any) -> bool:
+    """Judged by the first item: looking at all of a long prompt costs more than decoding it did."""
+    return isinstance(value, list) and bool(value) and type(value[0]) is kind
 
 
 def _checked(tokens: list[int]) -> list[int]:
     try:
         pack_tokens(tokens)
-    except OverflowError as error:
-        raise Refused(400, "a token id is out of range", "prompt") from error
+    except (OverflowError, TypeError) as error:
+        raise Refused(400, "prompt must be text, token ids, or a list of either", "prompt") from error
     return tokens
 
 
