@@ -66,6 +66,7 @@ def router(request: pytest.FixtureRequest) -> Router:
     """Each test that takes it runs once for each way by which events arrive."""
     found = request.getfixturevalue(f"{request.param}_router")
     assert isinstance(found, Router)
+    found.until_all_are_up()
     return found
 
 

@@ -50,6 +50,11 @@ class Engine:
         self.process.assert_running()
         return get(f"{self.url}/health").status == 200
 
+    def restart(self) -> None:
+        self.process.kill()
+        self.process.start()
+        self.wait_until_up()
+
     def reset_cache(self) -> None:
         """Refused while a request runs; vLLM publishes it only with the next request."""
         eventually(lambda: ask(f"{self.url}{RESET[self.kind]}").status, lambda status: status == 200)
@@ -63,7 +68,6 @@ class Router:
 
     def __init__(self, name: str, engines: Sequence[Engine], logs: Path, *args: str) -> None:
         workers = [part for engine in engines for part in ("--worker", engine.url)]
-        self._workers = len(engines)
         command = [sys.executable, "-m", "router", "--router-mode", "kv", "--port", "0", *workers, *args]
         self.name = name
         self.process = Process(command, logs / f"{name}.log")
@@ -78,9 +82,12 @@ class Router:
         found = eventually(self._listening, within=ROUTER_START)
         assert found is not None
         self.url = found
+        self.until_all_are_up()
+
+    def until_all_are_up(self) -> None:
         eventually(
-            lambda: get(f"{found}/ready").body,
-            lambda body: body.count(b'"up":true') == self._workers,
+            lambda: get(f"{self.url}/ready").json()["workers"],
+            lambda workers: all(worker["up"] for worker in workers),
             within=ROUTER_START,
         )
 

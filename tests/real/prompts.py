@@ -9,6 +9,7 @@ from typing import Any, Literal
 Kind = Literal["ids", "text", "chat"]
 KINDS: tuple[Kind, ...] = ("ids", "text", "chat")
 
+VOCABULARY = 4096
 TOPIC_TOKENS = 416
 TOPIC_WORDS = 200
 PREFIX_LEAST = 350

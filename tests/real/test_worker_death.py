@@ -27,9 +27,7 @@ def test_others_take_over_and_it_starts_anew(routers: list[Router], vllm: Engine
     try:
         assert_others_take_over(routers, vllm)
     finally:
-        vllm.process.kill()
-        vllm.process.start()
-        vllm.wait_until_up()
+        vllm.restart()
     for router in routers:
         assert_starts_anew(router, vllm)
 
