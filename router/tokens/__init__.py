@@ -1,0 +1,25 @@
+"""From a request to the token ids that the engine will make of it.
+
+Owns tokenizers, chat templates, where they are found, and the fallback of asking an engine. Knows nothing of workers,
+routing or HTTP. What cannot be done exactly as the engine does it is refused with `CannotTokenize`: a wrong id is worse
+than none, since every block after it would look different.
+"""
+
+from router.tokens.cannot import CannotTokenize, Reason
+from router.tokens.engine_tokens import EngineTokens
+from router.tokens.prompt import PromptTokens
+from router.tokens.source import find_tokenizer
+from router.tokens.tokenizer import Tokenizer, load_tokenizer
+from router.tokens.verify import Mismatch, verify
+
+__all__ = [
+    "CannotTokenize",
+    "EngineTokens",
+    "Mismatch",
+    "PromptTokens",
+    "Reason",
+    "Tokenizer",
+    "find_tokenizer",
+    "load_tokenizer",
+    "verify",
+]

@@ -1,0 +1,149 @@
+"""Chat templates: Jinja in the environment that Hugging Face's `apply_chat_template` gives it."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes, parser
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from router.tokens.cannot import CannotTokenize
+from router.tokens.content_format import wants_parts
+from router.tokens.conversation import Message
+
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks assistant text for training; here it is passed through."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base class declares it
+
+    def parse(self, parser: parser.Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)  # noqa: DTZ005 - local time, as engines show it
+
+
+_ENVIRONMENT = _environment()
+
+
+class ChatTemplate:
+    """One compiled template. `special_tokens`: bos_token, eos_token and the like, by name, as templates see them."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises CannotTokenize for a template that is not valid."""
+        try:
+            self._template = _ENVIRONMENT.from_string(source)
+            self.wants_parts = wants_parts(_ENVIRONMENT, source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise CannotTokenize("template_error", f"the chat template is not valid: {error}") from None
+        self._source = source
+        self._special_tokens = special_tokens
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text. `variables` are what the request adds (`chat_template_kwargs`). Raises CannotTokenize."""
+        if continue_final_message:
+            return self._render_open_ended(messages, tools, variables or {})
+        return self._render(messages, tools, add_generation_prompt, variables or {})
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        own = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        values = {**self._special_tokens, "documents": None, **variables, **own}
+        try:
+            return self._template.render(values)
+        except Exception as error:  # noqa: BLE001 - a template may fail in any way that Python can
+            raise CannotTokenize("template_error", f"the chat template failed with {type(error).__name__}") from None
+
+    def _render_open_ended(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]
+    ) -> str:
+        """Up to the end of the last message's text, found by a tag put there, as Hugging Face does it."""
+        tagged = [*messages[:-1], copy.deepcopy(messages[-1])]
+        final = _put_tag(tagged[-1])
+        text = self._render(tagged, tools, False, variables)
+        if "content" not in self._source or final.strip() not in text or _TAG.strip() not in text:
+            raise CannotTokenize("template_error", "the chat template does not show the message to be continued")
+        end = text.rindex(_TAG.strip())
+        # A template that trimmed the tag's blank trimmed the message's end as well.
+        return text[:end] if text.startswith(_TAG, end) else text[:end].rstrip()
+
+
+def _put_tag(message: Message) -> str:
+    """Appends the tag to the message's last text, in place; returns the text as it was."""
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = content + _TAG
+        return content
+    if not content:
+        raise CannotTokenize("malformed", "the message to be continued has no text")
+    text: str = content[-1]["text"]
+    content[-1]["text"] = text + _TAG
+    return text
+
+
+class ChatTemplates:
+    """A model's templates by name: "default" and perhaps "tool_use" and others."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._sources = sources
+        self._compiled = lru_cache(maxsize=8)(lambda source: ChatTemplate(source, special_tokens))
+
+    def choose(self, *, with_tools: bool, given: str | None = None) -> ChatTemplate:
+        """`given`: a template or the name of one, from the request. Raises CannotTokenize."""
+        if given is not None:
+            return self._compiled(self._sources.get(given, given))
+        # A single template serves for tools as well, and is called default.
+        name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            raise CannotTokenize("no_template", "the tokenizer's folder holds no default chat template")
+        return self._compiled(self._sources[name])

@@ -1,0 +1,152 @@
+"""From the messages of a chat request to what the engine hands to its chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from router.tokens.cannot import CannotTokenize
+
+Message = dict[str, Any]
+
+# The part types that are text, and the field that holds it.
+_TEXT_FIELDS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+# Part types whose missing text is passed over rather than refused.
+_MAY_BE_EMPTY = ("text", "refusal")
+# vLLM removes a line that starts so from system messages in some versions and not in others.
+_REMOVED_BY_SOME = "x-anthropic-billing-header"
+_TOOL_FIELDS = {"type", "function"}
+_FUNCTION_FIELDS = ("name", "description", "parameters")
+
+
+def has_media(messages: object) -> bool:
+    """Whether any message holds more than text."""
+    lists = (m.get("content") for m in _dicts(messages))
+    return any(part.get("type", "text") not in _TEXT_FIELDS for parts in lists for part in _dicts(parts))
+
+
+def conversation(messages: object, *, as_parts: bool) -> list[Message]:
+    """Messages as vLLM passes them on. `as_parts`: content as a list of parts, else as text joined by line breaks.
+
+    Raises CannotTokenize for media and for what engines or their versions treat differently.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise CannotTokenize("malformed", "messages is not a list with at least one message")
+    return [_message(message, as_parts=as_parts) for message in messages]
+
+
+def tool_definitions(tools: object) -> list[dict[str, Any]] | None:
+    """Tools with the fields and the order in which vLLM shows them to templates; raises CannotTokenize."""
+    if tools is None:
+        return None
+    if not isinstance(tools, list) or not tools:
+        raise CannotTokenize("malformed", "tools is not a list with at least one tool")
+    return [_tool(tool) for tool in tools]
+
+
+def _dicts(values: object) -> Iterable[dict[str, Any]]:
+    return (value for value in values if isinstance(value, dict)) if isinstance(values, list) else ()
+
+
+def _message(message: object, *, as_parts: bool) -> Message:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(message, dict) or not isinstance(role, str):
+        raise CannotTokenize("malformed", "a message is not an object with a role")
+    if role == "developer":
+        raise CannotTokenize("unsupported", "a developer message, which engines rewrite in different ways")
+    texts = _texts(message.get("content"))
+    if role == "system" and any(text.startswith(_REMOVED_BY_SOME) for text in texts):
+        raise CannotTokenize("unsupported", "a system message with a billing header, which some engines remove")
+    # Results of tools are text even where the template takes parts.
+    parts = as_parts and role != "tool"
+    content = [{"type": "text", "text": text} for text in texts] if parts else "\n".join(texts)
+    return {"role": role, "content": content, **_extra_fields(role, message)}
+
+
+def _texts(content: object) -> list[str]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise CannotTokenize("malformed", "a message's content is neither text nor a list of parts")
+    return [text for part in content if (text := _part(part)) is not None]
+
+
+def _part(part: object) -> str | None:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise CannotTokenize("malformed", "a part of a message's content is not an object")
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in _TEXT_FIELDS or part.get("uuid") is not None:
+        raise CannotTokenize("multimodal", "a message with a part that is not text")
+    text = part.get(_TEXT_FIELDS[kind])
+    if not isinstance(text, str) and not (text is None and kind in _MAY_BE_EMPTY):
+        raise CannotTokenize("malformed", "a text part without its text")
+    return text
+
+
+def _extra_fields(role: str, message: Message) -> Message:
+    fields: Message = {}
+    if role == "assistant":
+        if calls := message.get("tool_calls"):
+            fields["tool_calls"] = _tool_calls(calls)
+        reasoning = message.get("reasoning")
+        reasoning = message.get("reasoning_content") if reasoning is None else reasoning
+        if reasoning is not None:
+            fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    if role == "tool" and "tool_call_id" in message:
+        fields["tool_call_id"] = message["tool_call_id"]
+    return fields | {key: message[key] for key in ("name", "task") if isinstance(message.get(key), str)}
+
+
+def _tool_calls(calls: object) -> list[dict[str, Any]]:
+    if not isinstance(calls, Sequence):
+        raise CannotTokenize("malformed", "tool_calls is not a list")
+    return [_tool_call(call) for call in calls]
+
+
+def _tool_call(call: object) -> dict[str, Any]:
+    """Fields in the order of OpenAI's schema, as vLLM's validation leaves them; templates may show the whole."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise CannotTokenize("malformed", "a tool call that is not a call of a function")
+    values = (call.get("id"), call.get("type"), function.get("name"), function.get("arguments"))
+    if not all(isinstance(value, str) for value in values):
+        raise CannotTokenize("unsupported", "a tool call that lacks id, type, name or arguments as text")
+    shown = {"arguments": _arguments(function["arguments"]), "name": function["name"]}
+    known = {"id": call["id"], "function": shown | _others(function, shown), "type": "function"}
+    return known | _others(call, known)
+
+
+def _others(values: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in known}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Templates expect a mapping; what is none counts as empty."""
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        return {}
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _tool(tool: object) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(tool, dict) or not isinstance(function, dict) or tool.get("type", "function") != "function":
+        raise CannotTokenize("malformed", "a tool that is not a function")
+    strict = {} if function.get("strict") is None else {"strict": function["strict"]}
+    if tool.keys() - _TOOL_FIELDS or function.keys() - {*_FUNCTION_FIELDS, *strict}:
+        # Versions differ in whether templates get to see these.
+        raise CannotTokenize("unsupported", "a tool with fields beyond name, description, parameters and strict")
+    shown = {field: function.get(field) for field in _FUNCTION_FIELDS}
+    return {"type": "function", "function": shown | strict}

@@ -1,0 +1,142 @@
+"""The token ids of a request's prompt, made here as the engine would make them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from engines.description import EngineKind
+from router.tokens.cannot import CannotTokenize
+from router.tokens.conversation import conversation, tool_definitions
+from router.tokens.tokenizer import Tokenizer
+
+Endpoint = Literal["completions", "chat"]
+Fields = Mapping[str, Any]
+"""A request's body, decoded from JSON."""
+
+# What changes the prompt's tokens in ways that are not followed here.
+_NOT_FOLLOWED = ("truncate_prompt_tokens", "prompt_embeds", "media_io_kwargs", "mm_processor_kwargs")
+_SGLANG_DIFFERS = (
+    "tools",
+    "reasoning_effort",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+)
+_NOT_VARIABLES = frozenset({"chat_template", "tokenize", "messages", "tools", "continue_final_message"})
+
+
+class PromptTokens:
+    """Tokens of requests for one model. `tokenizer` None: only prompts that are token ids already.
+
+    `trust_request_templates`: render a template that comes with a request. Engines refuse these by default, and one can
+    keep a processor busy for as long as it likes.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, engine: EngineKind = "vllm", *, trust_request_templates: bool = False
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._engine = engine
+        self._trust_request_templates = trust_request_templates
+
+    def ids(self, endpoint: Endpoint, fields: Fields) -> list[int]:
+        """Of the first prompt, when there is a batch. Raises CannotTokenize."""
+        for field in _NOT_FOLLOWED:
+            if fields.get(field) is not None:
+                raise CannotTokenize("unsupported", f"the field {field}")
+        return self._chat(fields) if endpoint == "chat" else self._completion(fields)
+
+    def _completion(self, fields: Fields) -> list[int]:
+        prompt = first_prompt(fields.get("prompt"))
+        if isinstance(prompt, list):
+            return prompt
+        # SGLang does not know the field for completions.
+        special = self._engine == "sglang" or _flag(fields, "add_special_tokens", default=True)
+        return self._needed().encode(prompt, special)
+
+    def _chat(self, fields: Fields) -> list[int]:
+        tokenizer = self._needed()
+        return tokenizer.encode(self._render(tokenizer, fields), _flag(fields, "add_special_tokens", default=False))
+
+    def _render(self, tokenizer: Tokenizer, fields: Fields) -> str:
+        if tokenizer.templates is None:
+            raise CannotTokenize("no_template", "the engine renders this model's chats without a template")
+        given = fields.get("chat_template")
+        if given is not None and not (self._trust_request_templates and isinstance(given, str)):
+            raise CannotTokenize("unsupported", "a chat template in the request")
+        if self._engine == "sglang":
+            _reject_what_sglang_does_otherwise(fields)
+        template = tokenizer.templates.choose(with_tools=fields.get("tools") is not None, given=given)
+        add, continued = _ending(fields)
+        # SGLang leaves text as text even where the template takes parts.
+        parts = template.wants_parts and self._engine != "sglang"
+        return template.render(
+            conversation(fields.get("messages"), as_parts=parts),
+            tools=tool_definitions(fields.get("tools")),
+            add_generation_prompt=add,
+            continue_final_message=continued,
+            variables=template_variables(fields),
+        )
+
+    def _needed(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise CannotTokenize("no_tokenizer", "there is no tokenizer for this model")
+        return self._tokenizer
+
+
+def first_prompt(prompt: object) -> str | list[int]:
+    """Of text, token ids, or a list of either. Ids are not looked at one by one. Raises CannotTokenize."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        return prompt
+    raise CannotTokenize("malformed", "the prompt is neither text nor a list of token ids")
+
+
+def template_variables(fields: Fields) -> dict[str, Any]:
+    """What the request adds to the template's variables, in vLLM's order of precedence; raises CannotTokenize."""
+    given = fields.get("chat_template_kwargs") or {}
+    if not isinstance(given, dict):
+        raise CannotTokenize("malformed", "chat_template_kwargs is not an object")
+    if _NOT_VARIABLES & given.keys():
+        raise CannotTokenize("unsupported", "chat_template_kwargs that replace what the request says elsewhere")
+    variables = dict(given)
+    if fields.get("documents") is not None:
+        variables["documents"] = fields["documents"]
+    effort = fields.get("reasoning_effort")
+    if effort is not None:
+        variables |= {"reasoning_effort": effort, "enable_thinking": given.get("enable_thinking", effort != "none")}
+    return variables
+
+
+def _ending(fields: Fields) -> tuple[bool, bool]:
+    """(add_generation_prompt, continue_final_message)."""
+    continued = _flag(fields, "continue_final_message", default=False)
+    add = _flag(fields, "add_generation_prompt", default=True)
+    if continued and add:
+        raise CannotTokenize("malformed", "continue_final_message together with add_generation_prompt")
+    return add, continued
+
+
+def _flag(fields: Fields, name: str, *, default: bool) -> bool:
+    value = fields.get(name, default)
+    if not isinstance(value, bool):
+        raise CannotTokenize("malformed", f"{name} is not true or false")
+    return value
+
+
+def _reject_what_sglang_does_otherwise(fields: Fields) -> None:
+    """Where it, or one of its versions, differs from vLLM its own answer is asked for rather than imitated."""
+    for name in _SGLANG_DIFFERS:
+        if fields.get(name) is not None:
+            raise CannotTokenize("unsupported", f"{name}, which SGLang treats in its own way")
+    messages = fields.get("messages")
+    dicts = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    if any(isinstance(m.get("content"), list) or m.get("tool_calls") for m in dicts):
+        raise CannotTokenize("unsupported", "content in parts or tool calls, which SGLang shows in its own way")
+    if dicts and dicts[-1].get("role") == "assistant":
+        raise CannotTokenize("unsupported", "a last message by the assistant, which SGLang turns into the user's")

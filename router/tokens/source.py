@@ -1,0 +1,82 @@
+"""Where a model's tokenizer is: a stated folder, the folder an engine loaded from, or the Hugging Face cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from engines.description import Model
+from router.settings import SettingsError
+
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "config.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+)
+
+
+def find_tokenizer(
+    setting: str, models: Sequence[Model], tokenizer_path: str | None, environ: Mapping[str, str] = os.environ
+) -> Path | None:
+    """The folder with tokenizer.json that `setting` (`--tokenizer`) leads to, or None when there is none to be found.
+
+    `auto` reads only local disks; only a NAME may use the network. Raises SettingsError for a PATH or NAME that leads
+    nowhere. `tokenizer_path` is what an engine says it loaded.
+    """
+    if setting == "engine":
+        return None
+    if setting == "auto":
+        return _find_local(_candidates(models, tokenizer_path), environ)
+    path = Path(setting).expanduser()
+    if path.exists() or setting.startswith((".", "/", "~")):
+        return _stated_folder(path)
+    return _find_local([setting], environ) or _download(setting)
+
+
+def _candidates(models: Sequence[Model], tokenizer_path: str | None) -> Iterable[str]:
+    """What the tokenizer was loaded from, then what the base models were; adapters come without one."""
+    base = [model for model in models if model.parent is None]
+    names = [tokenizer_path, *(model.root for model in base), *(model.id for model in base)]
+    return dict.fromkeys(name for name in names if name)
+
+
+def _find_local(names: Iterable[str], environ: Mapping[str, str]) -> Path | None:
+    for name in names:
+        for folder in (Path(name), _cached(name, environ)):
+            if folder is not None and folder.is_absolute() and (folder / "tokenizer.json").is_file():
+                return folder
+    return None
+
+
+def _cached(name: str, environ: Mapping[str, str]) -> Path | None:
+    """The snapshot of a model's main branch in the Hugging Face cache."""
+    home = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    cache = Path(environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    repository = cache / f"models--{name.replace('/', '--')}"
+    try:
+        revision = (repository / "refs" / "main").read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return repository / "snapshots" / revision
+
+
+def _stated_folder(path: Path) -> Path:
+    folder = path.parent if path.name == "tokenizer.json" else path
+    if not (folder / "tokenizer.json").is_file():
+        raise SettingsError(f"--tokenizer: there is no {folder / 'tokenizer.json'}.")
+    return folder
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow to import, and only needed here
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=list(_FILES)))
+    except Exception as error:  # noqa: BLE001 - its errors have no common base
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SettingsError(f"--tokenizer: {name!r} is no folder and could not be fetched: {reason}") from None
+    return _stated_folder(folder)

@@ -1,0 +1,158 @@
+"""A model's tokenizer from its folder: `tokenizer.json` and, for chats, its templates and special tokens."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from router.logs import log_event
+from router.tokens.cannot import CannotTokenize
+from router.tokens.chat_template import ChatTemplates
+
+_log = logging.getLogger(__name__)
+
+Encode = Callable[[str, bool], list[int]]
+"""(text, add_special_tokens) to ids."""
+
+# vLLM renders these with code of its own although their folders hold a template.
+_RENDERED_BY_CODE = frozenset({"gpt_oss"})
+
+_PROBES = (
+    "",
+    " ",
+    "The quick brown fox jumps over the lazy dog.",
+    "  two  blanks,\ttabs\t\t,\r\nline breaks\n\n\n and trailing blanks   ",
+    "def f(x):\n    return {'a': [1, 22, 333, 4444], \"b\": x**2}  # 3.14159e-10\n",
+    "I'm sure you'LL find it's 1,234,567.89 €",
+    "naïve café — “quotes”, ﬁ ligature, e\u0301 combining, ½ ² Ⅷ",
+    "日本語のテキスト、中文文本，한국어 텍스트. Русский текст, ελληνικά, עברית, العربية, ไทย, हिन्दी",
+    "🙂👩‍👩‍👧‍👦🇫🇷 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \u200b\u00a0\ufeff\x00\x07\x7f",
+    "<|im_start|><|endoftext|></s>[INST] <s>",
+    "a" * 300 + " " * 300 + "0123456789" * 30,
+)
+
+
+class Tokenizer:
+    """`templates` None: the engine does not render this model's chats from a template."""
+
+    def __init__(self, encode: Encode, templates: ChatTemplates | None, backend: str) -> None:
+        self._encode = encode
+        self.templates = templates
+        self.backend = backend
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Raises CannotTokenize for text that is not valid Unicode (half of a surrogate pair)."""
+        try:
+            return self._encode(text, add_special_tokens)
+        except (UnicodeError, TypeError, ValueError) as error:
+            raise CannotTokenize("malformed", f"the tokenizer refused the text: {type(error).__name__}") from None
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """From a folder with tokenizer.json. Raises ValueError, naming the file, for what cannot be read."""
+    path = directory / "tokenizer.json"
+    try:
+        reference = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+        raise ValueError(f"{path} cannot be read: {error}.") from None
+    reference.no_truncation()
+    reference.no_padding()
+    config = _read_json(directory / "tokenizer_config.json")
+    _add_tokens(reference, config.get("added_tokens_decoder"))
+    fast = _fastokens(reference)
+    backend = "fastokens" if fast else "tokenizers"
+    return Tokenizer(fast or _encode_with(reference), _templates(directory, config), backend)
+
+
+def _encode_with(model: Any) -> Encode:
+    """For either library: both have the same `encode`."""
+
+    def encode(text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = model.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    return encode
+
+
+def _fastokens(reference: tokenizers.Tokenizer) -> Encode | None:
+    """The much faster library, when it is there and answers every probe as the reference does."""
+    try:
+        model = importlib.import_module("fastokens").Tokenizer.from_json_str(reference.to_str())
+        fast, slow = _encode_with(model), _encode_with(reference)
+        differing = [p for p in _probes(reference) for special in (True, False) if fast(p, special) != slow(p, special)]
+    except ImportError:
+        return None
+    except Exception as error:  # noqa: BLE001 - it raises plain Exception for models it does not know
+        log_event(_log, logging.INFO, "fastokens cannot load this tokenizer", error=error)
+        return None
+    if differing:
+        log_event(_log, logging.WARNING, "fastokens and tokenizers differ; using tokenizers", probes=len(differing))
+    return None if differing else fast
+
+
+def _probes(reference: tokenizers.Tokenizer) -> Iterator[str]:
+    yield from _PROBES
+    added = [token.content for token in reference.get_added_tokens_decoder().values()][:64]
+    yield "".join(added)
+    yield " text ".join(added)
+    yield "\n".join(_PROBES)
+
+
+def _add_tokens(reference: tokenizers.Tokenizer, decoder: object) -> None:
+    """Tokens that only tokenizer_config.json names, added as `transformers` adds them."""
+    entries = sorted(decoder.items(), key=lambda item: int(item[0])) if isinstance(decoder, dict) else []
+    for _, token in entries:
+        flags = {
+            key: token[key] for key in ("single_word", "lstrip", "rstrip", "normalized", "special") if key in token
+        }
+        if reference.token_to_id(token["content"]) is None:
+            reference.add_tokens([tokenizers.AddedToken(token["content"], **flags)])
+
+
+def _templates(directory: Path, config: Mapping[str, Any]) -> ChatTemplates | None:
+    if _read_json(directory / "config.json").get("model_type") in _RENDERED_BY_CODE:
+        return None
+    return ChatTemplates(_template_sources(directory, config), _special_tokens(directory, config))
+
+
+def _template_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Files win over tokenizer_config.json, which holds one template or a list of named ones."""
+    file = directory / "chat_template.jinja"
+    named = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    if file.exists():
+        named["default"] = file
+    if named:
+        return {name: path.read_text("utf-8") for name, path in named.items()}
+    given = config.get("chat_template")
+    if isinstance(given, str):
+        return {"default": given}
+    return {entry["name"]: entry["template"] for entry in given} if isinstance(given, list) else {}
+
+
+def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """By the names that templates use; a token is text or an object with its `content`."""
+    merged = {**_read_json(directory / "special_tokens_map.json"), **config}
+    found = {}
+    for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
+        value = merged.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Empty when there is no such file; raises ValueError for one that cannot be read."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from None
+    return content if isinstance(content, dict) else {}
