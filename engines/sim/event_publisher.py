@@ -13,9 +13,8 @@ from itertools import islice
 import zmq
 import zmq.asyncio
 
-BUFFER_STEPS = 10_000
-HIGH_WATER_MARK = 100_000
-"""Both vLLM's defaults (KVEventsConfig)."""
+from engines.sim.flavour import BUFFER_STEPS, HIGH_WATER_MARK
+
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 

@@ -23,6 +23,11 @@ Reading = Callable[[Scheduler], float]
 HASH_MASK = 0x9E37_79B9_7F4A_7C15
 """Engine hashes are ours with some bits turned, so that whoever takes one for the other is found out."""
 
+BUFFER_STEPS = 10_000
+"""Batches kept for replay."""
+HIGH_WATER_MARK = 100_000
+"""Messages queued for a slow subscriber; both are vLLM's defaults (KVEventsConfig)."""
+
 MARK = "\0"
 """Stands for a chunk's text while its template is made."""
 _JSON_MARK = msgspec.json.encode(MARK)

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from engines.sim.cache import CacheEvent, Removed, Stored
-from engines.sim.event_publisher import BUFFER_STEPS, HIGH_WATER_MARK
 from engines.sim.flavour import (
+    BUFFER_STEPS,
     HASH_MASK,
+    HIGH_WATER_MARK,
     MARK,
     ChoiceResult,
     ChunkTemplate,

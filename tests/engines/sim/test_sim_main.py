@@ -1,0 +1,92 @@
+"""The command line: flags to settings, the ready line, the ending."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from dataclasses import fields
+
+import aiohttp
+import pytest
+
+from engines.sim.__main__ import TIMING_HELP, main, make_parser, read_settings
+from engines.sim.settings import SimSettings
+from engines.sim.timing import StepTiming
+
+
+def parsed(*argv: str) -> SimSettings:
+    return read_settings(make_parser().parse_args(argv))
+
+
+def test_defaults_are_those_of_the_settings() -> None:
+    assert parsed("--port", "0") == SimSettings(slow={})
+
+
+def test_flags() -> None:
+    line = """--workers 3 --port 0 --flavour sglang --model m --lora a --lora b --block-size 32 --cache-tokens 4096
+        --speedup 2.5 --max-num-seqs 9 --max-num-batched-tokens 512 --dp-size 2 --max-model-len 1000 --no-kv-events
+        --slow 0=2 --slow 2=1.5 --seed 7 --base-s 0.5"""
+    made = parsed(*line.split())
+    assert made == SimSettings(
+        workers=3,
+        flavour="sglang",
+        model="m",
+        loras=("a", "b"),
+        block_size=32,
+        cache_tokens=4096,
+        speedup=2.5,
+        max_num_seqs=9,
+        max_num_batched_tokens=512,
+        dp_size=2,
+        max_model_len=1000,
+        kv_events=False,
+        slow={0: 2.0, 2: 1.5},
+        seed=7,
+        timing=StepTiming(base_s=0.5),
+    )
+
+
+def test_every_timing_constant_has_a_flag() -> None:
+    assert set(TIMING_HELP) == {field.name for field in fields(StepTiming)}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--workers", "0"],
+        ["--cache-tokens", "8"],
+        ["--speedup", "0"],
+        ["--slow", "8=2"],
+        ["--slow", "x"],
+        ["--max-num-batched-tokens", "8"],
+    ],
+)
+def test_nonsense_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    assert stopped.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_serves_until_told_to_stop(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "engines.sim", "--workers", "2", "--port", "0", "--base-s", "60"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        urls = json.loads(await process.stdout.readline())["workers"]
+        assert len(set(urls)) == 2
+        async with aiohttp.ClientSession() as session:
+            response = await session.post(urls[1] + "/v1/completions", json={"prompt": "x", "stream": True})
+            process.send_signal(number)
+            async with response:
+                with pytest.raises(aiohttp.ClientError):
+                    await response.read()
+        assert await process.wait() == 0
+        assert await process.stdout.read() == b""
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
