@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import os
 import platform
-import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from time import perf_counter, process_time
 from typing import NamedTuple
 
 import msgspec
@@ -23,10 +20,11 @@ from rich.console import Console
 from router.ab import children, workers
 from router.ab.client import Address
 from router.ab.errors import RunError
+from router.ab.machine import Cost, Meter
 from router.ab.plan import UNROUTED, Plan, mode_of, read_plan
 from router.ab.progress import progress
 from router.ab.replay import Pace, Prompts, replay
-from router.ab.report import Cost, ModeReport, Report, ratios, show, warnings
+from router.ab.report import ModeReport, Report, ratios, show, warnings
 from router.ab.statistics import Record, summarise
 from router.ab.trace import Row, reuse
 from router.worker_spec import parse_worker
@@ -81,7 +79,7 @@ def _cancel_on_signals() -> None:
 
 async def _measure(plan: Plan, rows: list[Row], label: str, console: Console) -> _Measured:
     """One mode, from a fleet with empty caches to its records."""
-    began, own, others = perf_counter(), process_time(), _children_cpu()
+    meter = Meter()
     async with _fleet(plan) as named:
         urls = [url_of(worker) for worker in named]
         prompts = Prompts(await workers.served_model(urls, plan.model), plan.seed, plan.timeout)
@@ -90,8 +88,7 @@ async def _measure(plan: Plan, rows: list[Row], label: str, console: Console) ->
         async with _targets(plan, label, named) as targets:
             with progress(console, label, len(rows)) as advance:
                 records = await replay(rows, targets, Pace(plan.rate, plan.speedup), prompts, advance)
-    chunks = sum(record.chunks for record in records)
-    cost = Cost(perf_counter() - began, process_time() - own, _children_cpu() - others, os.cpu_count() or 1, chunks)
+    cost = meter.read(sum(record.chunks for record in records))
     return _Measured(label, records, cost, refused, len(named))
 
 
@@ -130,7 +127,7 @@ def _report(plan: Plan, rows: list[Row], argv: Sequence[str], started: str, meas
             mode=one.label,
             summary=summaries[one.label],
             cost=one.cost,
-            warnings=warnings(one.records, summaries[one.label], one.cost, one.refused, plan.simulated),
+            warnings=warnings(one.records, summaries[one.label], one.cost, one.refused, plan),
             ratios=ratios(summaries[one.label], summaries[plan.baseline]),
             requests=tuple(one.records),
         )
@@ -166,12 +163,6 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
-
-
-def _children_cpu() -> float:
-    """CPU seconds of the children that have ended and of theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _check_writable(out: str | None) -> None:

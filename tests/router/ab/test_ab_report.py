@@ -4,14 +4,17 @@ import io
 import json
 import math
 
+import msgspec
 from rich.console import Console
 
 from router.ab.client import Outcome
+from router.ab.machine import Cost
+from router.ab.plan import Plan
 from router.ab.progress import progress
-from router.ab.report import Cost, ModeReport, Report, ratios, show, warnings
+from router.ab.report import ModeReport, Report, ratios, show, warnings
 from router.ab.statistics import Record, summarise
 
-IDLE = Cost(wall=60.0, generator_cpu=5.0, children_cpu=40.0, cores=2, chunks=1000)
+IDLE = Cost(wall=60.0, generator_cpu=5.0, children_cpu=40.0, machine_cpu=50.0, cores=2, chunks=1000)
 
 
 def made(ttft: float = 1.0, *, cached: int = 40, lag: float = 0.0, error: str = "") -> Record:
@@ -22,7 +25,8 @@ def made(ttft: float = 1.0, *, cached: int = 40, lag: float = 0.0, error: str = 
 
 
 def told(*records: Record, cost: Cost = IDLE, refused: tuple[str, ...] = (), simulated: bool = True) -> str:
-    return "; ".join(warnings(records, summarise(records, 1), cost, refused, simulated))
+    plan = Plan(trace="", modes=(), baseline="", workers=() if simulated else ("http://w",))
+    return "; ".join(warnings(records, summarise(records, 1), cost, refused, plan))
 
 
 def report(**modes: Record) -> Report:
@@ -87,15 +91,26 @@ def test_a_sound_run_has_no_warning() -> None:
 def test_warnings() -> None:
     assert "2 of 3 requests failed; the first: x" in told(made(), made(error="x"), made(error="y"))
     assert "was late by 0.200 s" in told(made(lag=0.2))
-    assert "92% busy" in told(made(), cost=Cost(60.0, 10.0, 100.0, 2, 1))
+    assert "92% busy, 92% by this run" in told(made(), cost=Cost(60.0, 10.0, 100.0, None, 2, 1))
     assert "http://w would not empty the prefix cache" in told(made(), refused=("http://w",))
     assert "--enable-prompt-tokens-details" in told(made(cached=0), simulated=False)
     assert told(made(cached=0)) == ""
 
 
+def test_a_crowded_machine_is_seen_though_this_run_is_modest() -> None:
+    crowded = msgspec.structs.replace(IDLE, machine_cpu=119.0)
+    told_so = told(made(), cost=crowded)
+    assert "not to be trusted: this machine was 99% busy, 38% by this run" in told_so
+    assert "run it on an idle machine" in told_so
+    # TTFT grows with the crowd; lateness must not be measured against it alone.
+    assert "was late by 4.800 s" in told(made(79.0, lag=4.8), cost=crowded)
+
+
 def test_busy_without_a_wall() -> None:
-    assert Cost(0.0, 1.0, 1.0, 2, 0).busy == 0.0
-    assert math.isclose(IDLE.busy, 45 / 120)
+    assert Cost(0.0, 1.0, 1.0, 1.0, 2, 0).busy == 0.0
+    assert math.isclose(IDLE.busy, 50 / 120)
+    assert math.isclose(IDLE.own_busy, 45 / 120)
+    assert msgspec.structs.replace(IDLE, machine_cpu=None).busy == IDLE.own_busy
 
 
 def test_progress_in_plain_lines() -> None:
