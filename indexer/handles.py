@@ -6,11 +6,13 @@ engine may hold several copies of one block (a hash stored twice must be removed
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 from indexer.hashing import chain_hashes, pack_tokens
 from indexer.types import EngineHash, SequenceHash, Tier
+
+_Name = TypeVar("_Name")
 
 
 class UnknownParent(Exception):
@@ -22,8 +24,7 @@ class BlockHandles:
 
     def __init__(self) -> None:
         self._sequence: dict[EngineHash, SequenceHash] = {}
-        self._copies: Counter[tuple[EngineHash, Tier]] = Counter()
-        self._held: dict[Tier, Counter[SequenceHash]] = {tier: Counter() for tier in Tier}
+        self._tiers = {tier: _TierCopies({}, {}) for tier in Tier}
 
     def __len__(self) -> int:
         return len(self._sequence)
@@ -49,49 +50,57 @@ class BlockHandles:
             if parent not in self._sequence:
                 raise UnknownParent
             root = self._sequence[parent]
-        sequence = chain_hashes(pack_tokens(token_ids), block_size, root, extras)
-        held = self._held[tier]
+        computed = chain_hashes(pack_tokens(token_ids), block_size, root, extras)
+        copies, held = self._tiers[tier]
         new = []
-        for engine_hash, computed in zip(engine_hashes, sequence, strict=True):
+        for engine_hash, fresh in zip(engine_hashes, computed, strict=True):
             # The first meaning stays: an engine hash cannot change its tokens while a copy exists.
-            sequence_hash = self._sequence.setdefault(engine_hash, computed)
-            self._copies[engine_hash, tier] += 1
-            held[sequence_hash] += 1
-            if held[sequence_hash] == 1:
+            sequence_hash = self._sequence.setdefault(engine_hash, fresh)
+            copies[engine_hash] = copies.get(engine_hash, 0) + 1
+            count = held.get(sequence_hash, 0)
+            held[sequence_hash] = count + 1
+            if not count:
                 new.append(sequence_hash)
         return new
 
     def remove(self, tier: Tier, engine_hashes: Sequence[EngineHash]) -> list[SequenceHash]:
         """Drop one copy of each; returns the sequence hashes that `tier` no longer holds. Ignores unknown hashes."""
+        copies, held = self._tiers[tier]
+        elsewhere = [other.copies for name, other in self._tiers.items() if name is not tier and other.copies]
         gone = []
         for engine_hash in engine_hashes:
-            if not self._drop_copy(engine_hash, tier):
+            if engine_hash not in copies:
                 continue
             sequence_hash = self._sequence[engine_hash]
-            held = self._held[tier]
-            held[sequence_hash] -= 1
-            if not held[sequence_hash]:
-                del held[sequence_hash]
+            if _count_down(held, sequence_hash):
                 gone.append(sequence_hash)
-            if not any((engine_hash, other) in self._copies for other in Tier):
+            if _count_down(copies, engine_hash) and not any(engine_hash in other for other in elsewhere):
                 del self._sequence[engine_hash]
         return gone
 
-    def _drop_copy(self, engine_hash: EngineHash, tier: Tier) -> bool:
-        key = (engine_hash, tier)
-        if key not in self._copies:
-            return False
-        self._copies[key] -= 1
-        if not self._copies[key]:
-            del self._copies[key]
-        return True
-
     def clear(self) -> None:
         self._sequence.clear()
-        self._copies.clear()
-        for held in self._held.values():
+        for copies, held in self._tiers.values():
+            copies.clear()
             held.clear()
 
     def held(self) -> dict[Tier, list[SequenceHash]]:
         """Everything held, by tier: what a snapshot says."""
-        return {tier: list(held) for tier, held in self._held.items() if held}
+        return {tier: list(held) for tier, (_, held) in self._tiers.items() if held}
+
+
+class _TierCopies(NamedTuple):
+    """How many copies a tier has, by either name; nothing is counted as zero."""
+
+    copies: dict[EngineHash, int]
+    held: dict[SequenceHash, int]
+
+
+def _count_down(counts: dict[_Name, int], name: _Name) -> bool:
+    """Whether that was the last one."""
+    left = counts[name] - 1
+    if left:
+        counts[name] = left
+        return False
+    del counts[name]
+    return True
