@@ -27,9 +27,9 @@ _FUNCTION_FIELDS = ("name", "description", "parameters")
 
 
 def has_media(messages: object) -> bool:
-    """Whether any message holds more than text."""
-    lists = (m.get("content") for m in _dicts(messages))
-    return any(part.get("type", "text") not in _TEXT_FIELDS for parts in lists for part in _dicts(parts))
+    """Whether any message holds more than text, or what may be more."""
+    lists = (message.get("content") for message in _dicts(messages))
+    return any(not _is_text(part) for parts in lists for part in _dicts(parts))
 
 
 def conversation(messages: object, *, as_parts: bool) -> list[Message]:
@@ -85,13 +85,18 @@ def _part(part: object) -> str | None:
         return part
     if not isinstance(part, dict):
         raise CannotTokenize("malformed", "a part of a message's content is not an object")
-    kind = part.get("type")
-    if not isinstance(kind, str) or kind not in _TEXT_FIELDS or part.get("uuid") is not None:
+    if not _is_text(part):
         raise CannotTokenize("multimodal", "a message with a part that is not text")
+    kind = part["type"]
     text = part.get(_TEXT_FIELDS[kind])
     if not isinstance(text, str) and not (text is None and kind in _MAY_BE_EMPTY):
         raise CannotTokenize("malformed", "a text part without its text")
     return text
+
+
+def _is_text(part: dict[str, Any]) -> bool:
+    kind = part.get("type")
+    return isinstance(kind, str) and kind in _TEXT_FIELDS and part.get("uuid") is None
 
 
 def _extra_fields(role: str, message: Message) -> Message:
@@ -135,7 +140,7 @@ def _arguments(text: str) -> dict[str, Any]:
     """Templates expect a mapping; what is none counts as empty."""
     try:
         arguments = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return arguments if isinstance(arguments, dict) else {}
 

@@ -50,12 +50,15 @@ class EngineTokens:
         return question | {"prompt": prompt}
 
     def _chat(self, fields: Fields) -> dict[str, Any]:
-        if has_media(fields.get("messages")):
+        messages = fields.get("messages")
+        if not isinstance(messages, list):
+            raise CannotTokenize("malformed", "messages is not a list")
+        if has_media(messages):
             raise CannotTokenize("multimodal", "a message with a part that is not text")
         if self._kind != "vllm":
             return dict(fields)
         # Its chat route makes these of a request first; its /tokenize takes them as they are.
-        messages = [_with_reasoning(message) for message in fields.get("messages") or ()]
+        messages = [_with_reasoning(message) for message in messages]
         return {**fields, "messages": messages, "chat_template_kwargs": template_variables(fields) or None}
 
 

@@ -1,0 +1,146 @@
+"""Templates see what `apply_chat_template` shows them; what cannot be rendered is refused, never guessed."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from router.tokens.cannot import CannotTokenize
+from router.tokens.chat_template import ChatTemplate, ChatTemplates
+from tests.router.tokens.conftest import CHATML
+
+NAMESPACE = "{% set n = namespace() %}{% set n.x = messages %}"
+MACRO = "{% macro f(c) %}{% for p in c %}{% endfor %}{% endmacro %}"
+USER = {"role": "user", "content": "Hi"}
+
+
+def render(source: str, *messages: dict[str, Any], **options: Any) -> str:
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(messages or (USER,), **options)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ bos_token }}|{{ eos_token }}", "<s>|"),
+        ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
+        ("{{ {'b': '<é>', 'a': 1} | tojson }}", '{"b": "<é>", "a": 1}'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 2,\n "b": 1\n}'),
+        ("{{ ['é'] | tojson(ensure_ascii=true, separators=(',', ':')) }}", '["\\u00e9"]'),
+        ("{% for i in [1, 2, 3] %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "13"),
+        ("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "1"),
+        ("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c", "abHic"),
+        ("{{ documents is none }} {{ tools is none }} {{ add_generation_prompt }}", "True True True"),
+        ("<{{ messages[0].missing }}>", "<>"),
+    ],
+)
+def test_the_environment(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+def test_the_date_is_there() -> None:
+    assert render("{{ strftime_now('%Y') }}") in {str(datetime.date.today().year + n) for n in (-1, 0, 1)}  # noqa: DTZ011
+
+
+def test_variables_win_over_special_tokens_and_lose_to_the_request() -> None:
+    source = "{{ bos_token }} {{ x }} {{ add_generation_prompt }}"
+    variables = {"bos_token": "B", "x": 1, "add_generation_prompt": True}
+    assert render(source, variables=variables, add_generation_prompt=False) == "B 1 False"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('no such role') }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ missing.attribute }}",
+        "{{ ''.__class__.__mro__ }}{{ messages.__class__.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ missing | tojson }}",
+        "{% for i in range(10000000) %}{% endfor %}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
+def test_a_failing_or_forbidden_template_is_refused(source: str) -> None:
+    with pytest.raises(CannotTokenize) as caught:
+        render(source)
+    assert caught.value.reason == "template_error"
+    assert "Hi" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{", "{% nosuchtag %}"])
+def test_an_invalid_template_is_refused(source: str) -> None:
+    with pytest.raises(CannotTokenize, match="not valid"):
+        ChatTemplate(source, {})
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "text"),
+    [
+        (CHATML, "So far ", "<|im_start|>assistant\nSo far "),
+        (CHATML.replace("m['content']", "m['content'] | trim"), "So far ", "<|im_start|>assistant\nSo far"),
+        (
+            "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}",
+            ["a", "b "],
+            "[a][b ",
+        ),
+    ],
+)
+def test_a_last_message_can_be_left_open(source: str, content: str | list[str], text: str) -> None:
+    shown = content if isinstance(content, str) else [{"type": "text", "text": part} for part in content]
+    message = {"role": "assistant", "content": shown}
+    before = repr(message)
+    assert render(source, message, continue_final_message=True, add_generation_prompt=False) == text
+    assert repr(message) == before
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].role }}", "{{ messages[0].role }} content"])
+def test_a_message_that_is_not_shown_cannot_be_left_open(source: str) -> None:
+    with pytest.raises(CannotTokenize):
+        render(source, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        ("{% for m in messages %}{% for p in m.content %}{{ p }}{% endfor %}{% endfor %}", True),
+        ("{% for m in messages %}{% for p in m['content'] | list %}{{ p }}{% endfor %}{% endfor %}", True),
+        ("{% set ms = messages[1:] %}{% for m in ms %}{% for p in m.content %}{{ p }}{% endfor %}{% endfor %}", True),
+        ("{% for m in messages %}{% set content = m.content %}{% for p in content %}{% endfor %}{% endfor %}", True),
+        (
+            MACRO + "{% for m in messages %}{{ f(m.content) }}{% endfor %}",
+            True,
+        ),
+        (
+            MACRO + "{% for m in messages %}{{ f(c=m.content) }}{% endfor %}",
+            True,
+        ),
+        (
+            MACRO + "{% for m in messages %}{{ f(m.role) }}{% endfor %}",
+            False,
+        ),
+        ("{% macro f(content) %}{% for p in content %}{% endfor %}{% endmacro %}{{ f(tools) }}", False),
+        ("{% for m in messages %}{% for c in m.tool_calls %}{{ c }}{% endfor %}{% endfor %}", False),
+        # An assignment to a namespace is beyond vLLM's analysis, which then assumes text.
+        (
+            NAMESPACE + "{% for m in messages %}{% for p in m.content %}{% endfor %}{% endfor %}",
+            False,
+        ),
+    ],
+)
+def test_who_loops_over_content_gets_parts(source: str, parts: bool) -> None:
+    assert ChatTemplate(source, {}).wants_parts is parts
+
+
+def test_aliases_in_a_circle_end() -> None:
+    assert not ChatTemplate("{% set a = messages %}{% set messages = a %}{{ a }}", {}).wants_parts
+
+
+def test_templates_are_chosen_by_name_and_compiled_once() -> None:
+    templates = ChatTemplates({"default": "plain", "tool_use": "tools"}, {})
+    assert templates.choose(with_tools=False) is templates.choose(with_tools=False)
+    assert templates.choose(with_tools=True).render([USER]) == "tools"
+    assert templates.choose(with_tools=True, given="default").render([USER]) == "plain"
+    assert templates.choose(with_tools=True, given="own {{ 1 }}").render([USER]) == "own 1"

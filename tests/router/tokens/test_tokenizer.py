@@ -1,0 +1,170 @@
+"""Ids equal those of the reference library, whichever library makes them, and folders are read as engines read them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from router.tokens import CannotTokenize, Tokenizer, load_tokenizer
+from tests.router.tokens.conftest import CHATML, CONFIG, SPECIAL, write_model
+
+pieces = st.sampled_from([*SPECIAL, "  ", "\n\n", "the", "fox", "🙂", "e\u0301", "日本", "42", "\x00"])
+texts = st.lists(st.one_of(pieces, st.text(max_size=8)), max_size=12).map("".join)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=texts, special=st.booleans())
+def test_ids_equal_the_reference(model_folder: Path, reference: tokenizers.Tokenizer, text: str, special: bool) -> None:
+    assert load(model_folder).encode(text, special) == reference.encode(text, add_special_tokens=special).ids
+
+
+@cache
+def load(folder: Path) -> Tokenizer:
+    return load_tokenizer(folder)
+
+
+def test_long_text_equals_the_reference(model_folder: Path, reference: tokenizers.Tokenizer) -> None:
+    text = "".join(f"{n} the quick\tfox 🙂 jumps<|im_end|>\n" for n in range(3000))
+    assert load(model_folder).encode(text, False) == reference.encode(text, add_special_tokens=False).ids
+
+
+def test_special_tokens_are_added_only_when_asked_for(model_folder: Path) -> None:
+    tokenizer = load(model_folder)
+    assert tokenizer.encode("the", True) == [0, *tokenizer.encode("the", False)]
+
+
+def test_half_a_surrogate_pair_is_refused(model_folder: Path) -> None:
+    with pytest.raises(CannotTokenize) as caught:
+        load(model_folder).encode("a\ud800", False)
+    assert caught.value.reason == "malformed"
+
+
+def fake_fastokens(monkeypatch: pytest.MonkeyPatch, encode: Callable[[str], list[int]]) -> None:
+    class Fake:
+        @staticmethod
+        def from_json_str(text: str) -> Fake:
+            return Fake()
+
+        def encode(self, text: str, add_special_tokens: bool) -> SimpleNamespace:
+            return SimpleNamespace(ids=encode(text))
+
+    module = ModuleType("fastokens")
+    module.Tokenizer = Fake  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastokens", module)
+
+
+def refuse(text: str) -> list[int]:
+    raise Exception("unknown model")  # noqa: TRY002 - as the library does
+
+
+@pytest.mark.parametrize("encode", [lambda text: [1], refuse], ids=["differs", "refuses"])
+def test_a_library_that_differs_or_fails_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+    model_folder: Path,
+    reference: tokenizers.Tokenizer,
+    encode: Callable[[str], list[int]],
+) -> None:
+    fake_fastokens(monkeypatch, encode)
+    tokenizer = load_tokenizer(model_folder)
+    assert tokenizer.backend == "tokenizers"
+    assert tokenizer.encode("the fox", True) == reference.encode("the fox").ids
+
+
+def test_the_fast_library_is_not_needed(monkeypatch: pytest.MonkeyPatch, model_folder: Path) -> None:
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    assert load_tokenizer(model_folder).backend == "tokenizers"
+
+
+def test_the_fast_library_is_used_where_it_agrees(model_folder: Path) -> None:
+    pytest.importorskip("fastokens")
+    assert load(model_folder).backend == "fastokens"
+
+
+def test_stored_truncation_and_padding_are_not_applied(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model.enable_truncation(4)
+    model.enable_padding(length=8)
+    model.save(str(folder / "tokenizer.json"))
+    tokenizer = load_tokenizer(folder)
+    assert len(tokenizer.encode("the fox " * 10, False)) > 8
+    assert len(tokenizer.encode("a", False)) == 1
+
+
+def test_tokens_that_only_the_config_names_are_added(tmp_path: Path) -> None:
+    decoder = {"400": {"content": "<tool>", "special": True, "lstrip": False}, "1": {"content": "<|im_start|>"}}
+    plain = load_tokenizer(write_model(tmp_path / "a"))
+    adding = load_tokenizer(write_model(tmp_path / "b", CONFIG | {"added_tokens_decoder": decoder}))
+    assert len(plain.encode("<tool>", False)) > 1
+    assert len(adding.encode("<tool>", False)) == 1
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}"])
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_broken_config_is_named(tmp_path: Path) -> None:
+    (write_model(tmp_path) / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+def shown(folder: Path, *, with_tools: bool = False) -> str:
+    templates = load_tokenizer(folder).templates
+    assert templates is not None
+    return templates.choose(with_tools=with_tools).render([{"role": "user", "content": "x"}])
+
+
+def test_the_template_of_the_config(model_folder: Path) -> None:
+    assert shown(model_folder) == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_file_wins_over_the_config(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}file{{ pad_token }}{{ eos_token }}")
+    assert shown(folder) == "<s>file<|im_end|>"
+
+
+def test_named_templates_in_the_config(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    folder = write_model(tmp_path, CONFIG | {"chat_template": named})
+    assert (shown(folder), shown(folder, with_tools=True)) == ("plain", "tools")
+
+
+def test_named_template_files(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, {})
+    (folder / "chat_template.jinja").write_text("plain")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    assert (shown(folder), shown(folder, with_tools=True)) == ("plain", "tools")
+
+
+def test_special_tokens_of_the_older_file(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, {"chat_template": "{{ bos_token }}{{ eos_token }}", "eos_token": "E"})
+    (folder / "special_tokens_map.json").write_text('{"bos_token": {"content": "B"}, "eos_token": "old"}')
+    assert shown(folder) == "BE"
+
+
+def test_no_template_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CannotTokenize) as caught:
+        shown(write_model(tmp_path, {}))
+    assert caught.value.reason == "no_template"
+
+
+def test_a_model_that_engines_render_by_code_has_no_templates(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, {"chat_template": CHATML})
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt_oss"}))
+    assert load_tokenizer(folder).templates is None
