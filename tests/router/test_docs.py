@@ -64,6 +64,7 @@ def test_every_metric_is_on_its_page_and_no_other() -> None:
         pytest.skip("router.metrics does not exist yet")
     registry: CollectorRegistry = importlib.import_module("router.metrics").Metrics().registry
     names = {family.name for family in registry.collect() if family.name.startswith("router_")}
+    assert METRICS.exists(), f"docs/metrics.md is missing; it must name: {', '.join(sorted(names))}"
     text = METRICS.read_text("utf-8")
     documented = set(re.findall(r"`(router_[a-z0-9_]+)", text))
     assert names <= {re.sub(r"_total$", "", name) for name in documented}
