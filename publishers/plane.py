@@ -48,7 +48,7 @@ class EventPlane(Protocol):
 
 def _token(worker_id: str) -> str:
     """A worker id as one subject token: NATS forbids dots, blanks and wildcards there."""
-    return "".join(c if c.isalnum() and c.isascii() or c in "-_" else f"%{ord(c):x}" for c in worker_id)
+    return "".join(c if (c.isalnum() and c.isascii()) or c in "-_" else f"%{ord(c):x}" for c in worker_id)
 
 
 def events_subject(namespace: str, rank: WorkerRank) -> str:

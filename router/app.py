@@ -32,7 +32,8 @@ from router.scheduling.load import LoadBook
 from router.scheduling.overlap import OverlapCost
 from router.scheduling.scheduler import Scheduler
 from router.server import Server
-from router.settings import Settings
+from router.settings import Settings, SettingsError
+from router.tokens import find_tokenizer
 from router.watch import WorkerWatch
 
 logger = logging.getLogger("router")
@@ -45,6 +46,11 @@ def run(settings: Settings) -> int:
     """Serve until a signal; returns the process's exit status."""
     configure_logging(settings.log_level, settings.log_format)
     try:
+        check_tokenizer(settings)
+    except SettingsError as error:
+        sys.stderr.write(f"kv-router: {error}\n")
+        return 2
+    try:
         import uvloop  # noqa: PLC0415 -- there is none for Windows
 
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -52,6 +58,12 @@ def run(settings: Settings) -> int:
         runner = asyncio.Runner()
     with runner:
         return runner.run(_serve(settings))
+
+
+def check_tokenizer(settings: Settings) -> None:
+    """A stated tokenizer must be there; SettingsError says what is wrong. (Found ones are looked for later.)"""
+    if settings.router_mode == "kv" and settings.tokenizer not in {"auto", "engine"}:
+        find_tokenizer(settings.tokenizer, (), None)
 
 
 async def _serve(settings: Settings) -> int:

@@ -111,7 +111,7 @@ class Prompts:
         try:
             folder = await asyncio.to_thread(find_tokenizer, self._setting, [model], path)
             tokenizer = await asyncio.to_thread(load_tokenizer, folder) if folder else None
-        except (SettingsError, CannotTokenize) as error:
+        except (SettingsError, ValueError, OSError) as error:
             log_event(logger, logging.ERROR, "The tokenizer cannot be used", model=model.id, reason=error)
             tokenizer = None
         if tokenizer is None and self._setting != "engine":
