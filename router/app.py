@@ -12,6 +12,7 @@ import time
 
 import aiohttp
 
+from engines.description import EngineDescription
 from indexer.kv_indexer import KVIndexer
 from publishers.connect import make_plane
 from publishers.plane import EventPlane
@@ -103,7 +104,7 @@ class App:
         self._brain = Brain(self._fleet, self._book, scheduler, self._indexer, self._metrics, time.monotonic)
         Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(self._metrics)
         self._connections: set[Connection] = set()
-        self._publishers: dict[str, EnginePublisher] = {}
+        self._publishers: dict[str, tuple[EngineDescription | None, EnginePublisher]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -146,28 +147,38 @@ class App:
 
     async def _on_described(self, worker: Worker) -> None:
         """A worker came up, for the first time or again: keep its books, follow its events, learn its tokens."""
+        local = self._settings.event_plane == "local"
         for rank in worker.ranks:
             self._book.watch(rank, worker.block_size)
-            if self._settings.kv_events:
+            # Over a broker, events may come for a worker that cannot say itself that it has some.
+            if self._settings.kv_events and (worker.has_events or not local):
                 self._indexer.watch(rank)
             self._indexer.worker_came_back(rank)
-        if self._settings.event_plane == "local":
+        if local:
             await self._publish_for(worker)
         if self._prompts:
             await self._prompts.learn(worker)
 
     async def _publish_for(self, worker: Worker) -> None:
-        """In-process: the same publisher that runs beside an engine."""
-        if worker.id in self._publishers or worker.description is None or self._session is None:
+        """In-process: the same publisher that runs beside an engine; a new one when the engine came back different."""
+        known, publisher = self._publishers.get(worker.id, (None, None))
+        if known == worker.description:
             return
+        if publisher:
+            await publisher.close()
         publisher = EnginePublisher(
             worker_id=worker.id,
             url=worker.spec.url,
             plane=self._plane,
             namespace=self._settings.event_namespace,
+            description=worker.description,
+            events=worker.spec.events,
+            replay=worker.spec.replay,
+            block_size=worker.spec.block_size,
             session=self._session,
+            load_interval=self._settings.load_interval,
         )
-        self._publishers[worker.id] = publisher
+        self._publishers[worker.id] = (worker.description, publisher)
         await publisher.start()
 
     def on_signal(self, stop: asyncio.Event) -> None:
@@ -200,7 +211,7 @@ class App:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for publisher in self._publishers.values():
+        for _, publisher in self._publishers.values():
             await publisher.close()
         await self._ingest.close()
         await self._plane.close()
