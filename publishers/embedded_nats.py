@@ -11,6 +11,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from publishers.logs import log_event
 from publishers.nats_plane import NatsPlane
 from publishers.plane import OnMessage, OnRequest, Unsubscribe
 
@@ -24,7 +25,7 @@ _READY = b"Server is ready"
 _LAST_LINES = 5
 
 
-class NatsServerError(Exception):
+class NatsServerError(OSError):
     """nats-server is missing or did not start; the message says what to do."""
 
 
@@ -126,7 +127,7 @@ class EmbeddedNatsPlane:
         if self._plane is not None:
             return
         await self.server.start()
-        logger.info("nats-server listens on %s", self.server.url)
+        log_event(logger, logging.INFO, "nats-server is ready", server=self.server.url)
         self._plane = NatsPlane([self.server.url])
         for callback in self._on_reconnect:
             self._plane.on_reconnect(callback)
@@ -170,5 +171,5 @@ def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:
 async def _drain(process: asyncio.subprocess.Process) -> None:
     """Reads the server's log to its end, so that its pipe never fills; says so when the server dies by itself."""
     async for line in _lines(process):
-        logger.debug("nats-server: %s", line.decode(errors="replace").strip())
-    logger.debug("nats-server has ended with status %s", await process.wait())
+        log_event(logger, logging.DEBUG, "nats-server says", line=line.decode(errors="replace").strip())
+    log_event(logger, logging.DEBUG, "nats-server has ended", status=await process.wait())

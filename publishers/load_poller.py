@@ -12,6 +12,7 @@ import msgspec
 from engines.description import EngineDescription
 from engines.load import RankLoad, poll
 from publishers.dialogue import converse
+from publishers.logs import log_event
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,9 @@ class LoadPoller:
     def _say(self, failing: bool) -> None:
         if failing != self._failing:
             self._failing = failing
-            if failing:
-                logger.warning("%s does not tell its load", self._url)
-            else:
-                logger.info("%s tells its load again", self._url)
+            level, message = (
+                (logging.WARNING, "The engine does not tell its load")
+                if failing
+                else (logging.INFO, "The engine tells its load again")
+            )
+            log_event(logger, level, message, engine=self._url)

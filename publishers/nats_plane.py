@@ -17,6 +17,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from publishers.logs import log_event
 from publishers.plane import OnMessage, OnRequest, PlaneUnavailable, Unsubscribe
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class NatsPlane:
         self._task: asyncio.Task[None] | None = None
         self._attempted = asyncio.Event()
         self._away = False
+        self._slow = False
         self._subscriptions: list[_Subscription] = []
         self._on_reconnect: list[Callable[[], None]] = []
 
@@ -130,7 +132,7 @@ class NatsPlane:
             await client.publish(subject, payload, reply=reply)
         except nats.errors.Error as error:
             self.dropped += 1
-            logger.warning("A message of %d bytes for %s was not sent: %s", len(payload), subject, error)
+            log_event(logger, logging.WARNING, "Message not sent", subject=subject, bytes=len(payload), error=error)
 
     async def _next_reply(self, subject: str, replies: asyncio.Queue[Msg]) -> bytes:
         try:
@@ -161,7 +163,7 @@ class NatsPlane:
                 await self._connection()
             except Exception:
                 # Whatever a library raises here, the plane must come back.
-                logger.exception("The connection to %s broke down", self._name)
+                logger.exception("The connection to NATS broke down")
             self._went_down()
             await asyncio.sleep(RECONNECT_WAIT)
 
@@ -204,22 +206,25 @@ class NatsPlane:
         if not self._attempted.is_set():
             self._attempted.set()
             self._away = True
-            logger.warning("%s cannot be reached yet: %s", self._name, error)
+            log_event(logger, logging.WARNING, "NATS cannot be reached yet", server=self._name, error=error)
         elif isinstance(error, nats.errors.SlowConsumerError):
-            logger.warning("Messages of %s came faster than they were read; some are lost", error.subject)
+            if not self._slow:
+                self._slow = True
+                log_event(logger, logging.WARNING, "Messages came too fast; some are lost", subject=error.subject)
         elif self.connected:
             # Also where nats-py reports what a subscriber raised.
-            logger.error("NATS %s: %s", self._name, error, exc_info=error)
+            logger.error("An error of NATS or of a subscriber", exc_info=error)
 
     def _went_down(self) -> None:
         if not self._away:
             self._away = True
-            logger.warning("The connection to %s is lost", self._name)
+            log_event(logger, logging.WARNING, "The connection to NATS is lost", server=self._name)
 
     async def _came_up(self) -> None:
         was_away, self._away = self._away, False
+        self._slow = False
         self._attempted.set()
-        logger.info("Connected to %s", self._name)
+        log_event(logger, logging.INFO, "Connected to NATS", server=self._name)
         for callback in self._on_reconnect if was_away else ():
             callback()
 
@@ -264,7 +269,7 @@ async def _close(client: Client) -> None:
         async with asyncio.timeout(CLOSE_TIMEOUT):
             await client.close()
     except (TimeoutError, OSError, nats.errors.Error) as error:
-        logger.debug("Closing a NATS connection: %s", error)
+        log_event(logger, logging.DEBUG, "A NATS connection did not close cleanly", error=error)
 
 
 def _without_credentials(url: str) -> str:

@@ -20,6 +20,7 @@ from engines.probe import probe
 from indexer.types import WorkerRank
 from publishers.dialogue import converse
 from publishers.load_poller import INTERVAL, LoadCounts, LoadPoller
+from publishers.logs import log_event
 from publishers.plane import EventPlane
 from publishers.rank import Decode, EngineRank, Epochs
 from publishers.relay import RelayCounts
@@ -30,6 +31,11 @@ logger = logging.getLogger(__name__)
 PROBE_TIMEOUT = 5.0
 PROBE_INTERVAL = 1.0
 """Seconds between attempts to find out about an engine that does not answer yet."""
+
+NO_EVENTS = (
+    "The engine does not say where it publishes KV events: start it with --kv-events-config, or state the endpoint "
+    "(--events tcp://HOST:PORT)"
+)
 
 
 class RankStats(msgspec.Struct, frozen=True):
@@ -124,7 +130,7 @@ class EnginePublisher:
             self._poller = LoadPoller(self._url, description, session, self._report, self._load_interval)
             await self._poller.run()
         except Exception:
-            logger.exception("The publisher of %s has failed and stops", self.worker_id)
+            logger.exception("A publisher has failed and stops")
 
     async def _probe(self, session: aiohttp.ClientSession) -> EngineDescription:
         host, said = urlsplit(self._url).hostname or "", False
@@ -133,17 +139,15 @@ class EnginePublisher:
             if answered:
                 return description
             if not said:
-                logger.warning("%s does not answer yet; trying on", self._url)
+                log_event(
+                    logger, logging.WARNING, "The engine does not answer yet", worker=self.worker_id, engine=self._url
+                )
                 said = True
             await asyncio.sleep(PROBE_INTERVAL)
 
     async def _follow(self, description: EngineDescription) -> None:
         if not description.event_sources:
-            logger.warning(
-                "%s does not say where it publishes KV events: start the engine with --kv-events-config, or state the "
-                "endpoint with --events",
-                self._url,
-            )
+            log_event(logger, logging.WARNING, NO_EVENTS, worker=self.worker_id, engine=self._url)
         sources = {source.dp_rank: source for source in description.event_sources}
         for number in sources or range(description.dp_size):
             rank = WorkerRank(self.worker_id, number)
@@ -151,7 +155,9 @@ class EnginePublisher:
             await publisher.start()
             self._ranks[number] = publisher
             self._listen(number, sources.get(number))
-        logger.info("Publishing for %s: %s, %d ranks", self.worker_id, description.kind, len(self._ranks))
+        log_event(
+            logger, logging.INFO, "Publishing", worker=self.worker_id, engine=description.kind, ranks=len(self._ranks)
+        )
 
     def _listen(self, number: int, source: EventSource | None) -> None:
         if source is None:
@@ -161,7 +167,8 @@ class EnginePublisher:
         try:
             listener.start()
         except ValueError as error:
-            logger.error("No events of %s: %s", self._ranks[number].relay.rank, error)  # noqa: TRY400 - no trace needed
+            rank = self._ranks[number].relay.rank
+            log_event(logger, logging.ERROR, "Its events cannot be followed", worker=rank, error=error)
             self._ranks[number].relay.lose_track()
             return
         self._sources[number] = listener

@@ -11,6 +11,7 @@ from engines.events import EngineBatch, MalformedEvent
 from engines.rank_load import RankLoad
 from indexer.events import EventBatch, LoadReport, decode_replay_request, encode
 from indexer.types import WorkerRank
+from publishers.logs import log_event
 from publishers.plane import EventPlane, Unsubscribe, events_subject, load_subject, replay_subject
 from publishers.relay import RankRelay
 
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 Decode = Callable[[bytes], EngineBatch]
 """Raises MalformedEvent."""
+
+UNREADABLE = "A message of the engine cannot be read; further ones are only counted"
 
 
 class Epochs:
@@ -71,7 +74,7 @@ class RankPublisher:
         try:
             request = decode_replay_request(payload)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            logger.warning("A replay request for %s cannot be read", self.relay.rank)
+            log_event(logger, logging.WARNING, "A replay request cannot be read", worker=self.relay.rank)
             return []
         return [encode(batch) for batch in self.relay.replay(request)]
 
@@ -92,7 +95,7 @@ class EngineRank(RankPublisher):
             batch = self._decode(payload)
         except MalformedEvent as error:
             if not self.relay.counts.malformed:
-                logger.warning("Events of %s cannot be read; further ones are only counted: %s", self.relay.rank, error)
+                log_event(logger, logging.WARNING, UNREADABLE, worker=self.relay.rank, error=error)
             self.relay.malformed()
             return
         await self.publish(self.relay.apply(batch))

@@ -17,6 +17,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from engines.description import EventSource
+from publishers.logs import log_event
 from publishers.zmq_sequence import (
     Apply,
     AskReplay,
@@ -41,6 +42,12 @@ RECEIVE_LIMIT = 100_000
 
 TURN = 64
 """Messages read from one socket before the others get their turn."""
+
+NO_REPLAY = (
+    "The engine offers no replay of its events: what it held before now, and what gets lost, stays unknown until it "
+    "clears its cache"
+)
+UNEXPECTED = "A message is not what the protocol says; further ones are only counted"
 
 _SEQ_BYTES = 8
 _END = b"\xff" * _SEQ_BYTES
@@ -91,11 +98,7 @@ class ZmqSource:
     def start(self) -> None:
         """Raises ValueError for an endpoint that is no ZMQ address, or that cannot be listened on."""
         if self._source.replay is None:
-            logger.warning(
-                "%s offers no replay of its events: what it held before now, and what gets lost, stays unknown until "
-                "it clears its cache",
-                self._source.endpoint,
-            )
+            log_event(logger, logging.WARNING, NO_REPLAY, endpoint=self._source.endpoint)
         self._sockets = _Sockets(self._source, self._replay_timeout, self.counts)
         self._task = asyncio.create_task(self._run(self._sockets), name=f"events of {self._source.endpoint}")
 
@@ -127,12 +130,12 @@ class ZmqSource:
             case Apply(payload):
                 await self._apply(payload)
             case NewEpoch():
-                logger.info("%s has a new connection: starting over", self._source.endpoint)
+                log_event(logger, logging.INFO, "A new connection: starting over", endpoint=self._source.endpoint)
                 await self._sink.new_epoch()
             case LoseTrack():
                 self.counts.lost_track += 1
                 if self._source.replay is not None:
-                    logger.warning("Events of %s are lost: it keeps them no longer", self._source.endpoint)
+                    log_event(logger, logging.WARNING, "Events are lost for good", endpoint=self._source.endpoint)
                 await self._sink.lose_track()
 
     async def _apply(self, payload: bytes) -> None:
@@ -140,7 +143,7 @@ class ZmqSource:
             await self._sink.apply(payload)
         except Exception:
             # One message must not end the stream; that it is missing is for the sink to know.
-            logger.exception("A message of %s could not be applied", self._source.endpoint)
+            logger.exception("A message could not be applied")
             await self._sink.lose_track()
 
 
@@ -170,11 +173,15 @@ class _Sockets:
     async def turn(self) -> list[Stimulus]:
         """Waits for the next things to happen and returns them in order."""
         await self._poller.poll(self._until_deadline())
+        # In this order: a connection is reported before it brings anything, so no message read here can be of one that
+        # is not reported yet.
         messages = await _receive(self._subscriber)
-        stimuli = self._live(messages)
-        # What an old connection still brought comes before the news that there is another.
-        if len(messages) < TURN:
-            stimuli += self._connections(await _receive(self._monitor))
+        stimuli: list[Stimulus] = self._connections(await _receive(self._monitor))
+        if stimuli and self._counts.connections > 1:
+            # From before or after, nobody can tell. The replay that now begins has all that counts.
+            while messages:
+                messages = await _receive(self._subscriber)
+        stimuli += self._live(messages)
         if self._dealer is not None:
             stimuli += self._answers(await _receive(self._dealer))
         return stimuli
@@ -188,8 +195,8 @@ class _Sockets:
         self._dealer = self._open(zmq.DEALER)
         try:
             _attach(self._dealer, self._source.replay)
-        except ValueError:
-            logger.exception("No replay")
+        except ValueError as error:
+            log_event(logger, logging.ERROR, "No replay can be asked for", error=error)
             self._end_replay()
             return False
         self._extend_deadline()
@@ -233,7 +240,9 @@ class _Sockets:
                 self._counts.connections += 1
                 stimuli.append(Connected())
             else:
-                logger.warning("The connection to %s is lost", self._source.endpoint)
+                log_event(
+                    logger, logging.WARNING, "The connection to the engine is lost", endpoint=self._source.endpoint
+                )
         return stimuli
 
     def _answers(self, messages: list[list[bytes]]) -> list[Stimulus]:
@@ -257,9 +266,7 @@ class _Sockets:
     def _malformed(self, what: str) -> None:
         self._counts.malformed[what] += 1
         if self._counts.malformed[what] == 1:
-            logger.warning(
-                "A message of %s is not as expected (%s); further ones are only counted", self._source.endpoint, what
-            )
+            log_event(logger, logging.WARNING, UNEXPECTED, endpoint=self._source.endpoint, what=what)
 
     def _extend_deadline(self) -> None:
         self._deadline = asyncio.get_running_loop().time() + self._replay_timeout

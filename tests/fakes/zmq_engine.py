@@ -100,27 +100,20 @@ class FakeEngine:
         self._open()
 
     async def break_connection(self) -> None:
-        """The same process goes on, but every connection to its event port is lost."""
-        self._pub.unbind(self._endpoints[0])
-        self._subscriptions.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._subscriptions
-        self._pub.close(linger=0)
-        self._open_pub()
+        """The same process goes on, but every connection is lost."""
+        await self._close()
+        self._open()
 
     def _open(self) -> None:
         self._context = zmq.asyncio.Context()
-        self._open_pub()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._endpoints[1] = _bind(self._router, self._endpoints[1])
-        self._replays = asyncio.create_task(self._answer(), name="fake engine replays")
-
-    def _open_pub(self) -> None:
         # XPUB is PUB that tells of subscriptions, so that no test need guess when one has arrived.
         self._pub: zmq.asyncio.Socket = self._context.socket(zmq.XPUB)
         self._endpoints[0] = _bind(self._pub, self._endpoints[0])
         self._subscribed = asyncio.Event()
         self._subscriptions = asyncio.create_task(self._watch(), name="fake engine subscriptions")
+        self._router = self._context.socket(zmq.ROUTER)
+        self._endpoints[1] = _bind(self._router, self._endpoints[1])
+        self._replays = asyncio.create_task(self._answer(), name="fake engine replays")
 
     async def _close(self) -> None:
         for task in (self._replays, self._subscriptions):

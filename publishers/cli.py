@@ -1,0 +1,174 @@
+"""The command line of a publisher."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import math
+import re
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+
+from publishers.connect import make_plane
+from publishers.load_poller import INTERVAL
+
+_DESCRIPTION = """\
+Runs beside one engine (vLLM, SGLang or whatever speaks like them): reads its KV cache events and its load, and
+publishes both on NATS, where routers with --event-plane nats://... pick them up. Token ids stay on this host: only
+hashes are published."""
+
+_EPILOG = """\
+Example: kv-publisher --engine http://127.0.0.1:8000 --nats nats://nats:4222
+SIGTERM or SIGINT ends it with status 0."""
+
+_EVENTS = """ZMQ endpoint of its KV events, such as tcp://HOST:5557; with tcp://*:PORT the publisher listens and the
+engine connects. Further data-parallel ranks are at the next ports. (default: what the engine says)"""
+_REPLAY = "ZMQ endpoint where the engine replays past events. (default: what the engine says)"
+_BLOCK_SIZE = "Tokens per KV block, where the engine does not tell. (default: what the engine says)"
+_LOAD_INTERVAL = "Time between two load reports. (default: %(default)g)"
+_NATS = """The NATS server: nats://[USER:PASSWORD@]HOST[:PORT], tls://... with encryption, several separated by commas;
+nats+embedded://[HOST][:PORT] starts one here."""
+_WORKER_ID = """The worker's name in the router, where its address there differs from --engine.
+(default: HOST:PORT of --engine)"""
+_NAMESPACE = """Keeps fleets that share a NATS server apart; the router's --event-namespace. (default: %(default)s)"""
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What the command line says; None: found out from the engine."""
+
+    engine: str
+    nats: str
+    worker_id: str
+    namespace: str
+    events: str | None
+    replay: str | None
+    block_size: int | None
+    load_interval: float
+    log_level: str
+    log_format: str
+
+
+def parse(argv: Sequence[str] | None) -> Options:
+    """Prints and raises SystemExit: 0 for --help and --version, 2 for what is wrong, naming the flag."""
+    given = vars(make_parser().parse_args(argv))
+    return Options(**{**given, "worker_id": given["worker_id"] or host_and_port(given["engine"])})
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kv-publisher",
+        usage="kv-publisher --engine URL --nats URL [FLAGS]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    general = parser.add_argument_group("General")
+    general.add_argument("-h", "--help", action="help", help="Show this text and exit.")
+    general.add_argument("--version", action="version", version=_version(), help="Show the version and exit.")
+    _engine_flags(parser.add_argument_group("Engine"))
+    _plane_flags(parser.add_argument_group("Event plane"))
+    _log_flags(parser.add_argument_group("Logs"))
+    return parser
+
+
+def _engine_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--engine", metavar="URL", required=True, type=_engine, help="The engine's HTTP address, http://HOST:PORT.")
+    add("--events", metavar="ENDPOINT", type=_endpoint, help=_EVENTS)
+    add("--replay", metavar="ENDPOINT", type=_endpoint, help=_REPLAY)
+    add("--block-size", metavar="N", type=_block_size, help=_BLOCK_SIZE)
+    add("--load-interval", metavar="SECONDS", type=_seconds, default=INTERVAL, help=_LOAD_INTERVAL)
+
+
+def _plane_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--nats", metavar="URL", required=True, type=_nats, help=_NATS)
+    add("--worker-id", metavar="NAME", type=_worker_id, help=_WORKER_ID)
+    add("--namespace", metavar="NAME", type=_namespace, default="default", help=_NAMESPACE)
+
+
+def _log_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--log-level", choices=_LEVELS, default="info", help="(default: %(default)s)")
+    add(
+        "--log-format", choices=("text", "json"), default="text", help="json: one object a line. (default: %(default)s)"
+    )
+
+
+def host_and_port(url: str) -> str:
+    """As the router names a worker by its URL."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return f"{f'[{host}]' if ':' in host else host}:{parts.port or _DEFAULT_PORTS[parts.scheme]}"
+
+
+def _takes(what: str, valid: Callable[[str], object], text: str) -> str:
+    try:
+        if valid(text):
+            return text
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"it takes {what}, not {text!r}")
+
+
+def _engine(text: str) -> str:
+    def valid(text: str) -> bool:
+        parts = urlsplit(text)
+        _ = parts.port  # raises ValueError for what is no port number
+        plain = parts.username is None and not parts.query and not parts.fragment and not re.search(r"\s", text)
+        return plain and parts.scheme in _DEFAULT_PORTS and bool(parts.hostname)
+
+    return _takes("an address such as http://127.0.0.1:8000", valid, text).rstrip("/")
+
+
+def _endpoint(text: str) -> str:
+    def valid(text: str) -> bool:
+        tcp = re.fullmatch(r"tcp://(\*|\[[0-9A-Fa-f:]+\]|[^\s:*\[\]/]+):([0-9]{1,5})", text)
+        return 0 < int(tcp[2]) < 65536 if tcp else bool(re.fullmatch(r"ipc://\S+", text))
+
+    return _takes("a ZMQ endpoint such as tcp://HOST:5557", valid, text)
+
+
+def _nats(text: str) -> str:
+    try:
+        if text != "local":
+            make_plane(text)
+            return text
+    except ValueError:
+        pass
+    # Not quoted: it may hold a password.
+    raise argparse.ArgumentTypeError(
+        "it takes nats://[USER:PASSWORD@]HOST[:PORT], tls://HOST[:PORT] or nats+embedded://"
+    )
+
+
+def _worker_id(text: str) -> str:
+    return _takes("a name without blanks", lambda text: re.fullmatch(r"\S+", text) and text.isprintable(), text)
+
+
+def _namespace(text: str) -> str:
+    return _takes("letters, digits, '_' and '-'", lambda text: re.fullmatch(r"[A-Za-z0-9_-]+", text), text)
+
+
+def _block_size(text: str) -> int:
+    return int(
+        _takes("a positive whole number", lambda text: text.isascii() and text.isdigit() and int(text) > 0, text)
+    )
+
+
+def _seconds(text: str) -> float:
+    return float(_takes("a positive number of seconds", lambda text: 0 < float(text) < math.inf, text))
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("kv-aware-router")
+    except importlib.metadata.PackageNotFoundError:
+        return "kv-aware-router, not installed"

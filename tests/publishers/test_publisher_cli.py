@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import re
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from indexer.events import EventBatch, LoadReport, Stored, decode_batch, decode_load, unpack_hashes
+from publishers.__main__ import main
+from publishers.cli import Options, make_parser, parse
+from publishers.embedded_nats import NatsServer, NatsServerError
+from publishers.logs import configure_logging, log_event
+from publishers.nats_plane import NatsPlane
+from publishers.plane import all_events, all_loads
+from tests.fakes.waiting import until
+from tests.fakes.zmq_engine import FakeEngine, stored
+from tests.nats_fixture import nats_server
+
+__all__ = ["nats_server"]
+
+GIVEN = ["--engine", "http://10.0.0.1:8000/", "--nats", "nats://nats"]
+
+
+def test_what_is_not_given_has_defaults() -> None:
+    assert parse(GIVEN) == Options(
+        engine="http://10.0.0.1:8000",
+        nats="nats://nats",
+        worker_id="10.0.0.1:8000",
+        namespace="default",
+        events=None,
+        replay=None,
+        block_size=None,
+        load_interval=1.0,
+        log_level="info",
+        log_format="text",
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "worker_id"),
+    [("http://h", "h:80"), ("https://h", "h:443"), ("http://[::1]:8000", "[::1]:8000"), ("http://H:1/v0", "h:1")],
+)
+def test_a_worker_is_named_after_its_engine(engine: str, worker_id: str) -> None:
+    assert parse([*GIVEN, "--engine", engine]).worker_id == worker_id
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "takes"),
+    [
+        ("--engine", "10.0.0.1:8000", "an address such as http://127.0.0.1:8000"),
+        ("--engine", "http://h:port", "an address"),
+        ("--engine", "http://user@h", "an address"),
+        ("--nats", "local", "nats://"),
+        ("--nats", "http://nats", "nats://"),
+        ("--events", "5557", "a ZMQ endpoint such as tcp://HOST:5557"),
+        ("--events", "tcp://h:99999", "a ZMQ endpoint"),
+        ("--events", "tcp://h", "a ZMQ endpoint"),
+        ("--replay", "udp://h:1", "a ZMQ endpoint"),
+        ("--block-size", "0", "a positive whole number"),
+        ("--block-size", "x", "a positive whole number"),
+        ("--load-interval", "0", "a positive number of seconds"),
+        ("--load-interval", "inf", "a positive number of seconds"),
+        ("--load-interval", "nan", "a positive number of seconds"),
+        ("--namespace", "a.b", "letters, digits"),
+        ("--worker-id", "a b", "a name without blanks"),
+        ("--log-level", "loud", "invalid choice"),
+        ("--log-format", "xml", "invalid choice"),
+    ],
+)
+def test_a_wrong_value_names_its_flag_and_what_it_takes(
+    flag: str, value: str, takes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse([*GIVEN, flag, value])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"argument {flag}: " in said
+    assert takes in said
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://h:1", "tcp://*:5557", "tcp://[::1]:65535", "ipc:///run/kv"])
+def test_endpoints_that_can_be_used(endpoint: str) -> None:
+    assert parse([*GIVEN, "--events", endpoint, "--replay", endpoint]).events == endpoint
+
+
+def test_a_password_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([*GIVEN, "--nats", "nats://user:secret@h:port"])
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_help_explains_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for group in ("General", "Engine", "Event plane", "Logs"):
+        assert f"\n{group}:" in text
+    for action in make_parser()._actions:
+        assert action.help
+        assert all(option in text for option in action.option_strings)
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield root
+    root.handlers[:], root.level = handlers, level
+
+
+def test_logs_are_lines_for_people_or_machines(root_logger: logging.Logger) -> None:
+    for log_format, expected in (
+        ("text", r'\S+Z warning publishers\.x Gone worker=w#0 error="a b\\nc"\n'),
+        ("json", r'\{"worker": "w#0", "error": "a b\\nc", "time": .*"message": "Gone"\}\n'),
+    ):
+        stream = io.StringIO()
+        configure_logging("info", log_format, stream)
+        log_event(logging.getLogger("publishers.x"), logging.WARNING, "Gone", worker="w#0", error="a b\nc")
+        log_event(logging.getLogger("publishers.x"), logging.DEBUG, "Not shown")
+        assert re.fullmatch(expected, stream.getvalue())
+
+
+@pytest.mark.nats
+def test_a_server_that_cannot_be_started_is_said(
+    monkeypatch: pytest.MonkeyPatch, root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> None:
+        raise NatsServerError("no nats-server")
+
+    monkeypatch.setattr("publishers.embedded_nats.nats_server_binary", missing)
+    assert main([*GIVEN, "--nats", "nats+embedded://"]) == 1
+    assert "no nats-server" in capsys.readouterr().err
+
+
+@pytest.mark.nats
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_process_publishes_and_ends_in_order(nats_server: NatsServer, number: signal.Signals) -> None:
+    batches: list[EventBatch] = []
+    reports: list[LoadReport] = []
+    plane = NatsPlane([nats_server.url])
+    await plane.start()
+    await plane.subscribe(all_events("ns"), lambda payload: batches.append(decode_batch(payload)))
+    await plane.subscribe(all_loads("ns"), lambda payload: reports.append(decode_load(payload)))
+    async with FakeEngine() as engine, await asyncio.start_server(_not_found, "127.0.0.1", 0) as http:
+        port = http.sockets[0].getsockname()[1]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "error", "-m", "publishers", "--log-format", "json", "--namespace", "ns"),
+            *("--engine", f"http://127.0.0.1:{port}", "--nats", nats_server.url, "--load-interval", "0.05"),
+            *("--events", engine.source.endpoint, "--replay", engine.source.replay or "", "--worker-id", "w.1"),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        await engine.subscribed()
+        await engine.publish(stored(7777, 8888))
+        await until(lambda: batches and reports and reports[-1].event_id == 0)
+        process.send_signal(number)
+        _, said = await asyncio.wait_for(process.communicate(), 10)
+    await plane.close()
+    assert process.returncode == 0, said.decode()
+    assert batches[0].rank == ("w.1", 0)
+    assert [len(unpack_hashes(event.hashes)) for event in batches[0].events if isinstance(event, Stored)] == [2]
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [line["message"] for line in lines if line["level"] != "warning"] == [
+        "Connected to NATS",
+        "Publishing",
+        "Ended",
+    ]
+    assert b"7777" not in said
+
+
+async def _not_found(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An HTTP server that knows nothing: an engine whose kind cannot be found out."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
