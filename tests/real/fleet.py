@@ -106,7 +106,7 @@ class Router:
         answer = get(f"{self.url}/ready")
         [worker] = [worker for worker in answer.json()["workers"] if worker["id"] == engine.worker_id]
         [rank] = worker["ranks"]
-        return {"up": worker["up"], "view": rank["index"], "blocks": rank["blocks"]}
+        return {"up": worker["up"], "view": rank["index"], "blocks": sum(rank["blocks"].values())}
 
     def until_known(self, engine: Engine, body: Mapping[str, Any], at_least: int = PREFIX_LEAST) -> Answer:
         """Asks one worker the same again, until the events have arrived: the router predicts what the engine reports,

@@ -28,8 +28,9 @@ def test_others_take_over_and_it_starts_anew(routers: list[Router], vllm: Engine
         assert_others_take_over(routers, vllm)
     finally:
         vllm.restart()
+    eventually(lambda: [router.state(vllm) for router in routers], all_up_and_empty)
     for router in routers:
-        assert_starts_anew(router, vllm)
+        assert_is_right_again(router, vllm)
 
 
 def assert_others_take_over(routers: list[Router], victim: Engine) -> None:
@@ -39,6 +40,10 @@ def assert_others_take_over(routers: list[Router], victim: Engine) -> None:
         victim.process.kill()
     assert_all_answered(answers, victim)
     eventually(lambda: [router.state(victim)["up"] for router in routers], lambda ups: not any(ups))
+
+
+def all_up_and_empty(states: list[dict[str, object]]) -> bool:
+    return all(state["up"] and state["blocks"] == 0 for state in states)
 
 
 def ask_for(router: Router) -> Answer:
@@ -52,8 +57,7 @@ def assert_all_answered(answers: list[Future[Answer]], victim: Engine) -> None:
     assert found[-1].worker != victim.worker_id
 
 
-def assert_starts_anew(router: Router, engine: Engine) -> None:
-    eventually(lambda: router.state(engine), lambda state: state["up"] and state["blocks"] == 0)
+def assert_is_right_again(router: Router, engine: Engine) -> None:
     body = request("ids", f"death {router}", tail="first")
     cold = router.ask(body, engine.worker_id)
     assert (cold.status, cold.predicted, cold.reported) == (200, 0, 0)
