@@ -9,17 +9,22 @@ from router.scheduling.decision import Candidate, Choice, Uniform
 
 
 class RoundRobin:
-    """The next rank in the order of names after the last one chosen, whoever joins or leaves in between."""
+    """The rank whose last turn is longest ago, in the order of names among those that never had one.
+
+    Candidates differ from request to request (models, retries, workers that come and go): a pointer into one order
+    would pass over the same rank again and again.
+    """
 
     def __init__(self) -> None:
-        self._last: WorkerRank | None = None
+        self._turns: dict[WorkerRank, int] = {}
+        self._turn = 0
 
     def choose(self, candidates: Sequence[Candidate], prompt_tokens: int, random: Uniform) -> Choice:  # noqa: ARG002 -- a Policy
         ranks = [candidate.rank for candidate in candidates]
-        last = self._last
-        later = [rank for rank in ranks if last is None or rank > last]
-        self._last = min(later or ranks)
-        return Choice(ranks.index(self._last), {}, "next in turn")
+        chosen = min(ranks, key=lambda rank: (self._turns.get(rank, 0), rank))
+        self._turn += 1
+        self._turns[chosen] = self._turn
+        return Choice(ranks.index(chosen), {}, "next in turn")
 
 
 class Random:

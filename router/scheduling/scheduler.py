@@ -49,7 +49,7 @@ class Scheduler:
         if overlap is None:
             return Candidate(rank, load)
         # An engine always computes the last token itself, to have logits: a whole hit is one block short.
-        usable = (prompt_tokens - 1) // size * size
+        usable = max(0, prompt_tokens - 1) // size * size
         total = min(overlap.blocks * size, usable)
         gpu = min(overlap.gpu_blocks * size, usable)
         return Candidate(rank, load, total, gpu + LOWER_TIER_CREDIT * (total - gpu))

@@ -1,0 +1,245 @@
+"""The load book against a plain model: whatever happens in between, the own load ends at zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from indexer.events import LoadReport
+from indexer.types import WorkerRank
+from router.scheduling.load import REPORT_LIFE, Load, LoadBook, Reservation
+from tests.router.scheduling.candidates import rank, repeatable
+
+A, B = rank("a"), rank("b", 1)
+BLOCK = 16
+counts = st.none() | st.integers(0, 20)
+
+
+def report(
+    of: WorkerRank = A, *, running: int | None = None, waiting: int | None = None, blocks: int | None = None
+) -> LoadReport:
+    return LoadReport(
+        of.worker_id,
+        of.dp_rank,
+        1,
+        0,
+        True,
+        request_active_slots=running,
+        num_requests_waiting=waiting,
+        kv_active_blocks=blocks,
+    )
+
+
+def watching(*ranks: WorkerRank) -> LoadBook:
+    book = LoadBook()
+    for each in ranks or (A,):
+        book.watch(each, BLOCK)
+    return book
+
+
+@dataclass
+class Booked:
+    """What one reservation should amount to."""
+
+    reservation: Reservation
+    prefill: int
+    active: int
+    live: bool = True
+
+    def load(self) -> Load:
+        return Load(1, self.prefill, self.active) if self.live else Load()
+
+
+@dataclass
+class Ledger:
+    """The model of one rank since it was last watched anew."""
+
+    block_size: int = BLOCK
+    booked: list[Booked] = field(default_factory=list)
+    foreign: tuple[int, int] = (0, 0)
+    reported_at: float = float("-inf")
+
+    def own(self) -> Load:
+        loads = [booked.load() for booked in self.booked]
+        return Load(*(sum(figures) for figures in zip(*loads, strict=True))) if loads else Load()
+
+    def load(self, now: float) -> Load:
+        own = self.own()
+        requests, tokens = (0, 0) if now - self.reported_at > REPORT_LIFE else self.foreign
+        return Load(own.requests + requests, own.prefill_tokens, own.active_tokens + tokens)
+
+
+class Books(RuleBasedStateMachine):
+    booked = Bundle("booked")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = LoadBook()
+        self.now = 1000.0
+        self.all: list[Booked] = []
+
+    @initialize()
+    def watch_both(self) -> None:
+        self.ledgers = {A: Ledger(), B: Ledger()}
+        for each in self.ledgers:
+            self.book.watch(each, BLOCK)
+
+    @rule(of=st.sampled_from([A, B]), prefill=st.integers(0, 100), cached=st.integers(0, 100), target=booked)
+    def reserve(self, of: WorkerRank, prefill: int, cached: int) -> Booked:
+        if of not in self.ledgers:
+            self.watch(of, BLOCK)
+        booked = Booked(self.book.reserve(of, prefill, prefill + cached), prefill, prefill + cached)
+        self.ledgers[of].booked.append(booked)
+        self.all.append(booked)
+        return booked
+
+    @rule(booked=booked)
+    def first_token(self, booked: Booked) -> None:
+        booked.reservation.first_token()
+        booked.prefill = 0
+
+    @rule(booked=booked, tokens=st.integers(0, 50))
+    def generated(self, booked: Booked, tokens: int) -> None:
+        booked.reservation.generated(tokens)
+        booked.active += tokens
+
+    @rule(booked=booked)
+    def release(self, booked: Booked) -> None:
+        booked.reservation.release()
+        booked.live = False
+
+    @rule(of=st.sampled_from([A, B]), running=counts, waiting=counts, blocks=counts)
+    def report(self, of: WorkerRank, running: int | None, waiting: int | None, blocks: int | None) -> None:
+        self.book.on_report(report(of, running=running, waiting=waiting, blocks=blocks), self.now)
+        if of in self.ledgers:
+            ledger = self.ledgers[of]
+            own = ledger.own()
+            requests = max(0, (running or 0) + (waiting or 0) - own.requests)
+            tokens = max(0, (blocks or 0) * ledger.block_size - own.active_tokens) if requests else 0
+            ledger.foreign, ledger.reported_at = (requests, tokens), self.now
+
+    @rule(seconds=st.sampled_from([0.5, REPORT_LIFE, REPORT_LIFE + 0.5]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(of=st.sampled_from([A, B]))
+    def forget(self, of: WorkerRank) -> None:
+        self.book.forget(of)
+        self.ledgers.pop(of, None)
+
+    @rule(of=st.sampled_from([A, B]), block_size=st.sampled_from([BLOCK, 32]))
+    def watch(self, of: WorkerRank, block_size: int) -> None:
+        self.book.watch(of, block_size)
+        self.ledgers.setdefault(of, Ledger()).block_size = block_size
+
+    @invariant()
+    def loads_are_the_models(self) -> None:
+        for each in (A, B):
+            expected = self.ledgers[each].load(self.now) if each in self.ledgers else Load()
+            assert self.book.load(each, self.now) == expected
+        assert {each: found.load for each, found in self.book.get_metrics(self.now).items()} == {
+            each: ledger.load(self.now) for each, ledger in self.ledgers.items()
+        }
+
+    def teardown(self) -> None:
+        for booked in self.all:
+            booked.reservation.release()
+        self.now += 2 * REPORT_LIFE
+        assert self.book.load(A, self.now) == self.book.load(B, self.now) == Load()
+
+
+TestBooksAgainstModel = Books.TestCase
+TestBooksAgainstModel.settings = settings(repeatable, max_examples=100, stateful_step_count=30)
+
+
+def test_a_booking_from_its_first_to_its_last_moment() -> None:
+    book = watching()
+    reservation = book.reserve(A, 60, 100)
+    assert book.load(A, 0) == Load(1, 60, 100)
+    reservation.first_token()
+    reservation.first_token()
+    assert book.load(A, 0) == Load(1, 0, 100)
+    reservation.generated(3)
+    assert book.load(A, 0) == Load(1, 0, 103)
+    reservation.release()
+    assert book.load(A, 0) == Load()
+    reservation.release()
+    reservation.generated(5)
+    reservation.first_token()
+    assert book.load(A, 0) == Load()
+
+
+def test_foreign_load_is_what_was_reported_less_what_was_ours_then() -> None:
+    book = watching()
+    first = book.reserve(A, 0, 64)
+    book.on_report(report(running=3, waiting=2, blocks=10), 5.0)
+    assert book.load(A, 5.0) == Load(1 + 4, 0, 64 + 96)
+    book.reserve(A, 10, 20)
+    assert book.load(A, 5.0) == Load(2 + 4, 10, 84 + 96)
+    first.release()
+    assert book.load(A, 5.0) == Load(1 + 4, 10, 20 + 96)
+
+
+def test_a_report_that_is_smaller_than_our_own_load_takes_nothing_away() -> None:
+    book = watching()
+    book.reserve(A, 0, 640)
+    book.reserve(A, 0, 640)
+    book.on_report(report(running=1, blocks=1), 0.0)
+    assert book.load(A, 0.0) == Load(2, 0, 1280)
+
+
+def test_blocks_without_foreign_requests_are_no_load() -> None:
+    """Rounding up to whole blocks, and blocks of requests that just ended."""
+    book = watching()
+    book.reserve(A, 0, 10)
+    book.on_report(report(running=1, blocks=100), 0.0)
+    assert book.load(A, 0.0) == Load(1, 0, 10)
+
+
+@pytest.mark.parametrize(("age", "requests"), [(0.0, 4), (REPORT_LIFE, 4), (REPORT_LIFE + 0.001, 0)])
+def test_a_report_expires(age: float, requests: int) -> None:
+    book = watching()
+    book.on_report(report(running=4), 100.0)
+    assert book.load(A, 100.0 + age) == Load(requests)
+    metrics = book.get_metrics(100.0 + age)[A]
+    assert metrics.load == Load(requests)
+    assert metrics.age == pytest.approx(age)
+    assert metrics.report == report(running=4)
+
+
+def test_metrics_without_a_report_have_no_age() -> None:
+    assert watching(A).get_metrics(7.0) == {A: (Load(), None, None)}
+
+
+def test_an_unknown_rank_has_no_load_and_its_reports_are_dropped() -> None:
+    book = watching()
+    book.on_report(report(B, running=4), 0.0)
+    assert book.load(B, 0.0) == Load()
+    assert set(book.get_metrics(0.0)) == {A}
+
+
+def test_a_rank_that_comes_back_starts_from_nothing_while_old_bookings_end_in_peace() -> None:
+    book = watching()
+    old = book.reserve(A, 10, 20)
+    book.forget(A)
+    book.watch(A, BLOCK)
+    new = book.reserve(A, 1, 2)
+    old.generated(4)
+    old.first_token()
+    old.release()
+    assert book.load(A, 0.0) == Load(1, 1, 2)
+    new.release()
+    assert book.load(A, 0.0) == Load()
+
+
+def test_watching_again_keeps_bookings_and_takes_the_new_block_size() -> None:
+    book = watching()
+    book.reserve(A, 10, 20)
+    book.watch(A, 32)
+    assert book.load(A, 0.0) == Load(1, 10, 20)
+    book.on_report(report(running=2, blocks=2), 0.0)
+    assert book.load(A, 0.0) == Load(2, 10, 64)
