@@ -244,7 +244,8 @@ class Exchange:
         if self._over:
             return
         self._finish(response.status, "failed")
-        self._connection.respond(response)
+        named = (*response.headers, (b"x-request-id", self._request_id))
+        self._connection.respond(response._replace(headers=named))
 
     def _finish(self, status: int, end: End) -> None:
         self._over = True

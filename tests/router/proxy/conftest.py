@@ -1,0 +1,33 @@
+"""Two scripted workers, and the event loops that the router runs on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import pytest
+import uvloop
+
+from tests.fakes.scripted_worker import ScriptedWorker
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """uvloop as in production; where transports matter most, asyncio's own too, which serves where there is none."""
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    if item.path.stem == "test_proxy_endings":
+        factories["asyncio"] = asyncio.new_event_loop
+    return factories
+
+
+@pytest.fixture
+async def a() -> AsyncIterator[ScriptedWorker]:
+    async with ScriptedWorker("a") as worker:
+        yield worker
+
+
+@pytest.fixture
+async def b() -> AsyncIterator[ScriptedWorker]:
+    async with ScriptedWorker("b") as worker:
+        yield worker

@@ -1,0 +1,93 @@
+"""A whole router in this process, in front of scripted workers; every test that uses it also proves that nothing is
+left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.app import App
+from router.settings import Settings
+from router.worker_spec import parse_worker
+from tests.fakes.raw_client import RawClient
+from tests.fakes.scripted_worker import ScriptedWorker
+from tests.fakes.waiting import until
+
+
+class RunningRouter:
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    @property
+    def port(self) -> int:
+        return self.app.port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, receive_buffer: int | None = None, limit: int = 2**16) -> RawClient:
+        return RawClient(self.port, receive_buffer, limit)
+
+    def samples(self, name: str) -> dict[str, float]:
+        """The metric `name` by worker."""
+        return {labels.get("worker", ""): value for labels, value in self._samples(name)}
+
+    def total(self, name: str, **wanted: str) -> float:
+        return sum(value for labels, value in self._samples(name) if wanted.items() <= labels.items())
+
+    def _samples(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
+        for family in text_string_to_metric_families(self.app._metrics.render().decode()):
+            yield from ((sample.labels, sample.value) for sample in family.samples if sample.name == name)
+
+    @property
+    def loads(self) -> float:
+        """Requests and tokens booked anywhere, and requests being served."""
+        names = ("router_load_requests", "router_load_prefill_tokens", "router_load_active_tokens")
+        return sum(self.total(name) for name in (*names, "router_requests_in_flight"))
+
+    async def at_rest(self) -> None:
+        await until(lambda: not self.loads)
+
+    def is_up(self, worker: ScriptedWorker) -> bool:
+        return self.samples("router_worker_up")[worker.name] == 1
+
+
+@asynccontextmanager
+async def running(*workers: ScriptedWorker, options: str = "", **settings: Any) -> AsyncIterator[RunningRouter]:
+    """`options`: appended to each `--worker`. Health checks are out of the way unless an interval is given."""
+    others = asyncio.all_tasks()
+    specs = tuple(parse_worker(f"{worker.url},name={worker.name}{options}") for worker in workers)
+    defaults: dict[str, Any] = {
+        "router_mode": "round-robin",
+        "health_interval": 60.0,
+        "tokenizer": "engine",
+        "seed": 1,
+        "port": 0,
+    }
+    app = App(Settings(workers=specs, **{**defaults, **settings}))
+    try:
+        await app.start()
+        router = RunningRouter(app)
+        yield router
+        await router.at_rest()
+    finally:
+        await app.drain(0)
+        await app.close()
+    await until(lambda: not {task for task in asyncio.all_tasks() - others if not _is_fake(task)})
+
+
+def _is_fake(task: asyncio.Task[Any]) -> bool:
+    """Scripts may outlive the router: the fake's own affair."""
+    return "script" in getattr(task.get_coro(), "__qualname__", "") or task.get_name().startswith("test")
+
+
+@asynccontextmanager
+async def session(router: RunningRouter) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(20)) as client:
+        yield client

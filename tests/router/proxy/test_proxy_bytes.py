@@ -1,0 +1,287 @@
+"""What passes through the router unchanged, and what must not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.fakes.raw_client import get, post
+from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, answer, events, says
+from tests.router.proxy.running import running, session
+
+BODIES = [
+    b'{"prompt":"hello"}',
+    b' {\t"prompt" :\r\n "a" ,  "vendor_field": {"deep": [1, 2.50, 1e3, -0.0]}, "prompt": "b" }\n ',
+    '{"prompt":"Grüße, 世界 \U0001f600 \\u00e9"}'.encode(),
+    b'{"prompt":[1,2,3],"temperature":0.10000000000000001,"seed":123456789012345678901234567890}',
+    b'{"prompt":[' + b"7," * 2_500_000 + b"7]}",
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=["plain", "odd spacing", "unicode", "numbers", "5 MB"])
+@pytest.mark.parametrize("mode", ["round-robin", "kv"])
+async def test_a_body_arrives_byte_for_byte(a: ScriptedWorker, body: bytes, mode: str) -> None:
+    a.pages.max_model_len = 10_000_000
+    async with running(a, router_mode=mode) as router, router.client() as client:
+        assert (await client.ask(post(body=body))).status == 200
+    (request,) = a.requests
+    assert request.body == body
+    assert request.values(b"content-length") == [b"%d" % len(body)]
+
+
+async def test_a_chunked_request_arrives_whole_with_its_length(a: ScriptedWorker) -> None:
+    async with running(a) as router, router.client() as client:
+        client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        client.send(b'8;note=1\r\n{"prompt\r\n5\r\n":"a"\r\n')
+        client.send(b"1\r\n}\r\n0\r\ntrailer: x\r\n\r\n")
+        assert (await client.answer()).status == 200
+    assert a.requests[0].body == b'{"prompt":"a"}'
+    assert a.requests[0].values(b"transfer-encoding") == []
+
+
+async def test_method_path_and_query_pass(a: ScriptedWorker) -> None:
+    target = "/v1/files/%C3%BC%2F?a=1&a=%20;b"
+    async with running(a) as router, router.client() as client:
+        for method in (b"GET", b"DELETE", b"PATCH"):
+            await client.ask(get(target, method=method))
+    assert [(r.method, r.target) for r in a.requests] == [
+        (method, target.encode()) for method in (b"GET", b"DELETE", b"PATCH")
+    ]
+
+
+async def test_a_worker_below_a_path(a: ScriptedWorker) -> None:
+    async with running(a) as router, router.client() as client:
+        router.app._fleet.workers["a"].pool.address = router.app._fleet.workers["a"].pool.address._replace(base=b"/eu")
+        await client.ask(post())
+    assert a.requests[0].target == b"/eu/v1/completions"
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/audio/transcriptions"])
+async def test_other_paths_pass_whatever_their_body(a: ScriptedWorker, path: str) -> None:
+    body = bytes(range(256)) * 10
+    a.then(answer(body, 201, b"x-made-by: engine"))
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(post(path, body, b"content-type: application/octet-stream"))
+    assert (got.status, got.body, got.header(b"x-made-by")) == (201, body, b"engine")
+    assert (a.requests[0].target, a.requests[0].body) == (path.encode(), body)
+    assert a.requests[0].values(b"content-type") == [b"application/octet-stream"]
+
+
+# -- headers
+
+
+async def test_request_headers_end_here_or_pass(a: ScriptedWorker) -> None:
+    async with running(a) as router, router.client() as client:
+        await client.ask(
+            post(
+                "/v1/completions",
+                b'{"prompt":"x"}',
+                b"Authorization: Bearer secret",
+                b"X-Request-Id: mine",
+                b"traceparent: 00-1-2-01",
+                b"Accept-Encoding: gzip",
+                b"X-Twice: 1",
+                b"X-Twice: 2",
+                b"Connection: keep-alive, X-Hop",
+                b"X-Hop: secret",
+                b"Keep-Alive: timeout=5",
+                b"TE: trailers",
+                b"Trailer: x",
+                b"Proxy-Authorization: Basic x",
+                b"Proxy-Connection: keep-alive",
+                b"Upgrade: h2c",
+                b"X-Router-Target-Worker: a",
+            )
+        )
+    assert sorted(a.requests[0].headers) == [
+        (b"accept-encoding", b"gzip"),
+        (b"authorization", b"Bearer secret"),
+        (b"content-length", b"14"),
+        (b"host", f"127.0.0.1:{a.port}".encode()),
+        (b"traceparent", b"00-1-2-01"),
+        (b"x-request-id", b"mine"),
+        (b"x-twice", b"1"),
+        (b"x-twice", b"2"),
+    ]
+
+
+async def test_response_headers_end_here_or_pass(a: ScriptedWorker) -> None:
+    a.then(
+        answer(
+            b"{}",
+            203,
+            b"Server: engine",
+            b"Set-Cookie: a=1",
+            b"Set-Cookie: b=2",
+            b"Connection: keep-alive, X-Hop",
+            b"X-Hop: 1",
+            b"Keep-Alive: timeout=5",
+            b"Proxy-Authenticate: Basic",
+            b"X-Router-Worker: liar",
+            b"X-Request-Id: theirs",
+        )
+    )
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(post("/v1/completions", b'{"prompt":"x"}', b"x-request-id: mine"))
+    assert got.status == 203
+    assert sorted(got.headers) == [
+        (b"content-length", b"2"),
+        (b"content-type", b"application/json"),
+        (b"server", b"engine"),
+        (b"set-cookie", b"a=1"),
+        (b"set-cookie", b"b=2"),
+        (b"x-request-id", b"mine"),
+        (b"x-router-worker", b"a"),
+    ]
+
+
+async def test_a_request_id_is_made_where_there_is_none(a: ScriptedWorker) -> None:
+    async with running(a) as router, router.client() as client:
+        answers = [await client.ask(post()) for _ in range(2)]
+    made = [got.header(b"x-request-id") for got in answers]
+    assert len(set(made)) == 2
+    assert all(made)
+    assert [request.values(b"x-request-id") for request in a.requests] == [[one] for one in made]
+
+
+async def test_an_answer_of_the_routers_own_carries_the_request_id(a: ScriptedWorker) -> None:
+    async with running(a) as router, router.client() as client:
+        await a.refuse()
+        got = await client.ask(post("/v1/completions", b'{"prompt":"x"}', b"x-request-id: mine"))
+    assert (got.status, got.header(b"x-request-id")) == (502, b"mine")
+
+
+@pytest.mark.parametrize("mode", ["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"])
+async def test_every_mode_names_the_worker_and_kv_the_overlap(a: ScriptedWorker, mode: str) -> None:
+    body = b'{"prompt":[1,2,3,4,5,6,7,8,9,10]}'
+    target = [b"x-router-target-worker: a"] if mode == "direct" else []
+    async with running(a, router_mode=mode, kv_events=False) as router, router.client() as client:
+        first, second = [await client.ask(post("/v1/completions", body, *target)) for _ in range(2)]
+    assert first.header(b"x-router-worker") == second.header(b"x-router-worker") == b"a"
+    overlaps = (first.header(b"x-router-overlap-tokens"), second.header(b"x-router-overlap-tokens"))
+    assert overlaps == ((b"0", b"8") if mode == "kv" else (None, None))
+
+
+# -- answers
+
+CHUNKED = b"transfer-encoding: chunked\r\n"
+PIECES = [b"5\r\nhel", b"lo\r\n3;ext=1\r\n, w\r", b"\n5\r\norld!\r\n", b"0\r\nx-trailer: 1\r\n\r\n"]
+
+
+async def test_a_chunked_answer_keeps_its_framing(a: ScriptedWorker) -> None:
+    a.then(says(b"HTTP/1.1 200 OK\r\n", CHUNKED + b"\r\n", *PIECES))
+    async with running(a) as router, router.client() as client:
+        client.send(post())
+        head = await client.head()
+        assert head.header(b"transfer-encoding") == b"chunked"
+        assert await client.read_exactly(len(b"".join(PIECES))) == b"".join(PIECES)
+        assert (await client.ask(post())).status == 200  # and the connection goes on
+
+
+async def test_an_answer_that_ends_with_the_connection_becomes_chunked(a: ScriptedWorker) -> None:
+    a.then(says(b"HTTP/1.0 200 OK\r\ncontent-type: text/plain\r\n\r\nhello,", b" world!", then=Dialogue.drop))
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(post())
+        assert (got.body, got.header(b"transfer-encoding")) == (b"hello, world!", b"chunked")
+        assert got.header(b"connection") is None
+        assert (await client.ask(post())).status == 200
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_answers_that_have_no_body(a: ScriptedWorker, status: int) -> None:
+    a.then(says(b"HTTP/1.1 %d X\r\netag: 1\r\n\r\n" % status))
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(get("/v1/files"))
+        assert (got.status, got.header(b"etag")) == (status, b"1")
+        assert (await client.ask(post())).status == 200
+    assert a.requests[1].connection == a.requests[0].connection
+
+
+async def test_head_is_passed_on_and_has_no_body(a: ScriptedWorker) -> None:
+    a.then(says(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n"))
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(get("/v1/files", method=b"HEAD"))
+        assert (got.status, got.header(b"content-length")) == (200, b"1000")
+        assert (await client.ask(post())).status == 200
+    assert a.requests[0].method == b"HEAD"
+
+
+@pytest.mark.parametrize(
+    "interim", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n"]
+)
+async def test_interim_answers_stop_here(a: ScriptedWorker, interim: bytes) -> None:
+    a.then(
+        says(interim, interim + b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"),
+        says(interim[:9], interim[9:], b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"),
+    )
+    async with running(a) as router, router.client() as client:
+        for _ in range(2):
+            got = await client.ask(post())
+            assert (got.status, got.body, got.header(b"link")) == (200, b"ok", None)
+
+
+async def test_an_old_client_gets_no_chunks(a: ScriptedWorker) -> None:
+    a.then(events(b"1", b"[DONE]"))
+    body = b'{"prompt":"x"}'
+    async with running(a) as router, router.client() as client:
+        client.send(b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        got = await client.head()
+        assert got.header(b"transfer-encoding") is None
+        assert await client.rest() == b"data: 1\n\ndata: [DONE]\n\n"
+
+
+async def test_an_event_arrives_before_the_next_is_sent(a: ScriptedWorker) -> None:
+    seen = asyncio.Semaphore(0)
+
+    async def script(dialogue: Dialogue) -> None:
+        dialogue.events_head()
+        for number in range(5):
+            dialogue.event(b"%d" % number)
+            await seen.acquire()
+        dialogue.end()
+
+    a.then(script)
+    async with running(a) as router, router.client() as client:
+        client.send(post(body=b'{"prompt":"x","stream":true}'))
+        head = await client.head()
+        assert head.header(b"content-type") == b"text/event-stream; charset=utf-8"
+        for number in range(5):
+            assert await client.chunk() == (b"9\r\ndata: %d\n\n\r\n" % number, b"data: %d\n\n" % number)
+            seen.release()
+        assert await client.read_exactly(5) == b"0\r\n\r\n"
+
+
+async def test_an_event_cut_anywhere_arrives_as_it_was(a: ScriptedWorker) -> None:
+    first, last = 'data: {"text":"Grüße 世界"}\n\n'.encode(), b"data: \xff\xfe\r\n\r\n: comment\n\ndata: [DONE]\r\n\r\n"
+    stream = b"%x\r\n%s\r\n%x;x=y\r\n%s\r\n0\r\n\r\n" % (len(first), first, len(last), last)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n" + CHUNKED + b"\r\n"
+    async with running(a) as router, router.client() as client:
+        for cut in range(len(stream) + 1):
+            a.then(says(head, *([stream[:cut], stream[cut:]] if 0 < cut < len(stream) else [stream])))
+            client.send(post())
+            await client.head()
+            assert await client.read_exactly(len(stream)) == stream
+
+
+async def test_many_at_once_do_not_mix(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    async def echo(dialogue: Dialogue) -> None:
+        name = json.loads(dialogue.request.body)["prompt"].encode()
+        dialogue.events_head()
+        for number in range(20):
+            dialogue.event(b"%s %d" % (name, number))
+            await asyncio.sleep(0)
+        dialogue.end()
+
+    a.then(*[echo] * 50)
+    b.then(*[echo] * 50)
+    async with running(a, b) as router, session(router) as client:
+
+        async def ask(name: str) -> None:
+            async with client.post("/v1/completions", json={"prompt": name}) as response:
+                text = await response.text()
+            assert text == "".join(f"data: {name} {number}\n\n" for number in range(20))
+
+        await asyncio.gather(*(ask(f"request {number}") for number in range(100)))
+    assert (len(a.requests), len(b.requests)) == (50, 50)
