@@ -1,0 +1,210 @@
+"""A publisher inside the engine's own process: a daemon thread with an event loop of its own.
+
+The engine's step loop only ever appends to a queue; encoding, hashing and the network happen in the thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from engines.rank_load import RankLoad
+from indexer.types import WorkerRank
+from publishers.connect import make_plane
+from publishers.logs import log_event
+from publishers.plane import EventPlane, load_subject
+from publishers.rank import Decode, EngineRank, Epochs
+
+logger = logging.getLogger(__name__)
+
+QUEUE_LIMIT = 10_000
+"""Batches waiting for the thread, as many as vLLM keeps for replay; more are dropped."""
+
+REPORT_INTERVAL = 1.0
+STOP_TIMEOUT = 3.0
+TURN = 64
+"""Batches handled before the rest of the thread's loop gets its turn."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    nats: str
+    worker_id: str
+    namespace: str = "default"
+
+
+def settings_from(environ: Mapping[str, str]) -> Settings | None:
+    """From KV_ROUTER_NATS, KV_ROUTER_WORKER_ID and KV_ROUTER_NAMESPACE; None, and said why, when they cannot be used.
+
+    Silently None without KV_ROUTER_NATS. An engine must not fail because its router's settings are wrong.
+    """
+    nats = environ.get("KV_ROUTER_NATS")
+    if not nats:
+        return None
+    worker_id = environ.get("KV_ROUTER_WORKER_ID")
+    if not worker_id:
+        log_event(logger, logging.ERROR, "KV_ROUTER_NATS is set, but KV_ROUTER_WORKER_ID is not: nothing is published")
+        return None
+    try:
+        make_plane(nats)
+    except ValueError as error:
+        log_event(logger, logging.ERROR, "KV_ROUTER_NATS cannot be used: nothing is published", error=error)
+        return None
+    return Settings(nats, worker_id, environ.get("KV_ROUTER_NAMESPACE") or "default")
+
+
+def figures_subject(namespace: str, rank: WorkerRank) -> str:
+    """Where the engine's front end sends figures, for the load reports of the process that knows its events."""
+    return f"kv.{namespace}.figures.{load_subject(namespace, rank).split('.', 3)[3]}"
+
+
+class PlaneThread:
+    """Runs `main(plane, stop)` in a daemon thread; it should return soon after `stop` is set."""
+
+    def __init__(self, name: str, nats: str, main: Callable[[EventPlane, asyncio.Event], Awaitable[None]]) -> None:
+        self._main = main
+        self._nats = nats
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name=name)
+        self._thread.start()
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """From any thread; does nothing once the thread has ended."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)
+
+    def stop(self) -> None:
+        """Waits for the thread, but not for ever."""
+        self.call_soon(self._stop.set)
+        self._thread.join(STOP_TIMEOUT)
+
+    def _run(self) -> None:
+        try:
+            with contextlib.closing(self._loop):
+                self._loop.run_until_complete(self._with_plane())
+        except Exception:
+            logger.exception("Publishing from inside the engine has failed and stops")
+
+    async def _with_plane(self) -> None:
+        plane = make_plane(self._nats)
+        try:
+            await plane.start()
+            await self._main(plane, self._stop)
+        finally:
+            await plane.close()
+
+
+class EventThread:
+    """Publishes batches of engine events, which may be any objects that msgspec encodes to what `make_decode` reads."""
+
+    def __init__(self, settings: Settings, dp_rank: int, make_decode: Callable[[], Decode]) -> None:
+        self.dropped = 0
+        """Batches for which there was no room."""
+        self._rank = WorkerRank(settings.worker_id, dp_rank)
+        self._namespace = settings.namespace
+        self._make_decode = make_decode
+        self._queue: deque[object] = deque()
+        self._told_of_drops = 0
+        self._wake = asyncio.Event()
+        self._woken = False
+        self._load = RankLoad()
+        self._thread = PlaneThread(f"kv-router events {self._rank}", settings.nats, self._main)
+
+    def publish(self, batch: object) -> None:
+        """From the engine's thread; never blocks. The batch must not change any more."""
+        if len(self._queue) >= QUEUE_LIMIT:
+            self.dropped += 1
+            return
+        self._queue.append(batch)
+        if not self._woken:
+            self._woken = True
+            self._thread.call_soon(self._wake.set)
+
+    def stop(self) -> None:
+        """Publishes what waits, if that goes quickly, and ends the thread."""
+        self._thread.call_soon(self._wake.set)
+        self._thread.stop()
+
+    async def _main(self, plane: EventPlane, stop: asyncio.Event) -> None:
+        rank = EngineRank(self._rank, plane, self._namespace, Epochs(time.time_ns), self._make_decode)
+        await rank.start()
+        await plane.subscribe(figures_subject(self._namespace, self._rank), self._on_figures)
+        tasks = [asyncio.create_task(self._forward(rank)), asyncio.create_task(self._report(rank))]
+        await stop.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._drain(rank)
+        await rank.close()
+
+    def _on_figures(self, payload: bytes) -> None:
+        with contextlib.suppress(msgspec.DecodeError):
+            self._load = msgspec.msgpack.decode(payload, type=RankLoad)
+
+    async def _forward(self, rank: EngineRank) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            # Before the queue is emptied: what is appended from now on wakes again.
+            self._woken = False
+            await self._drain(rank)
+
+    async def _drain(self, rank: EngineRank) -> None:
+        for count in range(len(self._queue)):
+            await self._apply(rank, self._queue.popleft())
+            if count % TURN == TURN - 1:
+                await asyncio.sleep(0)
+        if self.dropped > self._told_of_drops:
+            self._told_of_drops = self.dropped
+            log_event(
+                logger, logging.WARNING, "Events came too fast and are lost", worker=self._rank, batches=self.dropped
+            )
+            await rank.lose_track()
+
+    async def _apply(self, rank: EngineRank, batch: object) -> None:
+        try:
+            await rank.apply(msgspec.msgpack.encode(batch))
+        except Exception:
+            # Of objects that another project may change at any time; the next batch may be well.
+            if not rank.relay.counts.malformed:
+                logger.exception("A batch of the engine cannot be published; further ones are only counted")
+            rank.relay.malformed()
+
+    async def _report(self, rank: EngineRank) -> None:
+        while True:
+            await rank.report(self._load)
+            await asyncio.sleep(REPORT_INTERVAL)
+
+
+class FiguresThread:
+    """Sends the latest figures of one rank to where its events are published, whenever they have changed."""
+
+    def __init__(self, settings: Settings, dp_rank: int, interval: float = 0.25) -> None:
+        self._subject = figures_subject(settings.namespace, WorkerRank(settings.worker_id, dp_rank))
+        self._interval = interval
+        self._latest = RankLoad()
+        self._thread = PlaneThread(f"kv-router figures {dp_rank}", settings.nats, self._main)
+
+    def update(self, load: RankLoad) -> None:
+        """From any thread; never blocks."""
+        self._latest = load
+
+    def stop(self) -> None:
+        self._thread.stop()
+
+    async def _main(self, plane: EventPlane, stop: asyncio.Event) -> None:
+        sent: RankLoad | None = None
+        while not stop.is_set():
+            if (latest := self._latest) != sent:
+                sent = latest
+                await plane.publish(self._subject, msgspec.msgpack.encode(latest))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval):
+                    await stop.wait()

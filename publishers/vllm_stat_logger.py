@@ -1,0 +1,50 @@
+"""The load side of the vLLM plug-in (entry-point group `vllm.stat_logger_plugins`); only vLLM imports this module.
+
+It runs in vLLM's front end, the events in its engine core: figures go to the latter over NATS, whose load reports then
+carry them. Does nothing until KV_ROUTER_NATS is set.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from engines.rank_load import RankLoad
+from publishers.in_process import FiguresThread, settings_from
+
+
+class KVRouterStatLogger(StatLoggerBase):  # type: ignore[misc] # Any: vLLM is not installed where types are checked
+    """One engine core's figures; `record` is called on every output and only remembers."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        settings = settings_from(os.environ)
+        self._thread = None if settings is None else FiguresThread(settings, engine_index)
+        self._config = vllm_config
+        self._queries = 0
+        self._hits = 0
+
+    def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+        if self._thread is None or scheduler_stats is None:
+            return
+        cache = scheduler_stats.prefix_cache_stats
+        self._queries += cache.queries
+        self._hits += cache.hits
+        self._thread.update(self._figures(scheduler_stats))
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+    def _figures(self, stats: Any) -> RankLoad:
+        total = self._config.cache_config.num_gpu_blocks
+        return RankLoad(
+            num_requests_waiting=stats.num_waiting_reqs + getattr(stats, "num_skipped_waiting_reqs", 0),
+            gpu_cache_usage_perc=stats.kv_cache_usage,
+            gpu_prefix_cache_hit_rate=self._hits / self._queries if self._queries else None,
+            request_active_slots=stats.num_running_reqs,
+            request_total_slots=self._config.scheduler_config.max_num_seqs,
+            # One block is vLLM's null block, never used and not part of its usage.
+            kv_active_blocks=round(stats.kv_cache_usage * (total - 1)) if total else None,
+            kv_total_blocks=total,
+        )

@@ -1,0 +1,174 @@
+"""The plug-in's thread, without vLLM: any structs that encode to the wire format do."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import pytest
+
+import publishers.in_process
+from engines.rank_load import RankLoad
+from engines.vllm.decode import Decoder
+from indexer.events import EventBatch, LoadReport, Stored, decode_batch, decode_load, unpack_hashes
+from indexer.types import WorkerRank
+from publishers.embedded_nats import NatsServer
+from publishers.in_process import EventThread, FiguresThread, Settings, figures_subject, settings_from
+from publishers.nats_plane import NatsPlane
+from publishers.plane import all_events, all_loads
+from publishers.vllm_plugin import register
+from tests.fakes.waiting import until
+from tests.fakes.zmq_engine import removed, stored
+from tests.nats_fixture import nats_server
+
+__all__ = ["nats_server"]
+
+BATCH: Any = [1.0, [stored(1, 2)], None]
+
+
+class Router:
+    def __init__(self) -> None:
+        self.batches: list[EventBatch] = []
+        self.reports: list[LoadReport] = []
+
+    @property
+    def held(self) -> int:
+        return sum(len(unpack_hashes(event.hashes)) for batch in self.batches for event in batch.events
+                   if isinstance(event, Stored))  # fmt: skip
+
+
+@asynccontextmanager
+async def listening(server: NatsServer) -> AsyncIterator[Router]:
+    router, plane = Router(), NatsPlane([server.url])
+    await plane.start()
+    await plane.subscribe(all_events("ns"), lambda payload: router.batches.append(decode_batch(payload)))
+    await plane.subscribe(all_loads("ns"), lambda payload: router.reports.append(decode_load(payload)))
+    yield router
+    await plane.close()
+
+
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kv-router")]
+
+
+@pytest.mark.nats
+async def test_events_and_figures_of_two_processes_become_one_workers(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishers.in_process, "REPORT_INTERVAL", 0.01)
+    settings = Settings(nats_server.url, "w", "ns")
+    async with listening(nats_server) as router:
+        core, front_end = EventThread(settings, 3, Decoder), FiguresThread(settings, 3, interval=0.01)
+        await until(lambda: router.reports)
+        front_end.update(RankLoad(request_active_slots=5))
+        core.publish(BATCH)
+        await until(lambda: router.held == 2)
+        await until(lambda: router.reports[-1].request_active_slots == 5 and router.reports[-1].event_id == 0)
+        assert router.batches[0].rank == WorkerRank("w", 3)
+        assert router.reports[-1].exact
+        core.publish([1.0, [removed(1)], None])
+        core.stop()  # what waits still goes out
+        front_end.stop()
+        await until(lambda: len(router.batches) == 2)
+    assert our_threads() == []
+
+
+@pytest.mark.nats
+async def test_too_many_events_never_block_and_are_said(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishers.in_process, "QUEUE_LIMIT", 10)
+    monkeypatch.setattr(publishers.in_process, "REPORT_INTERVAL", 0.01)
+    await nats_server.stop()  # so that nothing leaves the queue before it is full
+    thread = EventThread(Settings(nats_server.url, "w", "ns"), 0, Decoder)
+    for block in range(100):
+        thread.publish([1.0, [stored(block)], None])
+    assert thread.dropped > 0
+    await nats_server.start()
+    async with listening(nats_server) as router:
+        await until(lambda: router.reports and not router.reports[-1].exact)
+    thread.stop()
+    assert our_threads() == []
+
+
+@pytest.mark.nats
+async def test_an_unusable_batch_is_said_and_the_next_one_published(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    thread = EventThread(Settings(nats_server.url, "w", "ns"), 0, Decoder)
+    async with listening(nats_server) as router:
+        thread.publish(object())
+        thread.publish(BATCH)
+        await until(lambda: router.batches)
+    thread.stop()
+    assert "A batch of the engine cannot be published" in caplog.text
+
+
+def test_nobody_is_harmed_after_the_end_and_without_a_server() -> None:
+    thread = EventThread(Settings("nats://127.0.0.1:9", "w", "ns"), 0, Decoder)
+    thread.publish(BATCH)
+    thread.stop()
+    thread.publish(BATCH)
+    thread.stop()
+    assert our_threads() == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "settings", "said"),
+    [
+        ({}, None, ""),
+        ({"KV_ROUTER_WORKER_ID": "w"}, None, ""),
+        ({"KV_ROUTER_NATS": "nats://n"}, None, "KV_ROUTER_WORKER_ID is not"),
+        ({"KV_ROUTER_NATS": "http://n", "KV_ROUTER_WORKER_ID": "w"}, None, "cannot be used"),
+        ({"KV_ROUTER_NATS": "nats://n", "KV_ROUTER_WORKER_ID": "w"}, Settings("nats://n", "w"), ""),
+        (
+            {"KV_ROUTER_NATS": "nats://n", "KV_ROUTER_WORKER_ID": "w", "KV_ROUTER_NAMESPACE": "x"},
+            Settings("nats://n", "w", "x"),
+            "",
+        ),
+    ],
+)
+def test_settings(
+    environ: dict[str, str], settings: Settings | None, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert settings_from(environ) == settings
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.records)
+
+
+def test_figures_have_a_subject_of_their_own() -> None:
+    assert figures_subject("ns", WorkerRank("10.0.0.1:8000", 2)) == "kv.ns.figures.10%2e0%2e0%2e1%3a8000.2"
+
+
+def test_the_plug_in_sleeps_without_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KV_ROUTER_NATS", raising=False)
+    register()
+    assert "vllm" not in sys.modules
+
+
+def test_the_plug_in_takes_the_place_of_zmq(monkeypatch: pytest.MonkeyPatch) -> None:
+    class EventPublisher:
+        def __init__(self, data_parallel_rank: int = 0) -> None:
+            self.data_parallel_rank = data_parallel_rank
+
+    class EventPublisherFactory:
+        _registry: ClassVar[dict[str, type]] = {"zmq": EventPublisher}
+
+    kv_events = types.ModuleType("vllm.distributed.kv_events")
+    kv_events.__dict__.update(EventPublisher=EventPublisher, EventPublisherFactory=EventPublisherFactory)
+    for name in ("vllm", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.distributed.kv_events", kv_events)
+    monkeypatch.setenv("KV_ROUTER_NATS", "nats://127.0.0.1:9")
+    monkeypatch.setenv("KV_ROUTER_WORKER_ID", "w")
+    register()
+    register()
+    publisher = EventPublisherFactory._registry["zmq"](data_parallel_rank=1, endpoint="tcp://*:5557", hwm=1)
+    assert publisher.data_parallel_rank == 1
+    publisher.publish(BATCH)
+    publisher.shutdown()
+    assert our_threads() == []
