@@ -285,6 +285,8 @@ class _Sockets:
 
 
 def _attach(socket: zmq.asyncio.Socket, endpoint: str) -> None:
+    # Only for literal addresses: with it, a name's first address is the IPv6 one, where an engine may not listen.
+    socket.ipv6 = "[" in endpoint
     try:
         socket.bind(endpoint) if "*" in endpoint else socket.connect(endpoint)
     except zmq.ZMQError as error:

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import zmq
+import zmq.asyncio
 
 from engines.description import EventSource
 from publishers.zmq_source import ZmqSource
@@ -186,6 +188,23 @@ async def test_a_wrong_endpoint_is_said_at_start(endpoint: str) -> None:
     with pytest.raises(ValueError, match="cannot be used for events"):
         source.start()
     await source.close()
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://[::1]:5557", "tcp://localhost:5557", "ipc:///tmp/nobody-is-here"])
+async def test_an_endpoint_may_be_of_any_kind(endpoint: str) -> None:
+    async with following(EventSource(0, endpoint)) as (_, subject):
+        assert not subject.connected
+
+
+async def test_where_the_endpoint_is_a_wildcard_the_engine_connects() -> None:
+    async with following(EventSource(0, "tcp://127.0.0.1:*")) as (log, subject):
+        assert subject._sockets is not None
+        bound = subject._sockets._subscriber.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\x00")
+        with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as engine:
+            engine.connect(bound)
+            await engine.recv_multipart()  # the subscription
+            await engine.send_multipart([b"kv", bytes(8), b"payload"])
+            await until(lambda: log.said == ["lost track", b"payload"])
 
 
 async def test_closing_at_any_time_leaves_no_task() -> None:
