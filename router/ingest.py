@@ -18,6 +18,8 @@ from router.scheduling.load import LoadBook
 
 logger = logging.getLogger("router.ingest")
 
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 
 class Ingest:
     def __init__(
@@ -37,6 +39,7 @@ class Ingest:
         self._clock = clock
         self._replays: set[asyncio.Task[None]] = set()
         self._told: set[str] = set()
+        self._closed = False
 
     async def start(self) -> None:
         await self._plane.subscribe(all_events(self._namespace), self._on_batch)
@@ -44,6 +47,8 @@ class Ingest:
         self._plane.on_reconnect(lambda: self._ask_all(self._indexer.on_reconnect()))
 
     async def close(self) -> None:
+        """Messages that still come are applied, but nothing is asked for any more."""
+        self._closed = True
         for task in list(self._replays):
             task.cancel()
         await asyncio.gather(*self._replays, return_exceptions=True)
@@ -51,7 +56,7 @@ class Ingest:
     def _on_batch(self, payload: bytes) -> None:
         try:
             batch = decode_batch(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except _UNDECODABLE:
             self._undecodable("events")
             return
         self._ask_all(self._indexer.on_batch(batch))
@@ -59,7 +64,7 @@ class Ingest:
     def _on_report(self, payload: bytes) -> None:
         try:
             report = decode_load(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except _UNDECODABLE:
             self._undecodable("load")
             return
         self._book.on_report(report, self._clock())
@@ -72,7 +77,7 @@ class Ingest:
             log_event(logger, logging.WARNING, "Undecodable message on the event plane", kind=kind)
 
     def _ask_all(self, requests: Iterable[ReplayRequest]) -> None:
-        for request in requests:
+        for request in () if self._closed else requests:
             task = asyncio.ensure_future(self._replay(request))
             self._replays.add(task)
             task.add_done_callback(self._replays.discard)

@@ -1,0 +1,312 @@
+"""What comes over the event plane reaches the index and the load book; what makes no sense reaches neither."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from indexer.cursor import View
+from indexer.events import (
+    EventBatch,
+    LoadReport,
+    Removed,
+    ReplayRequest,
+    Stored,
+    decode_replay_request,
+    encode,
+    pack_hashes,
+)
+from indexer.kv_indexer import KVIndexer
+from indexer.types import Tier, WorkerRank
+from publishers.local_plane import LocalPlane
+from publishers.plane import events_subject, load_subject, replay_subject
+from router.ingest import Ingest
+from router.metrics import Metrics
+from router.scheduling.load import Load, LoadBook
+from tests.fakes.waiting import until
+
+RANK, OTHER = WorkerRank("w.1:80", 0), WorkerRank("w.1:80", 1)
+NAMESPACE = "fleet"
+
+
+class BreakablePlane(LocalPlane):
+    """The local plane, but it can lose its connection and be slow to answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reconnected: list[Callable[[], None]] = []
+        self.answering = asyncio.Event()
+        self.answering.set()
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        self.reconnected.append(callback)
+
+    def reconnect(self) -> None:
+        for callback in self.reconnected:
+            callback()
+
+    async def request(self, subject: str, payload: bytes) -> AsyncIterator[bytes]:
+        await self.answering.wait()
+        async for reply in super().request(subject, payload):
+            yield reply
+
+
+class Publisher:
+    """Scripted: says what it is told to, and answers replays with all it ever said."""
+
+    def __init__(self, plane: LocalPlane, rank: WorkerRank = RANK) -> None:
+        self.plane, self.rank = plane, rank
+        self.batches: list[EventBatch] = []
+        self.asked: list[ReplayRequest] = []
+
+    async def serve(self) -> None:
+        await self.plane.serve(replay_subject(NAMESPACE, self.rank), self._answer)
+
+    def _answer(self, payload: bytes) -> list[bytes]:
+        request = decode_replay_request(payload)
+        self.asked.append(request)
+        return [encode(batch) for batch in self.batches if batch.event_id >= request.event_id]
+
+    def make(self, *events: Stored | Removed) -> EventBatch:
+        batch = EventBatch(*self.rank, 1, len(self.batches), list(events))
+        self.batches.append(batch)
+        return batch
+
+    async def store(self, *blocks: int) -> None:
+        batch = self.make(Stored(Tier.GPU, pack_hashes(blocks)))
+        await self.plane.publish(events_subject(NAMESPACE, self.rank), encode(batch))
+
+    def lose(self, *blocks: int) -> None:
+        self.make(Stored(Tier.GPU, pack_hashes(blocks)))
+
+    async def report(self, running: int | None = None) -> None:
+        figures = LoadReport(*self.rank, 1, len(self.batches) - 1, True, request_active_slots=running)
+        await self.plane.publish(load_subject(NAMESPACE, self.rank), encode(figures))
+
+
+class Ends:
+    """A publisher on one end, the router's state on the other."""
+
+    def __init__(self) -> None:
+        self.plane = BreakablePlane()
+        self.publisher, self.other = Publisher(self.plane), Publisher(self.plane, OTHER)
+        self.indexer, self.book, self.metrics = KVIndexer(), LoadBook(), Metrics()
+        self.now = 50.0
+        self.ingest = Ingest(self.plane, NAMESPACE, self.indexer, self.book, self.metrics, lambda: self.now)
+        for rank in (RANK, OTHER):
+            self.indexer.watch(rank)
+            self.book.watch(rank, 16)
+
+    def held(self, rank: WorkerRank = RANK) -> set[int]:
+        return self.indexer.index.dump().get((rank, Tier.GPU), set())
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    def replays(self, outcome: str) -> float:
+        return self.count("router_replays_total", outcome=outcome)
+
+    def undecodable(self, kind: str) -> float:
+        return self.count("router_undecodable_messages_total", kind=kind)
+
+
+@asynccontextmanager
+async def following() -> AsyncIterator[Ends]:
+    ends = Ends()
+    before = asyncio.all_tasks()
+    await ends.plane.start()
+    await ends.ingest.start()
+    yield ends
+    await ends.ingest.close()
+    await ends.plane.close()
+    assert asyncio.all_tasks() == before
+
+
+async def test_batches_reach_the_index_rank_by_rank() -> None:
+    async with following() as ends:
+        await ends.publisher.store(1, 2)
+        await ends.other.store(3)
+        removed = ends.publisher.make(Removed(Tier.GPU, pack_hashes([2])))
+        await ends.plane.publish(events_subject(NAMESPACE, RANK), encode(removed))
+        assert (ends.held(), ends.held(OTHER)) == ({1}, {3})
+        assert ends.indexer.view(RANK) is View.EXACT
+
+
+async def test_reports_reach_the_book_with_the_time_they_came() -> None:
+    async with following() as ends:
+        await ends.publisher.report(running=3)
+        ends.now += 2
+        assert ends.book.load(RANK, ends.now) == Load(3)
+        assert ends.book.get_metrics(ends.now)[RANK].age == 2
+        assert ends.book.load(OTHER, ends.now) == Load()
+
+
+async def test_another_namespace_is_not_heard() -> None:
+    async with following() as ends:
+        batch = ends.publisher.make(Stored(Tier.GPU, pack_hashes([1])))
+        await ends.plane.publish(events_subject("strangers", RANK), encode(batch))
+        assert ends.held() == set()
+
+
+async def test_a_gap_is_closed_by_a_replay() -> None:
+    async with following() as ends:
+        await ends.publisher.serve()
+        await ends.publisher.store(1)
+        ends.publisher.lose(2)
+        await ends.publisher.store(3)
+        assert ends.held() == {1}
+        assert ends.indexer.view(RANK) is View.RECOVERING
+        await until(lambda: ends.replays("answered"))
+        assert ends.held() == {1, 2, 3}
+        assert ends.indexer.view(RANK) is View.EXACT
+        assert ends.publisher.asked == [ReplayRequest(*RANK, 1, 1)]
+        assert ends.other.asked == []
+
+
+async def test_a_replay_that_nobody_answers_is_asked_for_again_at_the_next_report() -> None:
+    async with following() as ends:
+        ends.publisher.lose(1)
+        await ends.publisher.store(2)
+        await until(lambda: ends.replays("unanswered") == 1)
+        assert ends.held() == set()
+        await ends.publisher.store(3)  # by itself no reason to ask again: whoever did not answer would not now
+        await asyncio.sleep(0)
+        assert ends.replays("unanswered") == 1
+        await ends.publisher.report()
+        await until(lambda: ends.replays("unanswered") == 2)
+        await ends.publisher.serve()
+        await ends.publisher.report()
+        await until(lambda: ends.replays("answered") == 1)
+        assert ends.held() == {1, 2, 3}
+        assert ends.indexer.view(RANK) is View.EXACT
+
+
+async def test_a_publisher_that_fails_to_answer_counts_as_unanswered(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(payload: bytes) -> list[bytes]:
+        raise OSError
+
+    async with following() as ends:
+        await ends.plane.serve(replay_subject(NAMESPACE, RANK), fail)
+        await ends.publisher.report()
+        ends.publisher.lose(1)
+        await ends.publisher.store(2)
+        await until(lambda: ends.replays("unanswered") == 1)
+    assert "failed" in caplog.text
+
+
+async def test_a_reconnect_asks_every_rank_that_was_ever_heard() -> None:
+    async with following() as ends:
+        for publisher in (ends.publisher, ends.other):
+            await publisher.serve()
+        await ends.publisher.store(1)
+        ends.publisher.lose(2)
+        ends.plane.reconnect()
+        await until(lambda: ends.replays("answered") == 1)
+        assert ends.held() == {1, 2}
+        assert ends.other.asked == []
+        await ends.other.store(5)
+        ends.plane.reconnect()
+        await until(lambda: ends.replays("answered") == 3)
+        assert ends.publisher.asked == [ReplayRequest(*RANK, 1, 1), ReplayRequest(*RANK, 1, 2)]
+        assert ends.other.asked == [ReplayRequest(*OTHER, 1, 1)]
+
+
+async def test_closing_ends_the_replays_under_way_and_begins_no_more() -> None:
+    async with following() as ends:
+        before = asyncio.all_tasks()
+        ends.plane.answering.clear()
+        await ends.publisher.store(1)
+        ends.plane.reconnect()
+        assert len(asyncio.all_tasks()) == len(before) + 1
+        await ends.ingest.close()
+        assert asyncio.all_tasks() == before
+        ends.plane.reconnect()
+        ends.publisher.lose(2)
+        await ends.publisher.store(3)
+        assert asyncio.all_tasks() == before
+
+
+DEEP = b"\x91" * 100_000 + b"\x00"
+GOOD = encode(EventBatch(*RANK, 1, 0, [Stored(Tier.GPU, pack_hashes([1]))]))
+GOOD_REPORT = encode(LoadReport(*RANK, 1, 0, True, request_active_slots=5, kv_active_blocks=5))
+
+NONSENSE = {
+    "empty": b"",
+    "json": b'{"worker_id": "w"}',
+    "nil": b"\xc0",
+    "truncated": GOOD[:-3],
+    "truncated report": GOOD_REPORT[:-1],
+    "trailing": GOOD + b"\x00",
+    "trailing report": GOOD_REPORT + b"\x00",
+    "not utf-8": b"\x95\xa1\xff\x01\x01\x00\x90",
+    "text for a number": msgspec.msgpack.encode([*RANK, "1", 0, []]),
+    "unknown tier": msgspec.msgpack.encode([*RANK, 1, 0, [["s", 9, b""]]]),
+    "unknown event": msgspec.msgpack.encode([*RANK, 1, 0, [["x"]]]),
+    "text for hashes": msgspec.msgpack.encode([*RANK, 1, 0, [["s", 0, 7]]]),
+    "claims four billion events": msgspec.msgpack.encode([*RANK, 1, 0])[:1] + b"\xa1w\x00\x01\x00\xdd\xff\xff\xff\xff",
+    "nested beyond reason": b"\x9d" + msgspec.msgpack.encode([*RANK, 1, 0, []])[1:] + b"\x00\x00\x01" + DEEP * 5,
+    "report nested beyond reason": b"\x9d" + GOOD_REPORT[1:] + DEEP,
+}
+
+
+@pytest.mark.parametrize("payload", NONSENSE.values(), ids=NONSENSE.keys())
+async def test_nonsense_is_counted_and_changes_nothing(payload: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with following() as ends:
+        await ends.publisher.store(1)
+        await ends.publisher.report(running=2)
+        state = (repr(ends.indexer.index.dump()), ends.book.get_metrics(ends.now), dict(ends.indexer.counts))
+        for subject, kind in ((events_subject(NAMESPACE, RANK), "events"), (load_subject(NAMESPACE, RANK), "load")):
+            for _ in range(3):
+                await ends.plane.publish(subject, payload)
+            assert ends.undecodable(kind) == 3
+        assert (repr(ends.indexer.index.dump()), ends.book.get_metrics(ends.now), dict(ends.indexer.counts)) == state
+        told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert [record.__dict__["fields"] for record in told] == [{"kind": "events"}, {"kind": "load"}]
+        await ends.publisher.store(2)
+        assert ends.held() == {1, 2}
+
+
+async def test_random_bytes_never_stop_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+    source = random.Random(11)
+    async with following() as ends:
+        await ends.publisher.store(1)
+        for _ in range(500):
+            for good, subject in (
+                (GOOD, events_subject(NAMESPACE, RANK)),
+                (GOOD_REPORT, load_subject(NAMESPACE, RANK)),
+            ):
+                spoiled = bytearray(good)
+                spoiled[source.randrange(len(good))] = source.randrange(256)
+                await ends.plane.publish(subject, source.randbytes(source.randrange(40)))
+                await ends.plane.publish(subject, bytes(spoiled[: source.randrange(len(good) + 1)]))
+        assert ends.undecodable("events") >= 500
+        assert ends.undecodable("load") >= 500
+        assert not [record for record in caplog.records if record.exc_info]
+        assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 2
+
+
+@pytest.mark.parametrize(
+    ("fate", "payload"),
+    [
+        ("unknown_worker", encode(EventBatch("stranger", 0, 1, 0, []))),
+        ("malformed", encode(EventBatch(*RANK, 1, 1, [Stored(Tier.GPU, b"1234567")]))),
+        ("malformed", encode(EventBatch(*RANK, -1, 1, []))),
+        ("malformed", encode(EventBatch(*RANK, 1, 1, [], part=3, parts=2))),
+        ("other_hash_version", encode(EventBatch(*RANK, 1, 1, [], hash_version=99))),
+        ("stale", GOOD),
+    ],
+)
+async def test_what_can_be_read_but_not_used_is_counted_by_its_fate(fate: str, payload: bytes) -> None:
+    async with following() as ends:
+        await ends.publisher.store(1)
+        await ends.plane.publish(events_subject(NAMESPACE, RANK), payload)
+        assert ends.indexer.counts == {"applied": 1, fate: 1}
+        assert ends.held() == {1}
+        await ends.publisher.store(2)
+        assert ends.held() == {1, 2}
