@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
+from engines import problems
 from engines.description import EngineDescription
 from engines.probe import Answer, probe
 from router.fleet import Fleet, Worker
@@ -38,36 +39,49 @@ class WorkerWatch:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            trouble = await self._check()
-            if trouble is None:
-                self._slow = 0
-                if not self._worker.up:
-                    await self._come_up()
-            elif self._worker.up:
-                self._fleet.mark_down(self._worker, trouble)
-            else:
-                self._worker.trouble = trouble
+            await self._look()
             self.first_look.set()
             await asyncio.sleep(self._interval)
 
+    async def _look(self) -> None:
+        trouble = await self._check()
+        if trouble is None and not self._worker.up:
+            trouble = await self._come_up()
+        if trouble and self._worker.up:
+            self._fleet.mark_down(self._worker, trouble)
+        elif trouble:
+            self._worker.trouble = trouble
+
     async def _check(self) -> str | None:
-        """What is wrong with the worker; None when it is well."""
+        """What is wrong with the worker; None when it is well, or slow but not for long enough."""
         answer = await fetch(self._session, self._worker.spec.url, "/health", self._interval)
+        self._slow = self._slow + 1 if answer.status == TIMED_OUT else 0
         if answer.status == 200:
             return None
         if answer.status == TIMED_OUT:
-            self._slow += 1
             if self._worker.up and self._slow < _SLOW_CHECKS:
                 return None
             return f"/health did not answer within {self._interval:g} s"
         return f"/health answered {answer.status}" if answer.status else "cannot be reached"
 
-    async def _come_up(self) -> None:
+    async def _come_up(self) -> str | None:
+        """Find out what it is and take it in; what went wrong if that fails, which the next look tries again."""
         worker = self._worker
-        worker.description = await self._describe()
-        await self._on_described(worker)
+        found = await self._describe()
+        if problems.NO_ANSWER in found.problems:
+            return "answers /health, but not what it is"
+        worker.description = found
+        try:
+            await self._on_described(worker)
+        except Exception as error:
+            logger.exception("A worker could not be taken in", extra={"fields": {"worker": worker.id}})
+            return f"could not be taken in: {type(error).__name__}"
         self._fleet.mark_up(worker)
-        found = worker.description
+        self._tell(found)
+        return None
+
+    def _tell(self, found: EngineDescription) -> None:
+        worker = self._worker
         log_event(
             logger,
             logging.INFO,

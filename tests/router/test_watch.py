@@ -1,0 +1,231 @@
+"""A worker comes up, goes down and comes back, and the fleet hears of it each time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import cast
+
+import aiohttp
+import pytest
+
+from engines import problems
+from router.fleet import Fleet, Worker
+from router.http.upstream import Pool
+from router.watch import WorkerWatch
+from router.worker_spec import parse_worker
+from tests.fakes.http_engine import HttpEngine, models, running
+from tests.fakes.waiting import until
+
+INTERVAL = 0.005
+
+
+class Watched:
+    """One watch over one worker; `described` holds what it was each time it came up."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, interval: float) -> None:
+        spec = parse_worker(f"{url},name=w")
+        self.worker = Worker(spec, Pool(spec.url, 1.0))
+        self.fleet = Fleet([self.worker])
+        self.described: list[list[str]] = []
+        self.failing: Exception | None = None
+        self.watch = WorkerWatch(self.worker, self.fleet, session, interval, self._on_described)
+
+    async def _on_described(self, worker: Worker) -> None:
+        assert not worker.up, "taken in before it serves"
+        self.described.append([model.id for model in worker.models])
+        if self.failing:
+            raise self.failing
+
+    @property
+    def trouble(self) -> str:
+        return self.worker.trouble
+
+
+@asynccontextmanager
+async def watching(url: str, session: aiohttp.ClientSession | None = None) -> AsyncIterator[Watched]:
+    async with aiohttp.ClientSession() as own:
+        # Over real sockets the interval, which is a check's time limit too, leaves room for a busy machine.
+        watched = Watched(url, session or own, INTERVAL if session else 0.2)
+        task = asyncio.create_task(watched.watch.run())
+        try:
+            yield watched
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def told(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, object]]:
+    return [record.__dict__["fields"] for record in caplog.records if record.getMessage() == message]
+
+
+# -- over real sockets
+
+
+async def test_a_worker_comes_up_as_it_describes_itself(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(HttpEngine({"/v1/models": models("m", "n")})) as engine, watching(engine.url) as watched:
+        await watched.watch.first_look.wait()
+        assert watched.worker.up
+        assert watched.described == [["m", "n"]]
+        assert [rank.worker_id for rank, _ in watched.fleet.candidates("n")] == ["w"]
+    (up,) = told(caplog, "Worker is up")
+    assert (up["worker"], up["engine"], up["models"]) == ("w", "vllm", "m,n")
+    (problem,) = told(caplog, problems.NO_EVENT_SOURCES)
+    assert problem == {"worker": "w"}
+
+
+async def test_a_refused_connection_is_told_by_name_and_does_not_end_the_watch() -> None:
+    async with watching("http://127.0.0.1:9") as watched:
+        await watched.watch.first_look.wait()
+        assert (watched.worker.up, watched.trouble) == (False, "cannot be reached")
+
+
+async def test_a_worker_that_stops_is_down(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(HttpEngine({"/v1/models": models("m")})) as engine, watching(engine.url) as watched:
+        await until(lambda: watched.worker.up)
+        await engine.stop()
+        await until(lambda: not watched.worker.up)
+        assert watched.trouble == "cannot be reached"
+        assert watched.fleet.candidates(None) == []
+    assert told(caplog, "Worker is down") == [{"worker": "w", "trouble": "cannot be reached"}]
+
+
+async def test_a_bad_status_counts_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = HttpEngine({"/v1/models": models("m")})
+    async with running(engine), watching(engine.url) as watched:
+        await until(lambda: watched.worker.up)
+        engine.answers["/health"] = (503, b"")
+        await until(lambda: not watched.worker.up)
+        assert watched.trouble == "/health answered 503"
+        engine.answers["/health"] = (200, b"")
+        await until(lambda: watched.worker.up)
+        assert watched.trouble == ""
+        assert len(watched.described) == 2
+    assert told(caplog, "Worker is down") == [{"worker": "w", "trouble": "/health answered 503"}]
+
+
+# -- scripted, answer by answer
+
+SLOW, REFUSED, WELL, BAD = "slow", "refused", "well", "bad"
+DETAILS = {"/v1/models": models("m")}
+
+
+class ScriptedSession:
+    """Answers /health as scripted, then always the last way; keeps what the worker was at each check."""
+
+    def __init__(self, script: list[str], details: Mapping[str, tuple[int, bytes]] = DETAILS) -> None:
+        self.script = script
+        self.details = dict(details)
+        self.checks = 0
+        self.seen: list[bool] = []
+        self.watched: Watched | None = None
+
+    @asynccontextmanager
+    async def get(self, url: str, **_: object) -> AsyncIterator[_Response]:
+        path = "/" + url.split("/", 3)[3]
+        if path != "/health":
+            if path not in self.details:
+                raise aiohttp.ServerDisconnectedError
+            yield _Response(*self.details[path])
+            return
+        if self.watched:
+            self.seen.append(self.watched.worker.up)
+        step = self.script[min(self.checks, len(self.script) - 1)]
+        self.checks += 1
+        if step == SLOW:
+            raise TimeoutError
+        if step == REFUSED:
+            raise aiohttp.ClientConnectionError
+        yield _Response(503 if step == BAD else 200, b"")
+
+
+class _Response:
+    def __init__(self, status: int, body: bytes) -> None:
+        self.status = status
+        self._body = body
+
+    async def read(self) -> bytes:
+        return self._body
+
+
+async def seen(*script: str) -> list[bool]:
+    """Whether the worker was up when each check began, and after the last."""
+    session = ScriptedSession(list(script))
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        session.watched = watched
+        await until(lambda: session.checks > len(script))
+    return session.seen[1 : len(script) + 1]
+
+
+@pytest.mark.parametrize(
+    ("script", "up"),
+    [
+        ([WELL, SLOW, SLOW, WELL], [1, 1, 1, 1]),
+        ([WELL, SLOW, SLOW, SLOW], [1, 1, 1, 0]),
+        ([WELL, SLOW, SLOW, WELL, SLOW, SLOW, WELL], [1, 1, 1, 1, 1, 1, 1]),
+        ([WELL, SLOW, SLOW, WELL, SLOW, SLOW, SLOW, SLOW], [1, 1, 1, 1, 1, 1, 0, 0]),
+        ([SLOW, SLOW, WELL], [0, 0, 1]),
+        ([WELL, REFUSED, WELL], [1, 0, 1]),
+        ([WELL, BAD, WELL], [1, 0, 1]),
+        ([SLOW, SLOW, BAD, WELL, SLOW, WELL], [0, 0, 0, 1, 1, 1]),
+        ([WELL, SLOW, SLOW, SLOW, WELL, SLOW, SLOW, WELL], [1, 1, 1, 0, 1, 1, 1, 1]),
+    ],
+)
+async def test_a_busy_worker_may_be_late_twice(script: list[str], up: list[int]) -> None:
+    assert await seen(*script) == [bool(each) for each in up]
+
+
+async def test_a_worker_that_never_answers_in_time_says_so() -> None:
+    session = cast("aiohttp.ClientSession", ScriptedSession([SLOW]))
+    async with watching("http://w:80", session) as watched:
+        await watched.watch.first_look.wait()
+        assert watched.trouble == f"/health did not answer within {INTERVAL:g} s"
+
+
+async def test_one_that_a_request_found_down_is_taken_back_and_asked_anew() -> None:
+    session = ScriptedSession([WELL])
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+        watched.fleet.mark_down(watched.worker, "refused a request")
+        session.details["/v1/models"] = models("other")
+        await until(lambda: watched.worker.up)
+        assert watched.described == [["m"], ["other"]]
+
+
+async def test_one_that_comes_back_is_asked_anew() -> None:
+    session = ScriptedSession([WELL, REFUSED])
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: session.checks > 2)
+        assert (watched.worker.up, watched.described) == (False, [["m"]])
+        session.details["/v1/models"] = models("other")
+        session.script = [WELL]
+        await until(lambda: watched.worker.up)
+        assert watched.described == [["m"], ["other"]]
+        assert watched.fleet.candidates("m") == []
+        assert len(watched.fleet.candidates("other")) == 1
+
+
+async def test_a_failure_to_take_it_in_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    session = ScriptedSession([WELL])
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        watched.failing = ValueError("of whatever kind")
+        await until(lambda: len(watched.described) > 1)
+        assert not watched.worker.up
+        assert watched.trouble == "could not be taken in: ValueError"
+        watched.failing = None
+        await until(lambda: watched.worker.up)
+    assert told(caplog, "A worker could not be taken in")[0] == {"worker": "w"}
+
+
+async def test_one_that_does_not_answer_what_it_is_does_not_serve_yet() -> None:
+    session = ScriptedSession([WELL], {})
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: session.checks > 2)
+        assert (watched.worker.up, watched.trouble) == (False, "answers /health, but not what it is")
+        session.details.update(DETAILS)
+        await until(lambda: watched.worker.up)
+        assert watched.described == [["m"]]
