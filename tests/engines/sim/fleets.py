@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -95,7 +95,8 @@ async def zmq_socket(kind: int, endpoint: str) -> AsyncIterator[zmq.asyncio.Sock
         context.term()
 
 
-async def until(condition: Any) -> None:
-    """Let the loop run until `condition()` holds; the test's own time limit ends it."""
-    while not condition():  # noqa: ASYNC110 - the simulator has no test-only events to wait for
-        await asyncio.sleep(0)
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until `condition()` holds. TimeoutError after 10 seconds, for a test that fails."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the simulator has no test-only events to wait for
+            await asyncio.sleep(0)

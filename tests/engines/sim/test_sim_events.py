@@ -73,6 +73,7 @@ def apply(handles: BlockHandles, batch: EngineBatch) -> None:
     assert batch.skipped == {}
     for event in batch.events:
         if isinstance(event, BlockStored):
+            assert event.extras == ()
             root = root_hash(event.namespace)
             handles.store(event.tier, event.engine_hashes, event.parent, event.token_ids, event.block_size, root)
         elif isinstance(event, BlockRemoved):

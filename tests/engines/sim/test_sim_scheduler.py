@@ -102,6 +102,34 @@ def test_a_prompt_waits_until_all_of_it_fits() -> None:
     assert names(engine.step(2.0)) == ["b"]
 
 
+def test_cached_blocks_that_nobody_uses_do_not_count_as_room() -> None:
+    engine = scheduler(blocks=10, budget=100)
+    engine.add(request("a", prompt(1, 16)), 0.0)
+    run(engine)
+    engine.add(request("b", prompt(2, 15), max_tokens=8), 1.0)  # 4 blocks; 6 stay free, 4 of them with a's prompt
+    engine.step(1.0)
+    engine.add(request("c", prompt(1, 16) + prompt(3, 10)), 2.0)  # 7 blocks
+    assert names(engine.step(2.0)) == ["b"]
+    assert [each.request_id for each in engine.waiting] == ["c"]
+    run(engine)
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(1, 101.0), (2, 201.0)])
+def test_a_prompt_costs_prefill_however_short(tokens: int, seconds: float) -> None:
+    engine = Scheduler(
+        cache_blocks=10,
+        timing=StepTiming(
+            base_s=1.0,
+            prefill_tokens_per_s=0.01,
+            attention_s_per_pair=0,
+            decode_s_per_sequence=10.0,
+            kv_read_s_per_token=0,
+        ),
+    )
+    engine.add(request("a", prompt(1, tokens), max_tokens=2), 0.0)
+    assert [outcome.duration for outcome in run(engine)] == [pytest.approx(seconds), pytest.approx(11.0)]
+
+
 def test_a_request_that_can_never_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="more blocks"):
         scheduler(blocks=2).add(request("a", prompt(1, 8), max_tokens=1), 0.0)
@@ -203,21 +231,21 @@ def test_stored_events_chain() -> None:
 def test_running_out_of_blocks_preempts_the_last_admitted() -> None:
     engine = scheduler(blocks=4, budget=100)
     first, second = request("a", prompt(1, 7), max_tokens=6), request("b", prompt(2, 7), max_tokens=3)
-    for each in (first, second):
+    for each in (first, second, request("c", prompt(3, 2))):
         engine.add(each, 0.0)
     assert names(engine.step(0.0)) == ["a", "b"]
     assert names(engine.step(1.0)) == ["a", "b"]
     outcome = engine.step(2.0)  # both need a third block
     assert names(outcome) == ["a"]
-    assert [waiting.request_id for waiting in engine.waiting] == ["b"]
+    assert [waiting.request_id for waiting in engine.waiting] == ["b", "c"]
     assert engine.counters.preemptions == 1
     assert any(isinstance(event, Removed) for event in outcome.events)
     rest = run(engine)
-    assert [each.request_id for outcome in rest for each in outcome.finished] == ["a", "b"]
+    assert [each.request_id for outcome in rest for each in outcome.finished] == ["a", "b", "c"]
     assert second.generated == 3
     assert second.tokens[:7] == prompt(2, 7)
     assert second.cached_tokens == 0  # of its first admission: the hit on what it had computed itself does not count
-    assert engine.counters.prefix_queries == 14
+    assert engine.counters.prefix_queries == 16
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
