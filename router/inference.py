@@ -13,6 +13,7 @@ Endpoint = Literal["completions", "chat"]
 ENDPOINTS: dict[bytes, Endpoint] = {b"/v1/completions": "completions", b"/v1/chat/completions": "chat"}
 
 _NONE = msgspec.Raw(b"null")
+_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Body(msgspec.Struct):
@@ -36,8 +37,17 @@ class Inference(NamedTuple):
     raw: bytes
 
     def fields(self) -> dict[str, Any]:
-        """The whole body, decoded: for the tokenizer."""
-        decoded: dict[str, Any] = msgspec.json.decode(self.raw)
+        """The whole body, decoded: for the tokenizer.
+
+        Raises BadRequest for what a look at a few fields passes over (text that is not UTF-8), and ValidationError for
+        valid JSON with a number that no float can hold.
+        """
+        try:
+            decoded: dict[str, Any] = msgspec.json.decode(self.raw)
+        except msgspec.ValidationError:
+            raise
+        except _NO_JSON as error:
+            raise _no_json(error) from None
         return decoded
 
 
@@ -51,8 +61,8 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
         body = _decode_body(raw)
     except msgspec.ValidationError as error:
         raise BadRequest(400, f"The request body has a wrong field: {error}.", param=_param(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(400, f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+    except _NO_JSON as error:
+        raise _no_json(error) from None
     name, given, kinds = (
         ("prompt", body.prompt, '"[') if endpoint == "completions" else ("messages", body.messages, "[")
     )
@@ -68,8 +78,12 @@ def model_of(raw: bytes) -> str | None:
     """The model that any other request names in its JSON body, if it is one."""
     try:
         return _decode_model(raw).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _NO_JSON:
         return None
+
+
+def _no_json(error: Exception) -> BadRequest:
+    return BadRequest(400, f"The request body is not valid JSON: {str(error).rstrip('.')}.", code="invalid_json")
 
 
 def _param(error: msgspec.ValidationError) -> str | None:

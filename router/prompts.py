@@ -11,6 +11,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from engines.description import Model
 from indexer.types import Namespace
@@ -41,7 +42,11 @@ class Prompts:
 
     def prepare(self, inference: Inference, routing: RequestRouting) -> Awaitable[None] | None:
         """Gives `routing` its prompt, at once (None) or when the awaitable is done. BadRequest: it is too long."""
-        fields = inference.fields()
+        try:
+            fields = inference.fields()
+        except msgspec.ValidationError:  # strange, but for the engine to judge
+            self._give_up(routing, inference, "malformed")
+            return None
         base = self._base(inference.model)
         tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
         try:

@@ -33,7 +33,7 @@ class HttpEngine:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._server = TestServer(app)
-        await self._server.start_server()
+        await self._server.start_server(access_log=None)
 
     async def stop(self) -> None:
         """Again: nothing."""

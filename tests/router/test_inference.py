@@ -1,0 +1,133 @@
+"""A request's few fields are read, the rest is passed over, and nothing makes reading fail but with a 400."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.inference import ENDPOINTS, Endpoint, model_of, parse_inference
+from router.openai_errors import BadRequest
+from tests.router.scheduling.candidates import repeatable
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+def refusal(endpoint: Endpoint, raw: bytes) -> dict[str, object]:
+    with pytest.raises(BadRequest) as caught:
+        parse_inference(endpoint, raw).fields()
+    assert caught.value.response.status == 400
+    error: dict[str, object] = msgspec.json.decode(caught.value.response.body)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert str(error["message"]).endswith(".")
+    assert not str(error["message"]).endswith("..")
+    return error
+
+
+def test_the_endpoints() -> None:
+    assert ENDPOINTS == {b"/v1/completions": "completions", b"/v1/chat/completions": "chat"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "raw", "model", "salt"),
+    [
+        ("completions", b'{"prompt": "hi"}', None, None),
+        ("completions", b'{"model": "m", "prompt": [1, 2]}', "m", None),
+        ("completions", b' {"prompt":\n"hi", "model": null, "cache_salt": "s"} ', None, "s"),
+        ("completions", b'{"prompt": "hi", "model": "\xc3\xa9", "unknown": {"model": 3}}', "é", None),
+        ("chat", b'{"messages": [], "model": "m", "prompt": 3}', "m", None),
+        ("chat", b'{"messages": [{}], "model": "a", "model": "b"}', "b", None),
+    ],
+)
+def test_what_is_read(endpoint: Endpoint, raw: bytes, model: str | None, salt: str | None) -> None:
+    found = parse_inference(endpoint, raw)
+    assert (found.endpoint, found.model, found.cache_salt, found.raw) == (endpoint, model, salt, raw)
+    assert found.fields() == msgspec.json.decode(raw)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "raw", "param", "words"),
+    [
+        ("completions", b"{}", "prompt", "'prompt' is missing"),
+        ("completions", b'{"prompt": null}', "prompt", "'prompt' is missing"),
+        ("completions", b'{"prompt": 3}', "prompt", "wrong type"),
+        ("completions", b'{"prompt": {"a": 1}}', "prompt", "a string or a list"),
+        ("completions", b'{"prompt": true}', "prompt", "wrong type"),
+        ("chat", b'{"prompt": "hi"}', "messages", "'messages' is missing"),
+        ("chat", b'{"messages": "hi"}', "messages", "a list of messages"),
+        ("chat", b'{"messages": [], "model": 3}', "model", "wrong field"),
+        ("completions", b'{"prompt": "a", "cache_salt": ["a"]}', "cache_salt", "wrong field"),
+        ("completions", b"[]", None, "wrong field"),
+        ("completions", b'"hi"', None, "wrong field"),
+    ],
+)
+def test_a_wrong_field_is_named(endpoint: Endpoint, raw: bytes, param: str | None, words: str) -> None:
+    error = refusal(endpoint, raw)
+    assert error["param"] == param
+    assert words in str(error["message"])
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b'{"prompt": "hi"',
+        b'{"prompt": "hi"} x',
+        b"{'prompt': 'hi'}",
+        b'{"prompt": "h\x01"}',
+        b'{"prompt": "a\xff"}',
+        b'{"prompt": "a", "model": "\xff"}',
+        b'{"prompt": "a", "other": "\xff"}',
+        b'{"prompt": "a", "\xff": 1}',
+        b'{"prompt": "\\q"}',
+        b'{"prompt": "a", "n": 01}',
+        b'{"prompt": "a", "x": ' + DEEP + b"}",
+        b'{"prompt": ' + DEEP + b"}",
+        b"\xef\xbb\xbf{}",
+    ],
+    ids=lambda raw: repr(raw[:32]),
+)
+def test_what_is_no_json_is_told_so(raw: bytes) -> None:
+    error = refusal("completions", raw)
+    assert error["code"] == "invalid_json"
+
+
+def test_a_refusal_never_quotes_the_body() -> None:
+    secret = b"swordfish"
+    for raw in (
+        b'{"prompt": "%s' % secret,
+        b'{"prompt": "%s", "model": ["%s"]}' % (secret, secret),
+        b'{"prompt": "%s\xff"}' % secret,
+        b'{"prompt": {"%s": 1}}' % secret,
+        b"%s" % secret,
+    ):
+        assert "swordfish" not in str(refusal("completions", raw))
+
+
+@repeatable
+@given(st.binary(max_size=60) | st.text(max_size=40).map(lambda text: b'{"prompt": "' + text.encode() + b'"}'))
+def test_any_bytes_are_an_inference_or_a_400(raw: bytes) -> None:
+    try:
+        found = parse_inference("completions", raw)
+        assert "prompt" in found.fields()
+    except BadRequest as error:
+        assert error.response.status == 400  # noqa: PT017 -- either is right
+
+
+@pytest.mark.parametrize(
+    ("raw", "model"),
+    [
+        (b'{"model": "m", "input": [1]}', "m"),
+        (b'{"input": 1}', None),
+        (b'{"model": 3}', None),
+        (b"--boundary\r\n", None),
+        (b"", None),
+        (b'{"model": "\xff"}', None),
+        (b'{"x": ' + DEEP + b', "model": "m"}', None),
+    ],
+    ids=lambda value: repr(value)[:24],
+)
+def test_the_model_of_any_other_request(raw: bytes, model: str | None) -> None:
+    assert model_of(raw) == model

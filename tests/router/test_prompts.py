@@ -1,0 +1,416 @@
+"""A prompt becomes token ids here, by an engine, or not at all; each way is counted, and none is quoted in a log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+import tokenizers
+
+import router.prompts
+from engines.description import EngineDescription, EngineKind, Model
+from indexer.kv_indexer import KVIndexer, hash_prompt
+from indexer.types import PLAIN, Namespace
+from router.fleet import Fleet, Worker
+from router.http.upstream import Pool
+from router.inference import Endpoint, parse_inference
+from router.logs import JsonFormatter
+from router.metrics import Metrics
+from router.openai_errors import BadRequest
+from router.prompts import Prompts
+from router.routing import Brain, Prompt, RequestRouting
+from router.scheduling.balance import LeastLoaded
+from router.scheduling.load import LoadBook
+from router.scheduling.scheduler import Scheduler
+from router.worker_spec import parse_worker
+from tests.fakes.http_engine import Answer, HttpEngine, running
+from tests.router.scheduling.candidates import Scripted
+from tests.router.tokens.conftest import write_model
+
+NOWHERE = "http://127.0.0.1:9"
+BLOCK = 4
+TEXT = "The quick brown fox jumps over the lazy dog and sleeps."
+CHAT = [{"role": "user", "content": "Which worker holds most of it?"}]
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+class TokenizingEngine(HttpEngine):
+    """Its /tokenize answers what `reference` makes, each id moved by `shift`."""
+
+    def __init__(self, reference: tokenizers.Tokenizer, shift: int = 0) -> None:
+        super().__init__({"/tokenize": self._tokenize, "/v1/tokenize": self._tokenize})
+        self._reference = reference
+        self.shift = shift
+
+    def _tokenize(self, body: bytes) -> Answer:
+        fields = msgspec.json.decode(body)
+        messages = fields.get("messages")
+        text = chat_text(messages) if messages else fields["prompt"]
+        ids = self._reference.encode(text, add_special_tokens=not messages).ids
+        return 200, msgspec.json.encode({"tokens": [token + self.shift for token in ids]})
+
+
+def chat_text(messages: list[dict[str, str]]) -> str:
+    turns = "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in messages)
+    return turns + "<|im_start|>assistant\n"
+
+
+class Scene:
+    """Everything that a prompt passes, with one worker that serves the model m and its adapter."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        setting: str,
+        url: str,
+        folder: Path | None,
+        max_model_len: int | None,
+        kind: EngineKind = "vllm",
+    ) -> None:
+        self.worker = Worker(parse_worker(f"{url},name=w"), Pool(url, 1.0))
+        base = Model("m", max_model_len=max_model_len)
+        self.worker.description = EngineDescription(
+            kind,
+            models=(base, Model("adapter", parent="m")),
+            block_size=BLOCK,
+            tokenizer_path=str(folder) if folder else None,
+        )
+        fleet, book = Fleet([self.worker]), LoadBook()
+        fleet.mark_up(self.worker)
+        scheduler = Scheduler(LeastLoaded(), book, Scripted([]))
+        self.brain = Brain(fleet, book, scheduler, KVIndexer(), Metrics(), lambda: 0.0)
+        self.prompts = Prompts(setting, self.brain, session)
+
+    async def learn(self) -> None:
+        await self.prompts.learn(self.worker)
+
+    async def prompt(self, endpoint: Endpoint = "completions", /, **fields: Any) -> Prompt:
+        return await self.prompt_of(endpoint, msgspec.json.encode({"model": "m", **fields}))
+
+    async def prompt_of(self, endpoint: Endpoint, raw: bytes) -> Prompt:
+        inference = parse_inference(endpoint, raw)
+        routing = RequestRouting(self.brain, inference.model, None)
+        pending = self.prompts.prepare(inference, routing)
+        if pending is not None:
+            await pending
+        return routing.prompt
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.brain.metrics.registry.get_sample_value(f"router_{name}_total", labels) or 0.0
+
+    @property
+    def asked_engine(self) -> float:
+        return self.count("engine_tokenized_requests")
+
+    def untokenized(self, reason: str) -> float:
+        return self.count("untokenized_requests", reason=reason)
+
+
+@asynccontextmanager
+async def scene(
+    setting: str = "auto",
+    url: str = NOWHERE,
+    folder: Path | None = None,
+    max_model_len: int | None = None,
+    kind: EngineKind = "vllm",
+) -> AsyncIterator[Scene]:
+    async with aiohttp.ClientSession() as session:
+        made = Scene(session, setting, url, folder, max_model_len, kind)
+        await made.learn()
+        yield made
+
+
+def known(ids: list[int], namespace: Namespace = PLAIN) -> Prompt:
+    return Prompt(len(ids), hash_prompt(ids, [BLOCK], namespace))
+
+
+# -- here
+
+
+async def test_token_ids_need_neither_tokenizer_nor_engine() -> None:
+    async with scene() as made:
+        assert await made.prompt(prompt=[1, 2, 3, 4, 5]) == known([1, 2, 3, 4, 5])
+        assert await made.prompt(prompt=[[1, 2, 3, 4], [9]]) == known([1, 2, 3, 4])
+        assert made.asked_engine == 0
+
+
+async def test_text_by_the_tokenizer_at_hand(folder: Path, reference: tokenizers.Tokenizer) -> None:
+    ids = reference.encode(TEXT).ids
+    async with scene(str(folder)) as made:
+        assert await made.prompt(prompt=TEXT) == known(ids)
+        assert await made.prompt(prompt=[TEXT, "something else"]) == known(ids)
+        assert await made.prompt(prompt=TEXT, add_special_tokens=False) == known(ids[1:])
+        assert made.asked_engine == 0
+
+
+async def test_a_chat_by_the_models_template(folder: Path, reference: tokenizers.Tokenizer) -> None:
+    ids = reference.encode(chat_text(CHAT), add_special_tokens=False).ids
+    async with scene(folder=folder) as made:
+        assert await made.prompt("chat", messages=CHAT) == known(ids)
+
+
+async def test_adapters_and_salts_have_prefixes_of_their_own(folder: Path, reference: tokenizers.Tokenizer) -> None:
+    ids = reference.encode(TEXT).ids
+    async with scene(folder=folder) as made:
+        assert await made.prompt(model="adapter", prompt=TEXT) == known(ids, Namespace("adapter"))
+        assert await made.prompt(cache_salt="s", prompt=TEXT) == known(ids, Namespace(None, "s"))
+        both = await made.prompt(model="adapter", cache_salt="s", prompt=TEXT)
+        assert both == known(ids, Namespace("adapter", "s"))
+        hashed = [prompt.hashes for prompt in (both, await made.prompt(prompt=TEXT))]
+        assert hashed[0] != hashed[1]
+
+
+async def test_without_a_model_the_only_base_model_is_meant(folder: Path, reference: tokenizers.Tokenizer) -> None:
+    async with scene(folder=folder) as made:
+        raw = msgspec.json.encode({"prompt": TEXT})
+        assert await made.prompt_of("completions", raw) == known(reference.encode(TEXT).ids)
+
+
+# -- by an engine
+
+
+async def test_an_engine_is_asked_where_no_tokenizer_is_at_hand(
+    reference: tokenizers.Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url) as made:
+        assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
+        chat = reference.encode(chat_text(CHAT), add_special_tokens=False).ids
+        assert await made.prompt("chat", messages=CHAT) == known(chat)
+        assert made.asked_engine == 2
+        assert [path for path, _ in engine.asked] == ["/tokenize"] * 2
+    (told,) = [record for record in caplog.records if record.getMessage() == "No tokenizer is at hand"]
+    assert told.__dict__["fields"]["model"] == "m"
+
+
+async def test_the_setting_engine_asks_each_time_and_says_nothing(
+    folder: Path, reference: tokenizers.Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(TokenizingEngine(reference)) as engine, scene("engine", engine.url, folder) as made:
+        for _ in range(2):
+            await made.prompt(prompt=TEXT)
+        assert made.asked_engine == 2
+    assert not caplog.records
+
+
+async def test_sglang_is_asked_in_its_own_way(reference: tokenizers.Tokenizer) -> None:
+    async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url, kind="sglang") as made:
+        assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
+        assert [path for path, _ in engine.asked] == ["/v1/tokenize"]
+
+
+async def test_what_is_not_followed_here_is_asked(folder: Path, reference: tokenizers.Tokenizer) -> None:
+    async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url, folder=folder) as made:
+        assert made.asked_engine == 0
+        prompt = await made.prompt("chat", messages=CHAT, chat_template="{{ messages }}")
+        assert prompt == known(reference.encode(chat_text(CHAT), add_special_tokens=False).ids)
+        assert made.asked_engine == 1
+
+
+async def test_a_tokenizer_that_is_the_engines_is_trusted_after_one_check(
+    folder: Path, reference: tokenizers.Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url, folder=folder) as made:
+        checks = len(engine.asked)
+        assert checks > 0
+        await made.learn()
+        await made.prompt(prompt=TEXT)
+        assert len(engine.asked) == checks
+        assert (made.asked_engine, made.count("tokenizer_mismatches", model="m")) == (0, 0)
+    assert [record.getMessage() for record in caplog.records] == ["Tokenizer is ready"]
+
+
+async def test_a_tokenizer_that_is_not_the_engines_is_told_and_not_used(
+    folder: Path, reference: tokenizers.Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(TokenizingEngine(reference, shift=1)) as engine, scene(url=engine.url, folder=folder) as made:
+        assert made.count("tokenizer_mismatches", model="m") == 1
+        assert await made.prompt(prompt=TEXT) == known([token + 1 for token in reference.encode(TEXT).ids])
+        assert made.asked_engine == 1
+    (told,) = caplog.records
+    assert told.levelno == logging.ERROR
+    assert told.getMessage().startswith("The tokenizer is not the engine's")
+    assert (told.__dict__["fields"]["model"], told.__dict__["fields"]["worker"]) == ("m", "w")
+
+
+async def test_a_tokenizer_that_cannot_be_checked_is_used_with_a_warning(
+    folder: Path, reference: tokenizers.Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scene(folder=folder) as made:
+        assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
+    assert [record.getMessage() for record in caplog.records] == ["The tokenizer could not be checked"]
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", "\xff"])
+async def test_a_tokenizer_that_cannot_be_read_is_told_and_the_engine_asked(
+    content: str, tmp_path: Path, reference: tokenizers.Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content.encode("latin-1"))
+    async with running(TokenizingEngine(reference)) as engine, scene(str(tmp_path), engine.url) as made:
+        assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
+    assert caplog.records[0].getMessage() == "The tokenizer cannot be used"
+    assert str(tmp_path) in str(caplog.records[0].__dict__["fields"]["reason"])
+
+
+# -- not at all
+
+
+async def test_images_are_routed_by_load(folder: Path, reference: tokenizers.Tokenizer) -> None:
+    async with running(TokenizingEngine(reference)) as engine:
+        for tokenizer in (folder, None):
+            async with scene(url=engine.url, folder=tokenizer) as made:
+                prompt = await made.prompt("chat", messages=IMAGE)
+                assert prompt.hashes is None
+                assert prompt.tokens > 0
+                assert made.untokenized("multimodal") == 1
+                assert made.asked_engine == 0
+
+
+@pytest.mark.parametrize(
+    "answer", [(500, b""), (404, b"{}"), (200, b"nonsense"), (200, b'{"tokens": ["a"]}'), (200, b'{"tokens": [-1]}')]
+)
+async def test_an_engine_without_an_answer_leaves_the_load(answer: Answer) -> None:
+    async with running(HttpEngine({"/tokenize": answer})) as engine, scene(url=engine.url) as made:
+        assert (await made.prompt(prompt=TEXT)).hashes is None
+        assert (made.untokenized("engine"), made.asked_engine) == (1, 0)
+
+
+async def test_an_engine_that_is_away_leaves_the_load() -> None:
+    async with scene() as made:
+        prompt = await made.prompt(prompt=TEXT)
+        raw = len(msgspec.json.encode({"model": "m", "prompt": TEXT}))
+        assert prompt == Prompt(raw // router.prompts.BYTES_PER_TOKEN)
+        assert made.untokenized("engine") == 1
+
+
+async def test_an_engine_that_is_too_slow_leaves_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = asyncio.Event()
+
+    async def hang(body: bytes) -> Answer:
+        await never.wait()
+        return 200, b""
+
+    monkeypatch.setattr("router.prompts.ENGINE_TIMEOUT", 0.02)
+    async with running(HttpEngine({"/tokenize": hang})) as engine, scene(url=engine.url) as made:
+        assert (await made.prompt(prompt=TEXT)).hashes is None
+        assert made.untokenized("engine") == 1
+
+
+async def test_an_engine_of_unknown_kind_leaves_the_load() -> None:
+    async with scene(kind="unknown") as made:
+        assert (await made.prompt(prompt=TEXT)).hashes is None
+        assert made.untokenized("engine") == 1
+
+
+async def test_without_a_worker_there_is_nobody_to_ask() -> None:
+    async with scene() as made:
+        made.brain.fleet.mark_down(made.worker, "gone")
+        assert await made.prompt(prompt=TEXT) == Prompt()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[], [[]], [-1], [2**32], [1, "a"], [1, [2]], [1, None], [1.5], [{}], [["a"]], [None], [1, 2.5]],
+    ids=str,
+)
+async def test_what_is_no_prompt_is_left_to_the_engine_to_judge(prompt: object) -> None:
+    async with scene() as made:
+        assert (await made.prompt(prompt=prompt)).hashes is None
+        assert made.untokenized("malformed") == 1
+
+
+async def test_a_number_that_no_float_holds_is_left_to_the_engine_to_judge() -> None:
+    async with scene() as made:
+        assert (await made.prompt_of("completions", b'{"model": "m", "prompt": [1], "seed": 1e999}')).hashes is None
+        assert made.untokenized("malformed") == 1
+
+
+@pytest.mark.parametrize("raw", [b'{"model": "m", "prompt": "a\xff"}', b'{"model": "m", "prompt": "a", "\xff": 1}'])
+async def test_text_that_is_not_utf_8_is_refused(raw: bytes) -> None:
+    async with scene() as made:
+        with pytest.raises(BadRequest) as caught:
+            await made.prompt_of("completions", raw)
+    assert caught.value.response.status == 400
+    assert msgspec.json.decode(caught.value.response.body)["error"]["code"] == "invalid_json"
+
+
+# -- too long
+
+
+def too_long(error: BadRequest) -> tuple[int, str, str]:
+    answer = msgspec.json.decode(error.response.body)["error"]
+    return error.response.status, answer["code"], answer["param"]
+
+
+async def test_a_prompt_longer_than_the_model_takes_is_refused(folder: Path, reference: tokenizers.Tokenizer) -> None:
+    length = len(reference.encode(chat_text(CHAT), add_special_tokens=False).ids)
+    async with scene(folder=folder, max_model_len=length) as made:
+        await made.prompt("chat", messages=CHAT)
+        await made.prompt(prompt=[1] * length)
+        for model in ("m", "adapter"):
+            with pytest.raises(BadRequest) as caught:
+                await made.prompt(model=model, prompt=[1] * (length + 1))
+            assert too_long(caught.value) == (400, "context_length_exceeded", "prompt")
+        with pytest.raises(BadRequest) as caught:
+            await made.prompt("chat", messages=[*CHAT, *CHAT])
+        assert too_long(caught.value) == (400, "context_length_exceeded", "messages")
+        assert f"the {length} that 'm' takes" in str(caught.value)
+
+
+async def test_so_is_one_that_an_engine_counted(reference: tokenizers.Tokenizer) -> None:
+    async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url, max_model_len=3) as made:
+        with pytest.raises(BadRequest) as caught:
+            await made.prompt(prompt=TEXT)
+    assert too_long(caught.value) == (400, "context_length_exceeded", "prompt")
+
+
+# -- silence
+
+SECRET = "the-password-is-swordfish"
+
+
+async def test_nothing_of_a_prompt_is_ever_logged(
+    folder: Path, reference: tokenizers.Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    said = [{"role": "user", "content": SECRET}]
+    parts = [{"type": "text", "text": SECRET}, {"type": "image_url", "image_url": {"url": SECRET}}]
+    requests: list[tuple[Endpoint, dict[str, Any]]] = [
+        ("completions", {"prompt": SECRET}),
+        ("completions", {"prompt": [1, SECRET]}),
+        ("completions", {"prompt": SECRET, "add_special_tokens": SECRET}),
+        ("chat", {"messages": said}),
+        ("chat", {"messages": said, "chat_template": "{{ " + SECRET}),
+        ("chat", {"messages": said, "tools": [SECRET]}),
+        ("chat", {"messages": [{"role": "user", "content": parts}]}),
+        ("chat", {"messages": [SECRET]}),
+    ]
+    broken = HttpEngine({"/tokenize": (500, SECRET.encode())})
+    async with running(TokenizingEngine(reference)) as engine, running(broken):
+        for url in (engine.url, broken.url, NOWHERE):
+            for tokenizer in (folder, None):
+                async with scene(url=url, folder=tokenizer, max_model_len=4) as made:
+                    for endpoint, fields in requests:
+                        try:
+                            await made.prompt(endpoint, **fields)
+                        except BadRequest as error:
+                            assert SECRET.encode() not in error.response.body  # noqa: PT017 -- only some are refused
+    assert caplog.records
+    assert not [record for record in caplog.records if SECRET in JsonFormatter().format(record)]
