@@ -95,7 +95,7 @@ class Fleet:
         return [candidate for candidate in found if candidate[0].worker_id not in exclude] if exclude else found
 
     def knows(self, model: str) -> bool:
-        """Whether any worker, up or not, is known to serve `model`, or could."""
+        """Whether any worker, up or not, is known to serve `model`."""
         workers = self.workers.values()
         return any(known.id == model for worker in workers for known in worker.models)
 

@@ -1,0 +1,84 @@
+"""What is assumed lasts for its time to live, against a plain dictionary of when each block ends."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from indexer.expiring import AssumedPrefixes
+from indexer.prefix_index import Overlap, PrefixIndex
+from indexer.types import Tier, WorkerRank
+
+A, B = WorkerRank("a", 0), WorkerRank("a", 1)
+TTL = 10.0
+ranks = st.sampled_from([A, B])
+
+
+class Assuming(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex()
+        self.assumed = AssumedPrefixes(self.index, TTL)
+        self.now = 0.0
+        self.ends: dict[tuple[WorkerRank, int], float] = {}
+
+    @rule(rank=ranks, blocks=st.lists(st.integers(0, 9), max_size=6))
+    def assume(self, rank: WorkerRank, blocks: list[int]) -> None:
+        self.assumed.assume(rank, iter(blocks), self.now)
+        self.ends |= {(rank, block): self.now + TTL for block in blocks}
+
+    @rule(seconds=st.sampled_from([0.0, 3.0, TTL / 2, TTL]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.assumed.expire(self.now)
+        self.ends = {key: end for key, end in self.ends.items() if end > self.now}
+
+    @rule(rank=ranks)
+    def forget(self, rank: WorkerRank) -> None:
+        self.assumed.forget(rank)
+        self.ends = {key: end for key, end in self.ends.items() if key[0] != rank}
+
+    @invariant()
+    def the_index_holds_what_has_not_ended(self) -> None:
+        for rank in (A, B):
+            expected = {block for holder, block in self.ends if holder == rank}
+            assert self.index.dump().get((rank, Tier.GPU), set()) == expected
+        assert len(self.assumed._expiry) == len(self.ends)
+
+
+TestAssumingAgainstModel = Assuming.TestCase
+TestAssumingAgainstModel.settings = settings(max_examples=80, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+def test_a_block_ends_when_its_time_is_over_and_not_before() -> None:
+    index = PrefixIndex()
+    assumed = AssumedPrefixes(index, TTL)
+    assumed.assume(A, [1, 2], 100.0)
+    assumed.expire(109.999)
+    assert index.find_matches([1, 2, 3]) == {A: Overlap(2, 2)}
+    assumed.expire(110.0)
+    assert index.find_matches([1]) == {}
+
+
+def test_assuming_again_renews_the_shared_prefix_only() -> None:
+    index = PrefixIndex()
+    assumed = AssumedPrefixes(index, TTL)
+    assumed.assume(A, [1, 2, 3], 0.0)
+    assumed.assume(A, [1, 2, 4], 6.0)
+    assumed.expire(10.0)
+    assert index.find_matches([1, 2, 3]) == {A: Overlap(2, 2)}
+    assert index.find_matches([1, 2, 4]) == {A: Overlap(3, 3)}
+    assumed.expire(16.0)
+    assert index.entries() == 0
+
+
+def test_one_rank_forgotten_leaves_the_other() -> None:
+    index = PrefixIndex()
+    assumed = AssumedPrefixes(index, TTL)
+    for rank in (A, B):
+        assumed.assume(rank, [1], 0.0)
+    assumed.forget(A)
+    assert index.find_matches([1]) == {B: Overlap(1, 1)}
+    assumed.expire(TTL)
+    assert index.entries() == 0

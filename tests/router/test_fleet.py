@@ -1,0 +1,150 @@
+"""Who could take a request, as workers come, go and change."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from engines.description import EngineDescription, EventSource, Model
+from indexer.types import WorkerRank
+from router.fleet import ASSUMED_BLOCK_SIZE, Fleet, Worker
+from router.http.upstream import Pool
+from router.worker_spec import parse_worker
+
+BASE, ADAPTER = Model("m"), Model("adapter", parent="m")
+
+
+def worker(
+    name: str,
+    *models: Model,
+    dp_size: int = 1,
+    block_size: int | None = None,
+    keys: str = "",
+    sources: tuple[EventSource, ...] = (),
+) -> Worker:
+    spec = parse_worker(f"http://{name}:8000,name={name}{keys}")
+    made = Worker(spec, Pool(spec.url, 1.0))
+    made.description = EngineDescription(
+        "vllm", models=models, dp_size=dp_size, block_size=block_size, event_sources=sources
+    )
+    return made
+
+
+def fleet(*workers: Worker) -> Fleet:
+    made = Fleet(workers)
+    for each in workers:
+        made.mark_up(each)
+    return made
+
+
+def names(found: list[tuple[WorkerRank, int]]) -> list[str]:
+    return [f"{rank}/{size}" for rank, size in found]
+
+
+def test_candidates_are_ranks_in_order_each_with_its_block_size() -> None:
+    found = fleet(worker("b", BASE, block_size=32), worker("a", BASE, dp_size=2))
+    assert names(found.candidates("m")) == ["a#0/16", "a#1/16", "b#0/32"]
+    assert names(found.candidates(None)) == names(found.candidates("m"))
+    assert names(found.candidates("m", {"a"})) == ["b#0/32"]
+    assert found.candidates("m", {"a", "b"}) == []
+    assert found.block_sizes == {ASSUMED_BLOCK_SIZE, 32}
+
+
+def test_only_those_that_serve_the_model() -> None:
+    found = fleet(worker("a", BASE, ADAPTER), worker("b", BASE), worker("c", Model("n")), worker("d"))
+    assert names(found.candidates("m")) == ["a#0/16", "b#0/16", "d#0/16"]
+    assert names(found.candidates("adapter")) == ["a#0/16", "d#0/16"]
+    assert names(found.candidates("never heard of")) == ["d#0/16"]
+
+
+def test_nobody_before_the_first_answer_and_after_the_last() -> None:
+    one = worker("a", BASE)
+    found = Fleet([one])
+    assert (found.candidates("m"), found.up, found.block_sizes) == ([], [], set())
+    found.mark_up(one)
+    assert names(found.candidates("m")) == ["a#0/16"]
+    found.mark_down(one, "gone")
+    assert (found.candidates("m"), found.up, found.block_sizes) == ([], [], set())
+    assert (one.trouble, repr(one)) == ("gone", "<Worker a down: gone>")
+    found.mark_up(one)
+    assert names(found.candidates("m")) == ["a#0/16"]
+    assert (one.trouble, repr(one)) == ("", "<Worker a up>")
+
+
+def test_a_worker_that_comes_back_different_is_seen_as_it_is_now() -> None:
+    one = worker("a", BASE)
+    found = fleet(one)
+    assert names(found.candidates("m")) == ["a#0/16"]
+    found.mark_down(one, "restarts")
+    one.description = EngineDescription("vllm", models=(Model("n"),), dp_size=2, block_size=64)
+    found.mark_up(one)
+    assert found.candidates("m") == []
+    assert names(found.candidates("n")) == ["a#0/64", "a#1/64"]
+
+
+def test_names_from_outside_do_not_pile_up() -> None:
+    found = fleet(worker("a", BASE), worker("b"))
+    for number in range(100):
+        assert names(found.candidates(f"guess {number}")) == ["b#0/16"]
+    found.candidates("m")
+    found.candidates(None)
+    assert set(found._candidates) == {"m", None}
+
+
+def test_going_down_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    one = worker("a", BASE)
+    found = Fleet([one])
+    found.mark_down(one, "was never up")
+    found.mark_up(one)
+    found.mark_down(one, "first")
+    found.mark_down(one, "second")
+    assert one.trouble == "second"
+    assert [(record.levelno, record.__dict__["fields"]) for record in caplog.records] == [
+        (logging.WARNING, {"worker": "a", "trouble": "first"})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "found", "size"), [("", None, 16), ("", 32, 32), (",block_size=64", 32, 64), (",block_size=64", None, 64)]
+)
+def test_a_block_size_is_stated_or_found_or_assumed(keys: str, found: int | None, size: int) -> None:
+    assert worker("a", keys=keys, block_size=found).block_size == size
+
+
+def test_events_are_stated_or_found() -> None:
+    assert not worker("a").has_events
+    assert worker("a", keys=",events=tcp://a:1").has_events
+    assert worker("a", sources=(EventSource(0, "tcp://a:1"),)).has_events
+
+
+def test_a_worker_that_was_not_described_yet() -> None:
+    spec = parse_worker("http://a:8000")
+    one = Worker(spec, Pool(spec.url, 1.0))
+    assert one.ranks == [WorkerRank("a:8000", 0)]
+    assert (one.block_size, one.models, one.has_events) == (ASSUMED_BLOCK_SIZE, (), False)
+    assert one.serves("anything")
+    assert repr(one) == "<Worker a:8000 down: has not answered yet>"
+
+
+def test_what_is_known_and_what_may_be_served() -> None:
+    one, two = worker("a", BASE), worker("b", Model("n"))
+    found = Fleet([one, two])
+    found.mark_up(one)
+    assert [found.knows(name) for name in ("m", "n", "x")] == [True, True, False]
+    assert [found.may_serve(name) for name in ("m", "n", "x")] == [True, True, False]
+    two.description = None
+    assert [found.knows(name) for name in ("m", "n", "x")] == [True, False, False]
+    assert [found.may_serve(name) for name in ("m", "n", "x")] == [True, True, True]
+
+
+def test_models_are_the_union_of_those_that_are_up_each_with_its_first_worker() -> None:
+    one, two, down = worker("a", BASE), worker("b", BASE, ADAPTER), worker("c", Model("n"))
+    found = fleet(one, two)
+    found.workers["c"] = down
+    assert found.models() == {"m": (one, BASE), "adapter": (two, ADAPTER)}
+
+
+def test_only_an_adapter_has_a_lora_name() -> None:
+    found = fleet(worker("a", BASE, ADAPTER))
+    assert [found.lora_name(name) for name in ("adapter", "m", "x", None)] == ["adapter", None, None, None]

@@ -1,0 +1,143 @@
+"""Each gauge says what the router's state is at the moment it is read."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from engines.description import EngineDescription
+from indexer.cursor import View
+from indexer.events import EventBatch, LoadReport, Stored, pack_hashes
+from indexer.kv_indexer import KVIndexer
+from indexer.types import Tier, WorkerRank
+from publishers.local_plane import LocalPlane
+from router.fleet import Fleet, Worker
+from router.http.upstream import Pool
+from router.metrics import Metrics
+from router.readings import Readings
+from router.scheduling.load import REPORT_LIFE, LoadBook
+from router.worker_spec import parse_worker
+
+A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
+
+
+class State:
+    """Worker a with two ranks and worker b with one, which was not described yet."""
+
+    def __init__(self) -> None:
+        self.metrics, self.book, self.indexer, self.plane = Metrics(), LoadBook(), KVIndexer(), LocalPlane()
+        self.now = 10.0
+        self.a, self.b = (Worker(parse_worker(f"http://{n}:1,name={n}"), Pool(f"http://{n}:1", 1)) for n in "ab")
+        self.a.description = EngineDescription("vllm", dp_size=2)
+        self.fleet = Fleet([self.a, self.b])
+        for rank in (A0, A1):
+            self.book.watch(rank, 16)
+            self.indexer.watch(rank)
+        Readings(self.fleet, self.book, self.indexer, self.plane, lambda: self.now).register(self.metrics)
+
+    def read(self, name: str, **labels: str) -> float | None:
+        self.metrics.render()  # must not fail, whatever the state
+        return self.metrics.registry.get_sample_value(name, labels)
+
+    def of(self, name: str, rank: WorkerRank, **labels: str) -> float | None:
+        return self.read(name, worker=rank.worker_id, dp_rank=str(rank.dp_rank), **labels)
+
+    def views(self, rank: WorkerRank) -> dict[str, float | None]:
+        return {view.value: self.of("router_index_view", rank, view=view.value) for view in View}
+
+
+@pytest.fixture
+def state() -> State:
+    return State()
+
+
+def batch(event_id: int, *hashes: int, tier: Tier = Tier.GPU) -> EventBatch:
+    return EventBatch(*A0, 1, event_id, [Stored(tier, pack_hashes(hashes))])
+
+
+def test_up(state: State) -> None:
+    assert (state.read("router_worker_up", worker="a"), state.read("router_worker_up", worker="b")) == (0, 0)
+    state.fleet.mark_up(state.a)
+    assert (state.read("router_worker_up", worker="a"), state.read("router_worker_up", worker="b")) == (1, 0)
+
+
+def test_exactly_one_view_is_one(state: State) -> None:
+    assert state.views(A0) == {"exact": 0, "partial": 0, "recovering": 0, "blind": 1}
+    state.indexer.on_batch(batch(0, 1))
+    assert state.views(A0) == {"exact": 1, "partial": 0, "recovering": 0, "blind": 0}
+    state.indexer.on_batch(batch(2, 3))
+    assert state.views(A0) == {"exact": 0, "partial": 0, "recovering": 1, "blind": 0}
+    state.indexer.on_batch(batch(1, 2))
+    state.indexer.on_replay_end(A0)
+    state.indexer.on_report(LoadReport(*A0, 1, 2, exact=False))
+    assert state.views(A0) == {"exact": 0, "partial": 1, "recovering": 0, "blind": 0}
+    for other in (A1, B0):
+        assert state.views(other)["blind"] == 1
+
+
+def test_blocks_and_batches(state: State) -> None:
+    state.indexer.on_batch(batch(0, 1, 2, 3))
+    state.indexer.on_batch(batch(1, 4, tier=Tier.CPU))
+    state.indexer.on_batch(batch(0, 9))
+    tiers = {tier: state.of("router_index_blocks", A0, tier=tier) for tier in ("gpu", "cpu", "disk")}
+    assert tiers == {"gpu": 3, "cpu": 1, "disk": 0}
+    assert state.of("router_index_blocks", B0, tier="gpu") == 0
+    assert state.read("router_index_batches", fate="applied") == 2
+    assert state.read("router_index_batches", fate="stale") == 1
+
+
+async def test_connected(state: State) -> None:
+    assert state.read("router_event_plane_connected") == 0
+    await state.plane.start()
+    assert state.read("router_event_plane_connected") == 1
+
+
+def test_loads_are_booked_and_foreign(state: State) -> None:
+    reservation = state.book.reserve(A0, 60, 100)
+    state.book.on_report(LoadReport(*A0, 1, -1, True, request_active_slots=3, kv_active_blocks=10), state.now)
+
+    def loads() -> tuple[float | None, ...]:
+        return tuple(
+            state.of(f"router_load_{figure}", A0) for figure in ("requests", "prefill_tokens", "active_tokens")
+        )
+
+    assert loads() == (3, 60, 160)
+    reservation.release()
+    assert loads() == (2, 0, 60)
+    state.now += REPORT_LIFE + 1
+    assert loads() == (0, 0, 0)
+    assert state.of("router_load_requests", B0) == 0
+
+
+def test_what_was_not_reported_is_absent(state: State) -> None:
+    assert state.of("router_load_age_seconds", A0) is None
+    assert state.of("router_engine_load", A0, figure="kv_total_blocks") is None
+    state.book.on_report(LoadReport(*A0, 1, -1, True, num_requests_waiting=0, gpu_cache_usage_perc=0.25), state.now)
+    state.now += 4
+    assert state.of("router_load_age_seconds", A0) == 4
+    assert state.of("router_load_age_seconds", A1) is None
+    figures = {figure: state.of("router_engine_load", A0, figure=figure) for figure in FIGURES}
+    assert figures == dict.fromkeys(FIGURES) | {"num_requests_waiting": 0, "gpu_cache_usage_perc": 0.25}
+
+
+FIGURES = (
+    "num_requests_waiting",
+    "gpu_cache_usage_perc",
+    "gpu_prefix_cache_hit_rate",
+    "request_active_slots",
+    "request_total_slots",
+    "kv_active_blocks",
+    "kv_total_blocks",
+)
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_every_figure_of_a_report_is_passed_on(state: State, figure: str) -> None:
+    state.book.on_report(msgspec.structs.replace(LoadReport(*A1, 1, -1, True), **{figure: 1}), state.now)
+    assert state.of("router_engine_load", A1, figure=figure) == 1
+
+
+def test_two_routers_in_one_process_count_apart() -> None:
+    one, other = State(), State()
+    one.metrics.in_flight.inc()
+    assert (one.read("router_requests_in_flight"), other.read("router_requests_in_flight")) == (1, 0)
