@@ -54,7 +54,7 @@ class Metrics:
         )
         self.decision = Histogram(
             "router_decision_seconds",
-            "Tokenising, hashing, matching and choosing for one request.",
+            "Matching, choosing and booking for one request.",
             buckets=_DECISION_SECONDS,
             registry=self.registry,
         )

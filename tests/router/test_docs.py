@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 from pathlib import Path
+from typing import NamedTuple, get_args
 
 import pytest
-from prometheus_client import CollectorRegistry
 
+from indexer.cursor import View
+from indexer.kv_indexer import KVIndexer
+from indexer.types import Tier
+from publishers.local_plane import LocalPlane
 from router.cli import make_parser
+from router.exchange import End
+from router.fleet import Fleet
+from router.metrics import Metrics, _Reading
+from router.readings import _REPORTED as FIGURES
+from router.readings import Readings
+from router.scheduling.load import LoadBook
 from router.settings import GROUPS, Option, options
+from router.tokens.cannot import Reason
 
 DOCS = Path(__file__).parents[2] / "docs"
 CONFIGURATION = DOCS / "configuration.md"
@@ -59,14 +68,54 @@ def test_flags_of_the_parser_that_are_no_settings_are_on_the_page() -> None:
         assert f"`{flag}" in text
 
 
-def test_every_metric_is_on_its_page_and_no_other() -> None:
-    if importlib.util.find_spec("router.metrics") is None:
-        pytest.skip("router.metrics does not exist yet")
-    registry: CollectorRegistry = importlib.import_module("router.metrics").Metrics().registry
-    names = {family.name for family in registry.collect() if family.name.startswith("router_")}
-    assert METRICS.exists(), f"docs/metrics.md is missing; it must name: {', '.join(sorted(names))}"
-    text = METRICS.read_text("utf-8")
-    documented = set(re.findall(r"`(router_[a-z0-9_]+)", text))
-    assert names <= {re.sub(r"_total$", "", name) for name in documented}
-    suffixes = "_total|_bucket|_sum|_count"
-    assert {re.sub(rf"({suffixes})$", "", name) for name in documented} <= names
+class Documented(NamedTuple):
+    kind: str
+    labels: tuple[str, ...]
+
+
+def registered() -> dict[str, Documented]:
+    """Every metric by the name under which it is exposed."""
+    metrics = Metrics()
+    Readings(Fleet([]), LoadBook(), KVIndexer(), LocalPlane(), lambda: 0.0).register(metrics)
+    found = {}
+    for collector in metrics.registry._collector_to_names:
+        (family,) = collector.describe() if isinstance(collector, _Reading) else collector.collect()
+        labels = collector._labels if isinstance(collector, _Reading) else collector._labelnames  # type: ignore[attr-defined] # a plain metric
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        found[name] = Documented(family.type, tuple(labels))
+    return found
+
+
+def documented() -> dict[str, Documented]:
+    rows = re.findall(r"^\| `(router_\w+)` \| (\w+) \| ([\w, ]*?) ?\|", METRICS.read_text("utf-8"), re.MULTILINE)
+    assert len(rows) == len({name for name, *_ in rows}), "a metric is listed twice"
+    return {name: Documented(kind, tuple(labels.split(", ")) if labels else ()) for name, kind, labels in rows}
+
+
+def test_every_metric_is_listed_with_its_type_and_labels_and_no_other() -> None:
+    assert documented() == registered()
+
+
+def test_the_metrics_page_mentions_no_metric_that_does_not_exist() -> None:
+    mentioned = set(re.findall(r"`(router_[a-z0-9_]+)", METRICS.read_text("utf-8")))
+    assert mentioned <= registered().keys()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(view.value for view in View),
+        *(tier.name.lower() for tier in Tier),
+        *get_args(Reason),
+        *get_args(End),
+        *FIGURES,
+    ],
+)
+def test_every_value_of_a_fixed_label_is_explained(value: str) -> None:
+    assert f"`{value}`" in METRICS.read_text("utf-8")
+
+
+@pytest.mark.parametrize("flag", ["--approx-ttl", "--no-kv-events", "--kv-overlap-score-weight", "--tokenizer"])
+def test_flags_that_the_metrics_page_advises_exist(flag: str) -> None:
+    assert flag in METRICS.read_text("utf-8")
+    assert flag in {name for action in make_parser()._actions for name in action.option_strings}
