@@ -16,7 +16,7 @@ from indexer.types import WorkerRank
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
 from router.scheduling.decision import Candidate, Choice, Decision, Policy, Uniform
 from router.scheduling.load import Load, LoadBook
-from router.scheduling.overlap import LOWER_TIER_CREDIT, OverlapCost
+from router.scheduling.overlap import OverlapCost
 from router.scheduling.scheduler import Scheduler
 from tests.router.scheduling.candidates import Scripted, rank, repeatable
 
@@ -87,7 +87,7 @@ def test_overlaps_stay_in_their_bounds(size: int, prompt: int, one: int, other: 
 def test_lower_tiers_count_less() -> None:
     found = shown(16, 200, Overlap(blocks=10, gpu_blocks=4))
     assert found.overlap_tokens == 160
-    assert found.credit_tokens == 64 + LOWER_TIER_CREDIT * 96
+    assert found.credit_tokens == 64 + 0.75 * 96
 
 
 def test_workers_of_different_block_sizes_are_compared_in_tokens() -> None:
