@@ -1,0 +1,48 @@
+"""Runs the load generator against routers, in turn, and keeps what each run gave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .load import Outcome
+from .pairs import order
+from .places import ROOT
+from .routers import Running
+
+CONNECTIONS = {"stream": 64}
+"""Of the closed loop, where not 32: streams leave a router idle most of the time."""
+
+
+class Effort(NamedTuple):
+    """How much of each measurement."""
+
+    repeats: int
+    seconds: float
+
+
+def load(router: Running, workload: str, *flags: str) -> Outcome:
+    """Raises RuntimeError when the generator fails or most requests do."""
+    command = [sys.executable, "-m", "scripts.bench.load", "--url", router.url, "--workload", workload, *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{router.name}, {workload}: {done.stderr.strip()[-400:]}")
+    outcome = Outcome(**json.loads(done.stdout))
+    if outcome.errors * 100 > outcome.requests or not outcome.requests:
+        raise RuntimeError(f"{router.name}, {workload}: {outcome.errors} of {outcome.requests} requests failed")
+    return outcome
+
+
+def cpu_per_request(routers: Sequence[Running], workload: str, effort: Effort) -> dict[str, list[float]]:
+    """Microseconds, by router, one for each repeat."""
+    found: dict[str, list[float]] = {router.name: [] for router in routers}
+    flags = ["--connections", str(CONNECTIONS.get(workload, 32)), "--seconds", str(effort.seconds)]
+    for repeat in range(effort.repeats):
+        for position in order(len(routers), repeat):
+            router = routers[position]
+            outcome = load(router, workload, *flags, "--pid", str(router.pid), "--seed", str(repeat))
+            found[router.name].append(outcome.cpu / outcome.requests * 1e6)
+    return found
