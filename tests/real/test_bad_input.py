@@ -33,6 +33,7 @@ def test_prompt_longer_than_the_model_takes(router: Router, engines: list[Engine
 @pytest.mark.parametrize("token", [-1, VOCABULARY, 2**31, 2**40])
 def test_token_that_the_model_does_not_have(local_router: Router, engines: list[Engine], token: int) -> None:
     """SGLang dies of it, so it must not get there; least of all by retries, one worker after the other."""
+    local_router.until_all_are_up()
     for engine in engines:
         answer = local_router.ask({"model": "tiny", "prompt": [7, token], "max_tokens": 1}, engine.worker_id)
         if answer.status != 400:
