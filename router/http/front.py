@@ -7,6 +7,8 @@ progress at once.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
@@ -21,6 +23,7 @@ MAX_PIPELINED = 16
 """Requests read ahead on one connection; beyond that reading pauses."""
 LINGER = 1.0
 """Seconds in which a client may still send what was refused, before the connection is closed for good."""
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Exchange(Protocol):
@@ -64,6 +67,7 @@ class Connection(asyncio.Protocol):
         self._current: Request | None = None
         self._exchange: Exchange | None = None
         self._closing = False
+        self._paused = False
         self._reset_message()
 
     def __repr__(self) -> str:
@@ -71,7 +75,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        return self._current is not None
+        """A request is in progress, or its answer not sent out yet."""
+        return self._current is not None or self._transport.get_write_buffer_size() > 0
 
     # -- asyncio.Protocol
 
@@ -88,12 +93,15 @@ class Connection(asyncio.Protocol):
             exchange.cancel()
 
     def pause_writing(self) -> None:
+        self._paused = True
         if self._exchange:
             self._exchange.pause()
 
     def resume_writing(self) -> None:
+        self._paused = False
         if self._exchange:
             self._exchange.resume()
+        self._begin_next()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
@@ -166,7 +174,7 @@ class Connection(asyncio.Protocol):
             self._parser.get_http_version() == "1.0",
         )
         self._reset_message()
-        if self._current is None:
+        if self._current is None and not self._paused:
             self._begin(request)
         else:
             self._waiting.append(request)
@@ -177,9 +185,17 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, request: Request) -> None:
         self._current = request
-        self._exchange = self._serve(request, self)
-        if self._current is None:
-            self._exchange = None
+        exchange = self._serve(request, self)
+        if self._current is request:  # else it is answered, and the next one may have begun
+            self._exchange = exchange
+
+    def _begin_next(self) -> None:
+        """Not before the client has taken what came before: what it does not take would pile up here."""
+        if self._waiting and self._current is None and not self._paused:
+            request = self._waiting.popleft()
+            if len(self._waiting) == MAX_PIPELINED - 1:
+                self._transport.resume_reading()
+            self._begin(request)
 
     def write(self, data: bytes) -> None:
         """Relay a piece of the current answer."""
@@ -201,17 +217,23 @@ class Connection(asyncio.Protocol):
             self._closing = True
             self._transport.close()
             return
-        if self._waiting:
-            request = self._waiting.popleft()
-            if len(self._waiting) == MAX_PIPELINED - 1:
-                self._transport.resume_reading()
-            self._begin(request)
+        self._begin_next()
 
     def abort(self) -> None:
         """Break the connection, so that the client cannot take what it has for whole."""
-        self._current = self._exchange = None
+        if self._current:
+            self._reset_when_closed()
+        exchange, self._exchange, self._current = self._exchange, None, None
         self._closing = True
         self._transport.abort()
+        if exchange:
+            exchange.cancel()
+
+    def _reset_when_closed(self) -> None:
+        """Where the connection's end is the answer's end, only a reset tells that it is not whole."""
+        sock = self._transport.get_extra_info("socket")
+        if sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
     @property
     def closing(self) -> bool:
