@@ -184,6 +184,7 @@ class WorkerConnection(asyncio.Protocol):
         if excess or not head.keep_alive:
             self._transport.abort()
         else:
+            self.resume()  # the client may have paused it; the next request's answer is to be read
             self._pool.give_back(self)
         receiver.on_end()
 
