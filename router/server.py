@@ -57,7 +57,7 @@ class Server:
         page = self._pages.get(path)
         if page:
             allowed = request.method in {b"GET", b"HEAD"}
-            connection.respond(page() if allowed else _wrong_method("GET"))
+            connection.respond(page() if allowed else _wrong_method("GET, HEAD"))
             return None
         endpoint = ENDPOINTS.get(path)
         if endpoint:
@@ -88,6 +88,9 @@ class Server:
                 await pending
             except BadRequest as error:
                 exchange.answer(error.response)
+            except Exception:  # whatever it is, the client gets an answer
+                logger.exception("A prompt could not be prepared")
+                exchange.answer(error_response(500, "The router could not read the prompt."))
             else:
                 exchange.start()
 
@@ -182,4 +185,5 @@ class Server:
 
 
 def _wrong_method(allowed: str) -> Response:
-    return error_response(405, f"This path takes {allowed} only.")
+    response = error_response(405, f"This path takes {allowed} only.")
+    return response._replace(headers=((b"allow", allowed.encode()),))
