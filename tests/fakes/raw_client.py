@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from dataclasses import dataclass
 from types import TracebackType
 
-PATIENCE = 20.0
+PATIENCE = 10.0
 """Seconds for any one thing to arrive: only what never comes takes as long."""
 
 
@@ -56,7 +57,11 @@ class RawClient:
         sock.setblocking(False)
         if self._receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
-        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._port))
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._port))
+        except OSError:
+            sock.close()
+            raise
         self._reader, self._writer = await asyncio.open_connection(sock=sock, limit=self._limit)
         return self
 
@@ -69,8 +74,15 @@ class RawClient:
         self._writer.write(data)
 
     def vanish(self) -> None:
-        """Gone, without a word."""
+        """Gone, with a reset."""
+        sock = self._writer.get_extra_info("socket")
+        if not self._writer.is_closing():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
+
+    def leave(self) -> None:
+        """Gone as programs go that end."""
+        self._writer.close()
 
     async def ask(self, request: bytes) -> Answered:
         self.send(request)

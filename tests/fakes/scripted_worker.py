@@ -11,7 +11,7 @@ import json
 import socket
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -50,10 +50,14 @@ class Received:
 class Dialogue:
     """One request and the means to answer it."""
 
-    def __init__(self, request: Received, connection: _Connection) -> None:
+    def __init__(self, request: Received, connection: _Connection, go_on: asyncio.Event) -> None:
         self.request = request
         self.gone = connection.gone
         """Set when the router closed the connection, or the script did."""
+        self.go_on = go_on
+        """Set by the test, for scripts that wait for it."""
+        self.finished = False
+        """The script came to its end."""
         self._connection = connection
 
     @property
@@ -160,6 +164,8 @@ class ScriptedWorker:
         """Connections to reset as soon as they are accepted."""
         self.reads = True
         """False: nothing more is read from connections accepted from now on."""
+        self.go_on = asyncio.Event()
+        """Tells the scripts that wait for it to go on."""
         self.held = asyncio.Event()
         """Set when a page's answer is held back."""
         self.connections: set[_Connection] = set()
@@ -186,6 +192,11 @@ class ScriptedWorker:
     def then(self, *scripts: Script) -> None:
         """The next requests' scripts, in this order; after them the default's turn."""
         self._scripts.extend(scripts)
+
+    def behave(self) -> None:
+        """The default's turn from now on, on every page too."""
+        self._scripts.clear()
+        self.pages.statuses.clear()
 
     async def listen(self) -> None:
         """On a free port the first time, on the same one after."""
@@ -230,11 +241,11 @@ class ScriptedWorker:
             status, body = page
             connection.transport.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
             return
-        dialogue = Dialogue(request, connection)
+        dialogue = Dialogue(request, connection, self.go_on)
         self.requests.append(request)
         self.dialogues.append(dialogue)
         script = self._scripts.popleft() if self._scripts else self._default
-        task = asyncio.ensure_future(script(dialogue))
+        task = asyncio.ensure_future(_play(script, dialogue))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -242,6 +253,11 @@ class ScriptedWorker:
         self._tasks.discard(task)
         if not task.cancelled():
             task.result()
+
+
+async def _play(script: Script, dialogue: Dialogue) -> None:
+    await script(dialogue)
+    dialogue.finished = True
 
 
 class _Connection(asyncio.Protocol):
@@ -363,17 +379,5 @@ def flood(size: int, piece: bytes = b"x" * 65536) -> Script:
             left -= min(left, len(piece))
             await dialogue.room()
             await asyncio.sleep(0)  # the other side shares this loop
-
-    return script
-
-
-def sequence(parts: Iterable[Callable[[Dialogue], None]], steps: asyncio.Queue[int]) -> Script:
-    """Each part when `steps` gives the next permission, so that a test decides what happens in between."""
-
-    async def script(dialogue: Dialogue) -> None:
-        for part in parts:
-            await steps.get()
-            part(dialogue)
-            steps.task_done()
 
     return script

@@ -84,7 +84,7 @@ async def running(*workers: ScriptedWorker, options: str = "", **settings: Any) 
 
 def _is_fake(task: asyncio.Task[Any]) -> bool:
     """Scripts may outlive the router: the fake's own affair."""
-    return "script" in getattr(task.get_coro(), "__qualname__", "") or task.get_name().startswith("test")
+    return getattr(task.get_coro(), "__qualname__", "") == "_play"
 
 
 @asynccontextmanager

@@ -1,0 +1,405 @@
+"""How requests end when something goes wrong: broken streams, slow clients, clients that vanish at any moment. Whatever
+the ending, `running` proves that no load and no task is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from router.app import App
+from tests.fakes.raw_client import PATIENCE, RawClient, get, post
+from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, flood, never
+from tests.fakes.waiting import until
+from tests.router.proxy.running import RunningRouter, running
+
+BODY = b'{"prompt":"x","stream":true}'
+EVENTS = b"content-type: text/event-stream\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n"
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+WHOLE = chunk(b"data: 1\n\n")
+
+
+def in_two(first: bytes, last: bytes, how: Callable[[Dialogue], None]) -> Script:
+    """The last part, and the end, once the worker is told to go on: the client has the first part by then."""
+
+    async def script(dialogue: Dialogue) -> None:
+        dialogue.send(first)
+        await dialogue.go_on.wait()
+        dialogue.send(last)
+        how(dialogue)
+
+    return script
+
+
+# -- streams that break
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        WHOLE,
+        WHOLE + b"9\r\nda",
+        WHOLE + b"9",
+        WHOLE + chunk(b"data: 2\n\n")[:-1],
+        WHOLE + chunk(b"data: half an ev"),
+        WHOLE + b"not a chunk\r\n",
+        WHOLE * 100 + b"0\r\n",
+    ],
+)
+async def test_a_broken_event_stream_ends_in_an_error_event(a: ScriptedWorker, b: ScriptedWorker, sent: bytes) -> None:
+    a.then(in_two(OK + EVENTS + CHUNKED + b"\r\n" + WHOLE, sent, Dialogue.drop))
+    async with running(a, b) as router, router.client() as client:
+        client.send(post(body=BODY))
+        await client.head()
+        _, got = await client.chunk()
+        a.go_on.set()
+        while True:
+            _, content = await client.chunk()
+            if not content:
+                break
+            got += content
+        *whole, last, nothing = got.split(b"\n\n")
+        assert nothing == b""
+        assert set(whole) == {b"data: 1"}
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == 502
+        assert (await client.ask(post())).header(b"x-router-worker") == b"b"  # and nothing came after it
+        assert router.samples("router_retries_total") == {}
+        assert router.total("router_requests_total", end="broken") == 1
+    assert len(b.requests) == 1
+
+
+async def test_an_event_stream_of_unknown_length_ends_in_an_error_event_too(a: ScriptedWorker) -> None:
+    a.then(in_two(OK + EVENTS + b"\r\n" + b"data: 1\n\n", b"", Dialogue.reset))
+    async with running(a) as router, router.client() as client:
+        client.send(post(body=BODY))
+        await client.head()
+        assert (await client.chunk())[1] == b"data: 1\n\n"
+        a.go_on.set()
+        assert b'"error"' in (await client.chunk())[1]
+        assert (await client.chunk())[1] == b""
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        (OK + b"content-length: 100\r\n\r\nabc", b"def"),
+        (OK + CHUNKED + b"\r\n" + chunk(b"abc"), b""),
+        (OK + CHUNKED + b"\r\n" + chunk(b"abc"), b"zzz\r\n"),
+        (OK + EVENTS + b"content-length: 100\r\n\r\ndata: 1\n\nabc", b"data: 2\n\n"),
+    ],
+)
+async def test_any_other_broken_answer_breaks_the_connection(a: ScriptedWorker, first: bytes, last: bytes) -> None:
+    a.then(in_two(first, last, Dialogue.drop))
+    async with running(a) as router, router.client() as client:
+        client.send(post())
+        await client.read_until(b"abc")
+        a.go_on.set()
+        with pytest.raises(ConnectionResetError):
+            await client.rest()
+        await until(lambda: not router.loads)
+        assert router.total("router_requests_total", end="broken") == 1
+
+
+async def test_a_broken_answer_to_an_old_client_breaks_the_connection(a: ScriptedWorker) -> None:
+    """An orderly end of the connection would mean that the answer is whole."""
+    a.then(in_two(OK + b"\r\nabc", b"", Dialogue.reset))
+    async with running(a) as router, router.client() as client:
+        client.send(b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY))
+        await client.read_until(b"abc")
+        a.go_on.set()
+        with pytest.raises(ConnectionResetError):
+            await client.rest()
+
+
+# -- slow clients
+
+
+async def test_a_slow_client_slows_its_worker(a: ScriptedWorker) -> None:
+    """Or the router would hold what the client does not take."""
+    size = 48 * 2**20
+    a.then(flood(size))
+    async with running(a) as router, router.client(receive_buffer=4096, limit=4096) as client:
+        client.send(post("/v1/files", b"{}"))
+        await client.head()
+        (dialogue,) = a.dialogues
+        await _stalled(dialogue)
+        assert dialogue.sent < size / 2  # sockets' buffers take some
+        (connection,) = router.app._connections
+        assert connection._transport.get_write_buffer_size() < 2**20
+        left = size
+        while left:
+            left -= len(await client.read_exactly(min(left, 2**20)))
+        assert (await client.ask(post())).status == 200
+
+
+async def _stalled(dialogue: Dialogue) -> None:
+    """Until the socket has taken nothing for a while."""
+    before = -1
+    while before != dialogue.sent:
+        before = dialogue.sent
+        await asyncio.sleep(0.3)  # that nothing happens can only be seen in time
+
+
+@pytest.mark.parametrize("size", [200_000, 1_000_000, 3_000_000])
+async def test_a_connection_works_on_after_a_client_that_was_slow(a: ScriptedWorker, size: int) -> None:
+    """The end of an answer may come in the very piece that fills the client's buffer."""
+
+    async def script(dialogue: Dialogue) -> None:
+        dialogue.head(200, length=size)
+        dialogue.send(b"x" * size)
+
+    async with running(a) as router:
+        for _ in range(4):
+            a.then(script, answer(b"next"))
+            async with router.client(receive_buffer=4096, limit=4096) as slow, router.client() as quick:
+                slow.send(post())
+                await slow.head()
+                await slow.read_exactly(size)
+                assert (await quick.ask(post())).body == b"next"
+    assert len({request.connection for request in a.requests}) == 1
+
+
+async def test_a_slow_client_that_asks_ahead_is_answered_one_by_one(a: ScriptedWorker) -> None:
+    """What it has not taken of the first answer must not be joined by the second."""
+    size = 24 * 2**20
+    a.then(flood(size), flood(size))
+    async with running(a) as router, router.client(receive_buffer=4096, limit=4096) as client:
+        client.send(post() * 2)
+        for number in (1, 2):
+            await client.head()
+            if number == 2:
+                await _stalled(a.dialogues[1])
+                (connection,) = router.app._connections
+                assert connection._transport.get_write_buffer_size() < 2**20
+            left = size
+            while left:
+                # Stops short of the first answer's end while the second would be piling up behind it.
+                left -= len(await client.read_exactly(min(left, 2**20)))
+                if number == 1 and left == 2**20:
+                    await _stalled(a.dialogues[-1])
+
+
+async def test_draining_waits_until_a_slow_client_has_it_all(a: ScriptedWorker) -> None:
+    body = b"x" * 60_000
+    a.then(answer(body))
+    async with running(a) as router, router.client(receive_buffer=4096, limit=4096) as client:
+        await client.ask(get("/health"))
+        (connection,) = router.app._connections
+        connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        client.send(post())
+        await until(lambda: router.total("router_requests_total", end="complete") == 1)
+        assert connection._transport.get_write_buffer_size() > 0
+        draining = asyncio.ensure_future(router.app.drain(PATIENCE))
+        assert (await client.answer()).body == body
+        assert await client.rest() == b""
+        await draining
+
+
+# -- clients that vanish
+
+Moment = Callable[[RunningRouter, RawClient, ScriptedWorker, ScriptedWorker], Awaitable[None]]
+
+
+async def in_its_head(router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker) -> None:
+    client.send(post(body=BODY)[:20])
+    await until(lambda: router.app._connections)
+
+
+async def in_its_body(router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker) -> None:
+    client.send(post(body=BODY)[:-3])
+    await until(lambda: router.app._connections)
+
+
+async def tokenizing(router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker) -> None:
+    a.pages.statuses["/tokenize"] = b.pages.statuses["/tokenize"] = None
+    client.send(post(body=BODY))
+    await until(lambda: a.held.is_set() or b.held.is_set())
+
+
+async def connecting(router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker) -> None:
+    await a.clog()
+    client.send(post(body=BODY))
+    await until(lambda: router.total("router_load_requests", worker="a") == 1)
+
+
+async def connecting_after_a_failure(
+    router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker
+) -> None:
+    await b.clog()
+    a.then(answer(b"", 500))
+    client.send(post(body=BODY))
+    await until(lambda: router.total("router_load_requests", worker="b") == 1)
+
+
+async def connecting_again_after_a_stale_connection(
+    router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker
+) -> None:
+    target = b"x-router-target-worker: a"
+    await client.ask(post("/v1/completions", BODY, target))
+
+    async def close_for_good(dialogue: Dialogue) -> None:
+        await a.clog()
+
+    a.then(close_for_good)
+    client.send(post("/v1/completions", BODY, target))
+    await until(lambda: len(a.requests) == 2 and a.dialogues[1].is_over)
+    pool = router.app._fleet.workers["a"].pool
+    await until(lambda: not pool._open)
+
+
+def at(*pieces: bytes, client_sees: bytes = b"", failing: Script | None = None) -> Moment:
+    """When the worker (the second, if the first is `failing`) has sent `pieces`, and the client has what it sees."""
+
+    async def moment(router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker) -> None:
+        async def script(dialogue: Dialogue) -> None:
+            for piece in pieces:
+                dialogue.send(piece)
+                await asyncio.sleep(0.001)  # so that the pieces travel one by one
+            said.set()
+            await never(dialogue)
+
+        said = asyncio.Event()
+        a.then(failing or script)
+        b.then(script)
+        client.send(post(body=BODY))
+        await asyncio.wait_for(said.wait(), PATIENCE)
+        if client_sees:
+            await client.read_until(client_sees)
+
+    return moment
+
+
+async def while_it_reads_nothing(
+    router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker
+) -> None:
+    a.then(flood(48 * 2**20))
+    client.send(post(body=BODY))
+    await until(lambda: a.dialogues and a.dialogues[0].sent)
+    await _stalled(a.dialogues[0])
+
+
+async def with_more_requests_waiting(
+    router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker
+) -> None:
+    a.then(never)
+    client.send(post(body=BODY) * 3)
+    await until(lambda: a.requests)
+
+
+async def after_answers_of_the_routers_own(
+    router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker
+) -> None:
+    """Requests waiting behind one another, of which some are answered at once."""
+    a.then(answer())
+    b.then(never)
+    client.send(post(body=BODY) + get("/health") + post(body=BODY))
+    await until(lambda: b.requests)
+
+
+HEAD = OK + EVENTS + CHUNKED + b"\r\n"
+MOMENTS: dict[str, Moment] = {
+    "in its head": in_its_head,
+    "in its body": in_its_body,
+    "while the prompt is tokenised": tokenizing,
+    "connecting": connecting,
+    "connecting to a second worker": connecting_after_a_failure,
+    "connecting again after a stale connection": connecting_again_after_a_stale_connection,
+    "waiting": at(),
+    "after 100": at(b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "in the head": at(OK + EVENTS),
+    "after the head": at(HEAD),
+    "in a chunk's size": at(HEAD, b"1"),
+    "in the first event": at(HEAD, WHOLE[:5]),
+    "after the first event": at(HEAD, WHOLE, client_sees=WHOLE),
+    "in the second event": at(HEAD, WHOLE, WHOLE[:5], client_sees=WHOLE),
+    "before the last chunk": at(HEAD, WHOLE, chunk(b"data: [DONE]\n\n"), client_sees=b"[DONE]\n\n\r\n"),
+    "in the last chunk": at(HEAD, WHOLE, b"0\r\n", client_sees=WHOLE),
+    "in a body with a length": at(OK + b"content-length: 9\r\n\r\n1234", client_sees=b"1234"),
+    "in a body without a length": at(OK + b"\r\n1234", client_sees=b"1234"),
+    "in an error's body": at(b"HTTP/1.1 404 No\r\ncontent-length: 9\r\n\r\n1234", client_sees=b"1234"),
+    "waiting for a second worker": at(failing=drop),
+    "waiting for a second worker after a 503": at(failing=answer(b"", 503)),
+    "in a second worker's stream": at(HEAD, WHOLE, client_sees=WHOLE, failing=drop),
+    "while it reads nothing": while_it_reads_nothing,
+    "with more requests waiting": with_more_requests_waiting,
+    "after answers of the router's own": after_answers_of_the_routers_own,
+}
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
+async def test_a_client_vanishes(a: ScriptedWorker, b: ScriptedWorker, moment: Moment, how: str) -> None:
+    mode = "kv" if moment is tokenizing else "round-robin"
+    async with running(a, b, router_mode=mode) as router:
+        async with router.client(receive_buffer=4096, limit=4096) as client:
+            await moment(router, client, a, b)
+            if how == "reset":
+                client.vanish()
+            else:
+                client.leave()
+            await until(lambda: not router.app._connections)
+        await until(lambda: not router.loads)
+        for worker in (a, b):
+            for dialogue in worker.dialogues:
+                if not dialogue.finished:
+                    await asyncio.wait_for(dialogue.gone.wait(), PATIENCE)
+        # The rest of the house is in order: the next client is served, by a worker that still is one.
+        for worker in (a, b):
+            await worker.refuse()
+            await worker.listen()
+            worker.behave()
+        async with router.client() as client:
+            assert (await client.ask(post())).status == 200
+
+
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
+async def test_the_router_is_stopped(a: ScriptedWorker, b: ScriptedWorker, moment: Moment) -> None:
+    """At each of the same moments: nobody waits for what takes for ever, and nothing is left."""
+    mode = "kv" if moment is tokenizing else "round-robin"
+    async with running(a, b, router_mode=mode) as router, router.client(receive_buffer=4096, limit=4096) as client:
+        await moment(router, client, a, b)
+        app: App = router.app
+        await app.drain(0)
+        await until(lambda: not app._connections)
+        assert not router.loads
+        for dialogue in a.dialogues + b.dialogues:
+            if not dialogue.finished:
+                await asyncio.wait_for(dialogue.gone.wait(), PATIENCE)
+
+
+async def test_draining_lets_a_stream_end(a: ScriptedWorker) -> None:
+    a.then(in_two(HEAD + WHOLE, WHOLE + b"0\r\n\r\n", lambda _: None))
+    async with running(a) as router, router.client() as busy, router.client() as idle:
+        await idle.ask(get("/health"))
+        busy.send(post(body=BODY))
+        await busy.head()
+        await busy.chunk()
+        draining = asyncio.ensure_future(router.app.drain(PATIENCE))
+        assert await idle.rest() == b""
+        with pytest.raises(ConnectionRefusedError):
+            await router.client().__aenter__()
+        a.go_on.set()
+        assert await busy.rest() == WHOLE + b"0\r\n\r\n"
+        await draining
+
+
+async def test_an_answer_that_begins_while_draining_says_that_it_is_the_last(a: ScriptedWorker) -> None:
+    a.then(in_two(b"", HEAD + WHOLE + b"0\r\n\r\n", lambda _: None))
+    async with running(a) as router, router.client() as client:
+        client.send(post(body=BODY))
+        await until(lambda: a.requests)
+        draining = asyncio.ensure_future(router.app.drain(PATIENCE))
+        await asyncio.sleep(0)  # let it begin
+        a.go_on.set()
+        assert (await client.answer()).header(b"connection") == b"close"
+        await draining
