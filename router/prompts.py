@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from engines.description import Model
+from engines.description import EngineKind, Model
 from indexer.types import Namespace
 from router.fleet import Worker
 from router.inference import Inference
@@ -38,6 +38,7 @@ class Prompts:
         self._brain = brain
         self._session = session
         self._by_model: dict[str, PromptTokens] = {}
+        self._tokenizers: dict[str, Tokenizer | None] = {}
         self._ids_only = PromptTokens(None)
 
     def prepare(self, inference: Inference, routing: RequestRouting) -> Awaitable[None] | None:
@@ -58,13 +59,18 @@ class Prompts:
         return None
 
     async def learn(self, worker: Worker) -> None:
-        """A worker was described: find, load and check the tokenizers of its models, each once."""
+        """A worker was described: find its models' tokenizers, each once, and hold them against this engine's own."""
         for model in worker.models:
-            if model.parent is None and model.id not in self._by_model:
-                self._by_model[model.id] = PromptTokens(None)
-                tokenizer = await self._find(worker, model)
-                if tokenizer:
-                    await self._check(worker, model, tokenizer)
+            if model.parent is not None:
+                continue
+            if model.id not in self._tokenizers:
+                self._tokenizers[model.id] = await self._find(worker, model)
+            tokenizer = self._tokenizers[model.id]
+            if tokenizer and await self._agrees(worker, model, tokenizer):
+                self._use(model, tokenizer, worker)
+            elif tokenizer:
+                self._tokenizers[model.id] = None
+                self._by_model.pop(model.id, None)
 
     # -- one request
 
@@ -85,7 +91,7 @@ class Prompts:
     async def _ask(
         self, inference: Inference, fields: dict[str, Any], base: Model | None, routing: RequestRouting
     ) -> None:
-        worker = routing.any_worker()
+        worker = routing.idlest_worker()
         if worker is None:
             return  # the answer will say that nobody can serve it
         try:
@@ -124,27 +130,26 @@ class Prompts:
             log_event(logger, logging.WARNING, "No tokenizer is at hand", model=model.id, hence=advice)
         return tokenizer
 
-    async def _check(self, worker: Worker, model: Model, tokenizer: Tokenizer) -> None:
-        kind = worker.description.kind if worker.description else "vllm"
-        ours = PromptTokens(tokenizer, kind)
+    async def _agrees(self, worker: Worker, model: Model, tokenizer: Tokenizer) -> bool:
+        """An engine that cannot be compared with is believed to agree, aloud."""
         try:
-            mismatch = await verify(ours, self._engine(worker), model.id)
+            mismatch = await verify(PromptTokens(tokenizer, _kind(worker)), self._engine(worker), model.id)
         except CannotTokenize as error:
             log_event(logger, logging.WARNING, "The tokenizer could not be checked", model=model.id, reason=error)
-        else:
-            if mismatch:
-                self._brain.metrics.tokenizer_mismatches.labels(model.id).inc()
-                log_event(
-                    logger,
-                    logging.ERROR,
-                    "The tokenizer is not the engine's: prompts are tokenised by asking an engine instead",
-                    model=model.id,
-                    worker=worker.id,
-                    where=mismatch,
-                )
-                return
-        self._by_model[model.id] = ours
-        log_event(logger, logging.INFO, "Tokenizer is ready", model=model.id, backend=tokenizer.backend)
+            return True
+        if mismatch is None:
+            return True
+        self._brain.metrics.tokenizer_mismatches.labels(model.id).inc()
+        text = "The tokenizer is not the engine's: prompts are tokenised by asking an engine instead"
+        log_event(logger, logging.ERROR, text, model=model.id, worker=worker.id, where=mismatch)
+        return False
+
+    def _use(self, model: Model, tokenizer: Tokenizer, worker: Worker) -> None:
+        """Where engines of both kinds serve a model, only what both make the same tokens of is tokenised here."""
+        if model.id not in self._by_model:
+            log_event(logger, logging.INFO, "Tokenizer is ready", model=model.id, backend=tokenizer.backend)
+        if model.id not in self._by_model or _kind(worker) == "sglang":
+            self._by_model[model.id] = PromptTokens(tokenizer, _kind(worker))
 
     def _engine(self, worker: Worker) -> EngineTokens:
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
@@ -158,4 +163,8 @@ class Prompts:
             except (aiohttp.ClientError, TimeoutError):
                 return 0, b""
 
-        return EngineTokens(worker.description.kind if worker.description else "unknown", post)
+        return EngineTokens(_kind(worker), post)
+
+
+def _kind(worker: Worker) -> EngineKind:
+    return worker.description.kind if worker.description else "unknown"

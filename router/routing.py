@@ -74,10 +74,12 @@ class RequestRouting:
         brain.metrics.decision.observe(brain.clock() - began)
         return Leg(worker, decision, reservation, _rank_headers(worker, decision.rank))
 
-    def any_worker(self) -> Worker | None:
-        """Some worker that could serve the request."""
-        candidates = self._candidates(frozenset())
-        return self._brain.fleet.workers[candidates[0][0].worker_id] if candidates else None
+    def idlest_worker(self) -> Worker | None:
+        """Of those that could serve the request."""
+        brain, now = self._brain, self._brain.clock()
+        ranks = [rank for rank, _ in self._candidates(frozenset())]
+        idlest = min(ranks, key=lambda rank: brain.book.load(rank, now).requests, default=None)
+        return brain.fleet.workers[idlest.worker_id] if idlest else None
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
         return bool(self._candidates(exclude))

@@ -223,7 +223,7 @@ async def test_what_is_not_followed_here_is_asked(folder: Path, reference: token
         assert made.asked_engine == 1
 
 
-async def test_a_tokenizer_that_is_the_engines_is_trusted_after_one_check(
+async def test_a_tokenizer_that_is_the_engines_is_trusted_until_the_worker_comes_back(
     folder: Path, reference: tokenizers.Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
