@@ -15,16 +15,16 @@ _T = TypeVar("_T")
 async def converse(
     steps: Generator[str, Answer, _T], session: aiohttp.ClientSession, url: str, timeout: float
 ) -> tuple[_T, bool]:
-    """What the dialogue found out, and whether anything answered; `timeout` in seconds for each request.
+    """What the dialogue found out, and whether every request was answered; `timeout` in seconds for each.
 
     A status of 500 and more is no answer: so says whatever stands before an engine that is still starting.
     """
-    answered = False
+    answered = True
     try:
         path = next(steps)
         while True:
             answer = await _get(session, url.rstrip("/") + path, timeout)
-            answered |= 0 < answer.status < 500
+            answered &= 0 < answer.status < 500
             path = steps.send(answer)
     except StopIteration as done:
         found: _T = done.value

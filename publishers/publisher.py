@@ -136,7 +136,8 @@ class EnginePublisher:
         host, said = urlsplit(self._url).hostname or "", False
         while True:
             description, answered = await converse(probe(host), session, self._url, PROBE_TIMEOUT)
-            if answered:
+            # One that is just starting answers some requests and not others.
+            if answered or description.event_sources:
                 return description
             if not said:
                 log_event(

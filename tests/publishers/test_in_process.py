@@ -22,7 +22,7 @@ from publishers.nats_plane import NatsPlane
 from publishers.plane import all_events, all_loads
 from publishers.vllm_plugin import register
 from tests.fakes.waiting import until
-from tests.fakes.zmq_engine import removed, stored
+from tests.fakes.zmq_engine import stored
 from tests.nats_fixture import nats_server
 
 __all__ = ["nats_server"]
@@ -70,10 +70,11 @@ async def test_events_and_figures_of_two_processes_become_one_workers(
         await until(lambda: router.reports[-1].request_active_slots == 5 and router.reports[-1].event_id == 0)
         assert router.batches[0].rank == WorkerRank("w", 3)
         assert router.reports[-1].exact
-        core.publish([1.0, [removed(1)], None])
+        for block in range(3, 3003):
+            core.publish([1.0, [stored(block)], None])
         core.stop()  # what waits still goes out
         front_end.stop()
-        await until(lambda: len(router.batches) == 2)
+        await until(lambda: router.held == 3002)
     assert our_threads() == []
 
 

@@ -78,16 +78,16 @@ def ours(*blocks: int) -> set[int]:
 
 @asynccontextmanager
 async def publishing(
-    source: EventSource, url: str = NOWHERE, now_ns: Callable[[], int] = time.time_ns
+    source: EventSource, now_ns: Callable[[], int] = time.time_ns, load_interval: float = 0.01
 ) -> AsyncIterator[tuple[EnginePublisher, Receiver]]:
     receiver = Receiver()
     await receiver.start()
     publisher = EnginePublisher(
         worker_id="w",
-        url=url,
+        url=NOWHERE,
         plane=receiver.plane,
         description=EngineDescription("vllm", event_sources=(source,)),
-        load_interval=0.01,
+        load_interval=load_interval,
         replay_timeout=0.5,
         now_ns=now_ns,
     )
@@ -128,10 +128,10 @@ async def test_a_gap_is_healed_by_the_engines_replay() -> None:
 
 
 async def test_an_engine_restart_is_a_new_epoch_and_said_at_once() -> None:
-    async with FakeEngine() as engine, publishing(engine.source) as (_, receiver):
+    async with FakeEngine() as engine, publishing(engine.source, load_interval=1000) as (_, receiver):
         await engine.subscribed()
         await engine.publish(stored(1))
-        await until(lambda: receiver.held == ours(1))
+        await until(lambda: receiver.held == ours(1) and receiver.reports)
         old = receiver.batches[-1].epoch
         await engine.restart()
         await until(lambda: receiver.reports[-1].epoch > old)
@@ -244,6 +244,7 @@ vllm:cache_config_info{engine="0",block_size="4",num_gpu_blocks="101"} 1.0
 """
 
     async def answer(request: web.Request) -> web.Response:
+        behaviour["asked"] += 1
         if behaviour["status"] != 200:
             return web.Response(status=behaviour["status"])
         match request.path:
@@ -266,11 +267,12 @@ async def test_an_engine_is_found_out_about_and_asked_for_its_load(monkeypatch: 
     monkeypatch.setattr("publishers.publisher.PROBE_INTERVAL", 0.01)
     receiver = Receiver()
     await receiver.start()
-    behaviour = {"status": 503}
+    behaviour = {"status": 503, "asked": 0}
     async with FakeEngine() as engine, TestServer(vllm_over_http(engine, behaviour)) as server:
         url = str(server.make_url("/"))
         publisher = EnginePublisher(worker_id="w", url=url, plane=receiver.plane, load_interval=0.01)
         await publisher.start()
+        await until(lambda: behaviour["asked"] > 1)
         assert publisher.stats.ranks == {}
         behaviour["status"] = 200
         await engine.subscribed()

@@ -134,9 +134,9 @@ def test_a_restart_begins_a_new_epoch_with_nothing(lose: Any) -> None:
     assert subject.exact
     assert (subject.epoch, subject.event_id, len(subject)) == (EPOCH + 1, -1, 0)
     assert subject.replay(ask(0, EPOCH)) == [EventBatch("w", 1, EPOCH + 1, -1, [], 0, 1)]
-    assert subject.apply(batch(TEN[0])) == EventBatch(
-        "w", 1, EPOCH + 1, 0, [Stored(Tier.GPU, pack_hashes(ours([0] * SIZE)))]
-    )
+    made = subject.apply(batch(TEN[0]))
+    assert made == EventBatch("w", 1, EPOCH + 1, 0, [Stored(Tier.GPU, pack_hashes(ours([0] * SIZE)))])
+    assert subject.replay(ask(0, EPOCH + 1)) == [made]
 
 
 @pytest.mark.parametrize("epoch", [EPOCH, EPOCH - 1])
