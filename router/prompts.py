@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, TypeGuard
 
 import aiohttp
 import msgspec
 
 from engines.description import EngineKind, Model
+from indexer.hashing import pack_tokens
 from indexer.types import Namespace
 from router.fleet import Worker
 from router.inference import Inference
@@ -51,6 +52,8 @@ class Prompts:
         base = self._base(inference.model)
         tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
         try:
+            if inference.endpoint == "completions":
+                self._refuse_unknown(fields.get("prompt"), base)
             self._tell(routing, inference, base, tokens.ids(inference.endpoint, fields))
         except CannotTokenize as error:
             if error.engine_can:
@@ -74,6 +77,20 @@ class Prompts:
 
     # -- one request
 
+    def _refuse_unknown(self, prompt: Any, base: Model | None) -> None:
+        """Token ids that a client made itself. SGLang 0.5 dies of one that its model does not have, and a retry would
+        take the next worker with it."""
+        tokenizer = self._tokenizers.get(base.id) if base else None
+        limit = tokenizer.vocabulary if tokenizer else 2**31
+        prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) else [prompt]
+        try:
+            # pack_tokens refuses what is no number or out of any range
+            known = all(_highest(pack_tokens(ids)) < limit for ids in prompts if _starts_with_id(ids))
+        except (OverflowError, TypeError):
+            known = False
+        if not known:
+            raise BadRequest(400, "The prompt holds something that is no token id of this model.", param="prompt")
+
     def _tell(self, routing: RequestRouting, inference: Inference, base: Model | None, ids: list[int]) -> None:
         if base and base.max_model_len and len(ids) > base.max_model_len:
             raise BadRequest(
@@ -83,10 +100,7 @@ class Prompts:
                 param="prompt" if inference.endpoint == "completions" else "messages",
             )
         namespace = Namespace(self._brain.fleet.lora_name(inference.model), inference.cache_salt)
-        try:
-            routing.prompt = self._brain.hash_prompt(ids, namespace)
-        except (OverflowError, TypeError):
-            self._give_up(routing, inference, "malformed")
+        routing.prompt = self._brain.hash_prompt(ids, namespace)
 
     async def _ask(
         self, inference: Inference, fields: dict[str, Any], base: Model | None, routing: RequestRouting
@@ -164,6 +178,14 @@ class Prompts:
                 return 0, b""
 
         return EngineTokens(_kind(worker), post)
+
+
+def _highest(packed: bytes) -> int:
+    return max(memoryview(packed).cast("I"))
+
+
+def _starts_with_id(prompt: Any) -> TypeGuard[list[int]]:
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
 
 
 def _kind(worker: Worker) -> EngineKind:

@@ -10,7 +10,7 @@ venv_ready() {
   }
   echo "Setting up .venv (once) ..." >&2
   "$python" -m venv --clear .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
   cp requirements.lock "$stamp"
 }
 venv_ready

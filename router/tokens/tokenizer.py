@@ -39,10 +39,13 @@ _PROBES = (
 
 
 class Tokenizer:
-    """`templates` None: the engine does not render this model's chats from a template."""
+    """`templates` None: the engine does not render this model's chats from a template. `vocabulary`: every token id that
+    the model knows is below it.
+    """
 
-    def __init__(self, encode: Encode, templates: ChatTemplates | None, backend: str) -> None:
+    def __init__(self, encode: Encode, templates: ChatTemplates | None, backend: str, vocabulary: int) -> None:
         self._encode = encode
+        self.vocabulary = vocabulary
         self.templates = templates
         self.backend = backend
 
@@ -67,7 +70,18 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     _add_tokens(reference, config.get("added_tokens_decoder"))
     fast = _fastokens(reference)
     backend = "fastokens" if fast else "tokenizers"
-    return Tokenizer(fast or _encode_with(reference), _templates(directory, config), backend)
+    return Tokenizer(
+        fast or _encode_with(reference), _templates(directory, config), backend, _vocabulary(reference, directory)
+    )
+
+
+def _vocabulary(reference: tokenizers.Tokenizer, directory: Path) -> int:
+    """Models often have rows for more ids than the tokenizer makes, and tokenizers may skip ids."""
+    config = _read_json(directory / "config.json")
+    text_config = config.get("text_config")
+    sizes = [part.get("vocab_size") for part in (config, text_config) if isinstance(part, dict)]
+    highest = max(reference.get_vocab(with_added_tokens=True).values(), default=-1)
+    return max(highest + 1, *(size for size in sizes if isinstance(size, int)), 0)
 
 
 def _encode_with(model: Any) -> Encode:

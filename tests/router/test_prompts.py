@@ -326,15 +326,33 @@ async def test_without_a_worker_there_is_nobody_to_ask() -> None:
         assert await made.prompt(prompt=TEXT) == Prompt()
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [[], [[]], [-1], [2**32], [1, "a"], [1, [2]], [1, None], [1.5], [{}], [["a"]], [None], [1, 2.5]],
-    ids=str,
-)
+@pytest.mark.parametrize("prompt", [[], [[]], [1.5], [{}], [["a"]], [None]], ids=str)
 async def test_what_is_no_prompt_is_left_to_the_engine_to_judge(prompt: object) -> None:
     async with scene() as made:
         assert (await made.prompt(prompt=prompt)).hashes is None
         assert made.untokenized("malformed") == 1
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[-1], [2**31], [2**32], [2**70], [1, "a"], [1, [2]], [1, None], [1, 2.5], [[1], [-1]], [[1], [1, "a"]]],
+    ids=str,
+)
+async def test_what_is_no_token_id_reaches_no_engine(prompt: object) -> None:
+    async with scene() as made:
+        with pytest.raises(BadRequest) as caught:
+            await made.prompt(prompt=prompt)
+        assert caught.value.response.status == 400
+
+
+async def test_a_token_that_the_model_does_not_have_reaches_no_engine(
+    folder: Path, reference: tokenizers.Tokenizer
+) -> None:
+    async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url, folder=folder) as made:
+        last = reference.get_vocab_size() - 1
+        assert (await made.prompt(prompt=[1, last])).tokens == 2
+        with pytest.raises(BadRequest):
+            await made.prompt(prompt=[[1, last], [1, last + 1]])
 
 
 async def test_a_number_that_no_float_holds_is_left_to_the_engine_to_judge() -> None:
