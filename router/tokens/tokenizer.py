@@ -39,8 +39,8 @@ _PROBES = (
 
 
 class Tokenizer:
-    """`templates` None: the engine does not render this model's chats from a template. `vocabulary`: every token id that
-    the model knows is below it.
+    """`templates` None: the engine does not render this model's chats from a template. `vocabulary`: every token id
+    that the model knows is below it.
     """
 
     def __init__(self, encode: Encode, templates: ChatTemplates | None, backend: str, vocabulary: int) -> None:
