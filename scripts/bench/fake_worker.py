@@ -2,7 +2,8 @@
 
 It answers what each router asks of a vLLM worker, and completions and chats with fixed text: whole, or as a stream of
 64 chunks. A worker writes one chunk of each of its streams at every step, as an engine's decode steps do, each chunk in
-a write and a packet of its own.
+a write and a packet of its own. With `--events MODEL` prompts are tokenised and cached, and the cache's changes are
+published as KV events.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import json
 import re
 import sys
 from collections import deque
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import uvloop
 
+from .corpus import CONTEXT
+from .prompt_cache import BLOCK_SIZE, BLOCKS, PromptCache, prompt_caches
 from .workloads import MODEL, STREAM_TOKENS
 
 _END_OF_HEAD = b"\r\n\r\n"
@@ -32,8 +36,6 @@ vllm:num_requests_waiting{{engine="0",model_name="{model}"}} 0.0
 # TYPE vllm:kv_cache_usage_perc gauge
 vllm:kv_cache_usage_perc{{engine="0",model_name="{model}"}} 0.0
 """
-BLOCK_SIZE = 16
-BLOCKS = 65_536
 
 
 def whole(status: bytes, kind: bytes, body: bytes) -> bytes:
@@ -80,21 +82,32 @@ _STREAM_HEAD = (
 
 
 class Worker:
-    def __init__(self, root: str, step: float) -> None:
+    def __init__(self, root: str, step: float, cache: PromptCache | None) -> None:
         self._step = step
+        self._cache = cache
         self._streams: list[tuple[asyncio.Transport, deque[bytes]]] = []
         self._running = False
-        self._pages = _pages(root)
+        self._pages = _pages(root, cache.source if cache else None)
 
     def answer(self, method: bytes, path: bytes, body: bytes, transport: asyncio.Transport) -> None:
         if method == b"GET":
             transport.write(self._pages.get(path, self._pages[b"404"]))
-        elif path not in {b"/v1/completions", b"/v1/chat/completions"}:
-            transport.write(self._pages[b"404"])
-        elif _STREAMED.search(body):
-            self._stream(transport, path == b"/v1/chat/completions")
+        elif path in {b"/v1/completions", b"/v1/chat/completions"}:
+            self._generate(path == b"/v1/chat/completions", body, transport)
+        elif path == b"/tokenize" and self._cache:
+            ids = self._cache.ids(body)
+            answer = {"count": len(ids), "max_model_len": CONTEXT, "tokens": ids}
+            transport.write(whole(b"200 OK", b"application/json", json.dumps(answer).encode()))
         else:
-            transport.write(_WHOLE[path == b"/v1/chat/completions"])
+            transport.write(self._pages[b"404"])
+
+    def _generate(self, chat: bool, body: bytes, transport: asyncio.Transport) -> None:
+        if self._cache:
+            self._cache.prefill(body)
+        if _STREAMED.search(body):
+            self._stream(transport, chat)
+        else:
+            transport.write(_WHOLE[chat])
 
     def _stream(self, transport: asyncio.Transport, chat: bool) -> None:
         transport.write(_STREAM_HEAD)
@@ -112,13 +125,13 @@ class Worker:
             asyncio.get_running_loop().call_later(self._step, self._decode)
 
 
-def _pages(root: str) -> dict[bytes, bytes]:
+def _pages(root: str, source: dict[str, Any] | None) -> dict[bytes, bytes]:
     """By path; "404" for all others."""
-    card = {"id": MODEL, "object": "model", "created": 1, "owned_by": "vllm", "root": root, "max_model_len": 32768}
+    card = {"id": MODEL, "object": "model", "created": 1, "owned_by": "vllm", "root": root, "max_model_len": CONTEXT}
     objects: dict[bytes, object] = {
         b"/v1/models": {"object": "list", "data": [card]},
         b"/version": {"version": "0.32.0"},
-        b"/kv_event_sources": {},
+        b"/kv_event_sources": {"0": source} if source else {},
         b"/get_model_info": {"model_path": root, "is_generation": True},
         b"/model_info": {"model_path": root, "is_generation": True},
         b"/get_server_info": {"model_path": root, "served_model_name": MODEL},
@@ -167,8 +180,9 @@ def take_request(buffer: bytearray) -> tuple[bytes, bytes, bytes] | None:
 async def serve(args: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     ports = []
-    for _ in range(args.workers):
-        worker = Worker(args.root, args.step_ms / 1000)
+    caches = prompt_caches(args.workers, args.events) if args.events else [None] * args.workers
+    for cache in caches:
+        worker = Worker(str(args.events or "/bench"), args.step_ms / 1000, cache)
         server = await loop.create_server(lambda made=worker: Serving(made), "127.0.0.1", 0, backlog=1024)  # type: ignore[misc]  # mypy cannot infer the lambda's default
         ports.append(server.sockets[0].getsockname()[1])
     print(json.dumps({"workers": [f"http://127.0.0.1:{port}" for port in ports]}), flush=True)
@@ -179,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.bench.fake_worker")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--step-ms", type=float, default=5.0, help="between two chunks of a stream")
-    parser.add_argument("--root", default="/bench", help="the model's folder, as /v1/models says it")
+    parser.add_argument("--events", type=Path, metavar="MODEL", help="publish KV events; folder with tokenizer.json")
     args = parser.parse_args(sys.argv[1:])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(args))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from . import peers
 from .processes import CannotStart, Child, free_port, python_of, status
+from .prompt_cache import BLOCK_SIZE, BLOCKS
 from .workloads import MODEL
 
 _LISTENING = re.compile(r"Listening on (http://\S+)")
@@ -90,9 +91,16 @@ def dynamo(model: Path, workers: int, tokenizer: str) -> Iterator[Running]:
         environment = {"DYN_FILE_KV": folder, "DYN_LOG": "warn", "HF_HUB_OFFLINE": "1", "DYN_TCP_RPC_HOST": "127.0.0.1"}
         planes = ["--discovery-backend", "file", "--event-plane", "zmq", "--request-plane", "tcp"]
         mocker = ["-m", "dynamo.mocker", "--model-path", str(model), "--model-name", MODEL, "--speedup-ratio", "0"]
-        sizes = ["--block-size", "16", "--num-gpu-blocks-override", "65536", "--num-workers", str(workers)]
+        sizes = [
+            "--block-size",
+            str(BLOCK_SIZE),
+            "--num-gpu-blocks-override",
+            str(BLOCKS),
+            "--num-workers",
+            str(workers),
+        ]
         stack.enter_context(_started("dynamo-mocker", [python, *mocker, *sizes, *planes], environment))
-        flags = ["-m", "dynamo.frontend", "--router-mode", "kv", "--kv-cache-block-size", "16"]
+        flags = ["-m", "dynamo.frontend", "--router-mode", "kv", "--kv-cache-block-size", str(BLOCK_SIZE)]
         flags += ["--tokenizer", tokenizer, "--http-host", "127.0.0.1", *planes]
         command = [python, *flags, "--http-port", str(port)]
         child = stack.enter_context(_started(f"dynamo-{tokenizer}", command, environment))

@@ -1,0 +1,158 @@
+"""The routing decision while events stream in, in one process and on one event loop, as in the router.
+
+64 workers, an index of 10 M entries, events at 50,000 blocks/s (encoded as on the event plane, decoded and applied here).
+A decision is what follows tokenising: hash the prompt's 12,000 tokens, match, cost, reserve. Tokens stand for relayed
+chunks: a timer that should fire every few milliseconds; what it is late beyond the same timer without events is what
+event ingest costs a stream. `python -m scripts.bench.decision [--quick]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import NamedTuple
+
+import uvloop
+
+from indexer.events import EventBatch, Removed, Stored, decode_batch, encode, pack_hashes
+from indexer.hashing import chain_hashes, pack_tokens
+from indexer.kv_indexer import KVIndexer, hash_prompt
+from indexer.types import PLAIN, SequenceHash, Tier, WorkerRank
+from router.scheduling.load import LoadBook
+from router.scheduling.overlap import OverlapCost
+from router.scheduling.scheduler import Scheduler
+
+from .pairs import percentile
+
+TOKENS, BLOCK_SIZE, WORKERS = 12_000, 16, 64
+BLOCKS_PER_SECOND = 50_000
+BATCH = 250
+"""Blocks of one event: a prefill of 4,000 tokens."""
+RANKS = [WorkerRank(f"worker-{number}", 0) for number in range(WORKERS)]
+
+
+class Latencies(NamedTuple):
+    """Sorted, in seconds."""
+
+    decisions: list[float]
+    tokens: list[float]
+
+
+class Brain:
+    """The parts of the router that decide, put together as it does."""
+
+    def __init__(self, entries: int) -> None:
+        self.indexer = KVIndexer()
+        self.book = LoadBook()
+        self._random = random.Random(4)
+        self._scheduler = Scheduler(OverlapCost(1.0, 0.0), self.book, self._random)
+        for rank in RANKS:
+            self.indexer.watch(rank)
+            self.book.watch(rank, BLOCK_SIZE)
+        self._event_ids = {rank: count() for rank in RANKS}
+        self.prompts = [[self._random.randrange(32_000) for _ in range(TOKENS)] for _ in range(32)]
+        self._fill(entries)
+
+    def _fill(self, entries: int) -> None:
+        """Worker i holds (i + 1)/64 of each prompt that will be asked for, and everybody much else."""
+        for tokens in self.prompts:
+            hashes = chain_hashes(pack_tokens(tokens), BLOCK_SIZE, 0)
+            for number, rank in enumerate(RANKS):
+                held = hashes[: (number + 1) * len(hashes) // WORKERS]
+                self.indexer.on_batch(self._batch(rank, Stored(Tier.GPU, pack_hashes(held))))
+        for turn in range((entries - self.indexer.index.entries()) // BATCH):
+            rank = RANKS[turn % WORKERS]
+            self.indexer.on_batch(self._batch(rank, Stored(Tier.GPU, pack_hashes(self._hashes()))))
+
+    def _hashes(self) -> list[SequenceHash]:
+        return [self._random.getrandbits(64) for _ in range(BATCH)]
+
+    def _batch(self, rank: WorkerRank, *events: Stored | Removed) -> EventBatch:
+        return EventBatch(rank.worker_id, rank.dp_rank, 1, next(self._event_ids[rank]), list(events))
+
+    def stream(self) -> Iterator[bytes]:
+        """Stores and, a second later, their removal: the index neither grows nor shrinks."""
+        kept: list[tuple[WorkerRank, bytes]] = []
+        for turn in count():
+            rank, packed = RANKS[turn % WORKERS], pack_hashes(self._hashes())
+            kept.append((rank, packed))
+            yield encode(self._batch(rank, Stored(Tier.GPU, packed)))
+            if turn > BLOCKS_PER_SECOND // BATCH:
+                rank, packed = kept.pop(0)
+                yield encode(self._batch(rank, Removed(Tier.GPU, packed)))
+
+    def decide(self) -> None:
+        tokens = self._random.choice(self.prompts)
+        prompt = hash_prompt(tokens, {BLOCK_SIZE}, PLAIN)
+        matches = self.indexer.find_matches(prompt)
+        candidates = [(rank, BLOCK_SIZE) for rank in RANKS]
+        decision = self._scheduler.select(candidates, TOKENS, matches, time.monotonic())
+        self._scheduler.reserve(decision).release()
+
+
+async def measure(brain: Brain, seconds: float, with_events: bool) -> Latencies:
+    found = Latencies([], [])
+    end = time.perf_counter() + seconds
+    await asyncio.gather(
+        _decide(brain, found.decisions, end), _tick(found.tokens, end), *([_ingest(brain, end)] if with_events else [])
+    )
+    return Latencies(sorted(found.decisions), sorted(found.tokens))
+
+
+async def _ingest(brain: Brain, end: float) -> None:
+    """Batches come one by one, as from one subscription each; the producer's own work is done beforehand."""
+    needed = int((end - time.perf_counter()) * BLOCKS_PER_SECOND / BATCH) + 1
+    stream = brain.stream()
+    batches = [next(stream) for _ in range(needed)]
+    began = time.perf_counter()
+    for number, batch in enumerate(batches):
+        wait = began + number * BATCH / BLOCKS_PER_SECOND - time.perf_counter()
+        await asyncio.sleep(max(0.0, wait))
+        brain.indexer.on_batch(decode_batch(batch))
+
+
+async def _decide(brain: Brain, found: list[float], end: float) -> None:
+    draw = random.Random(5)
+    while time.perf_counter() < end:
+        await asyncio.sleep(draw.uniform(0.0, 0.01))
+        began = time.perf_counter()
+        brain.decide()
+        found.append(time.perf_counter() - began)
+
+
+async def _tick(found: list[float], end: float) -> None:
+    """What lies between being due and running, but for the timer's own millisecond."""
+    loop = asyncio.get_running_loop()
+    while time.perf_counter() < end:
+        due = loop.time() + 0.002
+        await asyncio.sleep(0.002)
+        found.append(max(0.0, loop.time() - due))
+
+
+def run(quick: bool) -> dict[str, float]:
+    """Milliseconds."""
+    entries, seconds = (1_000_000, 4.0) if quick else (10_000_000, 30.0)
+    brain = Brain(entries)
+    gc.collect()
+    gc.freeze()  # as a long-lived process: what is there by now is not looked at again
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        still = runner.run(measure(brain, seconds, with_events=False))
+        busy = runner.run(measure(brain, seconds, with_events=True))
+    return {
+        "entries": brain.indexer.index.entries(),
+        "decision p50": percentile(busy.decisions, 0.5) * 1e3,
+        "decision p99": percentile(busy.decisions, 0.99) * 1e3,
+        "decision p99, no events": percentile(still.decisions, 0.99) * 1e3,
+        "token delay p99.9": percentile(busy.tokens, 0.999) * 1e3,
+        "token delay p99.9, no events": percentile(still.tokens, 0.999) * 1e3,
+    }
+
+
+if __name__ == "__main__":
+    for name, value in run("--quick" in sys.argv).items():
+        print(f"{name}: {value:,.3f}")
