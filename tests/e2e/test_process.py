@@ -1,0 +1,164 @@
+"""The router as a process: how it starts, how it refuses to, how it ends, and what a dying worker does to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+from tests.e2e.children import PATIENCE, Child, Router, Sim, get, wait_for
+
+BODY = {"model": "sim", "prompt": "hello", "stream": True, "max_tokens": 100}
+
+
+@pytest.fixture(scope="module")
+def slow(logs: Path) -> Iterator[Sim]:
+    """One worker, 50 tokens a second."""
+    with Sim("--base-s", "0.02", log=logs, workers=1) as sim:
+        yield sim
+
+
+def refuses(url: str) -> bool:
+    where = urlsplit(url)
+    with socket.socket() as probe:
+        return probe.connect_ex((where.hostname, where.port)) != 0
+
+
+@asynccontextmanager
+async def streaming(router: Router, tokens: int) -> AsyncIterator[aiohttp.StreamReader]:
+    """A stream of so many events whose first one has come."""
+    async with (
+        aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE)) as client,
+        client.post("/v1/completions", json={**BODY, "max_tokens": tokens}) as answer,
+    ):
+        assert (await answer.content.readline()).startswith(b"data: {")
+        yield answer.content
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_a_stream_end(slow: Sim, logs: Path, number: signal.Signals) -> None:
+    with Router(slow.urls, "--router-mode", "round-robin", log=logs) as router:
+        async with streaming(router, 100) as stream:
+            router.process.send_signal(number)
+            wait_for(lambda: refuses(router.url))
+            assert router.process.poll() is None
+            events = (await stream.read()).split()
+            assert events.count(b"data:") == 100
+            assert events[-1] == b"[DONE]"
+        assert router.ended() == 0
+        assert "Draining" in router.log
+        assert "Traceback" not in router.log
+
+
+async def test_a_second_signal_ends_at_once(slow: Sim, logs: Path) -> None:
+    with Router(slow.urls, "--router-mode", "round-robin", log=logs) as router:
+        async with streaming(router, 100_000) as stream:
+            router.process.terminate()
+            wait_for(lambda: refuses(router.url))
+            assert router.process.poll() is None
+            router.process.terminate()
+            with pytest.raises(aiohttp.ClientError):
+                await stream.read()
+        assert router.ended() == 0
+        assert "Traceback" not in router.log
+    wait_for(
+        lambda: re.search(r"^vllm:num_requests_running\S* 0(\.0)?$", get(slow.urls[0] + "/metrics")[1], re.MULTILINE)
+    )
+
+
+async def test_streams_that_outlast_the_drain_timeout_are_cut(slow: Sim, logs: Path) -> None:
+    with Router(slow.urls, "--router-mode", "round-robin", "--drain-timeout", "0.1", log=logs) as router:
+        async with streaming(router, 100_000) as stream:
+            router.process.terminate()
+            with pytest.raises(aiohttp.ClientError):
+                await stream.read()
+        assert router.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--router-mode", "best"], ["--router-mode", "round-robin", "'best'"]),
+        (["--port", "99999"], ["--port", "65535"]),
+        (["--nonsense", "1"], ["--nonsense"]),
+        (["--worker", "ftp://x"], ["--worker", "'ftp://x'"]),
+        (["--config", "/nowhere/x.yaml"], ["--config", "/nowhere/x.yaml"]),
+    ],
+)
+def test_a_wrong_flag_is_named_in_one_sentence(logs: Path, arguments: list[str], words: list[str]) -> None:
+    with Child("router", "--worker", "http://127.0.0.1:1", *arguments, log=logs) as router:
+        assert router.ended() == 2
+        (sentence,) = router.log.splitlines()
+    assert all(word in sentence for word in words)
+
+
+def test_a_port_in_use(slow: Sim, logs: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with Child("router", "--worker", slow.urls[0], "--port", port, log=logs) as router:
+            assert router.ended() == 1
+            (sentence,) = [line for line in router.log.splitlines() if " error " in line]
+            assert f"port={port}" in sentence
+            assert "in use" in sentence
+            assert "Traceback" not in router.log
+
+
+def test_no_worker_is_there_yet(logs: Path) -> None:
+    """The router starts all the same, and says why it cannot serve."""
+    with Router(["http://127.0.0.1:1"], log=logs) as router:
+        assert get(f"{router.url}/health")[0] == 200
+        status, body = get(f"{router.url}/v1/files")
+        assert (status, json.loads(body)["error"]["type"]) == (503, "server_error")
+        assert get(f"{router.url}/ready")[0] == 503
+        assert router.ready()["127.0.0.1:1"]["trouble"] == "cannot be reached"
+
+
+async def test_a_worker_is_killed_under_load(logs: Path) -> None:
+    """Every stream ends whole or with an error event, properly; the other worker takes what comes after."""
+    with (
+        Sim("--base-s", "0.02", log=logs, workers=1) as doomed,
+        Sim("--base-s", "0.02", log=logs, workers=1) as other,
+        Router(doomed.urls + other.urls, "--router-mode", "round-robin", log=logs) as router,
+    ):
+        async with aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE)) as client:
+            begun = asyncio.Semaphore(0)
+            asked = [asyncio.ensure_future(_stream(client, begun)) for _ in range(20)]
+            for _ in range(20):
+                await begun.acquire()
+            doomed.process.kill()
+            asked += [asyncio.ensure_future(_stream(client, begun)) for _ in range(20)]
+            endings = await asyncio.gather(*asked)
+            workers = [worker for worker, _ in endings]
+            assert [end for worker, end in endings if worker == doomed.ids[0]] == ["error"] * 10
+            assert [end for worker, end in endings if worker == other.ids[0]] == ["whole"] * 30
+            assert len(workers) == 40
+        wait_for(lambda: not router.ready()[doomed.ids[0]]["up"])
+        wait_for(router.is_at_rest)
+        assert "Traceback" not in router.log
+
+
+async def _stream(client: aiohttp.ClientSession, begun: asyncio.Semaphore) -> tuple[str, str]:
+    """(worker, how it ended)"""
+    async with client.post("/v1/completions", json=BODY) as answer:
+        assert answer.status == 200
+        events = []
+        async for line in answer.content:
+            if line.strip():
+                events.append(line.strip())
+                if len(events) == 1:
+                    begun.release()
+    assert all(event.startswith(b"data: ") for event in events)
+    if events[-1] == b"data: [DONE]":
+        assert len(events) == 101
+        return answer.headers["x-router-worker"], "whole"
+    assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == 502
+    return answer.headers["x-router-worker"], "error"
