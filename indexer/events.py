@@ -59,12 +59,16 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True):
         return WorkerRank(self.worker_id, self.dp_rank)
 
 
+NO_EVENTS = -1
+
+
 class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     """Load of one (worker, dp_rank) as its engine states it; None where the engine does not.
 
     `epoch` and `event_id` name the last batch published before this report (event_id = −1: none), so that a receiver
     that missed it notices without waiting for the next event. `exact` is False while the publisher's own view of the
-    engine is incomplete (events were lost that the engine could not replay).
+    engine is incomplete (events were lost that the engine could not replay). Where no events are published at all,
+    `epoch` is NO_EVENTS.
     """
 
     worker_id: str

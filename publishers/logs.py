@@ -1,6 +1,6 @@
-"""Logs for people (text) or machines (JSON lines): a constant message with its particulars as fields.
+"""Logs for people (text) or machines (JSON lines), on the standard library alone.
 
-What an engine was asked is never logged: no token ids, no payloads; ids, counts, names and reasons.
+What a request asks and what a model answers is never logged: pass ids, counts, names and durations.
 """
 
 from __future__ import annotations
@@ -9,49 +9,62 @@ import datetime
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from typing import TextIO
 
 _NOISY = ("aiohttp", "asyncio", "nats")
 
 
-def log_event(logger: logging.Logger, level: int, message: str, /, **fields: object) -> None:
-    """`log_event(logger, logging.INFO, "Connected", server=url)`; the fields are in the record's `fields`."""
-    logger.log(level, message, extra={"fields": fields}, stacklevel=2)
-
-
-def configure_logging(level: str, log_format: str, stream: TextIO | None = None) -> None:
-    """Replaces the root logger's handlers. `log_format` is `text` or `json`; the default stream is stderr."""
+def configure_logging(level: str = "info", log_format: str = "text", stream: TextIO | None = None) -> None:
+    """Replaces the root logger's handlers; `level` and `log_format` are those of `Settings`. Default stream: stderr."""
     output = logging.StreamHandler(stream or sys.stderr)
-    output.setFormatter(_JsonLines() if log_format == "json" else _Text())
+    output.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [output]
     root.setLevel(level.upper())
-    for name in _NOISY:  # they say at INFO what is of interest only when looking for a fault
-        logging.getLogger(name).setLevel(logging.NOTSET if root.level <= logging.DEBUG else logging.WARNING)
+    for name in _NOISY:  # their info lines tell of every request or connection
+        logging.getLogger(name).setLevel(
+            max(logging.WARNING, root.level) if root.level > logging.DEBUG else logging.NOTSET
+        )
 
 
-class _Text(logging.Formatter):
-    """`time level logger message key=value …`"""
+def log_event(logger: logging.Logger, level: int, message: str, /, **fields: object) -> None:
+    """A constant message with its particulars as fields: `log_event(log, logging.INFO, "Worker added", worker=w)`."""
+    logger.log(level, message, extra={"fields": fields}, stacklevel=2)
+
+
+class TextFormatter(logging.Formatter):
+    """`time level logger message key=value …`; values with blanks or quotes are quoted."""
 
     def format(self, record: logging.LogRecord) -> str:
-        head = f"{_time(record)} {record.levelname.lower():<7} {record.name} {record.getMessage()}"
-        pairs = (f"{key}={_quoted(value)}" for key, value in getattr(record, "fields", {}).items())
-        trace = [self.formatException(record.exc_info)] if record.exc_info else []
-        return "\n".join([" ".join([head, *pairs]), *trace])
+        head = f"{_time(record)} {record.levelname.lower():<7} {record.name} {_one_line(record.getMessage())}"
+        pairs = (f"{key}={_quoted(value)}" for key, value in _fields(record).items())
+        return "\n".join([" ".join([head, *pairs]), *self._trace(record)])
+
+    def _trace(self, record: logging.LogRecord) -> list[str]:
+        return [self.formatException(record.exc_info)] if record.exc_info else []
 
 
-class _JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
+    """One object per line: time, level, logger, message, the fields, and `exception` when there is one."""
+
     def format(self, record: logging.LogRecord) -> str:
-        entry = dict(getattr(record, "fields", {}))
-        entry |= {
+        entry: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
+        # A field never hides what every line has.
+        entry = {**_fields(record), **entry}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str, ensure_ascii=False)
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, Mapping) else {}
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -59,7 +72,12 @@ def _time(record: logging.LogRecord) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def _one_line(text: str) -> str:
+    """A line break in a value must not let it forge a log line."""
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
 def _quoted(value: object) -> str:
-    """As JSON text wherever a value might be taken for something else, or forge a line."""
-    text = str(value)
-    return text if text and text.isprintable() and not any(c in ' "=' for c in text) else json.dumps(text)
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    plain = text and text.isprintable() and not any(c in ' "=' for c in text)
+    return text if plain else json.dumps(text, ensure_ascii=False)

@@ -162,7 +162,7 @@ class EnginePublisher:
 
     def _listen(self, number: int, source: EventSource | None) -> None:
         if source is None:
-            self._ranks[number].relay.lose_track()
+            self._ranks[number].has_events = False
             return
         listener = ZmqSource(source, self._ranks[number], replay_timeout=self._replay_timeout)
         try:
@@ -170,7 +170,7 @@ class EnginePublisher:
         except ValueError as error:
             rank = self._ranks[number].relay.rank
             log_event(logger, logging.ERROR, "Its events cannot be followed", worker=rank, error=error)
-            self._ranks[number].relay.lose_track()
+            self._ranks[number].has_events = False
             return
         self._sources[number] = listener
 

@@ -9,7 +9,7 @@ import msgspec
 
 from engines.events import EngineBatch, MalformedEvent
 from engines.rank_load import RankLoad
-from indexer.events import EventBatch, LoadReport, decode_replay_request, encode
+from indexer.events import NO_EVENTS, EventBatch, LoadReport, decode_replay_request, encode
 from indexer.types import WorkerRank
 from publishers.logs import log_event
 from publishers.plane import EventPlane, Unsubscribe, events_subject, load_subject, replay_subject
@@ -46,6 +46,8 @@ class RankPublisher:
         self._load_subject = load_subject(namespace, rank)
         self._replay_subject = replay_subject(namespace, rank)
         self._stop_serving: Unsubscribe | None = None
+        self.has_events = True
+        """False: load is all that is published."""
 
     async def start(self) -> None:
         self._stop_serving = await self._plane.serve(self._replay_subject, self._answer)
@@ -62,7 +64,8 @@ class RankPublisher:
     async def report(self, load: RankLoad) -> None:
         """Says which batch was the last, with the figures there are."""
         relay = self.relay
-        mark = (relay.rank.worker_id, relay.rank.dp_rank, relay.epoch, relay.event_id, relay.exact)
+        epoch = relay.epoch if self.has_events else NO_EVENTS
+        mark = (relay.rank.worker_id, relay.rank.dp_rank, epoch, relay.event_id, relay.exact and self.has_events)
         await self._plane.publish(self._load_subject, encode(LoadReport(*mark, **msgspec.structs.asdict(load))))
 
     async def new_epoch(self) -> None:

@@ -15,13 +15,13 @@ import aiohttp
 from engines.description import EngineDescription
 from indexer.kv_indexer import KVIndexer
 from publishers.connect import make_plane
+from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
 from publishers.publisher import EnginePublisher
 from router.fleet import Fleet, Worker
 from router.http.front import Connection, Limits
 from router.http.upstream import Pool
 from router.ingest import Ingest
-from router.logs import configure_logging, log_event
 from router.metrics import Metrics
 from router.openai_errors import error_response
 from router.prompts import Prompts

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 
 from engines.description import EngineDescription, Model
 from indexer.types import WorkerRank
+from publishers.logs import log_event
 from router.http.upstream import Pool
-from router.logs import log_event
 from router.worker_spec import WorkerSpec
 
 logger = logging.getLogger("router.fleet")

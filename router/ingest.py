@@ -11,8 +11,8 @@ import msgspec
 from indexer.events import ReplayRequest, decode_batch, decode_load, encode
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
+from publishers.logs import log_event
 from publishers.plane import EventPlane, PlaneUnavailable, all_events, all_loads, replay_subject
-from router.logs import log_event
 from router.metrics import Metrics
 from router.scheduling.load import LoadBook
 

@@ -16,9 +16,9 @@ import msgspec
 from engines.description import EngineKind, Model
 from indexer.hashing import pack_tokens
 from indexer.types import Namespace
+from publishers.logs import log_event
 from router.fleet import Worker
 from router.inference import Inference
-from router.logs import log_event
 from router.openai_errors import BadRequest
 from router.routing import Brain, Prompt, RequestRouting
 from router.settings import SettingsError

@@ -10,10 +10,10 @@ from engines.shaping import rank_headers
 from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
 from indexer.prefix_index import Overlap
 from indexer.types import Namespace, WorkerRank
+from publishers.logs import log_event
 from router.exchange import Leg, Outcome
 from router.fleet import Fleet, Worker
 from router.http.messages import Headers, Response
-from router.logs import log_event
 from router.metrics import Metrics
 from router.openai_errors import error_response
 from router.scheduling.decision import Decision

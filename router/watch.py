@@ -11,8 +11,8 @@ import aiohttp
 from engines import problems
 from engines.description import EngineDescription
 from engines.probe import Answer, probe
+from publishers.logs import log_event
 from router.fleet import Fleet, Worker
-from router.logs import log_event
 
 logger = logging.getLogger("router.watch")
 

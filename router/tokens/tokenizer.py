@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from router.logs import log_event
+from publishers.logs import log_event
 from router.tokens.cannot import CannotTokenize
 from router.tokens.chat_template import ChatTemplates
 

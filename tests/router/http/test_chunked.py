@@ -41,7 +41,11 @@ def test_however_it_is_cut_the_body_ends_where_it_ends(parts: list[bytes], cuts:
 def test_boundaries_lie_behind_whole_events(parts: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(map(chunk, parts))
     body, seen = ChunkedBody(), b""
-    ends = {len(b"".join(map(chunk, parts[: i + 1]))) for i, part in enumerate(parts) if part.endswith(b"\n\n")}
+    ends = {
+        len(b"".join(map(chunk, parts[: i + 1])))
+        for i, part in enumerate(parts)
+        if part.endswith((b"\n\n", b"\r\n\r\n"))
+    }
     for piece in pieces_of(stream, cuts):
         boundary = body.feed(piece)
         assert not boundary or len(seen) + boundary in ends

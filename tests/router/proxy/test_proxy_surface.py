@@ -100,9 +100,9 @@ async def test_a_wrong_field_is_named(a: ScriptedWorker, path: str, body: bytes,
 
 
 async def test_odd_prompts_are_the_engines_to_judge(a: ScriptedWorker) -> None:
-    """The router reads what it needs and refuses only what is no request."""
-    odd = [b'{"prompt":[]}', b'{"prompt":""}', b'{"prompt":[[1,2],[3]]}', b'{"prompt":["a","b"]}', b'{"prompt":[-1]}']
-    odd += [b'{"prompt":[1e99]}', b'{"prompt":[99999999999999999999]}', b'{"prompt":[1,"a",null]}', b'{"prompt":[{}]}']
+    """The router reads what it needs and refuses only what is no request, or would harm a worker."""
+    odd = [b'{"prompt":[]}', b'{"prompt":""}', b'{"prompt":[[1,2],[3]]}', b'{"prompt":["a","b"]}']
+    odd += [b'{"prompt":[1e99]}', b'{"prompt":[{}]}']
     chats = [
         b"[]",
         b"[7]",
@@ -116,6 +116,14 @@ async def test_odd_prompts_are_the_engines_to_judge(a: ScriptedWorker) -> None:
         for messages in chats:
             assert (await client.ask(post(CHAT, b'{"messages":' + messages + b"}"))).status == 200, messages
     assert len(a.requests) == len(odd) + len(chats)
+
+
+@pytest.mark.parametrize("prompt", [b"[-1]", b"[99999999999999999999]", b'[1,"a",null]', b"[[1],[-1]]"])
+async def test_what_no_model_has_for_a_token_reaches_no_engine(a: ScriptedWorker, prompt: bytes) -> None:
+    """Some die of it, and a retry would take the next one with it."""
+    async with running(a, router_mode="kv") as router, router.client() as client:
+        assert (await client.ask(post(COMPLETION, b'{"prompt":' + prompt + b"}"))).status == 400
+    assert not a.requests
 
 
 async def test_a_body_over_the_limit(a: ScriptedWorker) -> None:

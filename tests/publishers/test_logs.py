@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.logs import configure_logging, log_event
+from publishers.logs import configure_logging, log_event
 
 log = logging.getLogger("router.test")
 
