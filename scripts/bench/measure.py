@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .cpu import tree_seconds
 from .load import Outcome
 from .pairs import order
 from .places import ROOT
@@ -46,3 +48,10 @@ def cpu_per_request(routers: Sequence[Running], workload: str, effort: Effort) -
             outcome = load(router, workload, *flags, "--pid", str(router.pid), "--seed", str(repeat))
             found[router.name].append(outcome.cpu / outcome.requests * 1e6)
     return found
+
+
+def idle_cpu(router: Running, seconds: float = 2.0) -> float:
+    """Milliseconds of CPU a second that it takes to do nothing: health checks, polling, timers."""
+    before = tree_seconds(router.pid)
+    time.sleep(seconds)
+    return (tree_seconds(router.pid) - before) / seconds * 1e3

@@ -31,9 +31,9 @@ class Running(NamedTuple):
 
 
 @contextmanager
-def fleet(workers: int, *flags: str) -> Iterator[list[str]]:
+def fleet(name: str, workers: int, *flags: str) -> Iterator[list[str]]:
     """Fake workers; yields their URLs."""
-    child = Child("workers", [sys.executable, "-m", "scripts.bench.fake_worker", "--workers", str(workers), *flags])
+    child = Child(name, [sys.executable, "-m", "scripts.bench.fake_worker", "--workers", str(workers), *flags])
     try:
         child.wait_until(lambda: "\n" in child.output())
         urls: list[str] = json.loads(child.output())["workers"]
@@ -46,12 +46,15 @@ def fleet(workers: int, *flags: str) -> Iterator[list[str]]:
 def ours(mode: str, workers: Sequence[str], *flags: str) -> Iterator[Running]:
     named = [part for url in workers for part in ("--worker", url)]
     arguments = ["--router-mode", mode, "--port", "0", "--log-level", "warning", *flags]
-    with _started(f"ours-{mode}", [sys.executable, "-m", "router", *arguments, *named], None) as child:
+    with _started(
+        "-".join(["ours", mode, *flags[2:]]), [sys.executable, "-m", "router", *arguments, *named], None
+    ) as child:
         child.wait_until(lambda: _LISTENING.search(child.output()) is not None)
         found = _LISTENING.search(child.output())
         url = found[1] if found else ""
         child.wait_until(lambda: status(f"{url}/ready") == 200)
-        yield _up(child, f"ours {mode}", url, ["python", "-m", "router", *arguments, "--worker", "..."])
+        name = f"ours {mode}, events off" if "--no-kv-events" in flags else f"ours {mode}"
+        yield _up(child, name, url, ["python", "-m", "router", *arguments, "--worker", "..."])
 
 
 @contextmanager

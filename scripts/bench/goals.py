@@ -1,0 +1,95 @@
+"""Each goal beside what was measured: met or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .index import IndexRow
+from .latency import Added
+from .proxies import CpuRow
+from .workloads import WORKLOADS
+
+DEFAULT_DYNAMO = "dynamo kv (default tokenizer)"
+_CPU_GOALS = {
+    "vllm-router round_robin": (0.8, ("short", "long", "stream")),
+    "vllm-router cache_aware": (1.0, ("short", "stream")),
+    "sglang-router cache_aware": (1.0, ("short", "stream")),
+    DEFAULT_DYNAMO: (0.1, ("long", "chat")),
+}
+
+
+class Goal(NamedTuple):
+    goal: str
+    ours: str
+    peer: str
+    ratio: str
+    met: bool
+
+
+def cpu_goals(rows: list[CpuRow]) -> Iterator[Goal]:
+    for row in rows:
+        limit, workloads = _CPU_GOALS.get(row.peer_name, (0.0, ()))
+        if row.workload in workloads and "events off" not in row.ours_name:
+            yield Goal(
+                f"CPU per request, {WORKLOADS[row.workload].title}, {row.ours_name}: ≤ {limit:g} × {row.peer_name}",
+                f"{row.ours:,.0f} µs",
+                f"{row.peer:,.0f} µs",
+                str(row.ratio),
+                row.ratio.median <= limit,
+            )
+
+
+def latency_goals(rows: list[Added]) -> Iterator[Goal]:
+    """Each of our modes against the best peer, whatever its policy."""
+    for ours in (row for row in rows if row.router.startswith("ours")):
+        same = [row for row in rows if (row.connections, row.share) == (ours.connections, ours.share)]
+        peers = [row for row in same if not row.router.startswith("ours")]
+        if not peers:
+            continue
+        best = min(peers, key=lambda row: row.median)
+        yield Goal(
+            f"added latency p{ours.share * 100:g}, {ours.connections} connections, {ours.router}: ≤ the best peer's",
+            _milliseconds(ours),
+            f"{_milliseconds(best)}, {best.router}",
+            "",
+            ours.median <= best.median,
+        )
+
+
+def _milliseconds(row: Added) -> str:
+    return f"{row.median:.2f} ms ({row.least:.2f}–{row.greatest:.2f})"
+
+
+def index_goals(rows: list[IndexRow]) -> Iterator[Goal]:
+    small, large = (_find(rows, f"find_matches, {workers} workers", "i/n") for workers in (64, 1024))
+    if small:
+        yield _index_goal(small, "≤ 0.2 × RadixTree", small.ratio.median <= 0.2)
+    if small and large:
+        growth = large.ours / small.ours
+        what = "find_matches at 1,024 workers: ≤ 3 × its own time at 64"
+        yield Goal(what, f"{large.ours:.1f} µs", f"{small.ours:.1f} µs at 64", f"{growth:.2f}", growth <= 3)
+    for row in rows:
+        if row.what.startswith("memory"):
+            yield _index_goal(row, "≤ RadixTree", row.ratio.median <= 1)
+        elif row.unit.endswith("reading left out"):
+            yield _index_goal(row, "≥ RadixTree", row.ratio.median >= 1)
+
+
+def _find(rows: list[IndexRow], what: str, unit: str) -> IndexRow | None:
+    return next((row for row in rows if row.what == what and unit in row.unit), None)
+
+
+def _index_goal(row: IndexRow, limit: str, met: bool) -> Goal:
+    return Goal(f"{row.what}, {row.unit}: {limit}", f"{row.ours:,.4g}", f"{row.peer:,.4g}", str(row.ratio), met)
+
+
+def decision_goals(found: dict[str, float]) -> Iterator[Goal]:
+    if not found:
+        return
+    entries = f"{found['entries'] / 1e6:.1f} M entries"
+    p99 = found["decision p99"]
+    yield Goal(f"routing decision p99, {entries}: ≤ 0.3 ms", f"{p99:.3f} ms", "", "", p99 <= 0.3)
+    delay, still = found["token delay p99.9"], found["token delay p99.9, no events"]
+    what = f"token delay p99.9 by event ingest, {entries}: ≤ 2 ms"
+    yield Goal(what, f"{delay:.2f} ms", f"{still:.2f} ms without events", "", delay - still <= 2)

@@ -1,0 +1,51 @@
+"""Latency that a router adds: open loop at a fixed rate, through each router and straight to a worker, in turn."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .measure import Effort, load
+from .pairs import order, percentile
+from .routers import Running
+
+RATES = {1: 200, 16: 400, 256: 600}
+"""Requests a second by connections: far below what the slowest router can do on two cores, so that queues are short."""
+
+
+class Added(NamedTuple):
+    """Milliseconds beyond the direct way's in the same repeat; medians over the repeats, then least and greatest."""
+
+    connections: int
+    share: float
+    router: str
+    median: float
+    least: float
+    greatest: float
+
+
+def added_latency(routers: Sequence[Running], worker: str, effort: Effort) -> list[Added]:
+    direct = Running("direct", worker, 0, "")
+    rows = []
+    for connections, rate in RATES.items():
+        flags = ["--connections", str(connections), "--rate", str(rate), "--seconds", str(effort.seconds)]
+        runs = _runs([direct, *routers], flags, effort.repeats)
+        for share in (0.5, 0.99):
+            rows += [_added(connections, share, router.name, runs) for router in routers]
+    return rows
+
+
+def _runs(everybody: Sequence[Running], flags: Sequence[str], repeats: int) -> dict[str, list[list[float]]]:
+    runs: dict[str, list[list[float]]] = {each.name: [] for each in everybody}
+    for repeat in range(repeats):
+        for position in order(len(everybody), repeat):
+            each = everybody[position]
+            runs[each.name].append(load(each, "short", *flags, "--seed", str(repeat)).latencies)
+    return runs
+
+
+def _added(connections: int, share: float, name: str, runs: dict[str, list[list[float]]]) -> Added:
+    pairs = zip(runs[name], runs["direct"], strict=True)
+    each = [(percentile(routed, share) - percentile(straight, share)) * 1e3 for routed, straight in pairs]
+    return Added(connections, share, name, statistics.median(each), min(each), max(each))
