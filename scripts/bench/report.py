@@ -135,8 +135,10 @@ def _facts(busy: str) -> list[str]:
     peers = "; ".join(", ".join(p for p in [*peer.bare, *peer.packages] if "==" in p) for peer in PEERS.values())
     return [
         f"Date: {now:%Y-%m-%d %H:%M} UTC, revision {_revision()}",
-        f"Machine: {_processor()}, {os.cpu_count()} cores, {_memory()} GiB, Linux {platform.release()}, "
-        f"Python {platform.python_version()}",
+        (
+            f"Machine: {_processor()}, {os.cpu_count()} cores, {_memory()} GiB, Linux {platform.release()}, "
+            f"Python {platform.python_version()}"
+        ),
         f"Peers: {peers}",
         *(f"{name}: {peer.note}" for name, peer in PEERS.items() if peer.note),
         f"Other work on the machine: {busy}",
