@@ -50,7 +50,7 @@ _HOW = """\
 
 class Results(NamedTuple):
     proxies: Findings
-    index: list[IndexRow]
+    lookups: list[IndexRow]
     decision: dict[str, float]
     busy: str
     """What else kept the machine busy."""
@@ -61,7 +61,7 @@ def goals(results: Results) -> list[Goal]:
     return [
         *cpu_goals(results.proxies.cpu),
         *latency_goals(results.proxies.latency),
-        *index_goals(results.index),
+        *index_goals(results.lookups),
         *decision_goals(results.decision),
     ]
 
@@ -72,7 +72,7 @@ def page(results: Results) -> str:
         "## Goals\n" + _goal_table(goals(results)),
         "## CPU per request\n" + _cpu_table(results.proxies),
         "## Added latency\n" + _latency_table(results.proxies),
-        "## Prefix index\n" + _index_table(results.index),
+        "## Prefix index\n" + _index_table(results.lookups),
         "## Routing decision\n" + _decision_table(results.decision),
         "## What could not be measured\n" + _list(f"{name}: {why}" for name, why in results.proxies.missing.items())
         if results.proxies.missing
