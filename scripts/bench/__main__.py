@@ -30,7 +30,7 @@ PARTS = (*PROXIES, "index", "decision")
 def main() -> int:
     args = _arguments()
     parts, quick = args.parts or PARTS, args.quick
-    effort = Effort(3, 1.0) if quick else Effort(7, 5.0)
+    effort = Effort(3, 0.6, quick=True) if quick else Effort(5, 2.0)
     proxies, before = nothing(), os.getloadavg()[1]
     for name, measure in PROXIES.items():
         if name in parts:

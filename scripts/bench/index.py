@@ -35,7 +35,7 @@ def run(quick: bool) -> list[IndexRow]:
     for entries in (1_000_000,) if quick else (1_000_000, 10_000_000):
         for holders in (1, 8):
             what = f"memory, {entries // 1_000_000} M entries, each block on {holders}"
-            rows += _compare(what, {"bytes": "B per (worker, block)"}, 1 if quick else 3, "memory", entries, holders)
+            rows += _compare(what, {"bytes": "B per (worker, block)"}, 1, "memory", entries, holders)
     units = {"wall": "blocks/s, wall clock", "cpu": "blocks/s of CPU", "decoded": "blocks/s of CPU, reading left out"}
     return [*rows, *_compare("events applied", units, repeats, "events", 200 if quick else 1000)]
 

@@ -24,6 +24,7 @@ class Effort(NamedTuple):
 
     repeats: int
     seconds: float
+    quick: bool = False
 
 
 def load(router: Running, workload: str, *flags: str) -> Outcome:
@@ -41,7 +42,13 @@ def load(router: Running, workload: str, *flags: str) -> Outcome:
 def cpu_per_request(routers: Sequence[Running], workload: str, effort: Effort) -> dict[str, list[float]]:
     """Microseconds, by router, one for each repeat."""
     found: dict[str, list[float]] = {router.name: [] for router in routers}
-    flags = ["--connections", str(CONNECTIONS.get(workload, 32)), "--seconds", str(effort.seconds)]
+    flags = [
+        "--connections",
+        str(CONNECTIONS.get(workload, 32)),
+        "--seconds",
+        str(effort.seconds),
+        *(["--warm-up", "0.3"] if effort.quick else []),
+    ]
     for repeat in range(effort.repeats):
         for position in order(len(routers), repeat):
             router = routers[position]
@@ -50,7 +57,7 @@ def cpu_per_request(routers: Sequence[Running], workload: str, effort: Effort) -
     return found
 
 
-def idle_cpu(router: Running, seconds: float = 2.0) -> float:
+def idle_cpu(router: Running, seconds: float = 5.0) -> float:
     """Milliseconds of CPU a second that it takes to do nothing: health checks, polling, timers."""
     before = tree_seconds(router.pid)
     time.sleep(seconds)

@@ -12,9 +12,11 @@ from .corpus import model_folder
 from .latency import Added, added_latency
 from .measure import Effort, cpu_per_request, idle_cpu
 from .pairs import Ratio, ratio
-from .routers import Field, dynamo, fleet, ours, sglang_router, vllm_router
+from .routers import Field, dynamo, fleet, ours, publishers, sglang_router, vllm_router
+from .workloads import WORKLOADS
 
 WORKERS = 4
+APART = ", publishers apart"
 
 
 class CpuRow(NamedTuple):
@@ -60,20 +62,26 @@ def cache_aware(effort: Effort, found: Findings) -> None:
         field.add("ours", ours("kv", ours_workers, "--tokenizer", str(model)))
         field.add("vllm-router", vllm_router("cache_aware", workers))
         field.add("sglang-router", sglang_router("cache_aware", workers))
-        _measure(field, ("short", "long", "chat", "stream"), effort, found)
+        _measure(field, ("short", "stream") if effort.quick else tuple(WORKLOADS), effort, found)
 
 
 def dynamo_kv(effort: Effort, found: Findings) -> None:
-    """`events off` shows what of our cost is hearing from the workers what they hold."""
+    """Ours hears the engines itself, or publishers beside them as Dynamo has them, or, to see the cost, nothing."""
     model = model_folder()
+    flags = ("--tokenizer", str(model))
     with ExitStack() as stack:
-        workers = stack.enter_context(fleet("workers-ours", WORKERS, "--events", str(model)))
+        workers = stack.enter_context(fleet("workers", WORKERS, "--events", str(model)))
+        apart = stack.enter_context(fleet("workers-apart", WORKERS, "--events", str(model)))
+        plane = stack.enter_context(publishers(apart))
         field = Field(stack)
-        field.add("ours", ours("kv", workers, "--tokenizer", str(model)))
-        field.add("ours, events off", ours("kv", workers, "--tokenizer", str(model), "--no-kv-events"))
-        for tokenizer in ("default", "fastokens"):
-            field.add(f"dynamo, {tokenizer}", dynamo(model, WORKERS, tokenizer))
-        _measure(field, ("short", "long", "chat", "stream"), effort, found)
+        field.add("ours", ours("kv", workers, *flags))
+        field.add("ours apart", ours("kv", apart, *flags, "--event-plane", plane, label=APART))
+        if not effort.quick:
+            silent = stack.enter_context(fleet("workers-silent", WORKERS))
+            field.add("ours told nothing", ours("kv", silent, *flags, label=", told nothing"))
+            field.add("dynamo, fastokens", dynamo(model, WORKERS, "fastokens"))
+        field.add("dynamo", dynamo(model, WORKERS, "default"))
+        _measure(field, ("long", "chat") if effort.quick else tuple(WORKLOADS), effort, found)
 
 
 def latency(effort: Effort, found: Findings) -> None:
@@ -85,7 +93,8 @@ def latency(effort: Effort, found: Findings) -> None:
         field.add("ours round-robin", ours("round-robin", workers))
         field.add("ours kv", ours("kv", workers, "--tokenizer", str(model)))
         field.add("vllm-router", vllm_router("round_robin", workers))
-        field.add("vllm-router cache_aware", vllm_router("cache_aware", workers))
+        if not effort.quick:
+            field.add("vllm-router cache_aware", vllm_router("cache_aware", workers))
         field.add("sglang-router", sglang_router("cache_aware", workers))
         found.latency.extend(added_latency(field.running, workers[0], effort))
         _note(field, found)
@@ -93,7 +102,7 @@ def latency(effort: Effort, found: Findings) -> None:
 
 def _measure(field: Field, workloads: Sequence[str], effort: Effort, found: Findings) -> None:
     _note(field, found)
-    for router in field.running:
+    for router in [] if effort.quick else field.running:
         found.idle[router.name] = idle_cpu(router)
     for workload in workloads:
         try:
@@ -101,11 +110,11 @@ def _measure(field: Field, workloads: Sequence[str], effort: Effort, found: Find
         except RuntimeError as error:
             found.missing[workload] = str(error)
             continue
-        mine, *others = runs
-        for peer in others:
-            row = CpuRow(workload, mine, _median(runs[mine]), peer, _median(runs[peer]), ratio(runs[mine], runs[peer]))
-            found.cpu.append(row)
-            print(f"{workload}: {mine} {row.ours:.0f} µs, {peer} {row.peer:.0f} µs, ratio {row.ratio}", file=sys.stderr)
+        for mine in (name for name in runs if name.startswith("ours")):
+            for peer in (name for name in runs if not name.startswith("ours")):
+                pair = ratio(runs[mine], runs[peer])
+                found.cpu.append(CpuRow(workload, mine, _median(runs[mine]), peer, _median(runs[peer]), pair))
+                print(f"{workload}: {mine} {found.cpu[-1].ours:.0f} µs, {peer}: ratio {pair}", file=sys.stderr)
 
 
 def _note(field: Field, found: Findings) -> None:

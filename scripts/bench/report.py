@@ -36,8 +36,10 @@ _HOW = """\
   make about as few tokens as with a real one: 40 kB are 9,500), with a template like ChatML.
 - **Workers**: 4 fake vLLM engines in one process that answer at once, streams in 64 chunks, each a packet of its own,
   one every 5 ms. In kv mode each has a cache of 262,144 tokens, full soon after the start: it tokenises every prompt,
-  evicts what is least recently used and publishes both over ZMQ as vLLM does. Our router hears and applies all of that
-  ("events off": it does not, and predicts instead); the CPU time for it is in its figure. Dynamo's worker is its own
+  evicts what is least recently used and publishes both over ZMQ as vLLM does, removals one by one. Our router reads,
+  hashes and applies all of that itself, and the CPU time for it is in its figure; with "publishers apart" a publisher
+  beside each engine does that, as Dynamo has it, and the router applies hashes from NATS; "told nothing" has workers
+  without events, and predicts. Dynamo's worker is its own
   mocker with as large a cache and infinite speed, whose tokens come unpaced.
 - **Added latency**: open loop, random arrivals at a fixed rate, a short answer at once; the difference from the same
   percentile straight to a worker in the same repeat, medians over the repeats. Workers have no cache here.
@@ -84,7 +86,7 @@ def page(results: Results) -> str:
 
 
 def _goal_table(rows: Iterable[Goal]) -> str:
-    cells = [(row.goal, row.ours, row.peer, row.ratio, "met" if row.met else "**not met**") for row in rows]
+    cells = [(row.goal, row.ours, row.peer, row.ratio, row.verdict) for row in rows]
     return _table(("goal", "ours", "peer", "ours / peer", ""), cells)
 
 
@@ -95,7 +97,7 @@ def _cpu_table(found: Findings) -> str:
     ]
     idle = ", ".join(f"{name} {value:.1f}" for name, value in found.idle.items())
     header = ("load", "ours", "µs", "beside", "µs", "ratio")
-    return _table(header, cells) + f"\nWithout any request, milliseconds of CPU a second: {idle}.\n"
+    return _table(header, cells) + f"\nWithout any request, milliseconds of CPU a second: {idle or 'not taken'}.\n"
 
 
 def _latency_table(found: Findings) -> str:
@@ -136,7 +138,7 @@ def _facts(busy: str) -> list[str]:
     return [
         f"Date: {now:%Y-%m-%d %H:%M} UTC, revision {_revision()}",
         (
-            f"Machine: {_processor()}, {os.cpu_count()} cores, {_memory()} GiB, Linux {platform.release()}, "
+            f"Machine: {_processor()}, {os.cpu_count()} cores, {_memory()} GiB, Linux, "
             f"Python {platform.python_version()}"
         ),
         f"Peers: {peers}",

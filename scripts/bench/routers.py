@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from publishers.embedded_nats import nats_server_binary
+
 from . import peers
 from .processes import CannotStart, Child, free_port, python_of, status
 from .prompt_cache import BLOCK_SIZE, BLOCKS
@@ -43,18 +45,32 @@ def fleet(name: str, workers: int, *flags: str) -> Iterator[list[str]]:
 
 
 @contextmanager
-def ours(mode: str, workers: Sequence[str], *flags: str) -> Iterator[Running]:
+def ours(mode: str, workers: Sequence[str], *flags: str, label: str = "") -> Iterator[Running]:
+    """`label` tells one from another of the same mode."""
     named = [part for url in workers for part in ("--worker", url)]
     arguments = ["--router-mode", mode, "--port", "0", "--log-level", "warning", *flags]
-    with _started(
-        "-".join(["ours", mode, *flags[2:]]), [sys.executable, "-m", "router", *arguments, *named], None
-    ) as child:
+    log = f"ours-{mode}{label}".replace(" ", "-")
+    with _started(log, [sys.executable, "-m", "router", *arguments, *named], None) as child:
         child.wait_until(lambda: _LISTENING.search(child.output()) is not None)
         found = _LISTENING.search(child.output())
         url = found[1] if found else ""
         child.wait_until(lambda: status(f"{url}/ready") == 200)
-        name = f"ours {mode}, events off" if "--no-kv-events" in flags else f"ours {mode}"
-        yield _up(child, name, url, ["python", "-m", "router", *arguments, "--worker", "..."])
+        yield _up(child, f"ours {mode}{label}", url, ["python", "-m", "router", *arguments, "--worker", "..."])
+
+
+@contextmanager
+def publishers(workers: Sequence[str]) -> Iterator[str]:
+    """One beside each worker, as where a fleet has several routers; yields the event plane's URL."""
+    with ExitStack() as stack:
+        port = free_port()
+        server = [str(nats_server_binary()), "--addr", "127.0.0.1", "--port", str(port)]
+        child = stack.enter_context(_started("nats-server", server, None))
+        child.wait_until(lambda: "Server is ready" in child.output())
+        plane = f"nats://127.0.0.1:{port}"
+        for number, worker in enumerate(workers):
+            command = [sys.executable, "-m", "publishers", "--engine", worker, "--nats", plane]
+            stack.enter_context(_started(f"publisher-{number}", command, None))
+        yield plane
 
 
 @contextmanager
@@ -127,14 +143,7 @@ def _python(peer: str) -> str:
 
 def _up(child: Child, name: str, url: str, shown: Sequence[str]) -> Running:
     """Up is what serves ten requests in a row, so that every worker is known."""
-    left = 10
-
-    def serves() -> bool:
-        nonlocal left
-        left = left - 1 if status(f"{url}/v1/completions", _ASK) == 200 else 10
-        return left <= 0
-
-    child.wait_until(serves)
+    child.wait_until(lambda: all(status(f"{url}/v1/completions", _ASK) == 200 for _ in range(10)))
     return Running(name, url, child.pid, " ".join(shown))
 
 
