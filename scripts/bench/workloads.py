@@ -30,7 +30,7 @@ def prompt(draw: random.Random, text: Sequence[str], size: int) -> str:
     """`size` characters: passages of a few lines from all over the text."""
     passages: list[str] = []
     length = 0
-    while length < size:
+    while length <= size:  # the last blank does not count
         start = draw.randrange(len(text) - _PASSAGE)
         passages.append(" ".join(text[start : start + _PASSAGE]))
         length += len(passages[-1]) + 1
