@@ -55,6 +55,7 @@ class Cursor:
         self._next_part = 0
         self._snapshot_id = -1
         self._mark = -1
+        self._missed = -1
         self._publisher_exact = True
 
     def __repr__(self) -> str:
@@ -64,7 +65,7 @@ class Cursor:
     def view(self) -> View:
         if self._epoch < 0:
             return View.BLIND
-        if self._asking or self._early or self._next_part or self._mark >= self._next_id:
+        if self._asking or self._early or self._next_part or self._missed >= self._next_id:
             return View.RECOVERING
         return View.EXACT if self._publisher_exact else View.PARTIAL
 
@@ -95,8 +96,9 @@ class Cursor:
         out = self._enter(report.epoch)
         self._publisher_exact = report.exact
         # A report may overtake batches on its way; one still missing at the next report is lost.
-        behind = (report.event_id if fresh else self._mark) >= self._next_id or bool(self._early or self._next_part)
+        self._missed = report.event_id if fresh else self._mark
         self._mark = report.event_id
+        behind = self._missed >= self._next_id or bool(self._early or self._next_part)
         self._may_ask = True
         return out + self._ask() if behind else out
 
@@ -125,6 +127,7 @@ class Cursor:
         self._may_ask = True
         self._next_part = 0
         self._mark = -1
+        self._missed = -1
         self._publisher_exact = True
         return [Clear(self.rank)]
 

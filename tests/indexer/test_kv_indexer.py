@@ -194,7 +194,9 @@ def test_a_report_reveals_what_was_lost_without_a_trace() -> None:
     indexer = watching()
     indexer.on_batch(batch(0, stored(1)))
     assert indexer.on_report(report(1)) == []  # it may only have overtaken its batch
+    assert indexer.view(RANK) is View.EXACT
     assert indexer.on_report(report(1)) == [ReplayRequest("w", 0, 1, 1)]
+    assert indexer.view(RANK) is View.RECOVERING
 
 
 def test_a_router_that_joins_late_asks_for_everything() -> None:

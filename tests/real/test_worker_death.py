@@ -53,7 +53,8 @@ def ask_for(router: Router) -> Answer:
 def assert_all_answered(answers: list[Future[Answer]], victim: Engine) -> None:
     found = [answer.result() for answer in answers]
     assert [answer for answer in found if answer.status != 200] == []
-    assert found[0].worker == victim.worker_id
+    # Most of them, as it holds their prefix; a report of what the other router has sent it may turn one away.
+    assert victim.worker_id in {answer.worker for answer in found[:REQUESTS_BEFORE]}
     assert found[-1].worker != victim.worker_id
 
 

@@ -60,12 +60,13 @@ class RunningRouter:
 
 @asynccontextmanager
 async def running(*workers: ScriptedWorker, options: str = "", **settings: Any) -> AsyncIterator[RunningRouter]:
-    """`options`: appended to each `--worker`. Health checks are out of the way unless an interval is given."""
+    """`options`: appended to each `--worker`. Health checks and the limit on connecting are out of the way unless given."""
     others = asyncio.all_tasks()
     specs = tuple(parse_worker(f"{worker.url},name={worker.name}{options}") for worker in workers)
     defaults: dict[str, Any] = {
         "router_mode": "round-robin",
         "health_interval": 60.0,
+        "connect_timeout": 60.0,
         "tokenizer": "engine",
         "seed": 1,
         "port": 0,
