@@ -60,7 +60,8 @@ class RunningRouter:
 
 @asynccontextmanager
 async def running(*workers: ScriptedWorker, options: str = "", **settings: Any) -> AsyncIterator[RunningRouter]:
-    """`options`: appended to each `--worker`. Health checks and the limit on connecting are out of the way unless given."""
+    """`options`: appended to each `--worker`. Health checks and the limit on connecting are out of the way unless
+    given."""
     others = asyncio.all_tasks()
     specs = tuple(parse_worker(f"{worker.url},name={worker.name}{options}") for worker in workers)
     defaults: dict[str, Any] = {
