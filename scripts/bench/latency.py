@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .load import Outcome
 from .measure import Effort, load
-from .pairs import order, percentile
+from .pairs import order
 from .routers import Running
 
 RATES = {1: 200, 16: 400, 256: 600}
@@ -36,16 +37,20 @@ def added_latency(routers: Sequence[Running], worker: str, effort: Effort) -> li
     return rows
 
 
-def _runs(everybody: Sequence[Running], flags: Sequence[str], repeats: int) -> dict[str, list[list[float]]]:
-    runs: dict[str, list[list[float]]] = {each.name: [] for each in everybody}
+def _runs(everybody: Sequence[Running], flags: Sequence[str], repeats: int) -> dict[str, list[Outcome]]:
+    runs: dict[str, list[Outcome]] = {each.name: [] for each in everybody}
     for repeat in range(repeats):
         for position in order(len(everybody), repeat):
             each = everybody[position]
-            runs[each.name].append(load(each, "short", *flags, "--seed", str(repeat)).latencies)
+            runs[each.name].append(load(each, "short", *flags, "--seed", str(repeat)))
     return runs
 
 
-def _added(connections: int, share: float, name: str, runs: dict[str, list[list[float]]]) -> Added:
+def _added(connections: int, share: float, name: str, runs: dict[str, list[Outcome]]) -> Added:
     pairs = zip(runs[name], runs["direct"], strict=True)
-    each = [(percentile(routed, share) - percentile(straight, share)) * 1e3 for routed, straight in pairs]
+    each = [(_at(share, routed) - _at(share, straight)) * 1e3 for routed, straight in pairs]
     return Added(connections, share, name, statistics.median(each), min(each), max(each))
+
+
+def _at(share: float, outcome: Outcome) -> float:
+    return outcome.p50 if share == 0.5 else outcome.p99

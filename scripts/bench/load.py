@@ -23,6 +23,7 @@ import uvloop
 from .answer_reader import AnswerReader
 from .corpus import sentences
 from .cpu import tree_seconds
+from .pairs import percentile
 from .workloads import WORKLOADS, Bodies, Workload
 
 GRACE = 20.0
@@ -37,8 +38,9 @@ class Outcome(NamedTuple):
     seconds: float
     cpu: float
     own_cpu: float
-    latencies: list[float]
-    """Sorted, in seconds."""
+    p50: float
+    p99: float
+    """Latencies in seconds; all of them would be megabytes."""
 
 
 class Connection(asyncio.Protocol):
@@ -99,9 +101,9 @@ class Load:
         await self._go(self._args.seconds)
         seconds = time.perf_counter() - began
         spent = self._cpu() - cpu if self._args.pid else -1.0
-        return Outcome(
-            len(self._latencies), self._errors, seconds, spent, time.process_time() - own, sorted(self._latencies)
-        )
+        ordered = sorted(self._latencies) or [0.0]
+        p50, p99 = (percentile(ordered, share) for share in (0.5, 0.99))
+        return Outcome(len(self._latencies), self._errors, seconds, spent, time.process_time() - own, p50, p99)
 
     async def _connect(self) -> None:
         url = urlsplit(self._args.url)
