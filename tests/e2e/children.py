@@ -100,7 +100,7 @@ class Sim(Child):
 class Router(Child):
     def __init__(self, urls: list[str], *arguments: str, log: Path) -> None:
         workers = [part for url in urls for part in ("--worker", url)]
-        super().__init__("router", "--port", "0", "--health-interval", "0.2", *workers, *arguments, log=log)
+        super().__init__("router", "--port", "0", *workers, *arguments, log=log)
         self.url = ""
 
     def __enter__(self) -> Router:
