@@ -1,8 +1,9 @@
 """The metrics aggregator: what each rank is doing, from its latest report and from what this router has sent it.
 
-Reports lag, so the router's own bookings lie on top: at each report the part of the reported load that is not ours is
-noted as foreign (other routers, direct clients), and the load at any moment is that plus our own bookings, which change
-at once.
+Reports lag, so the router's own bookings lie on top: at each report the part of the reported load that cannot be ours
+is noted as foreign (other routers, direct clients), and the load at any moment is that plus our own bookings, which
+change at once. Ours may be all that was booked at any moment since the report before: a request that has just ended may
+still be in this one, and must not come back as a stranger.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class _Ledger:
         self.requests = 0
         self.prefill_tokens = 0
         self.active_tokens = 0
+        self.most_requests = 0
+        self.most_active_tokens = 0
+        """The most that was booked at once since the last report."""
         self.foreign_requests = 0
         self.foreign_tokens = 0
         self.report: LoadReport | None = None
@@ -59,6 +63,8 @@ class Reservation:
         ledger.requests += 1
         ledger.prefill_tokens += prefill_tokens
         ledger.active_tokens += prompt_tokens
+        ledger.most_requests = max(ledger.most_requests, ledger.requests)
+        ledger.most_active_tokens = max(ledger.most_active_tokens, ledger.active_tokens)
 
     def first_token(self) -> None:
         """The prefill is done. Again, or after the release: nothing."""
@@ -69,6 +75,7 @@ class Reservation:
         if not self._released:
             self._active_tokens += tokens
             self._ledger.active_tokens += tokens
+            self._ledger.most_active_tokens = max(self._ledger.most_active_tokens, self._ledger.active_tokens)
 
     def release(self) -> None:
         """Give everything back; a second time does nothing."""
@@ -104,10 +111,12 @@ class LoadBook:
         ledger.report = report
         ledger.reported_at = now
         reported = (report.request_active_slots or 0) + (report.num_requests_waiting or 0)
-        ledger.foreign_requests = max(0, reported - ledger.requests)
+        ledger.foreign_requests = max(0, reported - ledger.most_requests)
         reported_tokens = (report.kv_active_blocks or 0) * ledger.block_size
         # Without foreign requests, blocks beyond our own are rounding and requests just ended, not load.
-        ledger.foreign_tokens = max(0, reported_tokens - ledger.active_tokens) if ledger.foreign_requests else 0
+        foreign = max(0, reported_tokens - ledger.most_active_tokens)
+        ledger.foreign_tokens = foreign if ledger.foreign_requests else 0
+        ledger.most_requests, ledger.most_active_tokens = ledger.requests, ledger.active_tokens
 
     def load(self, rank: WorkerRank, now: float) -> Load:
         ledger = self._ledgers.get(rank)

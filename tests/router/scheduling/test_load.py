@@ -61,6 +61,8 @@ class Ledger:
     block_size: int = BLOCK
     booked: list[Booked] = field(default_factory=list)
     foreign: tuple[int, int] = (0, 0)
+    most: Load = field(default_factory=Load)
+    """The own load at its highest, figure by figure, since the last report."""
     reported_at: float = float("-inf")
 
     def own(self) -> Load:
@@ -118,9 +120,9 @@ class Books(RuleBasedStateMachine):
         if of in self.ledgers:
             ledger = self.ledgers[of]
             own = ledger.own()
-            requests = max(0, (running or 0) + (waiting or 0) - own.requests)
-            tokens = max(0, (blocks or 0) * ledger.block_size - own.active_tokens) if requests else 0
-            ledger.foreign, ledger.reported_at = (requests, tokens), self.now
+            requests = max(0, (running or 0) + (waiting or 0) - ledger.most.requests)
+            tokens = max(0, (blocks or 0) * ledger.block_size - ledger.most.active_tokens) if requests else 0
+            ledger.foreign, ledger.reported_at, ledger.most = (requests, tokens), self.now, own
 
     @rule(seconds=st.sampled_from([0.5, REPORT_LIFE, REPORT_LIFE + 0.5]))
     def wait(self, seconds: float) -> None:
@@ -138,6 +140,8 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def loads_are_the_models(self) -> None:
+        for ledger in self.ledgers.values():
+            ledger.most = Load(*map(max, zip(ledger.most, ledger.own(), strict=True)))
         for each in (A, B):
             expected = self.ledgers[each].load(self.now) if each in self.ledgers else Load()
             assert self.book.load(each, self.now) == expected
@@ -243,3 +247,12 @@ def test_watching_again_keeps_bookings_and_takes_the_new_block_size() -> None:
     assert book.load(A, 0.0) == Load(1, 10, 20)
     book.on_report(report(running=2, blocks=2), 0.0)
     assert book.load(A, 0.0) == Load(2, 10, 64)
+
+
+def test_a_request_that_has_just_ended_does_not_come_back_as_a_stranger() -> None:
+    book = watching()
+    book.reserve(A, 100, 100).release()
+    book.on_report(report(running=1, blocks=7), now=1)  # it was asked for while the request still ran
+    assert book.load(A, 1) == Load()
+    book.on_report(report(running=1, blocks=7), now=2)
+    assert book.load(A, 2) == Load(1, 0, 7 * BLOCK)
