@@ -7,12 +7,12 @@ router applies a batch without hashing anything (docs/adr/0002-hashes-on-the-eve
 from __future__ import annotations
 
 import sys
-from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
-from indexer.hashing import HASH_VERSION
+from indexer.hashing import HASH_VERSION, SequenceHashes
 from indexer.types import SequenceHash, Tier, WorkerRank
 
 
@@ -101,21 +101,15 @@ class ReplayRequest(msgspec.Struct, frozen=True, array_like=True):
     event_id: int
 
 
-def pack_hashes(hashes: Iterable[SequenceHash]) -> bytes:
+def pack_hashes(hashes: Sequence[SequenceHash] | SequenceHashes) -> bytes:
     """Little-endian u64 each."""
-    packed = array("Q", hashes)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return np.asarray(hashes, dtype="<u8").tobytes()
 
 
-def unpack_hashes(packed: bytes) -> list[SequenceHash]:
+def unpack_hashes(packed: bytes) -> SequenceHashes:
     """Inverse of `pack_hashes`; ValueError when the length is not a multiple of 8."""
-    hashes = array("Q")
-    hashes.frombytes(packed)
-    if sys.byteorder == "big":
-        hashes.byteswap()
-    return hashes.tolist()
+    hashes = np.frombuffer(packed, dtype="<u8")
+    return hashes if sys.byteorder == "little" else hashes.astype(np.uint64)
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -53,7 +53,7 @@ class BlockHandles:
         computed = chain_hashes(pack_tokens(token_ids), block_size, root, extras)
         copies, held = self._tiers[tier]
         new = []
-        for engine_hash, fresh in zip(engine_hashes, computed, strict=True):
+        for engine_hash, fresh in zip(engine_hashes, computed.tolist(), strict=True):
             # The first meaning stays: an engine hash cannot change its tokens while a copy exists.
             sequence_hash = self._sequence.setdefault(engine_hash, fresh)
             copies[engine_hash] = copies.get(engine_hash, 0) + 1

@@ -1,24 +1,39 @@
 """Our own chained block hash: the same for every engine, computed from token ids alone.
 
-`h[i] = xxh3_64(tokens of block i as little-endian u32, seed = h[i-1])`, and `h[-1]` is the namespace's root. The value
-depends on every token before the block's end, so equal hashes mean equal prefixes (64 bits: a chance of 2^-64 for each
-pair) and the index needs no tree to match prefixes: see docs/adr/0001-flat-chained-hashes.md.
+A block's *sequence hash* mixes its tokens into the sequence hash of the block before it (the namespace's root before
+the first), so it depends on every token up to the block's end: equal hashes mean equal prefixes, with a chance of about
+2^-64 against it for each pair, and the index needs no tree to match them (docs/adr/0001-flat-chained-hashes.md). The
+mixing is MurmurHash3's 64-bit body and finaliser (Appleby, public domain). It is no cryptographic hash: whoever makes
+two prompts collide can misroute them, and nothing else.
 """
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Sequence
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
+from indexer.jit import kernel
 from indexer.types import PLAIN, Namespace, SequenceHash
 
 HASH_VERSION = 1
 """Goes with every batch on the event plane: hashes of different versions never match."""
 
-_TOKEN_BYTES = 4
+Tokens: TypeAlias = npt.NDArray[np.uint32]
+SequenceHashes: TypeAlias = npt.NDArray[np.uint64]
+
+# Literals in kernels would be signed; all arithmetic there is modulo 2^64.
+_C1 = np.uint64(0x87C37B91114253D5)
+_C2 = np.uint64(0x4CF5AD432745937F)
+_C3 = np.uint64(0x52DCE729)
+_F1 = np.uint64(0xFF51AFD7ED558CCD)
+_F2 = np.uint64(0xC4CEB9FE1A85EC53)
+_5, _27, _31, _33, _37 = (np.uint64(n) for n in (5, 27, 31, 33, 37))
+_NO_EXTRAS = np.zeros(0, np.uint64)
 
 
 def root_hash(namespace: Namespace) -> SequenceHash:
@@ -30,30 +45,38 @@ def root_hash(namespace: Namespace) -> SequenceHash:
     return xxhash.xxh3_64_intdigest(len(lora).to_bytes(8, "little") + lora + salt)
 
 
-def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Little-endian u32 per token. Raises OverflowError or TypeError for what is no token id."""
-    packed = array("I", tokens)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+def pack_tokens(tokens: Sequence[int] | Tokens) -> Tokens:
+    """As an array. Raises OverflowError or TypeError for what is no token id (an unsigned 32-bit number)."""
+    return tokens if isinstance(tokens, np.ndarray) else np.frombuffer(array("I", tokens), dtype=np.uint32)
 
 
-def chain_hashes(
-    packed: bytes, block_size: int, root: SequenceHash, extras: Sequence[bytes] = ()
-) -> list[SequenceHash]:
-    """Sequence hashes of all full blocks of `packed` tokens; a last partial block has none.
+def chain_hashes(tokens: Tokens, block_size: int, root: SequenceHash, extras: Sequence[bytes] = ()) -> SequenceHashes:
+    """Sequence hashes of all full blocks of `tokens`; a last partial block has none.
 
     `root` is the hash before the first block: a namespace's root or the parent block's hash. `extras[i]`, where given
     and not empty, is whatever else the engine mixed into block i (an image, say), so that it matches no plain text.
     """
-    step = block_size * _TOKEN_BYTES
-    digest = xxhash.xxh3_64_intdigest
-    view = memoryview(packed)
-    hashes: list[SequenceHash] = []
-    parent = root
-    for start in range(0, len(packed) - step + 1, step):
-        parent = digest(view[start : start + step], parent)
-        if extras and (extra := extras[len(hashes)]):
-            parent = digest(extra, parent)
-        hashes.append(parent)
+    blocks = len(tokens) // block_size
+    digests = _NO_EXTRAS
+    if extras:
+        digests = np.array([xxhash.xxh3_64_intdigest(e) if e else 0 for e in extras[:blocks]], np.uint64)
+    return _chain(tokens, blocks, block_size, np.uint64(root), digests)
+
+
+@kernel
+def _chain(tokens: Tokens, blocks: int, block_size: int, root: np.uint64, digests: SequenceHashes) -> SequenceHashes:
+    hashes = np.empty(blocks, np.uint64)
+    mixed = root
+    for block in range(blocks):
+        if block < len(digests):
+            mixed ^= digests[block]
+        for at in range(block * block_size, (block + 1) * block_size):
+            word = np.uint64(tokens[at]) * _C1
+            word = (word << _31) | (word >> _33)
+            mixed ^= word * _C2
+            mixed = ((mixed << _27) | (mixed >> _37)) * _5 + _C3
+        mixed = (mixed ^ (mixed >> _33)) * _F1
+        mixed = (mixed ^ (mixed >> _33)) * _F2
+        mixed ^= mixed >> _33
+        hashes[block] = mixed
     return hashes

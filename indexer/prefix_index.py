@@ -2,14 +2,18 @@
 
 A block is named by its sequence hash, which stands for the whole prefix up to its end, so one flat map does what a
 radix tree would, never splits, merges or leaks nodes, and matching is a walk along the prompt's hashes with a bit mask
-of the ranks that still hold everything so far (docs/adr/0001-flat-chained-hashes.md).
+of the ranks that still hold everything so far (docs/adr/0001-flat-chained-hashes.md). `indexer.packed` has the map.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from indexer.hashing import SequenceHashes, chain_hashes, pack_tokens
+from indexer.packed import MAX_SLOTS, Depths, PackedTable, walk_masks
 from indexer.types import SequenceHash, Tier, WorkerRank
 
 
@@ -20,90 +24,91 @@ class Overlap(NamedTuple):
     gpu_blocks: int
 
 
+class Matches(Mapping[WorkerRank, Overlap]):
+    """Overlap of every rank that holds at least a prompt's first block; valid until the index changes.
+
+    `blocks` and `gpu_blocks` are the same by slot: the arrays that the look-up filled.
+    """
+
+    def __init__(self, slots: Mapping[WorkerRank, int], blocks: Depths, gpu_blocks: Depths) -> None:
+        self._slots = slots
+        self._blocks = blocks
+        self._gpu_blocks = gpu_blocks
+
+    def __getitem__(self, rank: WorkerRank) -> Overlap:
+        slot = self._slots[rank]
+        blocks = int(self._blocks[slot])
+        if not blocks:
+            raise KeyError(rank)
+        return Overlap(blocks, int(self._gpu_blocks[slot]))
+
+    def __iter__(self) -> Iterator[WorkerRank]:
+        return (rank for rank, slot in self._slots.items() if self._blocks[slot])
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._blocks))
+
+
 class PrefixIndex:
     """A set of (rank, tier, sequence hash): storing twice or removing what is not there changes nothing."""
 
     def __init__(self) -> None:
         self._slots: dict[WorkerRank, int] = {}
-        self._ranks: dict[int, WorkerRank] = {}
-        self._holders: tuple[dict[SequenceHash, int], ...] = tuple({} for _ in Tier)
-        self._counts: dict[tuple[WorkerRank, Tier], int] = {}
+        self._tables = {tier: PackedTable() for tier in Tier}
+        self._free = list(range(63, -1, -1))
+        self._busy: dict[int, set[Tier]] = {}
+        self._live = np.zeros(1, np.uint64)
 
     def __repr__(self) -> str:
-        return f"<PrefixIndex {len(self._slots)} ranks, {sum(self._counts.values())} entries>"
+        return f"<PrefixIndex {len(self._slots)} ranks, {self.entries()} entries, {self.nbytes / 1e6:.1f} MB>"
 
-    def store(self, rank: WorkerRank, tier: Tier, hashes: Iterable[SequenceHash]) -> None:
-        bit = 1 << self._slot(rank)
-        holders = self._holders[tier]
-        added = 0
-        for block in hashes:
-            mask = holders.get(block, 0)
-            if not mask & bit:
-                holders[block] = mask | bit
-                added += 1
-        self._counts[rank, tier] = self._counts.get((rank, tier), 0) + added
+    @property
+    def nbytes(self) -> int:
+        return sum(table.nbytes for table in self._tables.values())
 
-    def remove(self, rank: WorkerRank, tier: Tier, hashes: Iterable[SequenceHash]) -> None:
+    def store(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
+        slot = self._slot(rank)
+        self._set_free(tier, self._tables[tier].store(slot, as_hashes(hashes)))
+
+    def remove(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
         slot = self._slots.get(rank)
-        if slot is None:
-            return
-        bit = 1 << slot
-        holders = self._holders[tier]
-        removed = 0
-        for block in hashes:
-            mask = holders.get(block, 0)
-            if mask & bit:
-                _set_mask(holders, block, mask ^ bit)
-                removed += 1
-        self._counts[rank, tier] = self._counts.get((rank, tier), 0) - removed
+        if slot is not None:
+            self._set_free(tier, self._tables[tier].remove(slot, as_hashes(hashes)))
 
     def clear(self, rank: WorkerRank) -> None:
-        """Forget all that `rank` holds, and the rank itself; its slot may serve another."""
+        """Forget all that `rank` holds, and the rank itself; its slot serves another when its blocks are swept out."""
         slot = self._slots.pop(rank, None)
         if slot is None:
             return
-        del self._ranks[slot]
-        for tier in Tier:
-            if self._counts.pop((rank, tier), 0):
-                self._clear_bit(self._holders[tier], 1 << slot)
+        self._live[slot >> 6] &= ~np.uint64(1 << (slot & 63))
+        holding = {tier for tier, table in self._tables.items() if table.count(slot)}
+        if not holding:
+            self._free.append(slot)
+            return
+        self._busy[slot] = holding
+        for tier in holding:
+            self._tables[tier].condemn(slot)
 
-    @staticmethod
-    def _clear_bit(holders: dict[SequenceHash, int], bit: int) -> None:
-        for block in [block for block, mask in holders.items() if mask & bit]:
-            _set_mask(holders, block, holders[block] ^ bit)
-
-    def find_matches(self, hashes: Sequence[SequenceHash]) -> dict[WorkerRank, Overlap]:
-        """Overlap of every rank that holds at least the first of `hashes`, a prompt's sequence hashes in order."""
-        gpu = self._holders[Tier.GPU]
-        on_gpu = self._walk(hashes, [gpu])
-        lower = [holders for holders in self._holders[Tier.CPU :] if holders]
-        anywhere = self._walk(hashes, [gpu, *lower]) if lower else on_gpu
-        return {self._ranks[slot]: Overlap(blocks, on_gpu.get(slot, 0)) for slot, blocks in anywhere.items()}
-
-    @staticmethod
-    def _walk(hashes: Sequence[SequenceHash], maps: list[dict[SequenceHash, int]]) -> dict[int, int]:
-        """Slot → number of leading hashes that it holds in any of `maps`; slots that hold none are left out."""
-        matched: dict[int, int] = {}
-        alive = -1
-        depth = 0
-        for depth, block in enumerate(hashes):
-            holding = 0
-            for holders in maps:
-                holding |= holders.get(block, 0)
-            still = alive & holding
-            if still != alive:
-                if depth:
-                    _note(matched, alive & ~still, depth)
-                alive = still
-                if not alive:
-                    return matched
-        if alive > 0:
-            _note(matched, alive, depth + 1)
-        return matched
+    def find_matches(self, hashes: SequenceHashes | Sequence[SequenceHash]) -> Matches:
+        """Of `hashes`, a prompt's sequence hashes in order."""
+        hashes = as_hashes(hashes)
+        gpu = self._tables[Tier.GPU]
+        depths = np.zeros(64 * gpu.words, np.int32)
+        gpu.walk(self._live, hashes, depths)
+        lower = [table for tier, table in self._tables.items() if tier is not Tier.GPU and len(table)]
+        if not lower:
+            return Matches(self._slots, depths, depths)
+        holders = np.zeros((len(hashes), gpu.words), np.uint64)
+        for table in (gpu, *lower):
+            table.mark(hashes, holders)
+        anywhere = np.zeros_like(depths)
+        walk_masks(self._live, holders, anywhere)
+        return Matches(self._slots, anywhere, depths)
 
     def blocks(self, rank: WorkerRank, tier: Tier) -> int:
         """How many blocks `rank` holds in `tier`."""
-        return self._counts.get((rank, tier), 0)
+        slot = self._slots.get(rank)
+        return 0 if slot is None else self._tables[tier].count(slot)
 
     def blocks_of(self, rank: WorkerRank) -> dict[str, int]:
         """Blocks held, by tier."""
@@ -111,34 +116,54 @@ class PrefixIndex:
 
     def entries(self) -> int:
         """How many (rank, tier, block) are stored."""
-        return sum(self._counts.values())
+        return sum(self.blocks(rank, tier) for rank in self._slots for tier in Tier)
 
     def dump(self) -> dict[tuple[WorkerRank, Tier], set[SequenceHash]]:
-        """Everything, for comparison in tests and by hand. O(entries × ranks)."""
-        return {
-            (rank, tier): {block for block, mask in self._holders[tier].items() if mask >> slot & 1}
-            for rank, slot in self._slots.items()
-            for tier in Tier
-        }
+        """Everything, for comparison in tests and by hand."""
+        ranks = {slot: rank for rank, slot in self._slots.items()}
+        found: dict[tuple[WorkerRank, Tier], set[SequenceHash]] = {(r, t): set() for r in self._slots for t in Tier}
+        for tier, table in self._tables.items():
+            for block, slots in table.items():
+                for slot in slots:
+                    if slot in ranks:
+                        found[ranks[slot], tier].add(block)
+        return found
 
     def _slot(self, rank: WorkerRank) -> int:
         slot = self._slots.get(rank)
         if slot is None:
-            slot = next(free for free in range(len(self._ranks) + 1) if free not in self._ranks)
-            self._slots[rank] = slot
-            self._ranks[slot] = rank
+            if not self._free:
+                self._widen()
+            slot = self._slots[rank] = self._free.pop()
+            self._live[slot >> 6] |= np.uint64(1 << (slot & 63))
         return slot
 
+    def _widen(self) -> None:
+        words = len(self._live)
+        if 64 * 2 * words > MAX_SLOTS:
+            raise OverflowError(f"more than {MAX_SLOTS} ranks")
+        for table in self._tables.values():
+            table.widen(2 * words)
+        self._live = np.pad(self._live, (0, words))
+        self._free += range(64 * 2 * words - 1, 64 * words - 1, -1)
 
-def _set_mask(holders: dict[SequenceHash, int], block: SequenceHash, mask: int) -> None:
-    if mask:
-        holders[block] = mask
-    else:
-        del holders[block]
+    def _set_free(self, tier: Tier, slots: set[int]) -> None:
+        for slot in slots:
+            self._busy[slot].discard(tier)
+            if not self._busy[slot]:
+                del self._busy[slot]
+                self._free.append(slot)
 
 
-def _note(matched: dict[int, int], mask: int, depth: int) -> None:
-    while mask:
-        low = mask & -mask
-        matched[low.bit_length() - 1] = depth
-        mask ^= low
+def warm_up() -> None:
+    """Compiles everything: seconds the first time on a machine, a fraction of one after. Not on a request's way."""
+    index = PrefixIndex()
+    for tier in (Tier.GPU, Tier.CPU):
+        hashes = chain_hashes(pack_tokens([0, 1]), 1, 0)
+        index.store(WorkerRank("", 0), tier, hashes)
+        index.find_matches(hashes)
+        index.remove(WorkerRank("", 0), tier, hashes[:1])
+
+
+def as_hashes(hashes: SequenceHashes | Sequence[SequenceHash]) -> SequenceHashes:
+    return hashes if isinstance(hashes, np.ndarray) else np.array(hashes, np.uint64)

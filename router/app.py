@@ -14,6 +14,7 @@ import aiohttp
 
 from engines.description import EngineDescription
 from indexer.kv_indexer import KVIndexer
+from indexer.prefix_index import warm_up
 from publishers.connect import make_plane
 from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
@@ -114,6 +115,8 @@ class App:
     async def start(self) -> None:
         """Look at the workers, then listen. OSError when the address cannot be listened on."""
         settings = self._settings
+        log_event(logger, logging.DEBUG, "Compiling the index: some seconds, when it is the first time on this machine")
+        warm_up()
         self._session = aiohttp.ClientSession()
         await self._plane.start()
         await self._ingest.start()

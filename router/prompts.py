@@ -85,7 +85,7 @@ class Prompts:
         prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) else [prompt]
         try:
             # pack_tokens refuses what is no number or out of any range
-            known = all(_highest(pack_tokens(ids)) < limit for ids in prompts if _starts_with_id(ids))
+            known = all(int(pack_tokens(ids).max()) < limit for ids in prompts if _starts_with_id(ids))
         except (OverflowError, TypeError):
             known = False
         if not known:
@@ -178,10 +178,6 @@ class Prompts:
                 return 0, b""
 
         return EngineTokens(_kind(worker), post)
-
-
-def _highest(packed: bytes) -> int:
-    return max(memoryview(packed).cast("I"))
 
 
 def _starts_with_id(prompt: Any) -> TypeGuard[list[int]]:

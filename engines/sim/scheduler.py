@@ -65,7 +65,7 @@ def make_request(
     if not prompt or max_tokens < 1:
         raise ValueError("an empty prompt, or max_tokens below 1")
     packed = pack_tokens(prompt)
-    hashes = chain_hashes(packed, block_size, root_hash(namespace))
+    hashes = chain_hashes(packed, block_size, root_hash(namespace)).tolist()
     return Request(
         request_id=request_id,
         tokens=prompt,
@@ -73,7 +73,7 @@ def make_request(
         max_tokens=max_tokens,
         namespace=namespace,
         hashes=hashes,
-        answer_start=xxhash.xxh3_64_intdigest(packed),
+        answer_start=xxhash.xxh3_64_intdigest(packed.tobytes()),
     )
 
 
@@ -295,7 +295,7 @@ class Scheduler:
         if full > known:
             parent = request.hashes[-1] if known else root_hash(request.namespace)
             tokens = request.tokens[known * self.block_size : full * self.block_size]
-            request.hashes += chain_hashes(pack_tokens(tokens), self.block_size, parent)
+            request.hashes += chain_hashes(pack_tokens(tokens), self.block_size, parent).tolist()
 
     def _advance(self, scheduled: list[tuple[Request, int]], end: float) -> tuple[list[Emitted], list[Request]]:
         """Book the step's results: a request whose tokens are all computed makes its next one."""

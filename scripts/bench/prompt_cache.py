@@ -41,7 +41,7 @@ class PromptCache:
     def prefill(self, body: bytes) -> None:
         """The prompt's full blocks are cached from now on; generated tokens are not."""
         ids = self.ids(body)
-        hashes = chain_hashes(pack_tokens(ids), BLOCK_SIZE, 0)
+        hashes = chain_hashes(pack_tokens(ids), BLOCK_SIZE, 0).tolist()
         held = self._cache.find(hashes)
         self._cache.acquire(held)
         new = hashes[len(held) :]

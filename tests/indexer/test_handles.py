@@ -71,7 +71,7 @@ def test_children_continue_their_parents_chain() -> None:
     handles = BlockHandles()
     first = handles.store(Tier.GPU, [b"x"], None, [1, 2], 2, 0)
     second = handles.store(Tier.GPU, [b"y"], b"x", [3, 4], 2, 99)
-    assert first + second == chain_hashes(pack_tokens([1, 2, 3, 4]), 2, 0)
+    assert first + second == chain_hashes(pack_tokens([1, 2, 3, 4]), 2, 0).tolist()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ def stored(hashes: list[int], tokens: list[int], parent: int | None = None, **mo
 
 
 def ours(tokens: list[int], root: int = 0) -> list[int]:
-    return chain_hashes(pack_tokens(tokens), SIZE, root)
+    hashes: list[int] = chain_hashes(pack_tokens(tokens), SIZE, root).tolist()
+    return hashes
 
 
 def ask(event_id: int, epoch: int = EPOCH) -> ReplayRequest:

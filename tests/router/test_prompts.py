@@ -110,7 +110,7 @@ class Scene:
         pending = self.prompts.prepare(inference, routing)
         if pending is not None:
             await pending
-        return routing.prompt
+        return comparable(routing.prompt)
 
     def count(self, name: str, **labels: str) -> float:
         return self.brain.metrics.registry.get_sample_value(f"router_{name}_total", labels) or 0.0
@@ -138,7 +138,15 @@ async def scene(
 
 
 def known(ids: list[int], namespace: Namespace = PLAIN) -> Prompt:
-    return Prompt(len(ids), hash_prompt(ids, [BLOCK], namespace))
+    return comparable(Prompt(len(ids), hash_prompt(ids, [BLOCK], namespace)))
+
+
+def comparable(prompt: Prompt) -> Prompt:
+    """Arrays have no equality of their own."""
+    if prompt.hashes is None:
+        return prompt
+    chains: Any = {size: chain.tolist() for size, chain in prompt.hashes.chains.items()}
+    return prompt._replace(hashes=prompt.hashes._replace(chains=chains))
 
 
 # -- here

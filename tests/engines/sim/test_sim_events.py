@@ -110,7 +110,7 @@ async def test_events_hash_to_our_own(flavour: str, more: dict[str, str], namesp
         await worker.complete(TOKENS, 1, **more)
         ((seq, batch),) = await replay(worker, flavour, 0)
         assert (seq, batch.dp_rank) == (0, 0)
-        ours = chain_hashes(pack_tokens(TOKENS), BLOCK, root_hash(namespace))
+        ours = chain_hashes(pack_tokens(TOKENS), BLOCK, root_hash(namespace)).tolist()
         assert index([(seq, batch)]).held() == {Tier.GPU: ours}
         (event,) = batch.events
         assert isinstance(event, BlockStored)
