@@ -191,6 +191,13 @@ def _move(a: Arrays, old: np.int64) -> np.int64:
 
 
 @kernel
+def _fetch(a: Arrays, block: np.uint64) -> np.int64:
+    """Moves `block` before its turn; −1 when the old table does not have it either."""
+    old = _probe(a.old_keys, block)
+    return _move(a, old) if old >= 0 else _ABSENT
+
+
+@kernel
 def _migrate(a: Arrays, steps: int) -> bool:
     """Moves on by `steps` positions; whether all is moved."""
     at = a.state[_CURSOR]
@@ -228,9 +235,7 @@ def _store(
         block = given ^ _SALT
         at = _probe(keys, block)
         if at < 0 and migrating:
-            old = _probe(old_keys, block)
-            if old >= 0:
-                at = _move(Arrays(keys, values, old_keys, old_values, rows, free_rows, dead, counts, state), old)
+            at = _fetch(Arrays(keys, values, old_keys, old_values, rows, free_rows, dead, counts, state), block)
         if at < 0:
             at = _insert(keys, block, state)
             values[at] = _NOBODY
@@ -265,9 +270,7 @@ def _remove(
         block = given ^ _SALT
         at = _probe(keys, block)
         if at < 0 and migrating:
-            old = _probe(old_keys, block)
-            if old >= 0:
-                at = _move(Arrays(keys, values, old_keys, old_values, rows, free_rows, dead, counts, state), old)
+            at = _fetch(Arrays(keys, values, old_keys, old_values, rows, free_rows, dead, counts, state), block)
         if at < 0 or not _holds(rows, values[at], slot):
             continue
         value = _without_slot(rows, free_rows, state, values[at], slot)

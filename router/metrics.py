@@ -20,6 +20,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._workers: dict[str, WorkerMetrics] = {}
         self.requests = Counter(
             "router_requests",
             "Requests by worker, status and how they ended.",
@@ -101,12 +102,42 @@ class Metrics:
         )
         self.in_flight = Gauge("router_requests_in_flight", "Requests being served.", registry=self.registry)
 
+    def worker(self, worker_id: str) -> WorkerMetrics:
+        """What is counted for each request, by worker; "" for requests that none was found for."""
+        found = self._workers.get(worker_id)
+        if found is None:
+            found = self._workers[worker_id] = WorkerMetrics(self, worker_id)
+        return found
+
     def observe(self, name: str, text: str, labels: tuple[str, ...], read: Callable[[], Iterable[Sample]]) -> None:
         """A gauge read from the router's state whenever /metrics is asked for."""
         self.registry.register(_Reading(name, text, labels, read))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class WorkerMetrics:
+    """One worker's children of the metrics, looked up once: finding them by label costs more than counting."""
+
+    def __init__(self, metrics: Metrics, worker_id: str) -> None:
+        self._requests = metrics.requests
+        self._worker_id = worker_id
+        self._ends: dict[tuple[int, str], Counter] = {}
+        self.retries = metrics.retries.labels(worker_id)
+        self.failures = metrics.failures.labels(worker_id)
+        self.first_byte = metrics.first_byte.labels(worker_id)
+        self.duration = metrics.duration.labels(worker_id)
+        self.prompt_tokens = metrics.prompt_tokens.labels(worker_id)
+        self.predicted_tokens = metrics.predicted_tokens.labels(worker_id)
+        self.reported_tokens = metrics.reported_tokens.labels(worker_id)
+
+    def ended(self, status: int, end: str) -> None:
+        """Count a request that ended so."""
+        counter = self._ends.get((status, end))
+        if counter is None:
+            counter = self._ends[status, end] = self._requests.labels(self._worker_id, str(status), end)
+        counter.inc()
 
 
 class _Reading(Collector):

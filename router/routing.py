@@ -87,21 +87,22 @@ class RequestRouting:
     def failed(self, worker: Worker, reason: str, retried: bool, unreachable: bool = False) -> None:
         if unreachable:  # the next health check may take it back
             self._brain.fleet.mark_down(worker, reason)
-        self._brain.metrics.failures.labels(worker.id).inc()
+        counted = self._brain.metrics.worker(worker.id)
+        counted.failures.inc()
         if retried:
-            self._brain.metrics.retries.labels(worker.id).inc()
+            counted.retries.inc()
         log_event(logger, logging.WARNING, "Worker failed a request", worker=worker.id, reason=reason, retried=retried)
 
     def finished(self, outcome: Outcome) -> None:
         metrics = self._brain.metrics
         metrics.in_flight.dec()
-        worker = outcome.leg.worker.id if outcome.leg else ""
-        metrics.requests.labels(worker, str(outcome.status), outcome.end).inc()
-        metrics.duration.labels(worker).observe(outcome.duration)
+        counted = metrics.worker(outcome.leg.worker.id if outcome.leg else "")
+        counted.ended(outcome.status, outcome.end)
+        counted.duration.observe(outcome.duration)
         if outcome.first_byte is not None:
-            metrics.first_byte.labels(worker).observe(outcome.first_byte)
+            counted.first_byte.observe(outcome.first_byte)
         if outcome.cached_tokens is not None:
-            metrics.reported_tokens.labels(worker).inc(outcome.cached_tokens)
+            counted.reported_tokens.inc(outcome.cached_tokens)
 
     def _candidates(self, exclude: frozenset[str]) -> list[tuple[WorkerRank, int]]:
         found = self._brain.fleet.candidates(self._model, exclude)
@@ -118,12 +119,12 @@ class RequestRouting:
 
     def _note(self, decision: Decision, worker: Worker) -> None:
         brain = self._brain
-        metrics = brain.metrics
+        counted = brain.metrics.worker(worker.id)
         if decision.prompt_tokens:
-            metrics.prompt_tokens.labels(worker.id).inc(decision.prompt_tokens)
+            counted.prompt_tokens.inc(decision.prompt_tokens)
         if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
-            metrics.predicted_tokens.labels(worker.id).inc(decision.overlap_tokens)
-            metrics.regret_tokens.inc(decision.best_overlap_tokens - decision.overlap_tokens)
+            counted.predicted_tokens.inc(decision.overlap_tokens)
+            brain.metrics.regret_tokens.inc(decision.best_overlap_tokens - decision.overlap_tokens)
         if self.prompt.hashes:
             brain.indexer.assume(decision.rank, self.prompt.hashes, worker.block_size, brain.clock())
 
