@@ -60,7 +60,7 @@ def _compare(what: str, units: dict[str, str], repeats: int, *job: object) -> li
 def _side(side: str, *job: object) -> dict[str, float]:
     python = sys.executable if side == "ours" else python_of(peers.venv_of("ai-dynamo"))
     command = [python, "-m", "scripts.bench.index_side", side, *map(str, job)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"index, {side}, {job}: {done.stderr.strip()[-400:]}")
     found: dict[str, float] = json.loads(done.stdout)

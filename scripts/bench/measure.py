@@ -33,7 +33,10 @@ def load(router: Running, workload: str, *flags: str) -> Outcome:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{router.name}, {workload}: {done.stderr.strip()[-400:]}")
-    outcome = Outcome(**json.loads(done.stdout))
+    try:
+        outcome = Outcome(**json.loads(done.stdout))
+    except ValueError:
+        raise RuntimeError(f"{router.name}, {workload}: the generator said {done.stdout[-200:]!r}") from None
     if outcome.errors * 100 > outcome.requests or not outcome.requests:
         raise RuntimeError(f"{router.name}, {workload}: {outcome.errors} of {outcome.requests} requests failed")
     return outcome

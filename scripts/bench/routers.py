@@ -38,7 +38,10 @@ def fleet(name: str, workers: int, *flags: str) -> Iterator[list[str]]:
     child = Child(name, [sys.executable, "-m", "scripts.bench.fake_worker", "--workers", str(workers), *flags])
     try:
         child.wait_until(lambda: "\n" in child.output())
-        urls: list[str] = json.loads(child.output())["workers"]
+        try:
+            urls: list[str] = json.loads(child.output())["workers"]
+        except ValueError:
+            raise CannotStart(f"{name}: {child.last_words()}") from None
         yield urls
     finally:
         child.stop()
