@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -20,6 +20,7 @@ from indexer.types import WorkerRank
 from publishers.connect import make_plane
 from publishers.logs import log_event
 from publishers.plane import EventPlane, load_subject
+from publishers.plugin_settings import Settings
 from publishers.rank import Decode, EngineRank, Epochs
 
 logger = logging.getLogger(__name__)
@@ -31,32 +32,6 @@ REPORT_INTERVAL = 1.0
 STOP_TIMEOUT = 3.0
 TURN = 64
 """Batches handled before the rest of the thread's loop gets its turn."""
-
-
-class Settings(msgspec.Struct, frozen=True):
-    nats: str
-    worker_id: str
-    namespace: str = "default"
-
-
-def settings_from(environ: Mapping[str, str]) -> Settings | None:
-    """From KV_ROUTER_NATS, KV_ROUTER_WORKER_ID and KV_ROUTER_NAMESPACE; None, and said why, when they cannot be used.
-
-    Silently None without KV_ROUTER_NATS. An engine must not fail because its router's settings are wrong.
-    """
-    nats = environ.get("KV_ROUTER_NATS")
-    if not nats:
-        return None
-    worker_id = environ.get("KV_ROUTER_WORKER_ID")
-    if not worker_id:
-        log_event(logger, logging.ERROR, "KV_ROUTER_NATS is set, but KV_ROUTER_WORKER_ID is not: nothing is published")
-        return None
-    try:
-        make_plane(nats)
-    except ValueError as error:
-        log_event(logger, logging.ERROR, "KV_ROUTER_NATS cannot be used: nothing is published", error=error)
-        return None
-    return Settings(nats, worker_id, environ.get("KV_ROUTER_NAMESPACE") or "default")
 
 
 def figures_subject(namespace: str, rank: WorkerRank) -> str:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import engines.vllm.decode
-from publishers.in_process import EventThread, Settings, settings_from
+from publishers.plugin_settings import Settings, settings_from
 
 
 def register() -> None:
@@ -40,7 +39,11 @@ def make_publisher_class(settings: Settings) -> type[Any]:
 
         def __init__(self, data_parallel_rank: int = 0, **_: Any) -> None:
             super().__init__(data_parallel_rank)
-            self._thread = EventThread(settings, data_parallel_rank, engines.vllm.decode.Decoder)
+            # Not before a publisher is made: see publishers.plugin_settings.
+            from engines.vllm.decode import Decoder  # noqa: PLC0415
+            from publishers.in_process import EventThread  # noqa: PLC0415
+
+            self._thread = EventThread(settings, data_parallel_rank, Decoder)
 
         def publish(self, events: Any) -> None:
             self._thread.publish(events)

@@ -12,7 +12,8 @@ from typing import Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from engines.rank_load import RankLoad
-from publishers.in_process import FiguresThread, settings_from
+from publishers.in_process import FiguresThread
+from publishers.plugin_settings import settings_from
 
 
 class KVRouterStatLogger(StatLoggerBase):  # type: ignore[misc] # Any: vLLM is not installed where types are checked

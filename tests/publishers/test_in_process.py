@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import types
@@ -17,9 +18,10 @@ from engines.vllm.decode import Decoder
 from indexer.events import EventBatch, LoadReport, Stored, decode_batch, decode_load, unpack_hashes
 from indexer.types import WorkerRank
 from publishers.embedded_nats import NatsServer
-from publishers.in_process import EventThread, FiguresThread, Settings, figures_subject, settings_from
+from publishers.in_process import EventThread, FiguresThread, figures_subject
 from publishers.nats_plane import NatsPlane
 from publishers.plane import all_events, all_loads
+from publishers.plugin_settings import Settings, settings_from
 from publishers.vllm_plugin import register
 from tests.fakes.waiting import until
 from tests.fakes.zmq_engine import stored
@@ -173,3 +175,10 @@ def test_the_plug_in_takes_the_place_of_zmq(monkeypatch: pytest.MonkeyPatch) -> 
     publisher.publish(BATCH)
     publisher.shutdown()
     assert our_threads() == []
+
+
+def test_the_plug_in_brings_no_compiler_into_processes_that_publish_nothing() -> None:
+    """vLLM 0.32 on a CPU fails to start a worker when llvmlite is loaded in it."""
+    loaded = "import sys, publishers.vllm_plugin as p; p.register(); print('numba' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

@@ -1,0 +1,44 @@
+"""What the plug-in inside vLLM is told by its environment.
+
+Apart from `publishers.in_process`, since it is read in every process of vLLM, also in those that publish nothing: there
+the index's compiled parts must not be loaded. (vLLM 0.32 on a CPU looks through all loaded modules for something called
+`kernel` when a worker starts, and stumbles over llvmlite.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from publishers.connect import make_plane
+from publishers.logs import log_event
+
+logger = logging.getLogger(__name__)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    nats: str
+    worker_id: str
+    namespace: str = "default"
+
+
+def settings_from(environ: Mapping[str, str]) -> Settings | None:
+    """From KV_ROUTER_NATS, KV_ROUTER_WORKER_ID and KV_ROUTER_NAMESPACE; None, and said why, when they cannot be used.
+
+    Silently None without KV_ROUTER_NATS. An engine must not fail because its router's settings are wrong.
+    """
+    nats = environ.get("KV_ROUTER_NATS")
+    if not nats:
+        return None
+    worker_id = environ.get("KV_ROUTER_WORKER_ID")
+    if not worker_id:
+        log_event(logger, logging.ERROR, "KV_ROUTER_NATS is set, but KV_ROUTER_WORKER_ID is not: nothing is published")
+        return None
+    try:
+        make_plane(nats)
+    except ValueError as error:
+        log_event(logger, logging.ERROR, "KV_ROUTER_NATS cannot be used: nothing is published", error=error)
+        return None
+    return Settings(nats, worker_id, environ.get("KV_ROUTER_NAMESPACE") or "default")
