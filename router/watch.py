@@ -50,6 +50,8 @@ class WorkerWatch:
         if trouble and self._worker.up:
             self._fleet.mark_down(self._worker, trouble)
         elif trouble:
+            if not self.first_look.is_set():
+                log_event(logger, logging.WARNING, "Worker is not up", worker=self._worker.id, trouble=trouble)
             self._worker.trouble = trouble
 
     async def _check(self) -> str | None:

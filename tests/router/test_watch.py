@@ -78,10 +78,14 @@ async def test_a_worker_comes_up_as_it_describes_itself(caplog: pytest.LogCaptur
     assert problem == {"worker": "w"}
 
 
-async def test_a_refused_connection_is_told_by_name_and_does_not_end_the_watch() -> None:
+async def test_a_worker_that_is_not_there_is_told_once_and_does_not_end_the_watch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with watching("http://127.0.0.1:9") as watched:
         await watched.watch.first_look.wait()
         assert (watched.worker.up, watched.trouble) == (False, "cannot be reached")
+        await watched.watch._look()
+    assert told(caplog, "Worker is not up") == [{"worker": "w", "trouble": "cannot be reached"}]
 
 
 async def test_a_worker_that_stops_is_down(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,8 +35,8 @@ class RunningRouter:
         return RawClient(self.port, receive_buffer, limit)
 
     def samples(self, name: str) -> dict[str, float]:
-        """The metric `name` by worker."""
-        return {labels.get("worker", ""): value for labels, value in self._samples(name)}
+        """The metric `name` by worker, where it is not 0."""
+        return {labels.get("worker", ""): value for labels, value in self._samples(name) if value}
 
     def total(self, name: str, **wanted: str) -> float:
         return sum(value for labels, value in self._samples(name) if wanted.items() <= labels.items())
@@ -55,7 +55,7 @@ class RunningRouter:
         await until(lambda: not self.loads)
 
     def is_up(self, worker: ScriptedWorker) -> bool:
-        return self.samples("router_worker_up")[worker.name] == 1
+        return self.samples("router_worker_up").get(worker.name) == 1
 
 
 @asynccontextmanager
