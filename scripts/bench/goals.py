@@ -66,7 +66,7 @@ def _milliseconds(row: Added) -> str:
 
 
 def index_goals(rows: list[IndexRow]) -> Iterator[Goal]:
-    small, large = (_find(rows, f"find_matches, {workers} workers", "i/n") for workers in (64, 1024))
+    small, large = (_find(rows, f"find_matches, {workers} workers", "every overlap read") for workers in (64, 1024))
     if small:
         yield _index_goal(small, "≤ 0.2 × RadixTree", small.ratio.median <= 0.2)
     if small and large:

@@ -44,7 +44,9 @@ _HOW = """\
 - **Added latency**: open loop, random arrivals at a fixed rate, a short answer at once; the difference from the same
   percentile straight to a worker in the same repeat, medians over the repeats. Workers have no cache here.
 - **Index**: the same hashes into `indexer.prefix_index.PrefixIndex` and, through its Python binding, Dynamo's
-  `RadixTree`, each in processes of its own. The binding takes events as JSON: "reading left out" subtracts the CPU time
+  `RadixTree`, each in processes of its own. Lookups are given lists of
+  integers and their answers are read whole, for either may leave work for later; "the call alone" gives ours the array
+  that the router holds and reads nothing. The binding takes events as JSON: "reading left out" subtracts the CPU time
   of reading the same events alone.
 - **Decision**: see `scripts/bench/decision.py`.
 """
