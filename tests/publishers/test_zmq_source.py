@@ -45,6 +45,12 @@ async def following(source: EventSource, replay_timeout: float = 5.0) -> AsyncIt
         await subject.close()
 
 
+def this_epoch(said: list[bytes | str]) -> list[bytes | str]:
+    """What was said since the last new epoch. A message that comes with the news of a lost connection, on another
+    socket, may still be taken for the next of the old one."""
+    return said[len(said) - said[::-1].index("new epoch") :] if "new epoch" in said else []
+
+
 async def test_history_first_then_what_is_live() -> None:
     async with FakeEngine() as engine:
         await engine.lose(stored(0))
@@ -90,8 +96,9 @@ async def test_an_engine_that_restarts_is_followed_from_its_beginning() -> None:
         await engine.restart(stored(7))  # its next number is the one that was expected next
         await engine.subscribed()
         await engine.publish(stored(8))
-        await until(lambda: len(log.said) == 4)
-        assert log.said == [*old, "new epoch", *engine.payloads]
+        await until(lambda: this_epoch(log.said) == engine.payloads)
+        assert log.said[:1] == old
+        assert log.said.count("new epoch") == 1
         assert subject.counts.connections == 2
 
 
