@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from indexer.cursor import Apply, Clear, Cursor, Instruction, View
 from indexer.events import Cleared, EventBatch, LoadReport, ReplayRequest, Stored, unpack_hashes
 from indexer.expiring import AssumedPrefixes
 from indexer.hashing import HASH_VERSION, SequenceHashes, chain_hashes, pack_tokens, root_hash
-from indexer.prefix_index import Overlap, PrefixIndex
+from indexer.matches import Matches, SumOfMatches
+from indexer.prefix_index import PrefixIndex
 from indexer.types import PLAIN, Namespace, WorkerRank
 
 
@@ -70,14 +71,14 @@ class KVIndexer:
         cursor = self._cursors.get(rank)
         return cursor.view if cursor else View.BLIND
 
-    def find_matches(self, prompt: PromptHashes) -> Mapping[WorkerRank, Overlap]:
+    def find_matches(self, prompt: PromptHashes) -> Matches:
         """Overlap in blocks, of the rank's own size, for each rank that holds the prompt's first block."""
         found = [self.index.find_matches(chain) for chain in prompt.chains.values()]
-        return found[0] if len(found) == 1 else {rank: overlap for part in found for rank, overlap in part.items()}
+        return found[0] if len(found) == 1 else SumOfMatches(found)
 
     def find_matches_for_request(
         self, tokens: Sequence[int], block_sizes: Iterable[int], namespace: Namespace = PLAIN
-    ) -> Mapping[WorkerRank, Overlap]:
+    ) -> Matches:
         """`find_matches` of a prompt given as token ids."""
         return self.find_matches(hash_prompt(tokens, block_sizes, namespace))
 

@@ -26,7 +26,7 @@ Masks: TypeAlias = npt.NDArray[np.uint64]
 Counts: TypeAlias = npt.NDArray[np.int64]
 Rows: TypeAlias = npt.NDArray[np.uint32]
 Depths: TypeAlias = npt.NDArray[np.int32]
-"""Blocks by slot."""
+"""Blocks by slot, and a last element that stays 0, for ranks without a slot."""
 
 MAX_SLOTS = 0xFFF0
 _SMALLEST = 1024

@@ -7,46 +7,19 @@ of the ranks that still hold everything so far (docs/adr/0001-flat-chained-hashe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from indexer.hashing import SequenceHashes, chain_hashes, pack_tokens
-from indexer.packed import MAX_SLOTS, Depths, PackedTable, walk_masks
-from indexer.types import SequenceHash, Tier, WorkerRank
+from indexer.matches import Matches, Overlap, Positions, SlotMatches
+from indexer.packed import MAX_SLOTS, PackedTable, walk_masks
+from indexer.types import RankSet, SequenceHash, Tier, WorkerRank
 
+__all__ = ["Matches", "Overlap", "PrefixIndex", "as_hashes", "warm_up"]
 
-class Overlap(NamedTuple):
-    """Leading blocks of a prompt that a rank holds: in any tier, and how many of those without a break on the GPU."""
-
-    blocks: int
-    gpu_blocks: int
-
-
-class Matches(Mapping[WorkerRank, Overlap]):
-    """Overlap of every rank that holds at least a prompt's first block; valid until the index changes.
-
-    `blocks` and `gpu_blocks` are the same by slot: the arrays that the look-up filled.
-    """
-
-    def __init__(self, slots: Mapping[WorkerRank, int], blocks: Depths, gpu_blocks: Depths) -> None:
-        self._slots = slots
-        self._blocks = blocks
-        self._gpu_blocks = gpu_blocks
-
-    def __getitem__(self, rank: WorkerRank) -> Overlap:
-        slot = self._slots[rank]
-        blocks = int(self._blocks[slot])
-        if not blocks:
-            raise KeyError(rank)
-        return Overlap(blocks, int(self._gpu_blocks[slot]))
-
-    def __iter__(self) -> Iterator[WorkerRank]:
-        return (rank for rank, slot in self._slots.items() if self._blocks[slot])
-
-    def __len__(self) -> int:
-        return int(np.count_nonzero(self._blocks))
+_MAX_RANK_SETS = 64
+"""Whose slots are remembered; in a fleet that does not change there are as many as there are pools and block sizes."""
 
 
 class PrefixIndex:
@@ -58,6 +31,7 @@ class PrefixIndex:
         self._free = list(range(63, -1, -1))
         self._busy: dict[int, set[Tier]] = {}
         self._live = np.zeros(1, np.uint64)
+        self._positions: dict[RankSet, Positions] = {}
 
     def __repr__(self) -> str:
         return f"<PrefixIndex {len(self._slots)} ranks, {self.entries()} entries, {self.nbytes / 1e6:.1f} MB>"
@@ -80,6 +54,7 @@ class PrefixIndex:
         slot = self._slots.pop(rank, None)
         if slot is None:
             return
+        self._positions.clear()
         self._live[slot >> 6] &= ~np.uint64(1 << (slot & 63))
         holding = {tier for tier, table in self._tables.items() if table.count(slot)}
         if not holding:
@@ -93,17 +68,30 @@ class PrefixIndex:
         """Of `hashes`, a prompt's sequence hashes in order."""
         hashes = as_hashes(hashes)
         gpu = self._tables[Tier.GPU]
-        depths = np.zeros(64 * gpu.words, np.int32)
+        depths = np.zeros(64 * gpu.words + 1, np.int32)
         gpu.walk(self._live, hashes, depths)
         lower = [table for tier, table in self._tables.items() if tier is not Tier.GPU and len(table)]
         if not lower:
-            return Matches(self._slots, depths, depths)
+            return SlotMatches(self, depths, depths)
         holders = np.zeros((len(hashes), gpu.words), np.uint64)
         for table in (gpu, *lower):
             table.mark(hashes, holders)
         anywhere = np.zeros_like(depths)
         walk_masks(self._live, holders, anywhere)
-        return Matches(self._slots, anywhere, depths)
+        return SlotMatches(self, anywhere, depths)
+
+    def slots(self) -> Mapping[WorkerRank, int]:
+        """Where `SlotMatches` finds each rank that holds anything, or did."""
+        return self._slots
+
+    def positions(self, ranks: RankSet) -> Positions:
+        """Slots of `ranks` in order, −1 for one that has none; remembered until any rank gains or loses its slot."""
+        found = self._positions.get(ranks)
+        if found is None:
+            if len(self._positions) >= _MAX_RANK_SETS:
+                self._positions.clear()
+            found = self._positions[ranks] = np.array([self._slots.get(rank, -1) for rank in ranks.ranks], np.intp)
+        return found
 
     def blocks(self, rank: WorkerRank, tier: Tier) -> int:
         """How many blocks `rank` holds in `tier`."""
@@ -135,6 +123,7 @@ class PrefixIndex:
             if not self._free:
                 self._widen()
             slot = self._slots[rank] = self._free.pop()
+            self._positions.clear()
             self._live[slot >> 6] |= np.uint64(1 << (slot & 63))
         return slot
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import Final, NamedTuple, TypeAlias
 
 SequenceHash: TypeAlias = int
 """Ours: unsigned 64 bit, chained over all blocks from the start of the prompt (see `indexer.hashing`)."""
@@ -28,6 +29,19 @@ class WorkerRank(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.worker_id}#{self.dp_rank}"
+
+
+class RankSet:
+    """Some ranks in a fixed order. Compared by identity, so that an index can remember where each of them is."""
+
+    def __init__(self, ranks: Iterable[WorkerRank]) -> None:
+        self.ranks: Final = tuple(ranks)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __repr__(self) -> str:
+        return f"<RankSet of {len(self)}>"
 
 
 class Namespace(NamedTuple):
