@@ -1,6 +1,7 @@
 """One engine rank's ZMQ sockets: its messages and lost connections in, replays asked for.
 
-One task owns all sockets and reads them in turn, so what happens reaches the sequence in one order.
+One task owns all sockets and reads them in turn, so what happens reaches the sequence in one order. The sockets are
+plain ones beside the event loop: a message read through zmq.asyncio costs many times as much CPU.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Protocol
 
 import msgspec
 import zmq
-import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from engines.description import EventSource
@@ -49,8 +49,12 @@ NO_REPLAY = (
 )
 UNEXPECTED = "A message is not what the protocol says; further ones are only counted"
 
+_Socket = zmq.Socket[bytes]
 _SEQ_BYTES = 8
 _END = b"\xff" * _SEQ_BYTES
+
+_EVENTS, _READABLE, _NO_WAIT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
+"""Plain numbers: arithmetic on enums costs more than reading a message."""
 
 
 class EventSink(Protocol):
@@ -120,8 +124,9 @@ class ZmqSource:
         stimuli = deque([stimulus])
         while stimuli:
             for instruction in self._sequence.handle(stimuli.popleft()):
-                if isinstance(instruction, AskReplay) and not await sockets.ask_replay(instruction.start):
-                    stimuli.append(ReplayEnded(complete=False))
+                if isinstance(instruction, AskReplay):
+                    if not sockets.ask_replay(instruction.start):
+                        stimuli.append(ReplayEnded(complete=False))
                 else:
                     await self._report(instruction)
 
@@ -155,15 +160,19 @@ class _Sockets:
         self._source = source
         self._replay_timeout = replay_timeout
         self._counts = counts
-        self._poller = zmq.asyncio.Poller()
-        self._dealer: zmq.asyncio.Socket | None = None
-        self._deadline = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[list[Stimulus]] | None = None
+        self._dealer: _Socket | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._overdue = False
+        self._unsignalled = True
+        """Something may be there that no signal will tell of: sockets signal once until they are read to their end."""
         self._subscriber = self._open(zmq.SUB)
         self._subscriber.subscribe(source.topic)
-        self._monitor: zmq.asyncio.Socket = self._subscriber.get_monitor_socket(
+        self._monitor: _Socket = self._subscriber.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
-        self._poller.register(self._monitor, zmq.POLLIN)
+        self._watch(self._monitor)
         try:
             _attach(self._subscriber, source.endpoint)
         except ValueError:
@@ -172,21 +181,15 @@ class _Sockets:
 
     async def turn(self) -> list[Stimulus]:
         """Waits for the next things to happen and returns them in order."""
-        await self._poller.poll(self._until_deadline())
-        # In this order: a connection is reported before it brings anything, so no message read here can be of one that
-        # is not reported yet.
-        messages = await _receive(self._subscriber)
-        stimuli: list[Stimulus] = self._connections(await _receive(self._monitor))
-        if stimuli and self._counts.connections > 1:
-            # From before or after, nobody can tell. The replay that now begins has all that counts.
-            while messages:
-                messages = await _receive(self._subscriber)
-        stimuli += self._live(messages)
-        if self._dealer is not None:
-            stimuli += self._answers(await _receive(self._dealer))
-        return stimuli
+        while self._unsignalled:
+            stimuli = self._read()
+            await asyncio.sleep(0)  # others have their turn too
+            if stimuli:
+                return stimuli
+        self._waiter = self._loop.create_future()
+        return await self._waiter
 
-    async def ask_replay(self, start: int) -> bool:
+    def ask_replay(self, start: int) -> bool:
         """Ends a replay under way and begins another; False where the engine offers none."""
         self._end_replay()
         if self._source.replay is None:
@@ -200,25 +203,66 @@ class _Sockets:
             self._end_replay()
             return False
         self._extend_deadline()
-        await self._dealer.send_multipart([b"", start.to_bytes(_SEQ_BYTES, "big")], zmq.NOBLOCK)
+        self._dealer.send_multipart([b"", start.to_bytes(_SEQ_BYTES, "big")], zmq.NOBLOCK)
         return True
 
     def close(self) -> None:
         self._end_replay()
         self._subscriber.disable_monitor()
-        self._monitor.close()
-        self._subscriber.close()
+        self._close(self._monitor)
+        self._close(self._subscriber)
 
-    def _open(self, kind: int) -> zmq.asyncio.Socket:
-        socket = zmq.asyncio.Context.instance().socket(kind)
+    def _on_signal(self) -> None:
+        """A socket has something, or had; or a replay's time is up."""
+        if self._waiter is not None and not self._waiter.done():
+            stimuli = self._read()
+            if stimuli or self._unsignalled:
+                self._waiter.set_result(stimuli)
+
+    def _read(self) -> list[Stimulus]:
+        """What has happened, in order; waits for nothing."""
+        self._unsignalled = False
+        # In this order: a connection is reported before it brings anything, so no message read here can be of one that
+        # is not reported yet.
+        messages = self._receive(self._subscriber)
+        stimuli: list[Stimulus] = self._connections(self._receive(self._monitor))
+        if stimuli and self._counts.connections > 1:
+            # From before or after, nobody can tell. The replay that now begins has all that counts.
+            while messages:
+                messages = self._receive(self._subscriber)
+        stimuli += self._live(messages)
+        if self._dealer is not None:
+            stimuli += self._answers(self._receive(self._dealer))
+        return stimuli
+
+    def _receive(self, socket: _Socket) -> list[list[bytes]]:
+        """What is there, at most TURN messages."""
+        messages: list[list[bytes]] = []
+        while int(socket.get(_EVENTS)) & _READABLE:
+            if len(messages) == TURN:
+                self._unsignalled = True
+                break
+            messages.append(socket.recv_multipart(_NO_WAIT))
+        return messages
+
+    def _open(self, kind: int) -> _Socket:
+        socket: _Socket = zmq.Context.instance().socket(kind)
         socket.linger = 0
         # An engine sends a replay as fast as it can, and drops what we do not take.
         socket.rcvhwm = 0 if kind == zmq.DEALER else RECEIVE_LIMIT
         # A host that vanished without a word is a lost connection too, after a minute.
         socket.tcp_keepalive, socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = 1, 30, 10
         socket.tcp_keepalive_cnt = 3
-        self._poller.register(socket, zmq.POLLIN)
+        self._watch(socket)
         return socket
+
+    def _watch(self, socket: _Socket) -> None:
+        self._unsignalled = True
+        self._loop.add_reader(socket.fileno(), self._on_signal)
+
+    def _close(self, socket: _Socket) -> None:
+        self._loop.remove_reader(socket.fileno())
+        socket.close()
 
     def _live(self, messages: list[list[bytes]]) -> list[Stimulus]:
         stimuli: list[Stimulus] = []
@@ -258,7 +302,7 @@ class _Sockets:
             else:
                 self._counts.replayed += 1
                 stimuli.append(Replayed(int.from_bytes(frames[-2], "big"), frames[-1]))
-        if self._until_deadline() == 0:
+        if self._overdue:
             self._end_replay()
             stimuli.append(ReplayEnded(complete=False))
         return stimuli
@@ -269,34 +313,30 @@ class _Sockets:
             log_event(logger, logging.WARNING, UNEXPECTED, endpoint=self._source.endpoint, what=what)
 
     def _extend_deadline(self) -> None:
-        self._deadline = asyncio.get_running_loop().time() + self._replay_timeout
+        self._forget_deadline()
+        self._deadline = self._loop.call_later(self._replay_timeout, self._on_deadline)
 
-    def _until_deadline(self) -> float | None:
-        """Milliseconds; None while no replay is under way."""
-        if self._dealer is None:
-            return None
-        return max(0.0, self._deadline - asyncio.get_running_loop().time()) * 1000
+    def _on_deadline(self) -> None:
+        self._overdue = True
+        self._on_signal()
+
+    def _forget_deadline(self) -> None:
+        self._overdue = False
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def _end_replay(self) -> None:
+        self._forget_deadline()
         if self._dealer is not None:
-            self._poller.unregister(self._dealer)
-            self._dealer.close()
+            self._close(self._dealer)
             self._dealer = None
 
 
-def _attach(socket: zmq.asyncio.Socket, endpoint: str) -> None:
+def _attach(socket: _Socket, endpoint: str) -> None:
     # Only for literal addresses: with it, a name's first address is the IPv6 one, where an engine may not listen.
     socket.ipv6 = "[" in endpoint
     try:
         socket.bind(endpoint) if "*" in endpoint else socket.connect(endpoint)
     except zmq.ZMQError as error:
         raise ValueError(f"{endpoint!r} cannot be used for events: {error.strerror}") from None
-
-
-async def _receive(socket: zmq.asyncio.Socket) -> list[list[bytes]]:
-    """What is there, at most TURN messages; waits for nothing."""
-    messages: list[list[bytes]] = []
-    with contextlib.suppress(zmq.Again):
-        while len(messages) < TURN:
-            messages.append(await socket.recv_multipart(zmq.NOBLOCK))
-    return messages

@@ -9,6 +9,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+import publishers.zmq_source
 from engines.description import EventSource
 from publishers.zmq_source import ZmqSource
 from tests.fakes.waiting import until
@@ -146,6 +147,17 @@ async def test_hostile_frames_are_counted_and_said_once(caplog: pytest.LogCaptur
         await until(lambda: log.said == engine.payloads)
         assert subject.counts.malformed == {"wrong number of frames": 6, "no sequence number": 6}
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 2
+
+
+async def test_more_hostile_frames_than_are_read_at_once_hold_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishers.zmq_source, "TURN", 2)
+    async with FakeEngine() as engine, following(engine.source) as (log, subject):
+        await engine.subscribed()
+        for _ in range(20):
+            await engine.send([b"kv@"])
+        await until(lambda: subject.counts.messages == 20)
+        await engine.publish(stored(0))
+        await until(lambda: log.said == engine.payloads)
 
 
 async def test_a_number_out_of_reach_is_survived() -> None:
