@@ -21,7 +21,7 @@ from publishers.plane import EventPlane
 from publishers.publisher import EnginePublisher
 from router.fleet import Fleet, Worker
 from router.http.front import Connection, Limits
-from router.http.upstream import Pool
+from router.http.pool import Pool
 from router.ingest import Ingest
 from router.metrics import Metrics
 from router.openai_errors import error_response

@@ -6,15 +6,16 @@ whatever happens: the answer's end, a worker's failure, the client's leaving.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 from router.fleet import Worker
 from router.http.front import Connection
-from router.http.messages import Headers, Request, Response, end_to_end, header_lines, status_line
+from router.http.messages import REQUEST_ID, Request, Response
 from router.http.relay import Relay, relay_for
-from router.http.upstream import Head, Lease, WorkerConnection
+from router.http.upstream import Head, WorkerConnection
 from router.openai_errors import error_event, error_response
 from router.scheduling.decision import Decision
 from router.scheduling.load import Reservation
@@ -22,6 +23,8 @@ from router.scheduling.load import Reservation
 RETRIES = 1
 """Other workers tried after the first, before anything was sent to the client."""
 RETRY_STATUSES = frozenset((500, 502, 503))
+BOOKED_CHUNKS = 16
+"""Generated tokens are booked in steps of as many: engines take memory for them by the block."""
 _USAGE_WINDOW = 4096
 """Bytes at an answer's end in which its usage is looked for."""
 _CACHED = re.compile(rb'"cached_tokens":\s*(\d+)')
@@ -32,12 +35,12 @@ End = Literal["complete", "broken", "cancelled", "failed"]
 
 
 class Leg(NamedTuple):
-    """One attempt: the worker, why it was chosen, what was booked there, headers that only it gets."""
+    """One attempt: the worker, why it was chosen, what was booked there, header lines that only it gets."""
 
     worker: Worker
     decision: Decision
     reservation: Reservation
-    headers: Headers
+    header_lines: bytes
 
 
 class Outcome(NamedTuple):
@@ -71,6 +74,29 @@ class Routing(Protocol):
 class Exchange:
     """Implements `front.Exchange` towards the client and `upstream.Receiver` towards the worker."""
 
+    __slots__ = (
+        "_began",
+        "_chunks",
+        "_clock",
+        "_connecting",
+        "_connection",
+        "_first_byte",
+        "_head",
+        "_latest",
+        "_leg",
+        "_length",
+        "_over",
+        "_passing",
+        "_recent",
+        "_relay",
+        "_request",
+        "_request_id",
+        "_reused",
+        "_routing",
+        "_tried",
+        "_upstream",
+    )
+
     def __init__(
         self, request: Request, request_id: bytes, connection: Connection, routing: Routing, clock: Callable[[], float]
     ) -> None:
@@ -80,9 +106,9 @@ class Exchange:
         self._routing = routing
         self._clock = clock
         self._began = clock()
-        self._tried: frozenset[str] = frozenset()
+        self._tried: frozenset[str] = _NOBODY
         self._leg: Leg | None = None
-        self._lease: Lease | None = None
+        self._connecting: asyncio.Task[None] | None = None
         self._upstream: WorkerConnection | None = None
         self._reused = False
         self._first_byte: float | None = None
@@ -97,8 +123,10 @@ class Exchange:
 
     def _reset_answer(self) -> None:
         self._head: Head | None = None
+        self._length: int | None = None
         self._relay: Relay | None = None
-        self._chunks = 0
+        self._passing = False
+        self._chunks = 0  # not booked yet
         self._recent = b""
         self._latest = b""
 
@@ -117,19 +145,22 @@ class Exchange:
 
     def _connect(self, leg: Leg, *, fresh: bool) -> None:
         self._reset_answer()
-        self._upstream = None
-        self._lease = leg.worker.pool.take(self._on_connection, self._on_no_connection, fresh)
+        pool = leg.worker.pool
+        idle = None if fresh else pool.take_idle()
+        if idle:
+            self._on_connection(idle)
+        else:
+            self._upstream = None
+            self._connecting = pool.connect(self._on_connection, self._on_no_connection)
 
     def _on_connection(self, upstream: WorkerConnection) -> None:
-        leg = self._leg
+        leg, request = self._leg, self._request
         if self._over or leg is None:
             upstream.abort()
             return
         self._upstream = upstream
         self._reused = upstream.requests > 0
-        head_only = self._request.method == b"HEAD"
-        head = _request_head(self._request, self._request_id, leg)
-        upstream.send(self, [head, self._request.body] if self._request.body else [head], head_only)
+        upstream.send(self, _request_head(request, self._request_id, leg), request.body, request.head.method == b"HEAD")
 
     def _on_no_connection(self, reason: str) -> None:
         if not self._over:
@@ -137,27 +168,39 @@ class Exchange:
 
     # -- upstream.Receiver
 
-    def on_head(self, head: Head) -> None:
+    def on_head(self, head: Head, length: int | None) -> None:
         if head.status in RETRY_STATUSES and self._may_retry() and self._upstream:
             self._upstream.abort()
             self._give_up_on_worker(f"answered {head.status}")
             return
         self._head = head
-        self._relay = relay_for(head, self._request.http_1_0)
+        self._length = length
+        self._relay = relay_for(head, self._request.head.http_1_0)
 
-    def on_body(self, data: bytes, boundary: int) -> None:
+    def on_body(self, data: bytes, boundary: int, chunks: int) -> None:
+        if self._passing and boundary == len(data):  # whole events of a stream under way: every token's way
+            self._connection.write(data)
+            self._recent, self._latest = self._latest, data
+            self._chunks += chunks
+            if self._chunks >= BOOKED_CHUNKS:
+                self._book()
+            return
         leg, head, relay = self._leg, self._head, self._relay
         if leg is None or head is None or relay is None:
             return
-        if head.chunked:
-            leg.reservation.generated(head.chunked.chunks - self._chunks)
-            self._chunks = head.chunked.chunks
-        self._recent, self._latest = self._latest, data
         out = relay.body(data, boundary)
         if self._first_byte is None:
             out = self._begin_answer(leg, head, relay) + out
         if out:
             self._connection.write(out)
+        self._recent, self._latest = self._latest, data
+        self._passing = relay.clean
+        self._chunks += chunks
+
+    def _book(self) -> None:
+        if self._leg:
+            self._leg.reservation.generated(self._chunks)
+        self._chunks = 0
 
     def on_end(self) -> None:
         leg, head, relay = self._leg, self._head, self._relay
@@ -169,7 +212,7 @@ class Exchange:
         if out:
             self._connection.write(out)
         self._finish(head.status, "complete")
-        self._connection.finish(self._request.keep_alive and not relay.until_close)
+        self._connection.finish(self._request.head.keep_alive and not relay.until_close)
 
     def on_broken(self, reason: str) -> None:
         if self._first_byte is not None:
@@ -186,8 +229,8 @@ class Exchange:
     def cancel(self) -> None:
         if self._over:
             return
-        if self._lease:
-            self._lease.cancel()
+        if self._connecting:
+            self._connecting.cancel()
         if self._upstream:
             self._upstream.abort()
         self._finish(499, "cancelled")
@@ -206,8 +249,10 @@ class Exchange:
         """The first byte is here: the prefill is done, and there is no way back to another worker."""
         self._first_byte = self._clock() - self._began
         leg.reservation.first_token()
-        keep_alive = self._request.keep_alive and not relay.until_close and not self._connection.closing
-        return _response_head(head, leg, relay, self._request_id, keep_alive)
+        keep_alive = self._request.head.keep_alive and not relay.until_close and not self._connection.closing
+        length = b"" if self._length is None else b"content-length: %d\r\n" % self._length
+        framing = length + relay.framing if keep_alive else b"%sconnection: close\r\n" % (length + relay.framing)
+        return _response_head(head, leg, self._request_id, framing)
 
     def _break_answer(self, reason: str) -> None:
         leg, relay = self._leg, self._relay
@@ -220,7 +265,7 @@ class Exchange:
             self._connection.abort()
         else:
             self._connection.write(last)
-            self._connection.finish(self._request.keep_alive)
+            self._connection.finish(self._request.head.keep_alive)
 
     def _may_retry(self) -> bool:
         leg = self._leg
@@ -244,7 +289,7 @@ class Exchange:
         if self._over:
             return
         self._finish(response.status, "failed")
-        named = (*response.headers, (b"x-request-id", self._request_id))
+        named = (*response.headers, (REQUEST_ID, self._request_id))
         self._connection.respond(response._replace(headers=named))
 
     def _finish(self, status: int, end: End) -> None:
@@ -257,33 +302,39 @@ class Exchange:
         self._routing.finished(Outcome(self._leg, status, end, self._first_byte, duration, prompt, cached))
 
 
+_NOBODY: frozenset[str] = frozenset()
+_WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
+
+
 def _usage(recent: bytes, latest: bytes) -> tuple[int | None, int | None]:
     """(prompt tokens, cached tokens) from an answer's last bytes; None for what they do not tell."""
-    end = recent[-_USAGE_WINDOW:] + latest[-_USAGE_WINDOW:]
-    prompt, cached = _PROMPT.search(end), _CACHED.search(end)
-    return (int(prompt[1]) if prompt else None, int(cached[1]) if cached else None)
-
-
-_TARGET_WORKER = b"x-router-target-worker"
-_OWN_REQUEST_HEADERS = frozenset((b"host", b"content-length", b"expect", b"x-request-id", _TARGET_WORKER))
-_OWN_RESPONSE_HEADERS = frozenset((b"x-request-id", b"x-router-worker", b"x-router-overlap-tokens"))
+    end = latest[-_USAGE_WINDOW:] if len(latest) > _USAGE_WINDOW else recent[-_USAGE_WINDOW:] + latest
+    prompt = _PROMPT.search(end)
+    if not prompt:
+        return None, None
+    cached = _CACHED.search(end)
+    return int(prompt[1]), int(cached[1]) if cached else None
 
 
 def _request_head(request: Request, request_id: bytes, leg: Leg) -> bytes:
-    address = leg.worker.pool.address
-    headers = [header for header in end_to_end(request.headers) if header[0] not in _OWN_REQUEST_HEADERS]
-    headers += [(b"host", address.authority), (b"x-request-id", request_id), *leg.headers]
-    if request.body or request.method in {b"POST", b"PUT", b"PATCH"}:
-        headers.append((b"content-length", b"%d" % len(request.body)))
-    return b"%s %s%s HTTP/1.1\r\n%s\r\n" % (request.method, address.base, request.target, header_lines(headers))
+    head, address = request.head, leg.worker.pool.address
+    length = b""
+    if request.body or head.method in _WITH_BODY:
+        length = b"content-length: %d\r\n" % len(request.body)
+    return b"%s %s%s HTTP/1.1\r\n%shost: %s\r\nx-request-id: %s\r\n%s%s\r\n" % (
+        head.method,
+        address.base,
+        head.target,
+        head.passed_on,
+        address.authority,
+        request_id,
+        leg.header_lines,
+        length,
+    )
 
 
-def _response_head(head: Head, leg: Leg, relay: Relay, request_id: bytes, keep_alive: bool) -> bytes:
-    headers = [header for header in end_to_end(head.headers) if header[0] not in _OWN_RESPONSE_HEADERS]
-    if head.chunked:  # RFC 9112 section 6.3: the transfer coding wins over a stated length
-        headers = [header for header in headers if header[0] != b"content-length"]
-    headers += [(b"x-request-id", request_id), (b"x-router-worker", leg.worker.id.encode())]
-    if leg.decision.overlap_tokens is not None:
-        headers.append((b"x-router-overlap-tokens", b"%d" % leg.decision.overlap_tokens))
-    close = b"" if keep_alive else b"connection: close\r\n"
-    return status_line(head.status) + header_lines(headers) + relay.framing + close + b"\r\n"
+def _response_head(head: Head, leg: Leg, request_id: bytes, framing: bytes) -> bytes:
+    overlap = leg.decision.overlap_tokens
+    told = b"" if overlap is None else b"x-router-overlap-tokens: %d\r\n" % overlap
+    named = leg.worker.id.encode()
+    return b"%sx-request-id: %s\r\nx-router-worker: %s\r\n%s%s\r\n" % (head.passed_on, request_id, named, told, framing)

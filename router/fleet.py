@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from engines.description import EngineDescription, Model
 from indexer.types import WorkerRank
 from publishers.logs import log_event
-from router.http.upstream import Pool
+from router.http.pool import Pool
+from router.scheduling.decision import Candidates
 from router.worker_spec import WorkerSpec
 
 logger = logging.getLogger("router.fleet")
@@ -60,39 +61,60 @@ class Worker:
 
 
 class Fleet:
+    """What is asked for with each request is worked out once and kept until a worker goes up or down."""
+
     def __init__(self, workers: Iterable[Worker]) -> None:
         self.workers = {worker.id: worker for worker in workers}
-        self._candidates: dict[str | None, list[tuple[WorkerRank, int]]] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._candidates: dict[str | None, Candidates] = {}
+        self._ranks: dict[str, Candidates] = {}
+        self._models: dict[str, tuple[Worker, Model]] | None = None
+        self._block_sizes: frozenset[int] | None = None
 
     def mark_up(self, worker: Worker) -> None:
         """`worker` serves, as its description now says."""
         worker.up, worker.trouble = True, ""
-        self._candidates.clear()
+        self._forget()
 
     def mark_down(self, worker: Worker, trouble: str) -> None:
         """`worker` gets nothing until it is marked up again; what it has in flight goes on."""
         if worker.up:
             log_event(logger, logging.WARNING, "Worker is down", worker=worker.id, trouble=trouble)
         worker.up, worker.trouble = False, trouble
-        self._candidates.clear()
+        self._forget()
 
     @property
     def up(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.up]
 
     @property
-    def block_sizes(self) -> set[int]:
-        return {worker.block_size for worker in self.up}
+    def block_sizes(self) -> frozenset[int]:
+        if self._block_sizes is None:
+            self._block_sizes = frozenset(worker.block_size for worker in self.up)
+        return self._block_sizes
 
-    def candidates(self, model: str | None, exclude: Collection[str] = ()) -> list[tuple[WorkerRank, int]]:
-        """(rank, block size) of all that are up and serve `model`, less the workers in `exclude`."""
+    def candidates(self, model: str | None, exclude: Collection[str] = ()) -> Candidates:
+        """The ranks of all that are up and serve `model`, less those of the workers in `exclude`."""
         found = self._candidates.get(model)
         if found is None:
-            serving = [worker for worker in self.up if worker.serves(model)]
-            found = sorted((rank, worker.block_size) for worker in serving for rank in worker.ranks)
+            found = self._serving(model, ())
             if model is None or self.knows(model):  # any name may come from outside: only known ones are kept
                 self._candidates[model] = found
-        return [candidate for candidate in found if candidate[0].worker_id not in exclude] if exclude else found
+        return self._serving(model, exclude) if exclude else found
+
+    def candidates_of(self, worker: Worker, model: str | None, exclude: Collection[str] = ()) -> Candidates:
+        """The same, of `worker` alone."""
+        if not worker.up or not worker.serves(model) or worker.id in exclude:
+            return _NOBODY
+        found = self._ranks.get(worker.id)
+        if found is None:
+            found = self._ranks[worker.id] = _ranks_of([worker])
+        return found
+
+    def _serving(self, model: str | None, exclude: Collection[str]) -> Candidates:
+        return _ranks_of(worker for worker in self.up if worker.serves(model) and worker.id not in exclude)
 
     def knows(self, model: str) -> bool:
         """Whether any worker, up or not, is known to serve `model`."""
@@ -101,17 +123,25 @@ class Fleet:
 
     def may_serve(self, model: str) -> bool:
         """False only when every worker has told its models and none is `model`."""
-        return any(worker.serves(model) for worker in self.workers.values())
+        return model in self._candidates or any(worker.serves(model) for worker in self.workers.values())
 
-    def models(self) -> dict[str, tuple[Worker, Model]]:
-        """All models served, by name, each with the first worker that has it."""
-        union: dict[str, tuple[Worker, Model]] = {}
-        for worker in self.up:
-            for model in worker.models:
-                union.setdefault(model.id, (worker, model))
-        return union
+    def models(self) -> Mapping[str, tuple[Worker, Model]]:
+        """All models served, by name, each with the first worker that has it; the same object until that changes."""
+        if self._models is None:
+            self._models = {}
+            for worker in self.up:
+                for model in worker.models:
+                    self._models.setdefault(model.id, (worker, model))
+        return self._models
 
     def lora_name(self, model: str | None) -> str | None:
         """`model` if it is a LoRA adapter: engines hash its name into its blocks."""
         found = self.models().get(model) if model else None
         return model if found and found[1].parent else None
+
+
+_NOBODY = Candidates([])
+
+
+def _ranks_of(workers: Iterable[Worker]) -> Candidates:
+    return Candidates(sorted((rank, worker.block_size) for worker in workers for rank in worker.ranks))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from engines.shaping import rank_headers
 from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
-from indexer.prefix_index import Overlap
+from indexer.matches import Matches
 from indexer.types import Namespace, WorkerRank
 from publishers.logs import log_event
 from router.exchange import Leg, Outcome
 from router.fleet import Fleet, Worker
-from router.http.messages import Headers, Response
+from router.http.messages import Response, header_lines
 from router.metrics import Metrics
 from router.openai_errors import error_response
-from router.scheduling.decision import Decision
+from router.scheduling.decision import Candidates, Decision
 from router.scheduling.load import LoadBook
 from router.scheduling.scheduler import Scheduler
 
@@ -44,7 +44,7 @@ class Brain(NamedTuple):
         """Raises OverflowError or TypeError for what is no token id."""
         return Prompt(len(token_ids), hash_prompt(token_ids, self.fleet.block_sizes, namespace))
 
-    def matches(self, prompt: Prompt) -> Mapping[WorkerRank, Overlap] | None:
+    def matches(self, prompt: Prompt) -> Matches | None:
         if prompt.hashes is None:
             return None
         self.indexer.expire(self.clock())
@@ -71,15 +71,16 @@ class RequestRouting:
         reservation = brain.scheduler.reserve(decision)
         worker = brain.fleet.workers[decision.rank.worker_id]
         self._note(decision, worker)
-        brain.metrics.decision.observe(brain.clock() - began)
-        return Leg(worker, decision, reservation, _rank_headers(worker, decision.rank))
+        brain.metrics.tallies.decision.observe(brain.clock() - began)
+        return Leg(worker, decision, reservation, _rank_lines(worker, decision.rank))
 
     def idlest_worker(self) -> Worker | None:
         """Of those that could serve the request."""
-        brain, now = self._brain, self._brain.clock()
-        ranks = [rank for rank, _ in self._candidates(frozenset())]
-        idlest = min(ranks, key=lambda rank: brain.book.load(rank, now).requests, default=None)
-        return brain.fleet.workers[idlest.worker_id] if idlest else None
+        brain, candidates = self._brain, self._candidates(frozenset())
+        if not candidates:
+            return None
+        idlest = int(brain.book.loads(candidates, brain.clock()).requests.argmin())
+        return brain.fleet.workers[candidates.ranks[idlest].worker_id]
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
         return bool(self._candidates(exclude))
@@ -87,28 +88,27 @@ class RequestRouting:
     def failed(self, worker: Worker, reason: str, retried: bool, unreachable: bool = False) -> None:
         if unreachable:  # the next health check may take it back
             self._brain.fleet.mark_down(worker, reason)
-        counted = self._brain.metrics.worker(worker.id)
-        counted.failures.inc()
-        if retried:
-            counted.retries.inc()
+        tally = self._brain.metrics.tallies.worker(worker.id)
+        tally.failures += 1
+        tally.retries += retried
         log_event(logger, logging.WARNING, "Worker failed a request", worker=worker.id, reason=reason, retried=retried)
 
     def finished(self, outcome: Outcome) -> None:
-        metrics = self._brain.metrics
-        metrics.in_flight.dec()
-        counted = metrics.worker(outcome.leg.worker.id if outcome.leg else "")
-        counted.ended(outcome.status, outcome.end)
-        counted.duration.observe(outcome.duration)
+        tallies = self._brain.metrics.tallies
+        tallies.in_flight -= 1
+        tally = tallies.worker(outcome.leg.worker.id if outcome.leg else "")
+        tally.ends[outcome.status, outcome.end] += 1
+        tally.duration.observe(outcome.duration)
         if outcome.first_byte is not None:
-            counted.first_byte.observe(outcome.first_byte)
+            tally.first_byte.observe(outcome.first_byte)
         if outcome.cached_tokens is not None:
-            counted.reported_tokens.inc(outcome.cached_tokens)
+            tally.reported_tokens += outcome.cached_tokens
 
-    def _candidates(self, exclude: frozenset[str]) -> list[tuple[WorkerRank, int]]:
-        found = self._brain.fleet.candidates(self._model, exclude)
+    def _candidates(self, exclude: frozenset[str]) -> Candidates:
+        fleet = self._brain.fleet
         if self._pinned is None:
-            return found
-        return [candidate for candidate in found if candidate[0].worker_id == self._pinned.id]
+            return fleet.candidates(self._model, exclude)
+        return fleet.candidates_of(self._pinned, self._model, exclude)
 
     def _nobody(self) -> Response:
         if self._pinned:
@@ -119,19 +119,18 @@ class RequestRouting:
 
     def _note(self, decision: Decision, worker: Worker) -> None:
         brain = self._brain
-        counted = brain.metrics.worker(worker.id)
-        if decision.prompt_tokens:
-            counted.prompt_tokens.inc(decision.prompt_tokens)
+        tally = brain.metrics.tallies.worker(worker.id)
+        tally.prompt_tokens += decision.prompt_tokens
         if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
-            counted.predicted_tokens.inc(decision.overlap_tokens)
-            brain.metrics.regret_tokens.inc(decision.best_overlap_tokens - decision.overlap_tokens)
+            tally.predicted_tokens += decision.overlap_tokens
+            brain.metrics.tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
         if self.prompt.hashes:
             brain.indexer.assume(decision.rank, self.prompt.hashes, worker.block_size, brain.clock())
 
 
-def _rank_headers(worker: Worker, rank: WorkerRank) -> Headers:
+def _rank_lines(worker: Worker, rank: WorkerRank) -> bytes:
     """An engine with one rank is not told which."""
     description = worker.description
     if description is None or description.dp_size == 1:
-        return []
-    return rank_headers(description.kind, rank.dp_rank)
+        return b""
+    return header_lines(rank_headers(description.kind, rank.dp_rank))

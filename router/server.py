@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import random
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -24,7 +24,6 @@ from router.routing import Brain, RequestRouting
 
 logger = logging.getLogger("router.server")
 
-TARGET_WORKER = b"x-router-target-worker"
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -53,15 +52,15 @@ class Server:
         return None
 
     def _serve(self, request: Request, connection: Connection) -> Exchange | None:
-        path = request.path
+        path, method = request.head.path, request.head.method
         page = self._pages.get(path)
         if page:
-            allowed = request.method in {b"GET", b"HEAD"}
+            allowed = method in {b"GET", b"HEAD"}
             connection.respond(page() if allowed else _wrong_method("GET, HEAD"))
             return None
         endpoint = ENDPOINTS.get(path)
         if endpoint:
-            if request.method != b"POST":
+            if method != b"POST":
                 connection.respond(_wrong_method("POST"))
                 return None
             return self._infer(request, connection, parse_inference(endpoint, request.body))
@@ -106,8 +105,8 @@ class Server:
         return exchange
 
     def _exchange(self, request: Request, connection: Connection, routing: RequestRouting) -> Exchange:
-        request_id = request.header(b"x-request-id") or os.urandom(16).hex().encode()
-        self._brain.metrics.in_flight.inc()
+        request_id = request.head.request_id or b"%032x" % random.getrandbits(128)
+        self._brain.metrics.tallies.in_flight += 1
         return Exchange(request, request_id, connection, routing, self._brain.clock)
 
     def _check_model(self, model: str | None) -> None:
@@ -122,12 +121,12 @@ class Server:
             )
 
     def _pinned(self, request: Request) -> Worker | None:
-        named = request.header(TARGET_WORKER)
-        workers = self._brain.fleet.workers
+        named = request.head.target_worker
         if named is None:
             if self._direct:
                 raise BadRequest(400, "In direct mode a request names its worker in the header X-Router-Target-Worker.")
             return None
+        workers = self._brain.fleet.workers
         name = named.decode("latin-1")
         for worker in workers.values():
             if name in {worker.id, worker.spec.url}:

@@ -16,12 +16,16 @@ class MalformedChunk(Exception):
 class ChunkedBody:
     """Feed it a body's bytes in any pieces; RFC 9112 section 7.1."""
 
+    __slots__ = ("_ending", "_left", "_line", "_trailers", "at_start", "chunks", "done", "excess")
+
     def __init__(self) -> None:
         self.done = False
         self.excess = b""
         """Bytes after the end of the body."""
         self.chunks = 0
         """Chunks with content, so far."""
+        self.at_start = True
+        """All that was fed is whole chunks."""
         self._line = b""
         self._left = 0  # of the current chunk's content and its CRLF
         self._ending = b""  # of what was taken of the current chunk: as much as an event's end is long
@@ -31,6 +35,16 @@ class ChunkedBody:
         """Returns the index in `data` behind the last chunk that ends there with a whole event (0: none), or the body's
         end. Raises MalformedChunk."""
         position, boundary, size = 0, 0, len(data)
+        if self.at_start:
+            # One whole chunk, or several, is as good as always all that there is: this is every token's way.
+            while position < size:
+                end = _end_of_chunk(data, position, size)
+                if not end:
+                    break
+                self.chunks += 1
+                if data.endswith(_EVENT_ENDS, position, end):
+                    boundary = end
+                position = end
         while position < size:
             if self._left:
                 position = self._take_content(data, position)
@@ -41,6 +55,7 @@ class ChunkedBody:
             if self.done:
                 self.excess = data[position:]
                 return position
+        self.at_start = not (self._left or self._line or self._trailers)
         return boundary
 
     def _take_content(self, data: bytes, position: int) -> int:
@@ -76,6 +91,20 @@ class ChunkedBody:
             self._ending = b""
         else:
             self._trailers = True
+
+
+def _end_of_chunk(data: bytes, start: int, size: int) -> int:
+    """Where the chunk that begins at `start` ends; 0 if it is not whole, is not plain, or is the last."""
+    line = data.find(b"\r\n", start, start + 18)
+    digits = data[start:line]
+    if line < 0 or not digits.isalnum():
+        return 0
+    try:
+        length = int(digits, 16)
+    except ValueError:
+        return 0
+    end = line + length + 4
+    return end if length and end <= size else 0
 
 
 def decode_chunks(data: bytes) -> bytes:

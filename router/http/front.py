@@ -1,7 +1,7 @@
 """The client's side: one protocol per connection, one request at a time, answers in order.
 
 Requests that a client pipelines wait until the one before is answered; a connection that is lost cancels the request in
-progress at once.
+progress at once. A head like the last one (`router.http.repeated`) is not parsed again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import NamedTuple, Protocol, cast
 
 import httptools
 
-from router.http.messages import Headers, Request, Response, write_response
+from router.http.messages import Headers, Request, RequestHead, Response, request_head, write_response
+from router.http.repeated import RepeatedRequest, repeated_request
 
 MAX_HEAD = 64 * 1024
 """Bytes of request line and headers; more is answered with 431."""
@@ -24,6 +25,8 @@ MAX_PIPELINED = 16
 LINGER = 1.0
 """Seconds in which a client may still send what was refused, before the connection is closed for good."""
 _NO_LINGER = struct.pack("ii", 1, 0)
+_HOPE = 4
+"""Heads in a row unlike the one before, after which a connection's heads are not remembered any more."""
 
 
 class Exchange(Protocol):
@@ -62,12 +65,20 @@ class Connection(asyncio.Protocol):
         self._limits = limits
         self._connections = connections
         self._transport: asyncio.Transport
+        self.write: Callable[[bytes], None]
+        """Relays a piece of the current answer."""
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[Request] = deque()
         self._current: Request | None = None
         self._exchange: Exchange | None = None
         self._closing = False
         self._paused = False
+        self._repeated: RepeatedRequest | None = None
+        self._hope = _HOPE
+        self._between = True  # two messages, as far as the parser was fed
+        self._begins = b""  # what was fed first of the message being parsed
+        self._missing = 0  # bytes of a body that is not parsed
+        self._body: list[bytes] = []
         self._reset_message()
 
     def __repr__(self) -> str:
@@ -82,6 +93,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self.write = self._transport.write
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- asyncio's signature
@@ -104,13 +116,45 @@ class Connection(asyncio.Protocol):
         self._begin_next()
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
+        if self._missing:
+            data = self._take_missing(data)
+        elif self._between and self._repeated:
+            data = self._take_repeated(self._repeated, data)
+        if not data or self._closing:
             return
+        self._begins = data if self._between else self._begins
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
             if not self._closing:
                 self._refuse_message(400, f"The request is not valid HTTP: {error}.")
+
+    def _take_repeated(self, repeated: RepeatedRequest, data: bytes) -> bytes:
+        """Takes a request whose head is like the last one; returns what is left to parse."""
+        found = repeated.find(data)
+        if not found or found[1] > self._limits.max_body:
+            self._hope -= 1
+            self._repeated = None
+            return data
+        self._hope = _HOPE
+        start, length = found
+        body = data[start : start + length]
+        if len(body) < length:
+            self._missing = length - len(body)
+            self._body = [body]
+            return b""
+        self._complete(repeated.head, body)
+        return data[start + length :]
+
+    def _take_missing(self, data: bytes) -> bytes:
+        """Takes more of a body; returns what is behind it."""
+        rest = data[self._missing :]
+        self._body.append(data[: self._missing] if rest else data)
+        self._missing -= len(self._body[-1])
+        if not self._missing and self._repeated:
+            pieces, self._body = self._body, []
+            self._complete(self._repeated.head, b"".join(pieces))
+        return rest
 
     def _feed(self, data: bytes) -> None:
         if not self._headers_done:
@@ -128,10 +172,13 @@ class Connection(asyncio.Protocol):
 
     # -- httptools callbacks
 
+    def on_message_begin(self) -> None:
+        self._between = False
+
     def _reset_message(self) -> None:
         self._target = b""
         self._headers: Headers = []
-        self._body: list[bytes] = []
+        self._body = []
         self._body_size = 0
         self._head_bytes = 0
         self._headers_done = False
@@ -163,20 +210,23 @@ class Connection(asyncio.Protocol):
             self._body.append(body)
 
     def on_message_complete(self) -> None:
+        self._between = True
         if self._closing:
             return
-        request = Request(
-            self._parser.get_method(),
-            self._target,
-            self._headers,
-            self._body[0] if len(self._body) == 1 else b"".join(self._body),
-            self._parser.should_keep_alive(),
-            self._parser.get_http_version() == "1.0",
-        )
+        parser = self._parser
+        http_1_0 = parser.get_http_version() == "1.0"
+        head = request_head(parser.get_method(), self._target, self._headers, parser.should_keep_alive(), http_1_0)
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._repeated = repeated_request(self._begins, head) if self._hope else None
+        self._begins = b""
         self._reset_message()
-        if self._current is None and not self._paused:
+        self._complete(head, body)
+
+    def _complete(self, head: RequestHead, body: bytes) -> None:
+        request = Request(head, body)
+        if self._current is None and not self._paused and not self._closing:
             self._begin(request)
-        else:
+        elif not self._closing:
             self._waiting.append(request)
             if len(self._waiting) >= MAX_PIPELINED:
                 self._transport.pause_reading()
@@ -197,17 +247,13 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
             self._begin(request)
 
-    def write(self, data: bytes) -> None:
-        """Relay a piece of the current answer."""
-        self._transport.write(data)
-
     def respond(self, response: Response) -> None:
         """Answer the current request whole."""
         request = self._current
         if request is None:
             return
-        keep_alive = request.keep_alive and not self._closing
-        self._transport.write(write_response(response, keep_alive, request.method == b"HEAD"))
+        keep_alive = request.head.keep_alive and not self._closing
+        self._transport.write(write_response(response, keep_alive, request.head.method == b"HEAD"))
         self.finish(keep_alive)
 
     def finish(self, keep_alive: bool = True) -> None:

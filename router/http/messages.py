@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from http import HTTPStatus
 from typing import NamedTuple, TypeAlias
 
@@ -15,26 +15,36 @@ HOP_BY_HOP = frozenset(
 )
 """RFC 9110 section 7.6.1, with the customary rest: they end at each hop."""
 
+REQUEST_ID = b"x-request-id"
+TARGET_WORKER = b"x-router-target-worker"
+OWN_REQUEST_HEADERS = frozenset((b"host", b"content-length", b"expect", REQUEST_ID, TARGET_WORKER))
+OWN_RESPONSE_HEADERS = frozenset((b"content-length", REQUEST_ID, b"x-router-worker", b"x-router-overlap-tokens"))
+"""Headers that this router writes itself, or keeps to itself."""
+
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
-class Request(NamedTuple):
-    """One complete request. `target` is the path with its query, as received."""
+class RequestHead(NamedTuple):
+    """A request but for its body, and so the same each time that a client repeats itself."""
 
     method: bytes
     target: bytes
+    """The path with its query, as received."""
+    path: bytes
     headers: Headers
-    body: bytes
     keep_alive: bool
-    http_1_0: bool = False
+    http_1_0: bool
+    passed_on: bytes
+    """The header lines that go to the worker as they came."""
+    request_id: bytes | None
+    target_worker: bytes | None
 
-    @property
-    def path(self) -> bytes:
-        return self.target.partition(b"?")[0]
 
-    def header(self, name: bytes) -> bytes | None:
-        """The first value of `name` (lower case)."""
-        return next((value for key, value in self.headers if key == name), None)
+class Request(NamedTuple):
+    """One complete request."""
+
+    head: RequestHead
+    body: bytes
 
 
 class Response(NamedTuple):
@@ -46,6 +56,18 @@ class Response(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
+def request_head(method: bytes, target: bytes, headers: Headers, keep_alive: bool, http_1_0: bool) -> RequestHead:
+    passed_on = header_lines(end_to_end(headers, OWN_REQUEST_HEADERS))
+    request_id, target_worker = first(headers, REQUEST_ID), first(headers, TARGET_WORKER)
+    path = target.partition(b"?")[0]
+    return RequestHead(method, target, path, headers, keep_alive, http_1_0, passed_on, request_id, target_worker)
+
+
+def first(headers: Headers, name: bytes) -> bytes | None:
+    """The first value of `name` (lower case)."""
+    return next((value for key, value in headers if key == name), None)
+
+
 def status_line(status: int) -> bytes:
     return b"HTTP/1.1 %d %s\r\n" % (status, _REASONS.get(status, b"Unknown"))
 
@@ -54,12 +76,12 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"".join([b"%s: %s\r\n" % header for header in headers])
 
 
-def end_to_end(headers: Headers) -> Headers:
-    """Without the headers that concern this hop alone, those that `Connection` names included."""
-    dropped: Iterable[bytes] = HOP_BY_HOP
+def end_to_end(headers: Headers, without: Collection[bytes] = ()) -> Headers:
+    """Without the headers that concern this hop alone, those that `Connection` names included, and `without`."""
+    dropped = {*HOP_BY_HOP, *without}
     for name, value in headers:
         if name == b"connection":
-            dropped = {*dropped, *(token.strip().lower() for token in value.split(b","))}
+            dropped.update(token.strip().lower() for token in value.split(b","))
     return [header for header in headers if header[0] not in dropped]
 
 

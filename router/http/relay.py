@@ -22,6 +22,10 @@ class Relay(Protocol):
     until_close: bool
     """The body ends when the connection does."""
 
+    @property
+    def clean(self) -> bool:
+        """What ends with a whole event would now be sent as it is."""
+
     def body(self, data: bytes, boundary: int) -> bytes:
         """What to send of `data` now; `boundary` as in `Receiver.on_body`."""
 
@@ -34,18 +38,16 @@ class Relay(Protocol):
 def relay_for(head: Head, http_1_0: bool) -> Relay:
     """The way for an answer with this head to a client of HTTP/1.1, or of HTTP/1.0, which knows no chunks."""
     if http_1_0:
-        return Unchunked() if head.chunked else AsIs(until_close=head.length is None)
-    if head.chunked:
-        return Events() if is_event_stream(head) else AsIs(framing=b"transfer-encoding: chunked\r\n")
-    return Rechunked(is_event_stream(head)) if head.length is None else AsIs()
-
-
-def is_event_stream(head: Head) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in head.headers)
+        return Unchunked() if head.framing == "chunked" else AsIs(until_close=head.framing == "close")
+    if head.framing == "chunked":
+        return Events() if head.events else AsIs(framing=b"transfer-encoding: chunked\r\n")
+    return Rechunked(head.events) if head.framing == "close" else AS_IS
 
 
 class AsIs:
     """Byte for byte."""
+
+    clean = True
 
     def __init__(self, framing: bytes = b"", until_close: bool = False) -> None:
         self.framing = framing
@@ -61,6 +63,9 @@ class AsIs:
         return None
 
 
+AS_IS = AsIs()
+
+
 class Events:
     """Chunked server-sent events: whole events byte for byte as they come, the rest when it is whole."""
 
@@ -71,10 +76,11 @@ class Events:
         self._held = b""
         self._in_pieces = False
 
+    @property
+    def clean(self) -> bool:
+        return not self._held and not self._in_pieces
+
     def body(self, data: bytes, boundary: int) -> bytes:
-        if boundary == len(data) and not self._held:  # as good as always
-            self._in_pieces = False
-            return data
         data, boundary = self._held + data, boundary and boundary + len(self._held)
         if boundary:
             self._in_pieces = False
@@ -98,6 +104,7 @@ class Rechunked:
 
     framing = b"transfer-encoding: chunked\r\n"
     until_close = False
+    clean = False
 
     def __init__(self, events: bool) -> None:
         self._events = events
@@ -120,6 +127,7 @@ class Unchunked:
 
     framing = b""
     until_close = True
+    clean = False
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-from indexer.types import WorkerRank
-from router.scheduling.decision import Candidate, Choice, Uniform
+import numpy as np
+import numpy.typing as npt
+
+from router.scheduling.decision import Choice, Situation, Uniform
+from router.scheduling.places import Places
 
 
 class RoundRobin:
@@ -16,49 +19,51 @@ class RoundRobin:
     """
 
     def __init__(self) -> None:
-        self._turns: dict[WorkerRank, int] = {}
+        self._places = Places()
+        self._turns = np.zeros(0, np.int64)
         self._turn = 0
 
-    def choose(self, candidates: Sequence[Candidate], prompt_tokens: int, random: Uniform) -> Choice:  # noqa: ARG002 -- a Policy
-        ranks = [candidate.rank for candidate in candidates]
-        chosen = min(ranks, key=lambda rank: (self._turns.get(rank, 0), rank))
+    def choose(self, situation: Situation, random: Uniform) -> Choice:  # noqa: ARG002 -- a Policy
+        places = self._places.of(situation.candidates, add=True)
+        if len(self._places) > len(self._turns):
+            self._turns = np.pad(self._turns, (0, len(self._places)))
+        position = int(self._turns[places].argmin())
         self._turn += 1
-        self._turns[chosen] = self._turn
-        return Choice(ranks.index(chosen), {}, "next in turn")
+        self._turns[places[position]] = self._turn
+        return Choice(position, None, "next in turn")
 
 
 class Random:
-    def choose(self, candidates: Sequence[Candidate], prompt_tokens: int, random: Uniform) -> Choice:  # noqa: ARG002 -- a Policy
-        return Choice(_below(len(candidates), random), {}, "random")
+    def choose(self, situation: Situation, random: Uniform) -> Choice:
+        return Choice(_below(len(situation.candidates), random), None, "random")
 
 
 class LeastLoaded:
     """Fewest requests in flight; ties at random."""
 
-    def choose(self, candidates: Sequence[Candidate], prompt_tokens: int, random: Uniform) -> Choice:  # noqa: ARG002 -- a Policy
-        return least_cost(candidates, [float(candidate.load.requests) for candidate in candidates], random)
+    def choose(self, situation: Situation, random: Uniform) -> Choice:
+        return least_cost(situation.requests, random)
 
 
 class PowerOfTwo:
     """The less loaded of two drawn at random (Mitzenmacher 2001): no herd onto one worker when counts are stale."""
 
-    def choose(self, candidates: Sequence[Candidate], prompt_tokens: int, random: Uniform) -> Choice:  # noqa: ARG002 -- a Policy
-        first = _below(len(candidates), random)
-        second = (first + 1 + _below(len(candidates) - 1, random)) % len(candidates) if len(candidates) > 1 else first
-        drawn = (first, second)
-        index = min(drawn, key=lambda i: candidates[i].load.requests)
-        return Choice(
-            index, {candidates[i].rank: float(candidates[i].load.requests) for i in drawn}, "less loaded of two"
-        )
+    def choose(self, situation: Situation, random: Uniform) -> Choice:
+        requests, count = situation.requests, len(situation.candidates)
+        first = _below(count, random)
+        second = (first + 1 + _below(count - 1, random)) % count if count > 1 else first
+        position = first if requests[first] <= requests[second] else second
+        return Choice(position, None, "less loaded of two")
 
 
-def least_cost(candidates: Sequence[Candidate], costs: Sequence[float], random: Uniform) -> Choice:
+def least_cost(costs: npt.NDArray[Any], random: Uniform) -> Choice:
     """The candidate of least cost; ties at random, so that equal views do not herd."""
-    least = min(costs)
-    ties = [index for index, cost in enumerate(costs) if cost == least]
-    index = ties[_below(len(ties), random)] if len(ties) > 1 else ties[0]
-    by_rank = {candidate.rank: cost for candidate, cost in zip(candidates, costs, strict=True)}
-    return Choice(index, by_rank, "least cost" if len(ties) == 1 else f"least cost, one of {len(ties)} ties")
+    position = int(costs.argmin())
+    ties = int(np.count_nonzero(costs == costs[position]))
+    if ties == 1:
+        return Choice(position, costs, "least cost")
+    position = int(np.flatnonzero(costs == costs[position])[_below(ties, random)])
+    return Choice(position, costs, f"least cost, one of {ties} ties")
 
 
 def _below(n: int, random: Uniform) -> int:

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from indexer.events import LoadReport
-from indexer.types import WorkerRank
+from indexer.types import RankSet, WorkerRank
+from router.scheduling.places import Places
 
 REPORT_LIFE = 10.0
 """Seconds after which a report says nothing any more: ten times the default interval."""
@@ -35,105 +39,174 @@ class Metrics(NamedTuple):
     age: float | None
 
 
-class _Ledger:
-    """One rank's books."""
+class Loads(NamedTuple):
+    """`Load` of several ranks: an array for each figure."""
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self.requests = 0
-        self.prefill_tokens = 0
-        self.active_tokens = 0
-        self.most_requests = 0
-        self.most_active_tokens = 0
-        """The most that was booked at once since the last report."""
-        self.foreign_requests = 0
-        self.foreign_tokens = 0
-        self.report: LoadReport | None = None
-        self.reported_at = 0.0
+    requests: npt.NDArray[np.int64]
+    prefill_tokens: npt.NDArray[np.int64]
+    active_tokens: npt.NDArray[np.int64]
+
+
+# Rows of `LoadBook`'s table: what is ours, the most that was booked at once since the last report, and foreign load.
+_REQUESTS, _PREFILL, _ACTIVE, _MOST_REQUESTS, _MOST_ACTIVE, _FOREIGN_REQUESTS, _FOREIGN_TOKENS = range(7)
+_ROWS = 7
 
 
 class Reservation:
     """One request's booking on one rank. Owned by its response stream, which releases it however it ends."""
 
-    def __init__(self, ledger: _Ledger, prefill_tokens: int, prompt_tokens: int) -> None:
-        self._ledger = ledger
+    __slots__ = ("_active_tokens", "_book", "_place", "_prefill_tokens", "_released")
+
+    def __init__(self, book: LoadBook, place: int, prefill_tokens: int, prompt_tokens: int) -> None:
+        self._book = book
+        self._place = place
         self._prefill_tokens = prefill_tokens
         self._active_tokens = prompt_tokens
         self._released = False
-        ledger.requests += 1
-        ledger.prefill_tokens += prefill_tokens
-        ledger.active_tokens += prompt_tokens
-        ledger.most_requests = max(ledger.most_requests, ledger.requests)
-        ledger.most_active_tokens = max(ledger.most_active_tokens, ledger.active_tokens)
+        book.book(place, 1, prefill_tokens, prompt_tokens)
 
     def first_token(self) -> None:
         """The prefill is done. Again, or after the release: nothing."""
-        self._ledger.prefill_tokens -= self._prefill_tokens
-        self._prefill_tokens = 0
+        if self._prefill_tokens:
+            self._book.book(self._place, 0, -self._prefill_tokens, 0)
+            self._prefill_tokens = 0
 
     def generated(self, tokens: int) -> None:
         if not self._released:
             self._active_tokens += tokens
-            self._ledger.active_tokens += tokens
-            self._ledger.most_active_tokens = max(self._ledger.most_active_tokens, self._ledger.active_tokens)
+            self._book.book(self._place, 0, 0, tokens)
 
     def release(self) -> None:
         """Give everything back; a second time does nothing."""
         if self._released:
             return
         self._released = True
-        self.first_token()
-        self._ledger.requests -= 1
-        self._ledger.active_tokens -= self._active_tokens
+        self._book.book(self._place, -1, -self._prefill_tokens, -self._active_tokens)
+        self._prefill_tokens = 0
 
 
 class LoadBook:
-    """All ranks' ledgers. A rank that is not known has no load."""
+    """A ledger for each rank that is watched, kept as columns of one table. A rank that is not known has no load."""
 
     def __init__(self) -> None:
-        self._ledgers: dict[WorkerRank, _Ledger] = {}
+        self._places = Places()
+        self._retired: set[int] = set()
+        """Places of forgotten ranks with bookings still in flight there."""
+        self._block_sizes: dict[WorkerRank, int] = {}
+        self._reports: dict[WorkerRank, LoadReport] = {}
+        self._reported_at = np.full(1, -np.inf)
+        self._oldest = np.inf
+        """When the oldest report came of those that tell of foreign load."""
+        self._table = np.zeros((_ROWS, 1), np.int64)
+        self._resize(16)
+
+    def _resize(self, columns: int) -> None:
+        """The last column belongs to nobody and stays 0: unknown ranks are read there."""
+        table = np.zeros((_ROWS, columns + 1), np.int64)
+        times = np.full(columns + 1, -np.inf)
+        old = len(self._reported_at) - 1
+        table[:, :old], times[:old] = self._table[:, :old], self._reported_at[:old]
+        self._table, self._reported_at = table, times
+        self._rows = [row.data for row in table]  # single numbers are read and written there in half the time
 
     def watch(self, rank: WorkerRank, block_size: int) -> None:
         """Keep books for `rank`, whose reports count blocks of `block_size` tokens; bookings in flight stay."""
-        self._ledgers.setdefault(rank, _Ledger(block_size)).block_size = block_size
+        self._block_sizes[rank] = block_size
+        place = self._places.add(rank)
+        if place >= len(self._reported_at) - 1:
+            self._resize(2 * place)
 
     def forget(self, rank: WorkerRank) -> None:
-        """Reservations in flight stay valid: they keep their ledger."""
-        self._ledgers.pop(rank, None)
+        """Bookings in flight stay valid; the rank's place is used again when the last of them has ended."""
+        place = self._places.drop(rank)
+        if place is None:
+            return
+        del self._block_sizes[rank]
+        self._reports.pop(rank, None)
+        self._reported_at[place] = -np.inf
+        if self._rows[_REQUESTS][place]:
+            self._retired.add(place)
+        else:
+            self._free(place)
+
+    def _free(self, place: int) -> None:
+        self._table[:, place] = 0
+        self._places.free(place)
 
     def reserve(self, rank: WorkerRank, prefill_tokens: int, prompt_tokens: int) -> Reservation:
-        return Reservation(self._ledgers[rank], prefill_tokens, prompt_tokens)
+        place = self._places.get(rank)
+        if place is None:
+            raise KeyError(rank)
+        return Reservation(self, place, prefill_tokens, prompt_tokens)
+
+    def book(self, place: int, requests: int, prefill_tokens: int, active_tokens: int) -> None:
+        """Add to the own load at `place`, or take from it: for reservations only."""
+        own, prefill, active, most_requests, most_active, *_ = self._rows
+        prefill[place] += prefill_tokens
+        active[place] = tokens = active[place] + active_tokens
+        if tokens > most_active[place]:  # noqa: PLR1730 -- a call of max() costs more than the rest
+            most_active[place] = tokens
+        if not requests:
+            return
+        own[place] = count = own[place] + requests
+        if count > most_requests[place]:
+            most_requests[place] = count
+        elif not count and place in self._retired:
+            self._retired.discard(place)
+            self._free(place)
 
     def on_report(self, report: LoadReport, now: float) -> None:
-        ledger = self._ledgers.get(report.rank)
-        if ledger is None:
+        rank = report.rank
+        place = self._places.get(rank)
+        if place is None:
             return
-        ledger.report = report
-        ledger.reported_at = now
+        self._reports[rank] = report
+        self._reported_at[place] = now
+        rows = self._rows
         reported = (report.request_active_slots or 0) + (report.num_requests_waiting or 0)
-        ledger.foreign_requests = max(0, reported - ledger.most_requests)
-        reported_tokens = (report.kv_active_blocks or 0) * ledger.block_size
+        requests = max(0, reported - rows[_MOST_REQUESTS][place])
+        reported_tokens = (report.kv_active_blocks or 0) * self._block_sizes[rank]
         # Without foreign requests, blocks beyond our own are rounding and requests just ended, not load.
-        foreign = max(0, reported_tokens - ledger.most_active_tokens)
-        ledger.foreign_tokens = foreign if ledger.foreign_requests else 0
-        ledger.most_requests, ledger.most_active_tokens = ledger.requests, ledger.active_tokens
+        tokens = max(0, reported_tokens - rows[_MOST_ACTIVE][place]) if requests else 0
+        rows[_FOREIGN_REQUESTS][place], rows[_FOREIGN_TOKENS][place] = requests, tokens
+        rows[_MOST_REQUESTS][place], rows[_MOST_ACTIVE][place] = rows[_REQUESTS][place], rows[_ACTIVE][place]
+        if requests:
+            self._oldest = min(self._oldest, now)
+
+    def _expire(self, now: float) -> None:
+        """Forget the foreign load of reports that say nothing any more."""
+        old = now - self._reported_at > REPORT_LIFE
+        self._table[_FOREIGN_REQUESTS : _FOREIGN_TOKENS + 1, old] = 0
+        telling = self._reported_at[self._table[_FOREIGN_REQUESTS] > 0]
+        self._oldest = float(telling.min()) if len(telling) else np.inf
+
+    def loads(self, ranks: RankSet, now: float) -> Loads:
+        """The load of each of `ranks`, in their order; `now` on the same clock as the reports' times."""
+        if now - self._oldest > REPORT_LIFE:
+            self._expire(now)
+        found = self._table[:, self._places.of(ranks)]
+        return Loads(
+            found[_REQUESTS] + found[_FOREIGN_REQUESTS], found[_PREFILL], found[_ACTIVE] + found[_FOREIGN_TOKENS]
+        )
 
     def load(self, rank: WorkerRank, now: float) -> Load:
-        ledger = self._ledgers.get(rank)
-        if ledger is None:
+        place = self._places.get(rank)
+        if place is None:
             return Load()
-        if now - ledger.reported_at > REPORT_LIFE:
-            return Load(ledger.requests, ledger.prefill_tokens, ledger.active_tokens)
+        if now - self._oldest > REPORT_LIFE:
+            self._expire(now)
+        rows = self._rows
         return Load(
-            ledger.requests + ledger.foreign_requests,
-            ledger.prefill_tokens,
-            ledger.active_tokens + ledger.foreign_tokens,
+            rows[_REQUESTS][place] + rows[_FOREIGN_REQUESTS][place],
+            rows[_PREFILL][place],
+            rows[_ACTIVE][place] + rows[_FOREIGN_TOKENS][place],
         )
 
     def get_metrics(self, now: float) -> dict[WorkerRank, Metrics]:
         """Latest load of every rank; `now` on the same clock as the reports' times."""
-        return {rank: self._metrics(rank, ledger, now) for rank, ledger in self._ledgers.items()}
+        return {rank: self._metrics(rank, place, now) for rank, place in self._places.ranks().items()}
 
-    def _metrics(self, rank: WorkerRank, ledger: _Ledger, now: float) -> Metrics:
-        age = now - ledger.reported_at if ledger.report else None
-        return Metrics(self.load(rank, now), ledger.report, age)
+    def _metrics(self, rank: WorkerRank, place: int, now: float) -> Metrics:
+        report = self._reports.get(rank)
+        age = now - float(self._reported_at[place]) if report else None
+        return Metrics(self.load(rank, now), report, age)

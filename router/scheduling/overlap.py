@@ -6,11 +6,10 @@ tokens instead of blocks because workers of one fleet may differ in block size.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import numpy as np
 
 from router.scheduling.balance import least_cost
-from router.scheduling.decision import Candidate, Choice, Uniform
+from router.scheduling.decision import Choice, Costs, Situation, Uniform
 
 LOWER_TIER_CREDIT = 0.75
 """Of a token's prefill saved when its block must first be loaded from a tier below the GPU: Dynamo's default weight for
@@ -28,27 +27,20 @@ class OverlapCost:
         self._weight = weight
         self._temperature = temperature
 
-    def choose(self, candidates: Sequence[Candidate], prompt_tokens: int, random: Uniform) -> Choice:
-        costs = [self._cost(candidate, prompt_tokens) for candidate in candidates]
-        choice = least_cost(candidates, costs, random)
+    def choose(self, situation: Situation, random: Uniform) -> Choice:
+        prompt = situation.prompt_tokens
+        prefill = situation.prefill_tokens + np.maximum(0.0, prompt - situation.credit_tokens)
+        costs = self._weight * prefill + situation.active_tokens
         if self._temperature == 0:
-            return choice
-        index = sample_softmax(costs, self._temperature * max(1, prompt_tokens), random)
-        return Choice(index, choice.costs, f"sampled at temperature {self._temperature:g}")
-
-    def _cost(self, candidate: Candidate, prompt_tokens: int) -> float:
-        load = candidate.load
-        prefill = load.prefill_tokens + max(0.0, prompt_tokens - candidate.credit_tokens)
-        return self._weight * prefill + load.active_tokens
+            return least_cost(costs, random)
+        position = sample_softmax(costs, self._temperature * max(1, prompt), random)
+        return Choice(position, costs, f"sampled at temperature {self._temperature:g}")
 
 
-def sample_softmax(costs: Sequence[float], scale: float, random: Uniform) -> int:
-    """Index drawn with p ∝ exp(−(cost − least) / scale); `scale` > 0, in the costs' unit."""
-    least = min(costs)
-    weights = [math.exp(-(cost - least) / scale) for cost in costs]
-    point = random.random() * sum(weights)
-    for index, weight in enumerate(weights):
-        point -= weight
-        if point < 0:
-            return index
-    return weights.index(max(weights))  # rounding left the point on the upper edge
+def sample_softmax(costs: Costs, scale: float, random: Uniform) -> int:
+    """Position drawn with p ∝ exp(−(cost − least) / scale); `scale` > 0, in the costs' unit."""
+    with np.errstate(over="ignore", under="ignore"):
+        weights = np.exp(-(costs - costs.min()) / scale)
+    sums = weights.cumsum()
+    position = int(sums.searchsorted(random.random() * sums[-1], side="right"))
+    return min(position, int(weights.nonzero()[0][-1]))  # rounding may leave the point on the upper edge

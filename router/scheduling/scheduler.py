@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from functools import cached_property
 
-from indexer.prefix_index import Overlap
-from indexer.types import WorkerRank
-from router.scheduling.decision import Candidate, Decision, Policy, Uniform
-from router.scheduling.load import LoadBook, Reservation
+import numpy as np
+
+from indexer.matches import Matches
+from router.scheduling.decision import Candidates, Choice, Costs, Decision, Figures, Policy, Uniform
+from router.scheduling.load import LoadBook, Loads, Reservation
 from router.scheduling.overlap import LOWER_TIER_CREDIT
 
 
@@ -19,52 +20,83 @@ class Scheduler:
 
     def select(
         self,
-        ranks: Sequence[tuple[WorkerRank, int]],
+        candidates: Candidates,
         prompt_tokens: int,
-        matches: Mapping[WorkerRank, Overlap] | None,
+        matches: Matches | None,
         now: float,
         pinned: bool = False,
     ) -> Decision:
-        """Choose among `ranks`, (rank, block size in tokens) each, never empty.
+        """Choose among `candidates`, of which there is one at least.
 
-        `matches` are overlaps in blocks; None means that none were looked up. A `pinned` request takes the least loaded
-        of `ranks`, all of the worker it named.
+        `matches` None means that none were looked up. A `pinned` request takes the least loaded of its candidates, all
+        of the worker that it named.
         """
-        candidates = [self._candidate(rank, size, prompt_tokens, matches, now) for rank, size in ranks]
+        present = Present(candidates, prompt_tokens, matches, self._book, now)
         if pinned:
-            index = min(range(len(candidates)), key=lambda i: candidates[i].load.requests)
-            return _decision(candidates, index, {}, "named by the request", prompt_tokens, matches)
-        position, costs, reason = self._policy.choose(candidates, prompt_tokens, self._random)
-        return _decision(candidates, position, costs, reason, prompt_tokens, matches)
+            choice = Choice(int(present.requests.argmin()), None, "named by the request")
+        else:
+            choice = self._policy.choose(present, self._random)
+        if matches is None:
+            return Decision(candidates, choice, prompt_tokens, None, None)
+        overlaps = present.overlap_tokens
+        return Decision(candidates, choice, prompt_tokens, int(overlaps[choice.position]), int(overlaps.max()))
 
     def reserve(self, decision: Decision) -> Reservation:
         """Book the decision's prefill and active tokens; the caller must release it, however the request ends."""
         return self._book.reserve(decision.rank, decision.prefill_tokens, decision.prompt_tokens)
 
-    def _candidate(
-        self, rank: WorkerRank, size: int, prompt_tokens: int, matches: Mapping[WorkerRank, Overlap] | None, now: float
-    ) -> Candidate:
-        load = self._book.load(rank, now)
-        overlap = matches.get(rank) if matches else None
-        if overlap is None:
-            return Candidate(rank, load)
-        # An engine always computes the last token itself, to have logits: a whole hit is one block short.
-        usable = max(0, prompt_tokens - 1) // size * size
-        total = min(overlap.blocks * size, usable)
-        gpu = min(overlap.gpu_blocks * size, usable)
-        return Candidate(rank, load, total, gpu + LOWER_TIER_CREDIT * (total - gpu))
 
+class Present:
+    """The situation at this moment, as a `decision.Situation`."""
 
-def _decision(
-    candidates: Sequence[Candidate],
-    index: int,
-    costs: Mapping[WorkerRank, float],
-    reason: str,
-    prompt_tokens: int,
-    matches: Mapping[WorkerRank, Overlap] | None,
-) -> Decision:
-    chosen = candidates[index]
-    if matches is None:
-        return Decision(chosen.rank, reason, costs, prompt_tokens, None, None)
-    best = max(candidate.overlap_tokens for candidate in candidates)
-    return Decision(chosen.rank, reason, costs, prompt_tokens, chosen.overlap_tokens, best)
+    def __init__(
+        self, candidates: Candidates, prompt_tokens: int, matches: Matches | None, book: LoadBook, now: float
+    ) -> None:
+        self.candidates = candidates
+        self.prompt_tokens = prompt_tokens
+        self._matches = matches
+        self._book = book
+        self._now = now
+
+    @cached_property
+    def _loads(self) -> Loads:
+        return self._book.loads(self.candidates, self._now)
+
+    @property
+    def requests(self) -> Figures:
+        return self._loads.requests
+
+    @property
+    def prefill_tokens(self) -> Figures:
+        return self._loads.prefill_tokens
+
+    @property
+    def active_tokens(self) -> Figures:
+        return self._loads.active_tokens
+
+    @cached_property
+    def _usable(self) -> Figures:
+        """An engine always computes the last token itself, to have logits: a whole hit is one block short."""
+        sizes = self.candidates.block_sizes
+        usable: Figures = max(0, self.prompt_tokens - 1) // sizes * sizes
+        return usable
+
+    @cached_property
+    def overlap_tokens(self) -> Figures:
+        candidates = self.candidates
+        if self._matches is None:
+            return np.zeros(len(candidates), np.int64)
+        held: Figures = np.minimum(self._matches.blocks_of(candidates) * candidates.block_sizes, self._usable)
+        return held
+
+    @cached_property
+    def credit_tokens(self) -> Figures | Costs:
+        candidates, matches, held = self.candidates, self._matches, self.overlap_tokens
+        if matches is None:
+            return held
+        gpu_blocks = matches.gpu_blocks_of(candidates)
+        if gpu_blocks is matches.blocks_of(candidates):
+            return held
+        gpu = np.minimum(gpu_blocks * candidates.block_sizes, self._usable)
+        credit: Costs = gpu + LOWER_TIER_CREDIT * (held - gpu)
+        return credit

@@ -9,7 +9,7 @@ import pytest
 from engines.description import EngineDescription, EventSource, Model
 from indexer.types import WorkerRank
 from router.fleet import ASSUMED_BLOCK_SIZE, Fleet, Worker
-from router.http.upstream import Pool
+from router.http.pool import Pool
 from router.worker_spec import parse_worker
 
 BASE, ADAPTER = Model("m"), Model("adapter", parent="m")

@@ -20,7 +20,7 @@ from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Namespace
 from publishers.logs import JsonFormatter
 from router.fleet import Fleet, Worker
-from router.http.upstream import Pool
+from router.http.pool import Pool
 from router.inference import Endpoint, parse_inference
 from router.metrics import Metrics
 from router.openai_errors import BadRequest

@@ -12,7 +12,7 @@ from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
 from publishers.local_plane import LocalPlane
 from router.fleet import Fleet, Worker
-from router.http.upstream import Pool
+from router.http.pool import Pool
 from router.metrics import Metrics
 from router.readings import Readings
 from router.scheduling.load import REPORT_LIFE, LoadBook

@@ -13,7 +13,7 @@ import pytest
 
 from engines import problems
 from router.fleet import Fleet, Worker
-from router.http.upstream import Pool
+from router.http.pool import Pool
 from router.watch import WorkerWatch
 from router.worker_spec import parse_worker
 from tests.fakes.http_engine import HttpEngine, models, running

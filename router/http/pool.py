@@ -1,0 +1,104 @@
+"""Connections to one worker, kept and reused."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from router.http.upstream import KnownHeads, WorkerConnection
+
+IDLE_LIFE = 4.0
+"""Seconds that an idle connection is kept. Engines serve with uvicorn, which closes after 5 s (`timeout_keep_alive`); a
+shorter life here means that a request is hardly ever sent into a connection that is just being closed."""
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+    tls: bool
+    authority: bytes
+    """For the Host header."""
+    base: bytes
+    """Path before every target, without the last slash."""
+
+
+def parse_address(url: str) -> Address:
+    parts = urlsplit(url)
+    tls = parts.scheme == "https"
+    return Address(
+        parts.hostname or "",
+        parts.port or (443 if tls else 80),
+        tls,
+        parts.netloc.rpartition("@")[2].encode(),
+        parts.path.rstrip("/").encode(),
+    )
+
+
+class Pool:
+    """As many connections as there are requests at a time; idle ones are kept for `IDLE_LIFE`."""
+
+    def __init__(
+        self,
+        url: str,
+        connect_timeout: float,
+        tls: ssl.SSLContext | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.address = parse_address(url)
+        self._tls = (tls or ssl.create_default_context()) if self.address.tls else None
+        self._connect_timeout = connect_timeout
+        self._clock = clock
+        self._idle: list[tuple[WorkerConnection, float]] = []
+        self._open: set[WorkerConnection] = set()
+        self._heads = KnownHeads()
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.address.authority.decode()}: {len(self._open)} open, {len(self._idle)} idle>"
+
+    def take_idle(self) -> WorkerConnection | None:
+        """A connection that is open already, the one used last first."""
+        while self._idle:
+            connection, since = self._idle.pop()
+            if self._clock() - since < IDLE_LIFE:
+                return connection
+            connection.abort()
+        return None
+
+    def connect(self, ready: Callable[[WorkerConnection], None], failed: Callable[[str], None]) -> asyncio.Task[None]:
+        """Call `ready` with a new connection, or `failed`; neither once the task is cancelled."""
+        return asyncio.get_running_loop().create_task(self._connect(ready, failed))
+
+    async def _connect(self, ready: Callable[[WorkerConnection], None], failed: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await loop.create_connection(
+                    lambda: WorkerConnection(self._heads, self._give_back, self._discard),
+                    self.address.host,
+                    self.address.port,
+                    ssl=self._tls,
+                )
+        except TimeoutError:
+            failed(f"no connection within {self._connect_timeout:g} s")
+        except OSError as error:
+            failed(error.strerror or str(error))
+        else:
+            self._open.add(connection)
+            ready(connection)
+
+    def _give_back(self, connection: WorkerConnection) -> None:
+        self._idle.append((connection, self._clock()))
+
+    def _discard(self, connection: WorkerConnection) -> None:
+        self._open.discard(connection)
+        self._idle = [kept for kept in self._idle if kept[0] is not connection]
+
+    def close(self) -> None:
+        """Abort every connection, busy ones too."""
+        for connection in list(self._open):
+            connection.abort()
+        self._idle.clear()

@@ -1,0 +1,63 @@
+"""Where each rank's figures are in arrays, remembered for sets of ranks that come again."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.types import RankSet, WorkerRank
+
+Positions: TypeAlias = npt.NDArray[np.intp]
+
+_MAX_SETS = 64
+"""Sets remembered; a fleet that does not change has as many as it has models."""
+
+
+class Places:
+    """Hands out places from 0 on, and those that were freed again first."""
+
+    def __init__(self) -> None:
+        self._places: dict[WorkerRank, int] = {}
+        self._free: list[int] = []
+        self._high = 0
+        self._known: dict[RankSet, Positions] = {}
+
+    def __len__(self) -> int:
+        """One more than the highest place that was ever given."""
+        return self._high
+
+    def get(self, rank: WorkerRank) -> int | None:
+        return self._places.get(rank)
+
+    def add(self, rank: WorkerRank) -> int:
+        """`rank`'s place, which it has already or is given now."""
+        place = self._places.get(rank)
+        if place is None:
+            place = self._free.pop() if self._free else self._high
+            self._high = max(self._high, place + 1)
+            self._places[rank] = place
+            self._known.clear()
+        return place
+
+    def drop(self, rank: WorkerRank) -> int | None:
+        """`rank` has no place any more; returns the one it had, which nobody gets before `free`."""
+        self._known.clear()
+        return self._places.pop(rank, None)
+
+    def free(self, place: int) -> None:
+        self._free.append(place)
+
+    def ranks(self) -> dict[WorkerRank, int]:
+        return dict(self._places)
+
+    def of(self, ranks: RankSet, *, add: bool = False) -> Positions:
+        """The places of `ranks` in order; −1 for one that has none, unless it is to be added."""
+        found = self._known.get(ranks)
+        if found is None:
+            places = [self.add(rank) if add else self._places.get(rank, -1) for rank in ranks.ranks]
+            if len(self._known) >= _MAX_SETS:
+                self._known.clear()
+            found = self._known[ranks] = np.array(places, np.intp)
+        return found
