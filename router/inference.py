@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from router.openai_errors import BadRequest
+from router.tokens import read_ids
 
 Endpoint = Literal["completions", "chat"]
 
 ENDPOINTS: dict[bytes, Endpoint] = {b"/v1/completions": "completions", b"/v1/chat/completions": "chat"}
 
-_NONE = msgspec.Raw(b"null")
+_ABSENT = msgspec.Raw()
 _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class Body(msgspec.Struct):
-    """Of a completion or chat request. What only the tokenizer reads stays raw until it does."""
+class _Body(msgspec.Struct, gc=False):
+    """Of any request. What only the tokenizer reads stays raw until it does."""
 
     model: str | None = None
-    prompt: msgspec.Raw = _NONE
-    messages: msgspec.Raw = _NONE
     cache_salt: str | None = None
+    add_special_tokens: msgspec.Raw = _ABSENT
+    truncate_prompt_tokens: msgspec.Raw = _ABSENT
+    prompt_embeds: msgspec.Raw = _ABSENT
+    media_io_kwargs: msgspec.Raw = _ABSENT
+    mm_processor_kwargs: msgspec.Raw = _ABSENT
+
+
+class _Completion(_Body, gc=False):
+    prompt: msgspec.Raw = _ABSENT
+
+
+class _Chat(_Body, gc=False):
+    messages: msgspec.Raw = _ABSENT
+    tools: msgspec.Raw = _ABSENT
+    chat_template: msgspec.Raw = _ABSENT
+    chat_template_kwargs: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
+    reasoning_effort: msgspec.Raw = _ABSENT
+    add_generation_prompt: msgspec.Raw = _ABSENT
+    continue_final_message: msgspec.Raw = _ABSENT
 
 
 class _ModelOnly(msgspec.Struct):
@@ -35,43 +55,48 @@ class Inference(NamedTuple):
     """As the request names it; None when it names none."""
     cache_salt: str | None
     raw: bytes
+    body: _Completion | _Chat
 
     def fields(self) -> dict[str, Any]:
-        """The whole body, decoded: for the tokenizer.
+        """What `PromptTokens` reads, as far as it is given; a prompt of token ids may be an array.
 
-        Raises BadRequest for what a look at a few fields passes over (text that is not UTF-8), and ValidationError for
-        valid JSON with a number that no float can hold.
+        Raises BadRequest for text that is not UTF-8, anywhere in the body, and ValidationError for valid JSON with a
+        number that no float can hold.
         """
-        try:
-            decoded: dict[str, Any] = msgspec.json.decode(self.raw)
-        except msgspec.ValidationError:
-            raise
-        except _NO_JSON as error:
-            raise _no_json(error) from None
-        return decoded
+        return _decoded(self._read_fields)
+
+    def whole(self) -> dict[str, Any]:
+        """All that the request says, for an engine. Raises as `fields` does."""
+        return _decoded(lambda: _decode(self.raw))
+
+    def _read_fields(self) -> dict[str, Any]:
+        if not self.raw.isascii():
+            self.raw.decode()  # what was passed over may be no text
+        given = [(name, getattr(self.body, name)) for name in self.body.__struct_fields__[_PLAIN:]]
+        return {name: _read(name, value) for name, value in given if value is not _ABSENT}
 
 
-_decode_body = msgspec.json.Decoder(Body).decode
+_PLAIN = 2
+"""Fields of `_Body` that are decoded at once."""
+_decode = msgspec.json.Decoder().decode
+_decode_completion = msgspec.json.Decoder(_Completion).decode
+_decode_chat = msgspec.json.Decoder(_Chat).decode
 _decode_model = msgspec.json.Decoder(_ModelOnly).decode
 
 
 def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
     """Raises BadRequest for what is no such request. Messages never quote the body."""
     try:
-        body = _decode_body(raw)
+        body = _decode_completion(raw) if endpoint == "completions" else _decode_chat(raw)
     except msgspec.ValidationError as error:
         raise BadRequest(400, f"The request body has a wrong field: {error}.", param=_param(error)) from None
     except _NO_JSON as error:
         raise _no_json(error) from None
-    name, given, kinds = (
-        ("prompt", body.prompt, '"[') if endpoint == "completions" else ("messages", body.messages, "[")
-    )
-    first = bytes(given).lstrip()[:1].decode("latin-1")
-    if first not in kinds:
-        wanted = "a string or a list" if endpoint == "completions" else "a list of messages"
-        problem = "is missing" if first == "n" else "has the wrong type"
-        raise BadRequest(400, f"The field {name!r} {problem}: it must be {wanted}.", param=name)
-    return Inference(endpoint, body.model, body.cache_salt, raw)
+    if isinstance(body, _Completion):
+        _check("prompt", body.prompt, b'"[', "a string or a list")
+    else:
+        _check("messages", body.messages, b"[", "a list of messages")
+    return Inference(endpoint, body.model, body.cache_salt, raw, body)
 
 
 def model_of(raw: bytes) -> str | None:
@@ -80,6 +105,29 @@ def model_of(raw: bytes) -> str | None:
         return _decode_model(raw).model
     except _NO_JSON:
         return None
+
+
+def _check(name: str, given: msgspec.Raw, kinds: bytes, wanted: str) -> None:
+    """`kinds`: first bytes that the value may have. The value may be long and is not copied."""
+    first = bytes(memoryview(given)[:1])
+    if first in (b"", b"n"):
+        raise BadRequest(400, f"The field {name!r} is missing: it must be {wanted}.", param=name)
+    if first not in kinds:
+        raise BadRequest(400, f"The field {name!r} has the wrong type: it must be {wanted}.", param=name)
+
+
+def _read(name: str, raw: msgspec.Raw) -> Any:
+    ids = read_ids(raw) if name == "prompt" else None
+    return _decode(raw) if ids is None else ids
+
+
+def _decoded(decode: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return decode()
+    except msgspec.ValidationError:
+        raise
+    except _NO_JSON as error:
+        raise _no_json(error) from None
 
 
 def _no_json(error: Exception) -> BadRequest:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
-from typing import Any, TypeGuard
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeGuard, cast
 
 import aiohttp
 import msgspec
+import numpy as np
 
 from engines.description import EngineKind, Model
-from indexer.hashing import pack_tokens
+from indexer.hashing import Tokens, pack_tokens
 from indexer.types import Namespace
 from publishers.logs import log_event
 from router.fleet import Worker
@@ -22,7 +23,16 @@ from router.inference import Inference
 from router.openai_errors import BadRequest
 from router.routing import Brain, Prompt, RequestRouting
 from router.settings import SettingsError
-from router.tokens import CannotTokenize, EngineTokens, PromptTokens, Tokenizer, find_tokenizer, load_tokenizer, verify
+from router.tokens import (
+    CannotTokenize,
+    EngineTokens,
+    PromptTokens,
+    Tokenizer,
+    find_tokenizer,
+    load_tokenizer,
+    read_ids,
+    verify,
+)
 
 logger = logging.getLogger("router.prompts")
 
@@ -41,6 +51,10 @@ class Prompts:
         self._by_model: dict[str, PromptTokens] = {}
         self._tokenizers: dict[str, Tokenizer | None] = {}
         self._ids_only = PromptTokens(None)
+        read_ids(b"[1]")  # compiles it, before any request
+        self._models: object = None
+        """As `fleet.models` gave them when `_bases` was made."""
+        self._bases: dict[str | None, Model] = {}
 
     def prepare(self, inference: Inference, routing: RequestRouting) -> Awaitable[None] | None:
         """Gives `routing` its prompt, at once (None) or when the awaitable is done. BadRequest: it is too long."""
@@ -53,11 +67,11 @@ class Prompts:
         tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
         try:
             if inference.endpoint == "completions":
-                self._refuse_unknown(fields.get("prompt"), base)
-            self._tell(routing, inference, base, tokens.ids(inference.endpoint, fields))
+                fields["prompt"] = self._checked(fields["prompt"], base)
+            self._tell(routing, inference, base, tokens.tokens(inference.endpoint, fields))
         except CannotTokenize as error:
             if error.engine_can:
-                return self._ask(inference, fields, base, routing)
+                return self._ask(inference, base, routing)
             self._give_up(routing, inference, error.reason)
         return None
 
@@ -77,21 +91,27 @@ class Prompts:
 
     # -- one request
 
-    def _refuse_unknown(self, prompt: Any, base: Model | None) -> None:
-        """Token ids that a client made itself. SGLang 0.5 dies of one that its model does not have, and a retry would
-        take the next worker with it."""
+    def _checked(self, prompt: Any, base: Model | None) -> Any:
+        """`prompt` with its token ids as arrays. Refuses ids that a client made itself: SGLang 0.5 dies of one that its
+        model does not have, and a retry would take the next worker with it."""
+        if isinstance(prompt, str):
+            return prompt
         tokenizer = self._tokenizers.get(base.id) if base else None
         limit = tokenizer.vocabulary if tokenizer else 2**31
-        prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) else [prompt]
+        batch = isinstance(prompt, list) and prompt and isinstance(prompt[0], list)
         try:
             # pack_tokens refuses what is no number or out of any range
-            known = all(int(pack_tokens(ids).max()) < limit for ids in prompts if _starts_with_id(ids))
+            packed = [pack_tokens(ids) if _starts_with_id(ids) else ids for ids in (prompt if batch else [prompt])]
+            known = all(int(ids.max()) < limit for ids in packed if isinstance(ids, np.ndarray))
         except (OverflowError, TypeError):
             known = False
         if not known:
             raise BadRequest(400, "The prompt holds something that is no token id of this model.", param="prompt")
+        return packed if batch else packed[0]
 
-    def _tell(self, routing: RequestRouting, inference: Inference, base: Model | None, ids: list[int]) -> None:
+    def _tell(
+        self, routing: RequestRouting, inference: Inference, base: Model | None, ids: Sequence[int] | Tokens
+    ) -> None:
         if base and base.max_model_len and len(ids) > base.max_model_len:
             raise BadRequest(
                 400,
@@ -100,18 +120,19 @@ class Prompts:
                 param="prompt" if inference.endpoint == "completions" else "messages",
             )
         namespace = Namespace(self._brain.fleet.lora_name(inference.model), inference.cache_salt)
-        routing.prompt = self._brain.hash_prompt(ids, namespace)
+        routing.prompt = self._brain.hash_prompt(cast("Sequence[int]", ids), namespace)
 
-    async def _ask(
-        self, inference: Inference, fields: dict[str, Any], base: Model | None, routing: RequestRouting
-    ) -> None:
+    async def _ask(self, inference: Inference, base: Model | None, routing: RequestRouting) -> None:
         worker = routing.idlest_worker()
         if worker is None:
             return  # the answer will say that nobody can serve it
         try:
-            ids = await self._engine(worker).ids(inference.endpoint, fields)
+            ids = await self._engine(worker).ids(inference.endpoint, inference.whole())
         except CannotTokenize as error:
             self._give_up(routing, inference, error.reason)
+            return
+        except msgspec.ValidationError:
+            self._give_up(routing, inference, "malformed")
             return
         self._brain.metrics.engine_tokenized.inc()
         self._tell(routing, inference, base, ids)
@@ -122,12 +143,10 @@ class Prompts:
 
     def _base(self, name: str | None) -> Model | None:
         """The base model behind `name`, an adapter's or its own; a request may leave out the name of the only one."""
-        known = {model.id: model for _, model in self._brain.fleet.models().values()}
-        if name is None:
-            bases = [model for model in known.values() if model.parent is None]
-            return bases[0] if len(bases) == 1 else None
-        found = known.get(name)
-        return known.get(found.parent, found) if found and found.parent else found
+        models = self._brain.fleet.models()
+        if models is not self._models:
+            self._models, self._bases = models, _bases([model for _, model in models.values()])
+        return self._bases.get(name)
 
     # -- one model
 
@@ -178,6 +197,14 @@ class Prompts:
                 return 0, b""
 
         return EngineTokens(_kind(worker), post)
+
+
+def _bases(models: Sequence[Model]) -> dict[str | None, Model]:
+    """By what a request may name."""
+    known = {model.id: model for model in models}
+    found: dict[str | None, Model] = {m.id: known.get(m.parent, m) if m.parent else m for m in models}
+    bases = [model for model in models if model.parent is None]
+    return found | {None: bases[0]} if len(bases) == 1 else found
 
 
 def _starts_with_id(prompt: Any) -> TypeGuard[list[int]]:

@@ -7,6 +7,7 @@ than none, since every block after it would look different.
 
 from router.tokens.cannot import CannotTokenize, Reason
 from router.tokens.engine_tokens import EngineTokens
+from router.tokens.ids import read_ids
 from router.tokens.prompt import PromptTokens
 from router.tokens.source import find_tokenizer
 from router.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -21,5 +22,6 @@ __all__ = [
     "Tokenizer",
     "find_tokenizer",
     "load_tokenizer",
+    "read_ids",
     "verify",
 ]

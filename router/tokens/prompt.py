@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
+
 from engines.description import EngineKind
+from indexer.hashing import Tokens, pack_tokens
 from router.tokens.cannot import CannotTokenize
 from router.tokens.conversation import conversation, tool_definitions
 from router.tokens.tokenizer import Tokenizer
 
 Endpoint = Literal["completions", "chat"]
 Fields = Mapping[str, Any]
-"""A request's body, decoded from JSON."""
+"""A request's body, decoded from JSON; token ids may be an array."""
 
 # What changes the prompt's tokens in ways that are not followed here.
 _NOT_FOLLOWED = ("truncate_prompt_tokens", "prompt_embeds", "media_io_kwargs", "mm_processor_kwargs")
@@ -43,20 +46,25 @@ class PromptTokens:
 
     def ids(self, endpoint: Endpoint, fields: Fields) -> list[int]:
         """Of the first prompt, when there is a batch. Raises CannotTokenize."""
+        ids: list[int] = self.tokens(endpoint, fields).tolist()
+        return ids
+
+    def tokens(self, endpoint: Endpoint, fields: Fields) -> Tokens:
+        """`ids` as an array. Also raises OverflowError or TypeError for ids in the request that are none."""
         for field in _NOT_FOLLOWED:
             if fields.get(field) is not None:
                 raise CannotTokenize("unsupported", f"the field {field}")
         return self._chat(fields) if endpoint == "chat" else self._completion(fields)
 
-    def _completion(self, fields: Fields) -> list[int]:
+    def _completion(self, fields: Fields) -> Tokens:
         prompt = first_prompt(fields.get("prompt"))
-        if isinstance(prompt, list):
-            return prompt
+        if not isinstance(prompt, str):
+            return pack_tokens(prompt)
         # SGLang does not know the field for completions.
         special = self._engine == "sglang" or _flag(fields, "add_special_tokens", default=True)
         return self._needed().encode(prompt, special)
 
-    def _chat(self, fields: Fields) -> list[int]:
+    def _chat(self, fields: Fields) -> Tokens:
         tokenizer = self._needed()
         return tokenizer.encode(self._render(tokenizer, fields), _flag(fields, "add_special_tokens", default=False))
 
@@ -86,11 +94,11 @@ class PromptTokens:
         return self._tokenizer
 
 
-def first_prompt(prompt: object) -> str | list[int]:
+def first_prompt(prompt: object) -> str | list[int] | Tokens:
     """Of text, token ids, or a list of either. Ids are not looked at one by one. Raises CannotTokenize."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list | np.ndarray):
         prompt = prompt[0]
-    if isinstance(prompt, str):
+    if isinstance(prompt, str | np.ndarray):
         return prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
         return prompt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +44,26 @@ def test_the_endpoints() -> None:
 def test_what_is_read(endpoint: Endpoint, raw: bytes, model: str | None, salt: str | None) -> None:
     found = parse_inference(endpoint, raw)
     assert (found.endpoint, found.model, found.cache_salt, found.raw) == (endpoint, model, salt, raw)
-    assert found.fields() == msgspec.json.decode(raw)
+    assert found.whole() == msgspec.json.decode(raw)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "raw", "fields"),
+    [
+        ("completions", b'{"prompt": "hi", "seed": 1e999, "messages": [], "tools": []}', {"prompt": "hi"}),
+        ("completions", b'{"prompt": [""], "prompt_embeds": null}', {"prompt": [""], "prompt_embeds": None}),
+        ("completions", b'{"prompt": [[1]], "prompt_embeds": 3}', {"prompt": [[1]], "prompt_embeds": 3}),
+        ("chat", b'{"messages": [], "prompt": "hi", "tools": [{}]}', {"messages": [], "tools": [{}]}),
+    ],
+)
+def test_only_what_the_tokenizer_reads_is_decoded(endpoint: Endpoint, raw: bytes, fields: dict[str, object]) -> None:
+    assert parse_inference(endpoint, raw).fields() == fields
+
+
+def test_token_ids_are_an_array() -> None:
+    prompt = parse_inference("completions", b'{"prompt": [1, 2]}').fields()["prompt"]
+    assert isinstance(prompt, np.ndarray)
+    assert prompt.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(

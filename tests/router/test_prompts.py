@@ -365,8 +365,10 @@ async def test_a_token_that_the_model_does_not_have_reaches_no_engine(
 
 async def test_a_number_that_no_float_holds_is_left_to_the_engine_to_judge() -> None:
     async with scene() as made:
-        assert (await made.prompt_of("completions", b'{"model": "m", "prompt": [1], "seed": 1e999}')).hashes is None
-        assert made.untokenized("malformed") == 1
+        assert (await made.prompt_of("completions", b'{"model": "m", "prompt": [1], "seed": 1e999}')) == known([1])
+        assert (await made.prompt_of("completions", b'{"model": "m", "prompt": [1e999]}')).hashes is None
+        assert (await made.prompt_of("completions", b'{"model": "m", "prompt": "a", "seed": 1e999}')).hashes is None
+        assert made.untokenized("malformed") == 2
 
 
 @pytest.mark.parametrize("raw", [b'{"model": "m", "prompt": "a\xff"}', b'{"model": "m", "prompt": "a", "\xff": 1}'])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from array import array
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import tokenizers
@@ -24,7 +26,7 @@ texts = st.lists(st.one_of(pieces, st.text(max_size=8)), max_size=12).map("".joi
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=texts, special=st.booleans())
 def test_ids_equal_the_reference(model_folder: Path, reference: tokenizers.Tokenizer, text: str, special: bool) -> None:
-    assert load(model_folder).encode(text, special) == reference.encode(text, add_special_tokens=special).ids
+    assert load(model_folder).encode(text, special).tolist() == reference.encode(text, add_special_tokens=special).ids
 
 
 @cache
@@ -34,12 +36,33 @@ def load(folder: Path) -> Tokenizer:
 
 def test_long_text_equals_the_reference(model_folder: Path, reference: tokenizers.Tokenizer) -> None:
     text = "".join(f"{n} the quick\tfox 🙂 jumps<|im_end|>\n" for n in range(3000))
-    assert load(model_folder).encode(text, False) == reference.encode(text, add_special_tokens=False).ids
+    assert load(model_folder).encode(text, False).tolist() == reference.encode(text, add_special_tokens=False).ids
+
+
+def test_repeated_segments_are_kept_within_bounds(
+    monkeypatch: pytest.MonkeyPatch, model_folder: Path, reference: tokenizers.Tokenizer
+) -> None:
+    fastokens = pytest.importorskip("fastokens")
+    made: list[Any] = []
+    load_json = fastokens.Tokenizer.from_json_str
+
+    def keep(text: str) -> Any:
+        made.append(load_json(text))
+        return made[0]
+
+    monkeypatch.setattr(fastokens, "Tokenizer", SimpleNamespace(from_json_str=keep))
+    monkeypatch.setattr("router.tokens.tokenizer.SEGMENT_CACHE", 2**16)
+    encode = load_tokenizer(model_folder).encode
+    segments = [f"{number} the quick fox" * 20 for number in range(400)]
+    for text in ("<|im_start|>".join(segments[:number]) for number in range(0, 400, 40)):
+        assert encode(text, False).tolist() == reference.encode(text, add_special_tokens=False).ids
+        assert made[0].segment_cache_stats()["bytes"] <= 2**16
+    assert made[0].segment_cache_stats()["hits"] > 0
 
 
 def test_special_tokens_are_added_only_when_asked_for(model_folder: Path) -> None:
     tokenizer = load(model_folder)
-    assert tokenizer.encode("the", True) == [0, *tokenizer.encode("the", False)]
+    assert tokenizer.encode("the", True).tolist() == [0, *tokenizer.encode("the", False)]
 
 
 def test_half_a_surrogate_pair_is_refused(model_folder: Path) -> None:
@@ -54,8 +77,10 @@ def fake_fastokens(monkeypatch: pytest.MonkeyPatch, encode: Callable[[str], list
         def from_json_str(text: str) -> Fake:
             return Fake()
 
-        def encode(self, text: str, add_special_tokens: bool) -> SimpleNamespace:
-            return SimpleNamespace(ids=encode(text))
+        def encode_batch_flat(self, texts: list[str], add_special_tokens: bool) -> tuple[bytes, bytes]:
+            return array("I", encode(texts[0])).tobytes(), b""
+
+        def enable_segment_cache(self, max_bytes: int) -> None: ...
 
     module = ModuleType("fastokens")
     module.Tokenizer = Fake  # type: ignore[attr-defined]
@@ -76,7 +101,7 @@ def test_a_library_that_differs_or_fails_is_not_used(
     fake_fastokens(monkeypatch, encode)
     tokenizer = load_tokenizer(model_folder)
     assert tokenizer.backend == "tokenizers"
-    assert tokenizer.encode("the fox", True) == reference.encode("the fox").ids
+    assert tokenizer.encode("the fox", True).tolist() == reference.encode("the fox").ids
 
 
 def test_the_fast_library_is_not_needed(monkeypatch: pytest.MonkeyPatch, model_folder: Path) -> None:
