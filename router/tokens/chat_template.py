@@ -1,66 +1,23 @@
-"""Chat templates: Jinja in the environment that Hugging Face's `apply_chat_template` gives it."""
+"""Chat templates, rendered as Hugging Face's `apply_chat_template` does."""
 
 from __future__ import annotations
 
 import copy
-import datetime
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import nodes, parser
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.tokens.cannot import CannotTokenize
 from router.tokens.content_format import wants_parts
 from router.tokens.conversation import Message
+from router.tokens.sandbox import environment
 
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks assistant text for training; here it is passed through."""
-
-    tags = {"generation"}  # noqa: RUF012 - as the base class declares it
-
-    def parse(self, parser: parser.Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)  # noqa: DTZ005 - local time, as engines show it
-
-
-_ENVIRONMENT = _environment()
+_ENVIRONMENT = environment()
 
 
 class ChatTemplate:

@@ -22,6 +22,7 @@ _TEXT_FIELDS = {
 _MAY_BE_EMPTY = ("text", "refusal")
 # vLLM removes a line that starts so from system messages in some versions and not in others.
 _REMOVED_BY_SOME = "x-anthropic-billing-header"
+_PLAIN_ROLES = ("system", "user", "assistant")
 _TOOL_FIELDS = {"type", "function"}
 _FUNCTION_FIELDS = ("name", "description", "parameters")
 
@@ -39,7 +40,7 @@ def conversation(messages: object, *, as_parts: bool) -> list[Message]:
     """
     if not isinstance(messages, list) or not messages:
         raise CannotTokenize("malformed", "messages is not a list with at least one message")
-    return [_message(message, as_parts=as_parts) for message in messages]
+    return [_plain(message, as_parts) or _message(message, as_parts=as_parts) for message in messages]
 
 
 def tool_definitions(tools: object) -> list[dict[str, Any]] | None:
@@ -53,6 +54,20 @@ def tool_definitions(tools: object) -> list[dict[str, Any]] | None:
 
 def _dicts(values: object) -> Iterable[dict[str, Any]]:
     return (value for value in values if isinstance(value, dict)) if isinstance(values, list) else ()
+
+
+def _plain(message: object, as_parts: bool) -> Message | None:
+    """What `_message` makes of the commonest: no more than a role and text. None: it has to look closer."""
+    if not isinstance(message, dict) or len(message) != 2:
+        return None
+    role, text = message.get("role"), message.get("content")
+    if (
+        role not in _PLAIN_ROLES
+        or not isinstance(text, str)
+        or (role == "system" and text.startswith(_REMOVED_BY_SOME))
+    ):
+        return None
+    return {"role": role, "content": [{"type": "text", "text": text}] if as_parts else text}
 
 
 def _message(message: object, *, as_parts: bool) -> Message:

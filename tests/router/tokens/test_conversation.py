@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.tokens.cannot import CannotTokenize
 from router.tokens.conversation import conversation, has_media, tool_definitions
@@ -86,6 +88,23 @@ def test_reasoning_is_shown_under_both_names(given: dict[str, str]) -> None:
 def test_other_fields_stay_out() -> None:
     message = {"role": "user", "content": "a", "name": "bob", "tool_calls": [1], "reasoning": "r", "x": 1}
     assert one(message) == {"role": "user", "content": "a", "name": "bob"}
+
+
+def seen(message: dict[str, Any], *, as_parts: bool) -> list[dict[str, Any]] | str:
+    try:
+        return conversation([message], as_parts=as_parts)
+    except CannotTokenize as error:
+        return str(error)
+
+
+@given(
+    st.sampled_from(["system", "user", "assistant", "tool", "developer", "other", 7, None, []]),
+    st.text(max_size=3) | st.none() | st.just("x-anthropic-billing-header: 1") | st.lists(st.text(max_size=3)),
+    st.booleans(),
+)
+def test_plain_messages_are_shown_as_those_with_more_to_them(role: object, content: object, as_parts: bool) -> None:
+    plain = {"role": role, "content": content}
+    assert seen(plain, as_parts=as_parts) == seen(plain | {"ignored": 1}, as_parts=as_parts)
 
 
 @pytest.mark.parametrize(
