@@ -23,8 +23,6 @@ from router.scheduling.load import Reservation
 RETRIES = 1
 """Other workers tried after the first, before anything was sent to the client."""
 RETRY_STATUSES = frozenset((500, 502, 503))
-BOOKED_CHUNKS = 16
-"""Generated tokens are booked in steps of as many: engines take memory for them by the block."""
 _USAGE_WINDOW = 4096
 """Bytes at an answer's end in which its usage is looked for."""
 _CACHED = re.compile(rb'"cached_tokens":\s*(\d+)')
@@ -82,12 +80,9 @@ class Exchange:
         "_connection",
         "_first_byte",
         "_head",
-        "_latest",
         "_leg",
         "_length",
         "_over",
-        "_passing",
-        "_recent",
         "_relay",
         "_request",
         "_request_id",
@@ -125,10 +120,7 @@ class Exchange:
         self._head: Head | None = None
         self._length: int | None = None
         self._relay: Relay | None = None
-        self._passing = False
-        self._chunks = 0  # not booked yet
-        self._recent = b""
-        self._latest = b""
+        self._chunks = 0
 
     # -- to the worker
 
@@ -177,30 +169,21 @@ class Exchange:
         self._length = length
         self._relay = relay_for(head, self._request.head.http_1_0)
 
-    def on_body(self, data: bytes, boundary: int, chunks: int) -> None:
-        if self._passing and boundary == len(data):  # whole events of a stream under way: every token's way
-            self._connection.write(data)
-            self._recent, self._latest = self._latest, data
-            self._chunks += chunks
-            if self._chunks >= BOOKED_CHUNKS:
-                self._book()
-            return
-        leg, head, relay = self._leg, self._head, self._relay
-        if leg is None or head is None or relay is None:
+    def on_body(self, data: bytes, boundary: int) -> None:
+        leg, head, relay, upstream = self._leg, self._head, self._relay, self._upstream
+        if leg is None or head is None or relay is None or upstream is None:
             return
         out = relay.body(data, boundary)
         if self._first_byte is None:
             out = self._begin_answer(leg, head, relay) + out
         if out:
             self._connection.write(out)
-        self._recent, self._latest = self._latest, data
-        self._passing = relay.clean
-        self._chunks += chunks
+        upstream.pass_events(self._connection.write if relay.clean else None)
 
-    def _book(self) -> None:
+    def on_chunks(self, chunks: int) -> None:
         if self._leg:
-            self._leg.reservation.generated(self._chunks)
-        self._chunks = 0
+            self._leg.reservation.generated(chunks - self._chunks)
+        self._chunks = chunks
 
     def on_end(self) -> None:
         leg, head, relay = self._leg, self._head, self._relay
@@ -294,10 +277,11 @@ class Exchange:
 
     def _finish(self, status: int, end: End) -> None:
         self._over = True
-        self._upstream = None
+        upstream, self._upstream = self._upstream, None
         if self._leg:
             self._leg.reservation.release()
-        prompt, cached = _usage(self._recent, self._latest) if end == "complete" else (None, None)
+        complete = upstream if end == "complete" else None
+        prompt, cached = _usage(complete.recent, complete.latest) if complete else (None, None)
         duration = self._clock() - self._began
         self._routing.finished(Outcome(self._leg, status, end, self._first_byte, duration, prompt, cached))
 

@@ -5,8 +5,23 @@ from __future__ import annotations
 
 _MAX_LINE = 4096
 """A chunk-size line with extensions, or a trailer line, longer than this is hostile."""
-_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
+USUAL = 4096
+"""Bytes below which pieces are looked up in SIZE_LINES."""
+EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 """A chunk's last bytes and its CRLF, when the chunk ends with a whole server-sent event."""
+
+
+def _size_line(total: int) -> bytes:
+    """How `total` bytes must begin to be one whole chunk, as servers usually write it; b"-": they can't be one."""
+    for digits in range(1, 4):
+        line = b"%x\r\n" % max(0, total - digits - 4)
+        if len(line) == digits + 2 and total - digits - 4 > 0:
+            return line
+    return b"-"
+
+
+SIZE_LINES = tuple(map(_size_line, range(USUAL)))
+"""By length: what a piece begins with that is one whole chunk."""
 
 
 class MalformedChunk(Exception):
@@ -36,19 +51,18 @@ class ChunkedBody:
         end. Raises MalformedChunk."""
         position, boundary, size = 0, 0, len(data)
         if self.at_start:
-            # One whole chunk, or several, is as good as always all that there is: this is every token's way.
             while position < size:
                 end = _end_of_chunk(data, position, size)
                 if not end:
                     break
                 self.chunks += 1
-                if data.endswith(_EVENT_ENDS, position, end):
+                if data.endswith(EVENT_ENDS, position, end):
                     boundary = end
                 position = end
         while position < size:
             if self._left:
                 position = self._take_content(data, position)
-                if not self._left and self._ending.endswith(_EVENT_ENDS):
+                if not self._left and self._ending.endswith(EVENT_ENDS):
                     boundary = position
                 continue
             position = self._take_line(data, position)

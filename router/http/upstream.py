@@ -12,12 +12,14 @@ from typing import Literal, NamedTuple, Protocol, cast
 
 import httptools
 
-from router.http.chunked import ChunkedBody, MalformedChunk
+from router.http.chunked import EVENT_ENDS, SIZE_LINES, USUAL, ChunkedBody, MalformedChunk
 from router.http.messages import OWN_RESPONSE_HEADERS, Headers, end_to_end, first, header_lines, status_line
 from router.http.repeated import without_length
 
 _MAX_HEAD = 64 * 1024
 _MOST_HEADS = 32
+BOOKED = 16
+"""Chunks, and so about tokens, after which the receiver is told: engines take memory for them by the block."""
 _JOINED = 16 * 1024
 """Bytes of a body that are rather copied behind the head than handed over apart."""
 
@@ -43,9 +45,11 @@ class Receiver(Protocol):
     def on_head(self, head: Head, length: int | None) -> None:
         """`length`: the Content-Length, where one is stated (to HEAD it may be, with no body)."""
 
-    def on_body(self, data: bytes, boundary: int, chunks: int) -> None:
-        """`boundary`: for a chunked body, the index behind the last chunk in `data` that ends a whole event; `chunks`:
-        how many chunks begin in `data`."""
+    def on_body(self, data: bytes, boundary: int) -> None:
+        """`boundary`: for a chunked body, the index behind the last chunk in `data` that ends a whole event."""
+
+    def on_chunks(self, chunks: int) -> None:
+        """So many chunks have come by now; told now and then, and before the end."""
 
     def on_end(self) -> None: ...
 
@@ -104,6 +108,24 @@ def _framing(headers: Headers) -> Framing:
 
 
 class WorkerConnection(asyncio.Protocol):
+    __slots__ = (
+        "_buffer",
+        "_chunked",
+        "_discard",
+        "_events_to",
+        "_give_back",
+        "_head",
+        "_head_only",
+        "_heads",
+        "_left",
+        "_paused",
+        "_receiver",
+        "_transport",
+        "latest",
+        "recent",
+        "requests",
+    )
+
     def __init__(
         self,
         heads: KnownHeads,
@@ -122,6 +144,9 @@ class WorkerConnection(asyncio.Protocol):
         self._left = 0
         self._head_only = False
         self._paused = False
+        self._events_to: Callable[[bytes], None] | None = None
+        self.recent = self.latest = b""
+        """The last two pieces of the body, in the order that they came."""
         self.requests = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -132,6 +157,8 @@ class WorkerConnection(asyncio.Protocol):
         self._receiver = receiver
         self._head = None
         self._head_only = head_only
+        self._events_to = None
+        self.recent = self.latest = b""
         self.requests += 1
         if len(body) < _JOINED:
             self._transport.write(head + body)
@@ -140,8 +167,12 @@ class WorkerConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once: the worker sees the client gone and stops working for it."""
-        self._receiver = None
+        self._receiver = self._events_to = None
         self._transport.abort()
+
+    def pass_events(self, write: Callable[[bytes], None] | None) -> None:
+        """Give pieces that are one whole event to `write` from now on, and only the others to the receiver."""
+        self._events_to = write
 
     def pause(self) -> None:
         if not self._transport.is_closing():
@@ -164,25 +195,40 @@ class WorkerConnection(asyncio.Protocol):
             receiver.on_broken("the connection was closed" if exc is None else str(exc))
 
     def data_received(self, data: bytes) -> None:
-        receiver, chunked = self._receiver, self._chunked
+        receiver, chunked, write = self._receiver, self._chunked, self._events_to
         if receiver is None:
             self._transport.abort()  # nothing was asked: the connection cannot be trusted any more
         elif chunked is not None:
-            # Every token's way, hence no method of its own.
-            chunks = chunked.chunks
-            try:
-                boundary = chunked.feed(data)
-            except MalformedChunk as error:
-                self._break(str(error))
-                return
-            if chunked.done:
-                self._end_chunks(receiver, chunked, data[:boundary], chunked.chunks - chunks)
+            self.recent, self.latest = self.latest, data
+            size = len(data)
+            if (
+                write
+                and chunked.at_start
+                and size < USUAL
+                and data.startswith(SIZE_LINES[size])
+                and data.endswith(EVENT_ENDS)
+            ):
+                write(data)  # every token's way, hence written out
+                chunked.chunks += 1
+                if chunked.chunks % BOOKED == 0:
+                    receiver.on_chunks(chunked.chunks)
             else:
-                receiver.on_body(data, boundary, chunked.chunks - chunks)
+                self._take_chunks(receiver, chunked, data)
         elif self._head is None:
             self._take_head(receiver, self._buffer + data if self._buffer else data)
         else:
             self._take_body(receiver, self._head, data)
+
+    def _take_chunks(self, receiver: Receiver, body: ChunkedBody, data: bytes) -> None:
+        try:
+            boundary = body.feed(data)
+        except MalformedChunk as error:
+            self._break(str(error))
+            return
+        receiver.on_chunks(body.chunks)
+        receiver.on_body(data[:boundary] if body.done else data, boundary)
+        if body.done and self._head:
+            self._finish(self._head, body.excess)
 
     def _take_head(self, receiver: Receiver, data: bytes) -> None:
         end = data.find(b"\r\n\r\n") + 4
@@ -215,24 +261,21 @@ class WorkerConnection(asyncio.Protocol):
     def _take_body(self, receiver: Receiver, head: Head, data: bytes) -> None:
         if head.framing == "chunked":
             self.data_received(data)
-        elif head.framing == "close":
-            receiver.on_body(data, 0, 0)
-        else:
-            excess = data[self._left :]
-            self._left -= len(data) - len(excess)
-            if data:
-                receiver.on_body(data[: len(data) - len(excess)] if excess else data, 0, 0)
-            if not self._left:
-                self._finish(head, excess)
-
-    def _end_chunks(self, receiver: Receiver, body: ChunkedBody, data: bytes, chunks: int) -> None:
-        receiver.on_body(data, len(data), chunks)
-        if self._head:
-            self._finish(self._head, body.excess)
+            return
+        self.recent, self.latest = self.latest, data
+        if head.framing == "close":
+            receiver.on_body(data, 0)
+            return
+        excess = data[self._left :]
+        self._left -= len(data) - len(excess)
+        if data:
+            receiver.on_body(data[: len(data) - len(excess)] if excess else data, 0)
+        if not self._left:
+            self._finish(head, excess)
 
     def _finish(self, head: Head, excess: bytes) -> None:
         receiver, self._receiver = self._receiver, None
-        self._chunked = None
+        self._chunked = self._events_to = None
         if receiver is None:
             return  # the receiver aborted while it was given the last bytes
         if excess or not head.keep_alive:
