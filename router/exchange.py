@@ -293,10 +293,11 @@ _WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
 def _usage(recent: bytes, latest: bytes) -> tuple[int | None, int | None]:
     """(prompt tokens, cached tokens) from an answer's last bytes; None for what they do not tell."""
     end = latest[-_USAGE_WINDOW:] if len(latest) > _USAGE_WINDOW else recent[-_USAGE_WINDOW:] + latest
-    prompt = _PROMPT.search(end)
+    start = end.rfind(b'"usage"')
+    prompt = _PROMPT.search(end, start) if start >= 0 else None
     if not prompt:
         return None, None
-    cached = _CACHED.search(end)
+    cached = _CACHED.search(end, start)
     return int(prompt[1]), int(cached[1]) if cached else None
 
 

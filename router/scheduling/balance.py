@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from router.scheduling.decision import Choice, Situation, Uniform
-from router.scheduling.places import Places
+from indexer.types import WorkerRank
+from router.scheduling.decision import Candidates, Choice, Situation, Uniform
 
 
 class RoundRobin:
@@ -19,17 +20,21 @@ class RoundRobin:
     """
 
     def __init__(self) -> None:
-        self._places = Places()
-        self._turns = np.zeros(0, np.int64)
+        self._turns: dict[WorkerRank, int] = {}
         self._turn = 0
+        self._candidates: Candidates | None = None
+        self._queue: deque[int] = deque()
+        """Positions in `_candidates`, whoever waits longest first."""
 
     def choose(self, situation: Situation, random: Uniform) -> Choice:  # noqa: ARG002 -- a Policy
-        places = self._places.of(situation.candidates, add=True)
-        if len(self._places) > len(self._turns):
-            self._turns = np.pad(self._turns, (0, len(self._places)))
-        position = int(self._turns[places].argmin())
+        candidates = situation.candidates
+        if candidates is not self._candidates:
+            self._candidates, ranks = candidates, candidates.ranks
+            self._queue = deque(sorted(range(len(ranks)), key=lambda position: self._turns.get(ranks[position], 0)))
+        position = self._queue[0]
+        self._queue.rotate(-1)
         self._turn += 1
-        self._turns[places[position]] = self._turn
+        self._turns[candidates.ranks[position]] = self._turn
         return Choice(position, None, "next in turn")
 
 

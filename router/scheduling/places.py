@@ -24,10 +24,6 @@ class Places:
         self._high = 0
         self._known: dict[RankSet, Positions] = {}
 
-    def __len__(self) -> int:
-        """One more than the highest place that was ever given."""
-        return self._high
-
     def get(self, rank: WorkerRank) -> int | None:
         return self._places.get(rank)
 
@@ -52,11 +48,11 @@ class Places:
     def ranks(self) -> dict[WorkerRank, int]:
         return dict(self._places)
 
-    def of(self, ranks: RankSet, *, add: bool = False) -> Positions:
-        """The places of `ranks` in order; −1 for one that has none, unless it is to be added."""
+    def of(self, ranks: RankSet) -> Positions:
+        """The places of `ranks` in order; −1 for one that has none."""
         found = self._known.get(ranks)
         if found is None:
-            places = [self.add(rank) if add else self._places.get(rank, -1) for rank in ranks.ranks]
+            places = [self._places.get(rank, -1) for rank in ranks.ranks]
             if len(self._known) >= _MAX_SETS:
                 self._known.clear()
             found = self._known[ranks] = np.array(places, np.intp)
