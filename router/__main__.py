@@ -24,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"kv-router: {error}", file=sys.stderr)  # noqa: T201 - there are no logs before settings
         return 2
     # Imported late: --help and mistakes are answered without loading the server.
-    run = cast("Callable[[Settings], int]", importlib.import_module("router.app").run)
+    module = "router.app" if settings.processes == 1 else "router.processes"
+    run = cast("Callable[[Settings], int]", importlib.import_module(module).run)
     return run(settings)
 
 

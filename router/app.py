@@ -23,6 +23,7 @@ from router.fleet import Fleet, Worker
 from router.http.front import Connection, Limits
 from router.http.pool import Pool
 from router.ingest import Ingest
+from router.member import Member, Sockets, parent_ended, shared_table
 from router.metrics import Metrics
 from router.openai_errors import error_response
 from router.prompts import Prompts
@@ -44,8 +45,8 @@ FIRST_LOOK = 5.0
 """Seconds that the router waits, before it listens, for workers to be looked at once; it serves without them after."""
 
 
-def run(settings: Settings) -> int:
-    """Serve until a signal; returns the process's exit status."""
+def run(settings: Settings, member: Member | None = None) -> int:
+    """Serve until a signal; returns the process's exit status. `member`: as one of several processes."""
     configure_logging(settings.log_level, settings.log_format)
     try:
         check_tokenizer(settings)
@@ -59,7 +60,7 @@ def run(settings: Settings) -> int:
     except ImportError:
         runner = asyncio.Runner()
     with runner:
-        return runner.run(_serve(settings))
+        return runner.run(_serve(settings, member))
 
 
 def check_tokenizer(settings: Settings) -> None:
@@ -68,8 +69,8 @@ def check_tokenizer(settings: Settings) -> None:
         find_tokenizer(settings.tokenizer, (), None)
 
 
-async def _serve(settings: Settings) -> int:
-    app = App(settings)
+async def _serve(settings: Settings, member: Member | None) -> int:
+    app = App(settings, member)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -82,20 +83,28 @@ async def _serve(settings: Settings) -> int:
         )
         await app.close()
         return 1
+    orphaned = asyncio.create_task(_stop_with_parent(stop)) if member else None
     await stop.wait()
+    if orphaned:
+        orphaned.cancel()
     await app.drain(settings.drain_timeout)
     await app.close()
     return 0
 
 
+async def _stop_with_parent(stop: asyncio.Event) -> None:
+    await parent_ended()
+    stop.set()
+
+
 class App:
     """The whole router in one object. `start`, then `drain` and `close`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, member: Member | None = None) -> None:
         self._settings = settings
         self._metrics = Metrics()
         self._fleet = Fleet(Worker(spec, Pool(spec.url, settings.connect_timeout)) for spec in settings.workers)
-        self._book = LoadBook()
+        self._book = LoadBook(shared_table(settings, member) if member else None)
         self._indexer = KVIndexer(settings.approx_ttl)
         self._plane: EventPlane = make_plane(settings.event_plane)
         self._ingest = Ingest(
@@ -104,6 +113,7 @@ class App:
         scheduler = Scheduler(_policy(settings), self._book, random.Random(settings.seed))  # noqa: S311 -- not for secrets
         self._brain = Brain(self._fleet, self._book, scheduler, self._indexer, self._metrics, time.monotonic)
         Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(self._metrics)
+        self._sockets = Sockets(member, self._metrics.render) if member else None
         self._connections: set[Connection] = set()
         self._publishers: dict[str, tuple[EngineDescription | None, EnginePublisher]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -134,7 +144,11 @@ class App:
 
     async def _listen(self) -> None:
         settings = self._settings
-        surface = Server(self._brain, self._prompts, settings.router_mode == "direct", int(time.time()))
+        sockets = self._sockets
+        if sockets:
+            await sockets.start()
+        everybodys = sockets.everybodys if sockets else None
+        surface = Server(self._brain, self._prompts, settings.router_mode == "direct", int(time.time()), everybodys)
         limits = Limits(settings.max_body_size)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
@@ -142,6 +156,7 @@ class App:
             settings.host,
             settings.port,
             backlog=1024,
+            reuse_port=True if sockets else None,
         )
         self.port = self._server.sockets[0].getsockname()[1]
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -216,6 +231,8 @@ class App:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for _, publisher in self._publishers.values():
             await publisher.close()
+        if self._sockets:
+            self._sockets.close()
         await self._ingest.close()
         await self._plane.close()
         for worker in self._fleet.workers.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -63,3 +63,26 @@ class _Reading(Collector):
         for labels, value in self._read():
             family.add_metric(labels, value)
         yield family
+
+
+def merge(pages: Mapping[int, bytes]) -> bytes:
+    """The pages of several processes as one, each sample with a label that tells its process."""
+    families: dict[str, list[str]] = {}
+    for process, page in pages.items():
+        family: list[str] = []
+        for line in page.decode().splitlines():
+            if line.startswith("# HELP"):
+                family = families.setdefault(line, [])
+            elif not line.startswith("#"):
+                family.append(_labelled(line, process))
+            elif line not in family:
+                family.insert(0, line)  # its type
+    return "".join("\n".join([head, *lines, ""]) for head, lines in families.items()).encode()
+
+
+def _labelled(sample: str, process: int) -> str:
+    name, brace, rest = sample.partition("{")
+    if brace:
+        return f'{name}{{process="{process}",{rest}'
+    name, _, value = sample.partition(" ")
+    return f'{name}{{process="{process}"}} {value}'

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 import msgspec
 
@@ -18,6 +18,7 @@ from router.fleet import Worker
 from router.http.front import Connection
 from router.http.messages import Request, Response
 from router.inference import ENDPOINTS, Inference, model_of, parse_inference
+from router.metrics import merge
 from router.openai_errors import BadRequest, error_response
 from router.prompts import Prompts
 from router.routing import Brain, RequestRouting
@@ -30,11 +31,20 @@ _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 class Server:
     """Answers requests on connections. `prompts` None: the mode does not look at prompts."""
 
-    def __init__(self, brain: Brain, prompts: Prompts | None, direct: bool, started: int) -> None:
+    def __init__(
+        self,
+        brain: Brain,
+        prompts: Prompts | None,
+        direct: bool,
+        started: int,
+        everybodys_metrics: Callable[[], Awaitable[dict[int, bytes]]] | None = None,
+    ) -> None:
+        """`everybodys_metrics`: of all processes that share the port, where there are several."""
         self._brain = brain
         self._prompts = prompts
         self._direct = direct
         self._started = started
+        self._everybodys_metrics = everybodys_metrics
         self._tasks: set[asyncio.Task[None]] = set()
         self._pages: dict[bytes, Callable[[], Response]] = {
             b"/health": lambda: Response(200, b'{"status":"ok"}'),
@@ -53,6 +63,9 @@ class Server:
 
     def _serve(self, request: Request, connection: Connection) -> Exchange | None:
         path, method = request.head.path, request.head.method
+        if path == b"/metrics" and method == b"GET" and self._everybodys_metrics:
+            self._keep(self._merge_metrics(self._everybodys_metrics, connection))
+            return None
         page = self._pages.get(path)
         if page:
             allowed = method in {b"GET", b"HEAD"}
@@ -93,9 +106,17 @@ class Server:
             else:
                 exchange.start()
 
-        task = asyncio.ensure_future(wait())
+        self._keep(wait())
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _merge_metrics(
+        self, everybodys: Callable[[], Awaitable[dict[int, bytes]]], connection: Connection
+    ) -> None:
+        connection.respond(Response(200, merge(await everybodys()), _TEXT))
 
     def _pass_on(self, request: Request, connection: Connection) -> Exchange:
         model = model_of(request.body) if request.body else None

@@ -64,6 +64,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, _about("Serving", "Address to listen on.", "HOST", pattern=r"^\S+\Z")] = "127.0.0.1"
     port: Annotated[int, _about("Serving", "Port to listen on; 0 takes a free one.", "PORT", ge=0, le=65535)] = 8080
+    processes: Annotated[
+        int,
+        _about(
+            "Serving",
+            "Router processes that share the port and what they have booked; each has an index of its own.",
+            "NUMBER",
+            ge=1,
+            le=256,
+        ),
+    ] = 1
     max_body_size: Annotated[
         int,
         _about(

@@ -8,6 +8,7 @@ still be in this one, and must not come back as a stranger.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -85,11 +86,26 @@ class Reservation:
         self._prefill_tokens = 0
 
 
+class SharedTable(NamedTuple):
+    """Books that several router processes keep together: each writes its own rows, and reads everybody's."""
+
+    tables: npt.NDArray[np.int64]
+    """Zeros at first, `shared_shape` of them."""
+    own: int
+    """Which of `tables` this process writes."""
+    place_of: Callable[[WorkerRank], int]
+    """The same column for a rank in each process."""
+
+
+def shared_shape(processes: int, columns: int) -> tuple[int, int, int]:
+    return processes, _ROWS, columns + 1
+
+
 class LoadBook:
     """A ledger for each rank that is watched, kept as columns of one table. A rank that is not known has no load."""
 
-    def __init__(self) -> None:
-        self._places = Places()
+    def __init__(self, shared: SharedTable | None = None) -> None:
+        self._places = Places(shared.place_of if shared else None)
         self._retired: set[int] = set()
         """Places of forgotten ranks with bookings still in flight there."""
         self._block_sizes: dict[WorkerRank, int] = {}
@@ -97,17 +113,21 @@ class LoadBook:
         self._reported_at = np.full(1, -np.inf)
         self._oldest = np.inf
         """When the oldest report came of those that tell of foreign load."""
-        self._table = np.zeros((_ROWS, 1), np.int64)
-        self._resize(16)
+        self._table = shared.tables[shared.own] if shared else np.zeros((_ROWS, 1), np.int64)
+        self._everybodys = shared.tables if shared else None
+        self._resize(self._table.shape[1] - 1 if shared else 16)
 
     def _resize(self, columns: int) -> None:
         """The last column belongs to nobody and stays 0: unknown ranks are read there."""
-        table = np.zeros((_ROWS, columns + 1), np.int64)
         times = np.full(columns + 1, -np.inf)
         old = len(self._reported_at) - 1
-        table[:, :old], times[:old] = self._table[:, :old], self._reported_at[:old]
-        self._table, self._reported_at = table, times
-        self._rows = [row.data for row in table]  # single numbers are read and written there in half the time
+        times[:old] = self._reported_at[:old]
+        self._reported_at = times
+        if self._everybodys is None:
+            table = np.zeros((_ROWS, columns + 1), np.int64)
+            table[:, :old] = self._table[:, :old]
+            self._table = table
+        self._rows = [row.data for row in self._table]  # single numbers are read and written there in half the time
 
     def watch(self, rank: WorkerRank, block_size: int) -> None:
         """Keep books for `rank`, whose reports count blocks of `block_size` tokens; bookings in flight stay."""
@@ -164,10 +184,10 @@ class LoadBook:
         self._reported_at[place] = now
         rows = self._rows
         reported = (report.request_active_slots or 0) + (report.num_requests_waiting or 0)
-        requests = max(0, reported - rows[_MOST_REQUESTS][place])
+        requests = max(0, reported - self._sum(_MOST_REQUESTS, place))
         reported_tokens = (report.kv_active_blocks or 0) * self._block_sizes[rank]
         # Without foreign requests, blocks beyond our own are rounding and requests just ended, not load.
-        tokens = max(0, reported_tokens - rows[_MOST_ACTIVE][place]) if requests else 0
+        tokens = max(0, reported_tokens - self._sum(_MOST_ACTIVE, place)) if requests else 0
         rows[_FOREIGN_REQUESTS][place], rows[_FOREIGN_TOKENS][place] = requests, tokens
         rows[_MOST_REQUESTS][place], rows[_MOST_ACTIVE][place] = rows[_REQUESTS][place], rows[_ACTIVE][place]
         if requests:
@@ -184,10 +204,10 @@ class LoadBook:
         """The load of each of `ranks`, in their order; `now` on the same clock as the reports' times."""
         if now - self._oldest > REPORT_LIFE:
             self._expire(now)
-        found = self._table[:, self._places.of(ranks)]
-        return Loads(
-            found[_REQUESTS] + found[_FOREIGN_REQUESTS], found[_PREFILL], found[_ACTIVE] + found[_FOREIGN_TOKENS]
-        )
+        places = self._places.of(ranks)
+        found = self._table[:, places]
+        ours = found if self._everybodys is None else self._everybodys[:, : _ACTIVE + 1, places].sum(axis=0)
+        return Loads(ours[_REQUESTS] + found[_FOREIGN_REQUESTS], ours[_PREFILL], ours[_ACTIVE] + found[_FOREIGN_TOKENS])
 
     def load(self, rank: WorkerRank, now: float) -> Load:
         place = self._places.get(rank)
@@ -195,12 +215,13 @@ class LoadBook:
             return Load()
         if now - self._oldest > REPORT_LIFE:
             self._expire(now)
-        rows = self._rows
-        return Load(
-            rows[_REQUESTS][place] + rows[_FOREIGN_REQUESTS][place],
-            rows[_PREFILL][place],
-            rows[_ACTIVE][place] + rows[_FOREIGN_TOKENS][place],
-        )
+        foreign_requests, foreign_tokens = self._rows[_FOREIGN_REQUESTS][place], self._rows[_FOREIGN_TOKENS][place]
+        requests, prefill, active = (self._sum(row, place) for row in (_REQUESTS, _PREFILL, _ACTIVE))
+        return Load(requests + foreign_requests, prefill, active + foreign_tokens)
+
+    def _sum(self, row: int, place: int) -> int:
+        """Of all processes."""
+        return self._rows[row][place] if self._everybodys is None else int(self._everybodys[:, row, place].sum())
 
     def get_metrics(self, now: float) -> dict[WorkerRank, Metrics]:
         """Latest load of every rank; `now` on the same clock as the reports' times."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -16,9 +17,10 @@ _MAX_SETS = 64
 
 
 class Places:
-    """Hands out places from 0 on, and those that were freed again first."""
+    """Hands out places from 0 on, and those that were freed again first; or the ones that `place_of` says."""
 
-    def __init__(self) -> None:
+    def __init__(self, place_of: Callable[[WorkerRank], int] | None = None) -> None:
+        self._place_of = place_of
         self._places: dict[WorkerRank, int] = {}
         self._free: list[int] = []
         self._high = 0
@@ -31,11 +33,16 @@ class Places:
         """`rank`'s place, which it has already or is given now."""
         place = self._places.get(rank)
         if place is None:
-            place = self._free.pop() if self._free else self._high
-            self._high = max(self._high, place + 1)
+            place = self._place_of(rank) if self._place_of else self._next()
             self._places[rank] = place
             self._known.clear()
         return place
+
+    def _next(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._high += 1
+        return self._high - 1
 
     def drop(self, rank: WorkerRank) -> int | None:
         """`rank` has no place any more; returns the one it had, which nobody gets before `free`."""

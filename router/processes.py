@@ -1,0 +1,142 @@
+"""Several routers on one port: a parent that starts them, keeps them running, and ends when they have ended.
+
+They share what they have booked through mapped memory, so that each sees the others' requests with its next decision;
+all else (index, event plane, connections) each has for itself. The kernel spreads connections over them (SO_REUSEPORT).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+
+from publishers.embedded_nats import NatsServer
+from publishers.logs import configure_logging, log_event
+from router.member import Member, Start, books_shape, map_books
+from router.settings import Settings
+
+logger = logging.getLogger("router.processes")
+
+RESTART_DELAY = 1.0
+"""Seconds between a process's end and its successor's start."""
+
+
+async def supervise(settings: Settings) -> int:
+    """Serve with `settings.processes` processes until a signal; returns the exit status."""
+    try:
+        reserved = _reserve(settings.host, settings.port)
+    except OSError as error:
+        reason = f"Cannot listen: {error.strerror or error}"
+        log_event(logger, logging.ERROR, reason, host=settings.host, port=settings.port)
+        return 1
+    with reserved, tempfile.TemporaryFile() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:
+        memory.truncate(8 * int(np.prod(books_shape(settings, settings.processes))))
+        port = reserved.getsockname()[1]
+        async with _embedded_server(settings.event_plane) as plane:
+            told = msgspec.structs.replace(settings, port=port, event_plane=plane)
+            return await _Parent(told, memory, folder).run()
+
+
+@contextlib.asynccontextmanager
+async def _embedded_server(plane: str) -> AsyncIterator[str]:
+    """All processes share one NATS server, which outlives each of them. Yields the plane's URL for them."""
+    if not plane.startswith("nats+embedded://"):
+        yield plane
+        return
+    parts = urlsplit(plane)
+    server = NatsServer(parts.hostname or "127.0.0.1", parts.port or 0)
+    await server.start()
+    try:
+        yield server.url
+    finally:
+        await server.stop()
+
+
+def _reserve(host: str, port: int) -> socket.socket:
+    """Bound and not listening: it keeps the port for the processes, and gets no connections itself."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as alone:  # with SO_REUSEPORT, another router's port could be joined
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        alone.bind(address)
+        address = alone.getsockname()
+    reserved = socket.socket(family, kind, protocol)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind(address)
+    return reserved
+
+
+class _Parent:
+    def __init__(self, settings: Settings, memory: BinaryIO, folder: str) -> None:
+        self._settings = settings
+        self._memory = memory.fileno()
+        self._folder = folder
+        self._tables = map_books(self._memory, settings, settings.processes)
+        self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        count = self._settings.processes
+        # The first alone: where something has to be compiled, the others find it done.
+        listening = [await self._start(0)]
+        listening += await asyncio.gather(*(self._start(number) for number in range(1, count) if listening[0]))
+        if len(listening) == count and all(listening):
+            sys.stdout.write(listening[0])
+            sys.stdout.flush()
+            await asyncio.gather(*(self._keep(number) for number in range(count)))
+            return 0
+        self._on_signal()
+        return max([abs(await process.wait()) for process in self._running.values()])
+
+    def _on_signal(self) -> None:
+        """Passed on each time: the first asks to drain, the second to end at once."""
+        self._stopping.set()
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+
+    async def _start(self, number: int) -> str:
+        """Returns what it says when it listens; "" when it ends before."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", "from router.member import main; raise SystemExit(main())"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=[self._memory],
+            start_new_session=True,  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
+        )
+        self._running[number] = process
+        member = Member(number, self._settings.processes, self._memory, self._folder)
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("pipes were asked for")
+        process.stdin.write(msgspec.json.encode(Start(self._settings, member)) + b"\n")
+        return (await process.stdout.readline()).decode()
+
+    async def _keep(self, number: int) -> None:
+        """Start it again whenever it ends of itself; what it had booked is void."""
+        while True:
+            status = await self._running[number].wait()
+            self._tables[number] = 0
+            if self._stopping.is_set():
+                return
+            log_event(logger, logging.ERROR, "A process has ended and is started again", process=number, status=status)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), RESTART_DELAY)
+                return
+            await self._start(number)
+
+
+def run(settings: Settings) -> int:
+    configure_logging(settings.log_level, settings.log_format)
+    return asyncio.run(supervise(settings))
