@@ -30,6 +30,8 @@ class ChatTemplate:
             self.wants_parts = wants_parts(_ENVIRONMENT, source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise CannotTokenize("template_error", f"the chat template is not valid: {error}") from None
+        self._globals = dict(self._template.globals)
+        """Each render would gather them anew."""
         self._source = source
         self._special_tokens = special_tokens
 
@@ -57,7 +59,8 @@ class ChatTemplate:
         own = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         values = {**self._special_tokens, "documents": None, **variables, **own}
         try:
-            return self._template.render(values)
+            context = self._template.new_context(self._globals | values, shared=True)
+            return "".join(self._template.root_render_func(context))
         except Exception as error:  # noqa: BLE001 - a template may fail in any way that Python can
             raise CannotTokenize("template_error", f"the chat template failed with {type(error).__name__}") from None
 

@@ -58,16 +58,23 @@ def _dicts(values: object) -> Iterable[dict[str, Any]]:
 
 def _plain(message: object, as_parts: bool) -> Message | None:
     """What `_message` makes of the commonest: no more than a role and text. None: it has to look closer."""
-    if not isinstance(message, dict) or len(message) != 2:
+    if not isinstance(message, dict) or len(message) != 2 or message.get("role") not in _PLAIN_ROLES:
         return None
-    role, text = message.get("role"), message.get("content")
-    if (
-        role not in _PLAIN_ROLES
-        or not isinstance(text, str)
-        or (role == "system" and text.startswith(_REMOVED_BY_SOME))
-    ):
+    texts = _plain_texts(message.get("content"))
+    if not texts or (message["role"] == "system" and any(text.startswith(_REMOVED_BY_SOME) for text in texts)):
         return None
-    return {"role": role, "content": [{"type": "text", "text": text}] if as_parts else text}
+    content = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
+    return {"role": message["role"], "content": content}
+
+
+def _plain_texts(content: object) -> list[str]:
+    """Empty for anything but text, or parts that are text and no more."""
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else []
+    plain = (part for part in parts if isinstance(part, dict) and len(part) == 2 and part.get("type") == "text")
+    texts = [text for part in plain if isinstance(text := part.get("text"), str)]
+    return texts if len(texts) == len(parts) else []
 
 
 def _message(message: object, *, as_parts: bool) -> Message:

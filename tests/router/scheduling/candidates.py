@@ -1,14 +1,16 @@
-"""Candidates and randomness, made for a test."""
+"""Candidates, what is known of them, and randomness, made for a test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 from hypothesis import settings
 
-from indexer.types import WorkerRank
-from router.scheduling.decision import Candidate
-from router.scheduling.load import Load
+from indexer.matches import Matches, Overlap, Overlaps
+from indexer.types import RankSet, WorkerRank
+from router.scheduling.decision import Candidates, Choice, Costs, Figures
 
 repeatable = settings(derandomize=True, deadline=None)
 """The same examples in every run, however slow the machine."""
@@ -35,15 +37,90 @@ def rank(name: str, dp_rank: int = 0) -> WorkerRank:
     return WorkerRank(name, dp_rank)
 
 
-def candidate(
-    name: str, *, requests: int = 0, pending: int = 0, active: int = 0, overlap: int = 0, credit: float | None = None
-) -> Candidate:
-    return Candidate(rank(name), Load(requests, pending, active), overlap, overlap if credit is None else credit)
+def named(names: Iterable[str], block_size: int = 16) -> Candidates:
+    """Candidates in the order of their names, as they always are."""
+    return Candidates((rank(name), block_size) for name in sorted(names))
 
 
-def with_requests(counts: Sequence[int]) -> list[Candidate]:
+@dataclass(frozen=True)
+class Plain:
+    """A `decision.Situation` of which everything is known beforehand."""
+
+    candidates: Candidates
+    prompt_tokens: int
+    requests: Figures
+    prefill_tokens: Figures
+    active_tokens: Figures
+    overlap_tokens: Figures
+    credit_tokens: Figures | Costs
+
+
+def situation(
+    candidates: Candidates,
+    prompt: int = 10,
+    *,
+    requests: Sequence[int] = (),
+    pending: Sequence[int] = (),
+    active: Sequence[int] = (),
+    overlap: Sequence[int] = (),
+    credit: Sequence[float] | None = None,
+) -> Plain:
+    """Numbers in the order of the candidates; none: 0 each. `credit` None: the overlap."""
+
+    def figures(numbers: Sequence[int]) -> Figures:
+        return np.array(numbers or [0] * len(candidates), np.int64)
+
+    weighed = figures(overlap) if credit is None else np.array(credit)
+    return Plain(candidates, prompt, figures(requests), figures(pending), figures(active), figures(overlap), weighed)
+
+
+def with_requests(counts: Sequence[int]) -> Plain:
     """One candidate for each count of requests in flight, named a, b, c …"""
-    return [candidate(chr(ord("a") + index), requests=count) for index, count in enumerate(counts)]
+    return situation(named(chr(ord("a") + index) for index in range(len(counts))), requests=counts)
+
+
+def costs_of(choice: Choice) -> list[float]:
+    assert choice.costs is not None
+    return list(choice.costs.tolist())
+
+
+class Held(Matches):
+    """What each rank holds of a prompt, as given."""
+
+    def __init__(self, overlaps: Mapping[WorkerRank, Overlap]) -> None:
+        self._overlaps = dict(overlaps)
+
+    def blocks_of(self, ranks: RankSet) -> Overlaps:
+        return np.array([self._of(each).blocks for each in ranks.ranks], np.int32)
+
+    def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
+        return np.array([self._of(each).gpu_blocks for each in ranks.ranks], np.int32)
+
+    def _of(self, each: WorkerRank) -> Overlap:
+        return self._overlaps.get(each, Overlap(0, 0))
+
+    def __getitem__(self, each: WorkerRank) -> Overlap:
+        return self._overlaps[each]
+
+    def __iter__(self) -> Iterator[WorkerRank]:
+        return iter(self._overlaps)
+
+    def __len__(self) -> int:
+        return len(self._overlaps)
+
+
+class HeldOnGpu(Held):
+    """The same where there is no lower tier: one array tells both, as `Matches` says."""
+
+    def __init__(self, blocks: Mapping[WorkerRank, int]) -> None:
+        super().__init__({each: Overlap(count, count) for each, count in blocks.items()})
+        self._arrays: dict[RankSet, Overlaps] = {}
+
+    def blocks_of(self, ranks: RankSet) -> Overlaps:
+        return self._arrays.setdefault(ranks, super().blocks_of(ranks))
+
+    def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
+        return self.blocks_of(ranks)
 
 
 def chi_square(observed: Sequence[int], shares: Sequence[float]) -> float:

@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from indexer.events import LoadReport
-from indexer.types import WorkerRank
+from indexer.types import RankSet, WorkerRank
 from router.scheduling.load import REPORT_LIFE, Load, LoadBook, Reservation
 from tests.router.scheduling.candidates import rank, repeatable
 
 A, B = rank("a"), rank("b", 1)
+OTHERS = [rank(f"other {number}") for number in range(20)]
+"""More than a book has room for at first."""
+STRANGER = rank("stranger")
+EVERYBODY = RankSet([B, STRANGER, *OTHERS, A])
+SOME = [A, B, OTHERS[0], OTHERS[-1]]
 BLOCK = 16
 counts = st.none() | st.integers(0, 20)
 
@@ -39,6 +44,11 @@ def watching(*ranks: WorkerRank) -> LoadBook:
     for each in ranks or (A,):
         book.watch(each, BLOCK)
     return book
+
+
+def loads_of(book: LoadBook, ranks: RankSet, now: float) -> list[Load]:
+    columns = [figures.tolist() for figures in book.loads(ranks, now)]
+    return [Load(*figures) for figures in zip(*columns, strict=True)]
 
 
 @dataclass
@@ -90,7 +100,7 @@ class Books(RuleBasedStateMachine):
         for each in self.ledgers:
             self.book.watch(each, BLOCK)
 
-    @rule(of=st.sampled_from([A, B]), prefill=st.integers(0, 100), cached=st.integers(0, 100), target=booked)
+    @rule(of=st.sampled_from(SOME), prefill=st.integers(0, 100), cached=st.integers(0, 100), target=booked)
     def reserve(self, of: WorkerRank, prefill: int, cached: int) -> Booked:
         if of not in self.ledgers:
             self.watch(of, BLOCK)
@@ -114,7 +124,7 @@ class Books(RuleBasedStateMachine):
         booked.reservation.release()
         booked.live = False
 
-    @rule(of=st.sampled_from([A, B]), running=counts, waiting=counts, blocks=counts)
+    @rule(of=st.sampled_from(SOME), running=counts, waiting=counts, blocks=counts)
     def report(self, of: WorkerRank, running: int | None, waiting: int | None, blocks: int | None) -> None:
         self.book.on_report(report(of, running=running, waiting=waiting, blocks=blocks), self.now)
         if of in self.ledgers:
@@ -128,12 +138,22 @@ class Books(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(of=st.sampled_from([A, B]))
+    @rule(of=st.sampled_from(SOME))
     def forget(self, of: WorkerRank) -> None:
         self.book.forget(of)
         self.ledgers.pop(of, None)
 
-    @rule(of=st.sampled_from([A, B]), block_size=st.sampled_from([BLOCK, 32]))
+    @rule()
+    def others_come(self) -> None:
+        for each in OTHERS:
+            self.watch(each, BLOCK)
+
+    @rule()
+    def others_go(self) -> None:
+        for each in OTHERS:
+            self.forget(each)
+
+    @rule(of=st.sampled_from(SOME), block_size=st.sampled_from([BLOCK, 32]))
     def watch(self, of: WorkerRank, block_size: int) -> None:
         self.book.watch(of, block_size)
         self.ledgers.setdefault(of, Ledger()).block_size = block_size
@@ -142,9 +162,10 @@ class Books(RuleBasedStateMachine):
     def loads_are_the_models(self) -> None:
         for ledger in self.ledgers.values():
             ledger.most = Load(*map(max, zip(ledger.most, ledger.own(), strict=True)))
-        for each in (A, B):
-            expected = self.ledgers[each].load(self.now) if each in self.ledgers else Load()
-            assert self.book.load(each, self.now) == expected
+        expected = [self.ledgers[each].load(self.now) if each in self.ledgers else Load() for each in EVERYBODY.ranks]
+        assert [self.book.load(each, self.now) for each in EVERYBODY.ranks] == expected
+        for ranks in (EVERYBODY, RankSet(EVERYBODY.ranks)):  # one that is known from before, and one that is not
+            assert loads_of(self.book, ranks, self.now) == expected
         assert {each: found.load for each, found in self.book.get_metrics(self.now).items()} == {
             each: ledger.load(self.now) for each, ledger in self.ledgers.items()
         }
@@ -153,7 +174,7 @@ class Books(RuleBasedStateMachine):
         for booked in self.all:
             booked.reservation.release()
         self.now += 2 * REPORT_LIFE
-        assert self.book.load(A, self.now) == self.book.load(B, self.now) == Load()
+        assert set(loads_of(self.book, EVERYBODY, self.now)) == {Load()}
 
 
 TestBooksAgainstModel = Books.TestCase
@@ -256,3 +277,93 @@ def test_a_request_that_has_just_ended_does_not_come_back_as_a_stranger() -> Non
     assert book.load(A, 1) == Load()
     book.on_report(report(running=1, blocks=7), now=2)
     assert book.load(A, 2) == Load(1, 0, 7 * BLOCK)
+
+
+def test_a_book_grows_and_keeps_what_is_written_there() -> None:
+    ranks = [rank(f"{number:03}") for number in range(100)]
+    book, known = LoadBook(), RankSet(ranks)
+    reservations = []
+    for number, each in enumerate(ranks):
+        book.watch(each, BLOCK)
+        reservations.append(book.reserve(each, number, 2 * number))
+        book.on_report(report(each, running=3, blocks=1000), 0.0)
+        assert loads_of(book, known, 0.0)[: number + 1] == [
+            Load(3, n, 2 * n + (1000 * BLOCK - 2 * n)) for n in range(number + 1)
+        ]
+        assert set(loads_of(book, known, 0.0)[number + 1 :]) <= {Load()}
+    for reservation in reservations:
+        reservation.release()
+    assert set(loads_of(book, known, REPORT_LIFE + 1)) == {Load()}
+
+
+def test_unknown_ranks_read_as_nothing_wherever_they_stand() -> None:
+    book = watching(A, B)
+    book.reserve(A, 1, 2)
+    book.reserve(B, 3, 4)
+    ranks = RankSet([STRANGER, B, STRANGER, A])
+    assert loads_of(book, ranks, 0.0) == [Load(), Load(1, 3, 4), Load(), Load(1, 1, 2)]
+    assert loads_of(book, RankSet([]), 0.0) == []
+    assert loads_of(LoadBook(), ranks, 0.0) == [Load()] * 4
+
+
+def test_a_rank_becomes_known_in_sets_that_were_asked_for_before() -> None:
+    book, ranks = watching(A), RankSet([A, B])
+    book.reserve(A, 1, 2)
+    assert loads_of(book, ranks, 0.0) == [Load(1, 1, 2), Load()]
+    book.watch(B, BLOCK)
+    book.reserve(B, 3, 4)
+    assert loads_of(book, ranks, 0.0) == [Load(1, 1, 2), Load(1, 3, 4)]
+    book.forget(A)
+    assert loads_of(book, ranks, 0.0) == [Load(), Load(1, 3, 4)]
+
+
+def test_nobody_can_reserve_where_nothing_is_watched() -> None:
+    book = watching(A)
+    for stranger in (B, STRANGER):
+        with pytest.raises(KeyError):
+            book.reserve(stranger, 1, 1)
+
+
+def test_a_forgotten_ranks_place_is_used_again_only_when_its_last_booking_has_ended() -> None:
+    book = watching(A)
+    bookings = [book.reserve(A, 5, 10) for _ in range(2)]
+    book.on_report(report(running=9, blocks=99), 0.0)
+    book.forget(A)
+    book.watch(B, BLOCK)
+    assert loads_of(book, RankSet([A, B]), 0.0) == [Load(), Load()]
+    assert len(book._places) == 2
+    bookings[0].release()
+    bookings[1].generated(3)
+    book.watch(A, BLOCK)  # as another, while the old one still has a booking
+    assert loads_of(book, RankSet([A, B]), 0.0) == [Load(), Load()]
+    assert len(book._places) == 3
+    bookings[1].release()
+    book.watch(STRANGER, BLOCK)
+    assert len(book._places) == 3, "the place that came free is taken"
+    assert book.load(STRANGER, 0.0) == Load()
+
+
+def test_workers_that_come_and_go_do_not_make_the_book_grow() -> None:
+    book = LoadBook()
+    for number in range(500):
+        each = rank(f"{number}")
+        book.watch(each, BLOCK)
+        booking = book.reserve(each, 1, 1)
+        book.on_report(report(each, running=4, blocks=7), float(number))
+        book.forget(each)
+        booking.release()
+    assert (len(book._places), len(book._reported_at)) == (1, 17)
+    assert not book._reports
+    assert not book._retired
+
+
+def test_reports_expire_one_by_one() -> None:
+    book = watching(A, B)
+    ranks = RankSet([A, B])
+    book.on_report(report(A, running=1), 0.0)
+    book.on_report(report(B, running=2), 5.0)
+    assert loads_of(book, ranks, REPORT_LIFE) == [Load(1), Load(2)]
+    assert loads_of(book, ranks, REPORT_LIFE + 1) == [Load(), Load(2)]
+    book.on_report(report(A, running=3), REPORT_LIFE + 2)
+    assert loads_of(book, ranks, REPORT_LIFE + 5.5) == [Load(3), Load()]
+    assert loads_of(book, ranks, 2 * REPORT_LIFE + 2.5) == [Load(), Load()]

@@ -8,24 +8,32 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.scheduling.decision import Candidate
 from router.scheduling.overlap import OverlapCost, sample_softmax
-from tests.router.scheduling.candidates import ALMOST_ONE, Scripted, candidate, chi_square, rank, repeatable
+from tests.router.scheduling.candidates import (
+    ALMOST_ONE,
+    Plain,
+    Scripted,
+    chi_square,
+    costs_of,
+    named,
+    repeatable,
+    situation,
+)
 
 tokens = st.integers(0, 200_000)
 candidates_of = st.lists(st.tuples(tokens, tokens, tokens), min_size=1, max_size=6)
 
 
-def fleet(figures: Sequence[tuple[int, int, int]]) -> list[Candidate]:
+def fleet(figures: Sequence[tuple[int, int, int]], prompt: int) -> Plain:
     """From (pending prefill, active, cached) tokens each."""
-    return [
-        candidate(chr(ord("a") + n), pending=pending, active=active, overlap=cached)
-        for n, (pending, active, cached) in enumerate(figures)
-    ]
+    pending, active, cached = zip(*figures, strict=True)
+    candidates = named(chr(ord("a") + n) for n in range(len(figures)))
+    return situation(candidates, prompt, pending=pending, active=active, overlap=cached)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +50,8 @@ def fleet(figures: Sequence[tuple[int, int, int]]) -> list[Candidate]:
     ],
 )
 def test_the_cost(weight: float, prompt: int, pending: int, active: int, credit: float, cost: float) -> None:
-    one = candidate("a", pending=pending, active=active, credit=credit)
-    assert OverlapCost(weight, 0).choose([one], prompt, Scripted([])).costs == {rank("a"): cost}
+    one = situation(named("a"), prompt, pending=[pending], active=[active], credit=[credit])
+    assert costs_of(OverlapCost(weight, 0).choose(one, Scripted([]))) == [cost]
 
 
 @repeatable
@@ -51,25 +59,26 @@ def test_the_cost(weight: float, prompt: int, pending: int, active: int, credit:
 def test_at_temperature_zero_the_least_cost_wins(
     figures: list[tuple[int, int, int]], prompt: int, weight: float, number: float
 ) -> None:
-    choice = OverlapCost(weight, 0).choose(fleet(figures), prompt, Scripted([number]))
+    choice = OverlapCost(weight, 0).choose(fleet(figures, prompt), Scripted([number]))
     expected = [weight * (pending + max(prompt - cached, 0)) + active for pending, active, cached in figures]
-    assert list(choice.costs.values()) == pytest.approx(expected)
+    assert costs_of(choice) == pytest.approx(expected)
     assert expected[choice.position] == pytest.approx(min(expected))
 
 
 @repeatable
 @given(candidates_of, tokens, st.floats(0, ALMOST_ONE))
 def test_weight_zero_is_pure_load_balancing(figures: list[tuple[int, int, int]], prompt: int, number: float) -> None:
-    choice = OverlapCost(0, 0).choose(fleet(figures), prompt, Scripted([number]))
+    choice = OverlapCost(0, 0).choose(fleet(figures, prompt), Scripted([number]))
     assert figures[choice.position][1] == min(active for _, active, _ in figures)
 
 
 def test_ties_at_temperature_zero_are_broken_at_random() -> None:
     source = random.Random(5)
-    candidates = fleet([(0, 10, 0), (10, 0, 0), (0, 0, 0), (5, 0, 15)])
-    seen = Counter(OverlapCost(1, 0).choose(candidates[:2], 100, source).position for _ in range(4000))
+    figures = [(0, 10, 0), (10, 0, 0), (0, 0, 0), (5, 0, 15)]
+    two = fleet(figures[:2], 100)
+    seen = Counter(OverlapCost(1, 0).choose(two, source).position for _ in range(4000))
     assert chi_square([seen[0], seen[1]], [0.5, 0.5]) < 35
-    assert OverlapCost(1, 0).choose(candidates, 100, source).position == 3
+    assert OverlapCost(1, 0).choose(fleet(figures, 100), source).position == 3
 
 
 PROMPT = 100
@@ -85,8 +94,8 @@ def shares(costs: Sequence[float], temperature: float, prompt: int) -> list[floa
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 1.0, 20.0])
 def test_frequencies_follow_the_softmax(temperature: float) -> None:
-    policy, candidates, source = OverlapCost(1, temperature), fleet(FIGURES), random.Random(6)
-    seen = Counter(policy.choose(candidates, PROMPT, source).position for _ in range(20_000))
+    policy, candidates, source = OverlapCost(1, temperature), fleet(FIGURES, PROMPT), random.Random(6)
+    seen = Counter(policy.choose(candidates, source).position for _ in range(20_000))
     expected = shares(COSTS, temperature, PROMPT)
     likely = [n for n, share in enumerate(expected) if share * 20_000 >= 5]
     rest = 1 - sum(expected[n] for n in likely)
@@ -96,27 +105,27 @@ def test_frequencies_follow_the_softmax(temperature: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 1.0, 20.0])
 def test_each_candidate_owns_its_share_of_the_random_numbers(temperature: float) -> None:
-    policy, candidates = OverlapCost(1, temperature), fleet(FIGURES)
+    policy, candidates = OverlapCost(1, temperature), fleet(FIGURES, PROMPT)
     edges = [0.0, *itertools.accumulate(shares(COSTS, temperature, PROMPT))]
     for n, (low, high) in enumerate(itertools.pairwise(edges)):
         margin = (high - low) / 1000
         if margin < 1e-12:
             continue
         for number in (low + margin, (low + high) / 2, high - margin):
-            choice = policy.choose(candidates, PROMPT, Scripted([number]))
+            choice = policy.choose(candidates, Scripted([number]))
             assert choice.position == n
             assert choice.reason == f"sampled at temperature {temperature:g}"
-            assert list(choice.costs.values()) == COSTS
+            assert costs_of(choice) == COSTS
 
 
 def test_the_temperature_is_in_units_of_the_prompt() -> None:
     """One whole prompt more costs a factor of e, however long the prompt is."""
     for prompt in (10, 1000, 100_000):
-        candidates = fleet([(0, 0, 0), (prompt, 0, 0)])
+        candidates = fleet([(0, 0, 0), (prompt, 0, 0)], prompt)
         edge = 1 / (1 + math.exp(-1))
         policy = OverlapCost(1, 1)
-        assert policy.choose(candidates, prompt, Scripted([edge - 1e-9])).position == 0
-        assert policy.choose(candidates, prompt, Scripted([edge + 1e-9])).position == 1
+        assert policy.choose(candidates, Scripted([edge - 1e-9])).position == 0
+        assert policy.choose(candidates, Scripted([edge + 1e-9])).position == 1
 
 
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
@@ -127,23 +136,24 @@ positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 def test_extreme_costs_and_scales_neither_overflow_nor_leave_the_range(
     costs: list[float], scale: float, number: float
 ) -> None:
-    position = sample_softmax(costs, scale, Scripted([number]))
+    position = sample_softmax(np.array(costs), scale, Scripted([number]))
     assert math.exp(-(costs[position] - min(costs)) / scale) > 0 or costs[position] == min(costs)
 
 
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # costs of infinity
 @repeatable
 @given(candidates_of, tokens, st.floats(0, 1e308), positive, st.floats(0, ALMOST_ONE))
 def test_extreme_settings_still_choose(
     figures: list[tuple[int, int, int]], prompt: int, weight: float, temperature: float, number: float
 ) -> None:
-    choice = OverlapCost(weight, temperature).choose(fleet(figures), prompt, Scripted([number] * 2))
+    choice = OverlapCost(weight, temperature).choose(fleet(figures, prompt), Scripted([number] * 2))
     assert 0 <= choice.position < len(figures)
 
 
 def test_a_tiny_temperature_takes_the_least_and_a_huge_one_anything() -> None:
-    source, candidates = random.Random(7), fleet(FIGURES)
-    assert {OverlapCost(1, 1e-300).choose(candidates, PROMPT, source).position for _ in range(100)} == {0}
-    seen = Counter(OverlapCost(1, 1e300).choose(candidates, PROMPT, source).position for _ in range(8000))
+    source, candidates = random.Random(7), fleet(FIGURES, PROMPT)
+    assert {OverlapCost(1, 1e-300).choose(candidates, source).position for _ in range(100)} == {0}
+    seen = Counter(OverlapCost(1, 1e300).choose(candidates, source).position for _ in range(8000))
     assert chi_square([seen[n] for n in range(4)], [0.25] * 4) < 35
 
 
@@ -152,7 +162,7 @@ def test_a_tiny_temperature_takes_the_least_and_a_huge_one_anything() -> None:
 def test_adding_the_same_to_every_cost_changes_nothing(costs: list[int], scale: float, number: float) -> None:
     weights = list(itertools.accumulate(math.exp(-(cost - min(costs)) / (1000 * scale)) for cost in costs))
     assume(all(abs(number - weight / weights[-1]) > 1e-9 for weight in weights))
-    shifted = [cost + 10_000.0 for cost in costs]
-    assert sample_softmax(costs, 1000 * scale, Scripted([number])) == sample_softmax(
+    plain, shifted = (np.array(costs) + more for more in (0.0, 10_000.0))
+    assert sample_softmax(plain, 1000 * scale, Scripted([number])) == sample_softmax(
         shifted, 1000 * scale, Scripted([number])
     )

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.events import LoadReport
-from indexer.prefix_index import Overlap
+from indexer.matches import Overlap
 from indexer.types import WorkerRank
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
-from router.scheduling.decision import Candidate, Choice, Decision, Policy, Uniform
+from router.scheduling.decision import Candidates, Choice, Decision, Policy, Situation, Uniform
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.overlap import OverlapCost
 from router.scheduling.scheduler import Scheduler
-from tests.router.scheduling.candidates import Scripted, rank, repeatable
+from tests.router.scheduling.candidates import Held, HeldOnGpu, Scripted, named, rank, repeatable
 
 A, B, C = rank("a"), rank("b"), rank("c")
 
@@ -27,28 +26,45 @@ class Watching:
     """A policy that takes the first and remembers what it was shown."""
 
     def __init__(self) -> None:
-        self.shown: Sequence[Candidate] = ()
+        self.shown: Situation
 
-    def choose(self, candidates: Sequence[Candidate], prompt_tokens: int, random: Uniform) -> Choice:
-        self.shown = candidates
-        return Choice(0, {}, "first")
+    def choose(self, situation: Situation, random: Uniform) -> Choice:
+        self.shown = situation
+        return Choice(0, None, "first")
 
 
-def book_of(*ranks: tuple[WorkerRank, int]) -> LoadBook:
+def book_of(candidates: Candidates) -> LoadBook:
     book = LoadBook()
-    for each, size in ranks:
+    for each, size in zip(candidates.ranks, candidates.block_sizes.tolist(), strict=True):
         book.watch(each, size)
     return book
 
 
-def scheduler(policy: Policy, *ranks: tuple[WorkerRank, int], seed: int = 0) -> Scheduler:
-    return Scheduler(policy, book_of(*ranks), random.Random(seed))
+def scheduler(policy: Policy, candidates: Candidates, seed: int = 0) -> Scheduler:
+    return Scheduler(policy, book_of(candidates), random.Random(seed))
 
 
-def shown(size: int, prompt: int, overlap: Overlap) -> Candidate:
-    policy = Watching()
-    Scheduler(policy, book_of((A, size)), Scripted([])).select([(A, size)], prompt, {A: overlap}, 0.0)
-    return policy.shown[0]
+def shown(size: int, prompt: int, matches: Held | None) -> tuple[float, float]:
+    """(overlap, credit) of worker a, in tokens."""
+    policy, candidates = Watching(), named("a", size)
+    Scheduler(policy, book_of(candidates), Scripted([])).select(candidates, prompt, matches, 0.0)
+    (overlap,), (credit,) = policy.shown.overlap_tokens, policy.shown.credit_tokens
+    return overlap, credit
+
+
+def booked(candidates: Candidates, position: int, tokens: int) -> Decision:
+    """A decision of so many tokens without overlap, made by hand."""
+    return Decision(candidates, Choice(position, None, ""), tokens, None, None)
+
+
+def told(decision: Decision) -> tuple[WorkerRank, str, int, int | None, int | None]:
+    return (
+        decision.rank,
+        decision.reason,
+        decision.prompt_tokens,
+        decision.overlap_tokens,
+        decision.best_overlap_tokens,
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,62 +85,88 @@ def shown(size: int, prompt: int, overlap: Overlap) -> Candidate:
 def test_an_overlap_is_whole_blocks_and_leaves_a_token_to_compute(
     size: int, prompt: int, blocks: int, tokens: int
 ) -> None:
-    found = shown(size, prompt, Overlap(blocks, blocks))
-    assert (found.overlap_tokens, found.credit_tokens) == (tokens, tokens)
+    assert shown(size, prompt, Held({A: Overlap(blocks, blocks)})) == (tokens, tokens)
+    assert shown(size, prompt, HeldOnGpu({A: blocks})) == (tokens, tokens)
 
 
 @repeatable
 @given(st.integers(1, 64), st.integers(0, 3000), st.integers(0, 100), st.integers(0, 100))
 def test_overlaps_stay_in_their_bounds(size: int, prompt: int, one: int, other: int) -> None:
     blocks, gpu = max(one, other), min(one, other)
-    found = shown(size, prompt, Overlap(blocks, gpu))
-    assert found.overlap_tokens % size == 0
-    assert 0 <= found.overlap_tokens <= max(0, prompt - 1)
-    assert found.overlap_tokens == max(n for n in range(0, blocks * size + 1, size) if n == 0 or n < prompt)
-    assert min(gpu * size, found.overlap_tokens) <= found.credit_tokens <= found.overlap_tokens
+    overlap, credit = shown(size, prompt, Held({A: Overlap(blocks, gpu)}))
+    assert overlap % size == 0
+    assert 0 <= overlap <= max(0, prompt - 1)
+    assert overlap == max(n for n in range(0, blocks * size + 1, size) if n == 0 or n < prompt)
+    assert min(gpu * size, overlap) <= credit <= overlap
 
 
 def test_lower_tiers_count_less() -> None:
-    found = shown(16, 200, Overlap(blocks=10, gpu_blocks=4))
-    assert found.overlap_tokens == 160
-    assert found.credit_tokens == 64 + 0.75 * 96
+    assert shown(16, 200, Held({A: Overlap(blocks=10, gpu_blocks=4)})) == (160, 64 + 0.75 * 96)
+
+
+def test_without_a_look_up_nobody_holds_anything() -> None:
+    assert shown(16, 200, None) == (0, 0)
+
+
+def test_each_candidate_is_shown_with_its_own_figures() -> None:
+    candidates = Candidates([(A, 16), (B, 32), (C, 16)])
+    policy = Watching()
+    choosing = scheduler(policy, candidates)
+    choosing.reserve(booked(candidates, 1, 100))
+    choosing.reserve(booked(candidates, 2, 7))
+    choosing.reserve(booked(candidates, 2, 8))
+    choosing.select(candidates, 150, Held({C: Overlap(3, 1), B: Overlap(2, 2)}), 0.0)
+    seen = policy.shown
+    assert (seen.candidates, seen.prompt_tokens) == (candidates, 150)
+    assert [list(figures) for figures in (seen.requests, seen.prefill_tokens, seen.active_tokens)] == [
+        [0, 1, 2],
+        [0, 100, 15],
+        [0, 100, 15],
+    ]
+    assert list(seen.overlap_tokens) == [0, 64, 48]
+    assert list(seen.credit_tokens) == [0, 64, 16 + 0.75 * 32]
 
 
 def test_workers_of_different_block_sizes_are_compared_in_tokens() -> None:
-    ranks = [(A, 16), (B, 32)]
-    matches = {A: Overlap(4, 4), B: Overlap(3, 3)}
-    decision = scheduler(OverlapCost(1, 0), *ranks).select(ranks, 200, matches, 0.0)
+    candidates = Candidates([(A, 16), (B, 32)])
+    matches = HeldOnGpu({A: 4, B: 3})
+    decision = scheduler(OverlapCost(1, 0), candidates).select(candidates, 200, matches, 0.0)
     assert decision.costs == {A: 200 - 64, B: 200 - 96}
-    assert decision == Decision(B, "least cost", decision.costs, 200, 96, 96)
+    assert told(decision) == (B, "least cost", 200, 96, 96)
 
 
 def test_a_decision_explains_itself() -> None:
-    ranks = [(A, 16), (B, 16), (C, 16)]
-    choosing = scheduler(OverlapCost(1, 0), *ranks)
+    candidates = named("abc")
+    choosing = scheduler(OverlapCost(1, 0), candidates)
     for _ in range(2):
-        choosing.reserve(Decision(A, "", {}, 500, 480, 480))
-    decision = choosing.select(ranks, 100, {A: Overlap(6, 6), C: Overlap(2, 2)}, 0.0)
+        choosing.reserve(Decision(candidates, Choice(0, None, ""), 500, 480, 480))
+    decision = choosing.select(candidates, 100, HeldOnGpu({A: 6, C: 2}), 0.0)
     assert decision.costs == {A: 2 * 20 + 4 + 1000, B: 100, C: 68}
-    assert decision == Decision(C, "least cost", decision.costs, 100, 32, 96)
+    assert told(decision) == (C, "least cost", 100, 32, 96)
     assert decision.prefill_tokens == 68
+    assert repr(decision) == "<Decision for c#0: least cost, overlap 32 of 100 tokens>"
 
 
-@pytest.mark.parametrize(("matches", "overlaps"), [(None, (None, None)), ({}, (0, 0))])
-def test_no_look_up_is_told_from_no_match(
-    matches: dict[WorkerRank, Overlap] | None, overlaps: tuple[int | None, int | None]
-) -> None:
+def test_a_decision_that_nothing_was_added_up_for_has_no_costs() -> None:
+    candidates = named("abc")
+    assert scheduler(RoundRobin(), candidates).select(candidates, 100, None, 0.0).costs == {}
+
+
+@pytest.mark.parametrize(("matches", "overlaps"), [(None, (None, None)), (HeldOnGpu({}), (0, 0))])
+def test_no_look_up_is_told_from_no_match(matches: Held | None, overlaps: tuple[int | None, int | None]) -> None:
+    candidates = named("a")
     for pinned in (False, True):
-        decision = scheduler(LeastLoaded(), (A, 16)).select([(A, 16)], 50, matches, 0.0, pinned)
+        decision = scheduler(LeastLoaded(), candidates).select(candidates, 50, matches, 0.0, pinned)
         assert (decision.overlap_tokens, decision.best_overlap_tokens) == overlaps
         assert decision.prefill_tokens == 50
 
 
 def test_a_pinned_request_takes_the_least_loaded_rank_of_its_worker() -> None:
-    ranks = [(rank("a", n), 16) for n in range(3)]
-    choosing = scheduler(RoundRobin(), *ranks)
+    candidates = Candidates((rank("a", n), 16) for n in range(3))
+    choosing = scheduler(RoundRobin(), candidates)
     seen = []
     for _ in range(6):
-        decision = choosing.select(ranks, 100, {ranks[0][0]: Overlap(2, 2)}, 0.0, pinned=True)
+        decision = choosing.select(candidates, 100, HeldOnGpu({rank("a", 0): 2}), 0.0, pinned=True)
         assert decision.reason == "named by the request"
         assert decision.overlap_tokens == (32 if decision.rank.dp_rank == 0 else 0)
         choosing.reserve(decision)
@@ -142,17 +184,18 @@ def test_a_pinned_request_takes_the_least_loaded_rank_of_its_worker() -> None:
 def test_selecting_changes_no_load_and_the_same_seed_selects_the_same(
     state: list[tuple[int, int]], prompt: int, setting: tuple[float, float], seed: int
 ) -> None:
-    ranks = [(rank(str(n)), 16) for n in range(len(state))]
-    matches = {each: Overlap(blocks, blocks) for (each, _), (_, blocks) in zip(ranks, state, strict=True)}
-    choosing = [scheduler(OverlapCost(*setting), *ranks, seed=seed) for _ in range(2)]
+    candidates = named(map(str, range(len(state))))
+    matches = HeldOnGpu({each: blocks for each, (_, blocks) in zip(candidates.ranks, state, strict=True)})
+    choosing = [scheduler(OverlapCost(*setting), candidates, seed) for _ in range(2)]
     for one in choosing:
-        for (each, _), (tokens, _) in zip(ranks, state, strict=True):
-            one.reserve(Decision(each, "", {}, tokens, None, None))
+        for position, (tokens, _) in enumerate(state):
+            one.reserve(booked(candidates, position, tokens))
     book = choosing[0]._book
     before = book.get_metrics(0.0)
-    decisions = [[one.select(ranks, prompt, matches, 0.0) for _ in range(3)] for one in choosing]
-    assert decisions[0] == decisions[1]
-    assert set(decisions[0][0].costs) == {each for each, _ in ranks}
+    decisions = [[one.select(candidates, prompt, matches, 0.0) for _ in range(3)] for one in choosing]
+    assert list(map(told, decisions[0])) == list(map(told, decisions[1]))
+    assert [decision.costs for decision in decisions[0]] == [decision.costs for decision in decisions[1]]
+    assert set(decisions[0][0].costs) == set(candidates.ranks)
     assert book.get_metrics(0.0) == before
 
 
@@ -162,11 +205,12 @@ def test_selecting_changes_no_load_and_the_same_seed_selects_the_same(
     ids=lambda p: type(p).__name__,
 )
 def test_what_is_selected_is_booked_as_it_was_decided(policy: Policy) -> None:
-    ranks = [(A, 16), (B, 16)]
-    choosing = scheduler(policy, *ranks)
-    decision = choosing.select(ranks, 100, {A: Overlap(2, 2), B: Overlap(2, 1)}, 0.0)
+    candidates = named("ab")
+    choosing = scheduler(policy, candidates)
+    decision = choosing.select(candidates, 100, Held({A: Overlap(2, 2), B: Overlap(2, 1)}), 0.0)
     reservation = choosing.reserve(decision)
     assert choosing._book.load(decision.rank, 0.0) == Load(1, 68, 100)
+    assert sum(choosing._book.loads(candidates, 0.0).requests) == 1
     reservation.release()
     assert {found.load for found in choosing._book.get_metrics(0.0).values()} == {Load()}
 
@@ -174,29 +218,25 @@ def test_what_is_selected_is_booked_as_it_was_decided(policy: Policy) -> None:
 @pytest.mark.parametrize("policy", [LeastLoaded(), OverlapCost(1, 0), OverlapCost(0, 0)], ids=["least", "kv", "kv0"])
 def test_a_burst_between_two_reports_spreads(policy: Policy) -> None:
     """Every report says idle all the while: only the bookings tell."""
-    ranks = [(rank(name), 16) for name in "abcdefgh"]
-    choosing = scheduler(policy, *ranks)
-    for each, _ in ranks:
+    candidates = named("abcdefgh")
+    choosing = scheduler(policy, candidates)
+    for each in candidates.ranks:
         idle = LoadReport(each.worker_id, 0, 1, -1, True, request_active_slots=0, kv_active_blocks=0)
         choosing._book.on_report(idle, 0.0)
-    chosen = Counter(_route(choosing, ranks) for _ in range(64))
+    chosen = Counter(_route(choosing, candidates, None) for _ in range(64))
     assert set(chosen.values()) == {8}
 
 
 def test_a_burst_on_one_prefix_overflows_from_its_holder() -> None:
     """The holder is worth its cache only until its queue costs more than the prefill elsewhere."""
-    ranks = [(rank(name), 16) for name in "abcd"]
-    choosing = scheduler(OverlapCost(1, 0), *ranks)
-    chosen = Counter[WorkerRank]()
-    for _ in range(40):
-        decision = choosing.select(ranks, 1000, {A: Overlap(50, 50)}, 0.0)
-        choosing.reserve(decision)
-        chosen[decision.rank] += 1
+    candidates = named("abcd")
+    choosing = scheduler(OverlapCost(1, 0), candidates)
+    chosen = Counter(_route(choosing, candidates, HeldOnGpu({A: 50}), 1000) for _ in range(40))
     assert chosen[A] > max(count for each, count in chosen.items() if each != A)
     assert len(chosen) == 4
 
 
-def _route(choosing: Scheduler, ranks: list[tuple[WorkerRank, int]]) -> WorkerRank:
-    decision = choosing.select(ranks, 100, None, 0.0)
+def _route(choosing: Scheduler, candidates: Candidates, matches: Held | None, prompt: int = 100) -> WorkerRank:
+    decision = choosing.select(candidates, prompt, matches, 0.0)
     choosing.reserve(decision)
     return decision.rank

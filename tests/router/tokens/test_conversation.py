@@ -97,9 +97,16 @@ def seen(message: dict[str, Any], *, as_parts: bool) -> list[dict[str, Any]] | s
         return str(error)
 
 
+texts = st.text(max_size=3) | st.just("x-anthropic-billing-header: 1")
+parts = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "text", "refusal", "image_url", 3])},
+    optional={"text": texts | st.none() | st.just(7), "refusal": texts, "uuid": st.none() | st.just("u")},
+)
+
+
 @given(
     st.sampled_from(["system", "user", "assistant", "tool", "developer", "other", 7, None, []]),
-    st.text(max_size=3) | st.none() | st.just("x-anthropic-billing-header: 1") | st.lists(st.text(max_size=3)),
+    texts | st.none() | st.lists(texts | parts, max_size=3),
     st.booleans(),
 )
 def test_plain_messages_are_shown_as_those_with_more_to_them(role: object, content: object, as_parts: bool) -> None:
