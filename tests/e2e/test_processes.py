@@ -1,0 +1,120 @@
+"""`--processes`: one port, one set of books, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.e2e.children import PATIENCE, Child, Router, Sim, get, wait_for
+
+BODY = {"model": "sim", "prompt": "hello", "stream": True, "max_tokens": 100_000}
+TWO = ("--router-mode", "least-loaded", "--processes", "2")
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def served(router: Router) -> list[float]:
+    """Requests that each process has begun, ended or not."""
+    return [
+        router.metric("router_requests_total", process=str(number))
+        + router.metric("router_requests_in_flight", process=str(number))
+        for number in range(2)
+    ]
+
+
+async def test_processes_agree_on_load_at_once(logs: Path) -> None:
+    """Streams that never end, each on a connection of its own: fewest requests in flight is exact only when all know
+    of all."""
+    with Sim("--base-s", "0.02", log=logs, workers=4) as sim, Router(sim.urls, *TWO, log=logs) as router:
+        async with AsyncExitStack() as stack:
+            workers = []
+            for _ in range(32):  # all through one process: one time in two thousand million
+                client = await stack.enter_async_context(
+                    aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE))
+                )
+                answer = await stack.enter_async_context(client.post("/v1/completions", json=BODY))
+                workers.append(answer.headers["x-router-worker"])
+            assert {worker: workers.count(worker) for worker in workers} == dict.fromkeys(sim.ids, 8)
+            assert all(served(router))
+            assert sum(served(router)) == 32
+            for number in range(2):
+                assert router.metric("router_load_requests", process=str(number)) == 32
+        wait_for(router.is_at_rest)
+
+
+async def test_a_process_that_dies_is_replaced_and_its_bookings_are_void(logs: Path) -> None:
+    with Sim("--base-s", "0.02", log=logs, workers=2) as sim, Router(sim.urls, *TWO, log=logs) as router:
+        async with AsyncExitStack() as stack:
+            for _ in range(16):
+                client = await stack.enter_async_context(
+                    aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE))
+                )
+                await stack.enter_async_context(client.post("/v1/completions", json=BODY))
+            lost, left = served(router)
+            assert lost
+            killed = children(router.process.pid)[0]
+            os.kill(killed, signal.SIGKILL)
+            wait_for(lambda: len(children(router.process.pid)) == 2 and killed not in children(router.process.pid))
+            wait_for(lambda: router.metric("router_worker_up", process="0") == 2)
+            wait_for(lambda: router.metric("router_load_requests", process="1") == left)
+            assert "A process has ended and is started again" in router.log
+        wait_for(router.is_at_rest)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_all_end_with_the_parents_signal(logs: Path, number: signal.Signals) -> None:
+    with Router(["http://127.0.0.1:1"], *TWO, log=logs) as router:
+        started = children(router.process.pid)
+        assert len(started) == 2
+        router.process.send_signal(number)
+        assert router.ended() == 0
+        assert not any(map(alive, started))
+        assert "Traceback" not in router.log
+
+
+def test_all_end_when_the_parent_is_killed(logs: Path) -> None:
+    with Router(["http://127.0.0.1:1"], *TWO, log=logs) as router:
+        started = children(router.process.pid)
+        router.process.kill()
+        wait_for(lambda: not any(map(alive, started)))
+
+
+def test_a_port_that_another_router_serves_is_not_joined(logs: Path) -> None:
+    with Router(["http://127.0.0.1:1"], *TWO, log=logs) as router:
+        port = router.url.rpartition(":")[2]
+        with Child("router", "--worker", "http://127.0.0.1:1", "--port", port, *TWO, log=logs) as second:
+            assert second.ended() == 1
+            assert "in use" in second.log
+        assert get(f"{router.url}/health")[0] == 200
+
+
+def test_a_port_in_use_is_said_in_one_line(logs: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with Child("router", "--worker", "http://127.0.0.1:1", "--port", port, *TWO, log=logs) as router:
+            assert router.ended() == 1
+            (sentence,) = router.log.splitlines()
+    assert f"port={port}" in sentence
+    assert "in use" in sentence
+
+
+def test_an_embedded_nats_server_is_shared(logs: Path) -> None:
+    with Router(["http://127.0.0.1:1"], *TWO, "--event-plane", "nats+embedded://", log=logs) as router:
+        wait_for(lambda: router.metric("router_event_plane_connected") == 2)
+        assert len(children(router.process.pid)) == 3
