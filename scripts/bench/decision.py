@@ -23,6 +23,7 @@ from indexer.events import EventBatch, Removed, Stored, decode_batch, encode, pa
 from indexer.hashing import chain_hashes, pack_tokens
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, SequenceHash, Tier, WorkerRank
+from router.scheduling.decision import Candidates
 from router.scheduling.load import LoadBook
 from router.scheduling.overlap import OverlapCost
 from router.scheduling.scheduler import Scheduler
@@ -33,7 +34,9 @@ TOKENS, BLOCK_SIZE, WORKERS = 12_000, 16, 64
 BLOCKS_PER_SECOND = 50_000
 BATCH = 250
 """Blocks of one event: a prefill of 4,000 tokens."""
-RANKS = [WorkerRank(f"worker-{number}", 0) for number in range(WORKERS)]
+RANKS = [WorkerRank(f"worker-{number:02}", 0) for number in range(WORKERS)]
+CANDIDATES = Candidates((rank, BLOCK_SIZE) for rank in RANKS)
+"""One object for all requests, as the fleet keeps it."""
 
 
 class Latencies(NamedTuple):
@@ -90,8 +93,7 @@ class Brain:
         tokens = self._random.choice(self.prompts)
         prompt = hash_prompt(tokens, {BLOCK_SIZE}, PLAIN)
         matches = self.indexer.find_matches(prompt)
-        candidates = [(rank, BLOCK_SIZE) for rank in RANKS]
-        decision = self._scheduler.select(candidates, TOKENS, matches, time.monotonic())
+        decision = self._scheduler.select(CANDIDATES, TOKENS, matches, time.monotonic())
         self._scheduler.reserve(decision).release()
 
 

@@ -15,7 +15,7 @@ from publishers.local_plane import LocalPlane
 from router.cli import make_parser
 from router.exchange import End
 from router.fleet import Fleet
-from router.metrics import Metrics, _Reading
+from router.metrics import Metrics
 from router.readings import _REPORTED as FIGURES
 from router.readings import Readings
 from router.scheduling.load import LoadBook
@@ -79,10 +79,13 @@ def registered() -> dict[str, Documented]:
     Readings(Fleet([]), LoadBook(), KVIndexer(), LocalPlane(), lambda: 0.0).register(metrics)
     found = {}
     for collector in metrics.registry._collector_to_names:
-        (family,) = collector.describe() if isinstance(collector, _Reading) else collector.collect()
-        labels = collector._labels if isinstance(collector, _Reading) else collector._labelnames  # type: ignore[attr-defined] # a plain metric
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        found[name] = Documented(family.type, tuple(labels))
+        # One of prometheus_client's own knows its labels itself, ours say them with each family.
+        own = getattr(collector, "_labelnames", None)
+        for family in collector.collect():
+            labels = getattr(family, "_labelnames", ()) if own is None else own
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            assert name not in found, "two metrics of one name"
+            found[name] = Documented(family.type, tuple(labels))
     return found
 
 
@@ -94,6 +97,16 @@ def documented() -> dict[str, Documented]:
 
 def test_every_metric_is_listed_with_its_type_and_labels_and_no_other() -> None:
     assert documented() == registered()
+
+
+def test_what_is_registered_is_found_here() -> None:
+    """Of each kind of collector one, so that the comparison above is with something."""
+    found = registered()
+    assert found["router_requests_total"] == ("counter", ("worker", "status", "end"))
+    assert found["router_decision_seconds"] == ("histogram", ())
+    assert found["router_requests_in_flight"] == ("gauge", ())
+    assert found["router_untokenized_requests_total"] == ("counter", ("reason",))
+    assert found["router_index_blocks"] == ("gauge", ("worker", "dp_rank", "tier"))
 
 
 def test_the_metrics_page_mentions_no_metric_that_does_not_exist() -> None:

@@ -10,6 +10,7 @@ from engines.description import EngineDescription, EventSource, Model
 from indexer.types import WorkerRank
 from router.fleet import ASSUMED_BLOCK_SIZE, Fleet, Worker
 from router.http.pool import Pool
+from router.scheduling.decision import Candidates
 from router.worker_spec import parse_worker
 
 BASE, ADAPTER = Model("m"), Model("adapter", parent="m")
@@ -38,8 +39,8 @@ def fleet(*workers: Worker) -> Fleet:
     return made
 
 
-def names(found: list[tuple[WorkerRank, int]]) -> list[str]:
-    return [f"{rank}/{size}" for rank, size in found]
+def names(found: Candidates) -> list[str]:
+    return [f"{rank}/{size}" for rank, size in zip(found.ranks, found.block_sizes.tolist(), strict=True)]
 
 
 def test_candidates_are_ranks_in_order_each_with_its_block_size() -> None:
@@ -47,7 +48,7 @@ def test_candidates_are_ranks_in_order_each_with_its_block_size() -> None:
     assert names(found.candidates("m")) == ["a#0/16", "a#1/16", "b#0/32"]
     assert names(found.candidates(None)) == names(found.candidates("m"))
     assert names(found.candidates("m", {"a"})) == ["b#0/32"]
-    assert found.candidates("m", {"a", "b"}) == []
+    assert names(found.candidates("m", {"a", "b"})) == []
     assert found.block_sizes == {ASSUMED_BLOCK_SIZE, 32}
 
 
@@ -58,14 +59,42 @@ def test_only_those_that_serve_the_model() -> None:
     assert names(found.candidates("never heard of")) == ["d#0/16"]
 
 
+def test_the_same_candidates_are_the_same_object_until_a_worker_goes_or_comes() -> None:
+    """What is known of a set of ranks is remembered by its identity."""
+    one, two = worker("a", BASE), worker("b", BASE)
+    found = fleet(one, two)
+    before = found.candidates("m")
+    assert found.candidates("m") is before
+    assert names(found.candidates("m", {"a"})) == ["b#0/16"]
+    assert found.candidates("m") is before
+    found.mark_down(two, "gone")
+    assert names(found.candidates("m")) == ["a#0/16"]
+    assert names(before) == ["a#0/16", "b#0/16"]
+
+
+def test_candidates_of_one_worker() -> None:
+    one, two = worker("a", BASE, dp_size=2, block_size=32), worker("b", BASE)
+    found = fleet(one, two)
+    assert names(found.candidates_of(one, "m")) == ["a#0/32", "a#1/32"]
+    assert found.candidates_of(one, "m") is found.candidates_of(one, None)
+    assert names(found.candidates_of(one, "m", {"b"})) == ["a#0/32", "a#1/32"]
+    for model, exclude in (("n", ()), ("m", {"a"})):
+        assert names(found.candidates_of(one, model, exclude)) == []
+    found.mark_down(one, "restarts")
+    assert names(found.candidates_of(one, "m")) == []
+    one.description = EngineDescription("vllm", models=(BASE,), block_size=64)
+    found.mark_up(one)
+    assert names(found.candidates_of(one, "m")) == ["a#0/64"]
+
+
 def test_nobody_before_the_first_answer_and_after_the_last() -> None:
     one = worker("a", BASE)
     found = Fleet([one])
-    assert (found.candidates("m"), found.up, found.block_sizes) == ([], [], set())
+    assert (names(found.candidates("m")), found.up, found.block_sizes) == ([], [], frozenset())
     found.mark_up(one)
     assert names(found.candidates("m")) == ["a#0/16"]
     found.mark_down(one, "gone")
-    assert (found.candidates("m"), found.up, found.block_sizes) == ([], [], set())
+    assert (names(found.candidates("m")), found.up, found.block_sizes) == ([], [], frozenset())
     assert (one.trouble, repr(one)) == ("gone", "<Worker a down: gone>")
     found.mark_up(one)
     assert names(found.candidates("m")) == ["a#0/16"]
@@ -79,7 +108,7 @@ def test_a_worker_that_comes_back_different_is_seen_as_it_is_now() -> None:
     found.mark_down(one, "restarts")
     one.description = EngineDescription("vllm", models=(Model("n"),), dp_size=2, block_size=64)
     found.mark_up(one)
-    assert found.candidates("m") == []
+    assert names(found.candidates("m")) == []
     assert names(found.candidates("n")) == ["a#0/64", "a#1/64"]
 
 

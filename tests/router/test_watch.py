@@ -71,7 +71,7 @@ async def test_a_worker_comes_up_as_it_describes_itself(caplog: pytest.LogCaptur
         await watched.watch.first_look.wait()
         assert watched.worker.up
         assert watched.described == [["m", "n"]]
-        assert [rank.worker_id for rank, _ in watched.fleet.candidates("n")] == ["w"]
+        assert [rank.worker_id for rank in watched.fleet.candidates("n").ranks] == ["w"]
     (up,) = told(caplog, "Worker is up")
     assert (up["worker"], up["engine"], up["models"]) == ("w", "vllm", "m,n")
     (problem,) = told(caplog, problems.NO_EVENT_SOURCES)
@@ -94,7 +94,7 @@ async def test_a_worker_that_stops_is_down(caplog: pytest.LogCaptureFixture) -> 
         await engine.stop()
         await until(lambda: not watched.worker.up)
         assert watched.trouble == "cannot be reached"
-        assert watched.fleet.candidates(None) == []
+        assert len(watched.fleet.candidates(None)) == 0
     assert told(caplog, "Worker is down") == [{"worker": "w", "trouble": "cannot be reached"}]
 
 
@@ -209,7 +209,7 @@ async def test_one_that_comes_back_is_asked_anew() -> None:
         session.script = [WELL]
         await until(lambda: watched.worker.up)
         assert watched.described == [["m"], ["other"]]
-        assert watched.fleet.candidates("m") == []
+        assert len(watched.fleet.candidates("m")) == 0
         assert len(watched.fleet.candidates("other")) == 1
 
 

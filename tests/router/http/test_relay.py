@@ -6,11 +6,10 @@ from hypothesis import strategies as st
 
 from router.http.chunked import ChunkedBody, decode_chunks
 from router.http.relay import AsIs, Events, Rechunked, Relay, Unchunked, relay_for
-from router.http.upstream import Head
+from router.http.upstream import Framing, Head
 from tests.router.http.test_chunked import chunk, pieces_of
 
 ERROR = b'data: {"error":"gone"}\n\n'
-SSE = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
 
 def relayed(relay: Relay, pieces: list[bytes]) -> bytes:
@@ -91,17 +90,29 @@ def test_http_1_0_gets_the_content_without_chunks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "http_1_0", "kind", "framing", "until_close"),
+    ("framing", "events", "http_1_0", "kind", "told", "until_close"),
     [
-        (Head(200, SSE, ChunkedBody(), None, True), False, Events, b"transfer-encoding: chunked\r\n", False),
-        (Head(200, [], ChunkedBody(), None, True), False, AsIs, b"transfer-encoding: chunked\r\n", False),
-        (Head(200, [], None, 5, True), False, AsIs, b"", False),
-        (Head(200, [], None, None, False), False, Rechunked, b"transfer-encoding: chunked\r\n", False),
-        (Head(200, SSE, ChunkedBody(), None, True), True, Unchunked, b"", True),
-        (Head(200, [], None, None, False), True, AsIs, b"", True),
-        (Head(200, [], None, 5, True), True, AsIs, b"", False),
+        ("chunked", True, False, Events, b"transfer-encoding: chunked\r\n", False),
+        ("chunked", False, False, AsIs, b"transfer-encoding: chunked\r\n", False),
+        ("sized", False, False, AsIs, b"", False),
+        ("sized", True, False, AsIs, b"", False),
+        ("empty", False, False, AsIs, b"", False),
+        ("close", False, False, Rechunked, b"transfer-encoding: chunked\r\n", False),
+        ("close", True, False, Rechunked, b"transfer-encoding: chunked\r\n", False),
+        ("chunked", True, True, Unchunked, b"", True),
+        ("close", False, True, AsIs, b"", True),
+        ("sized", False, True, AsIs, b"", False),
+        ("empty", False, True, AsIs, b"", False),
     ],
 )
-def test_which_way(head: Head, http_1_0: bool, kind: type, framing: bytes, until_close: bool) -> None:
-    relay = relay_for(head, http_1_0)
-    assert (type(relay), relay.framing, relay.until_close) == (kind, framing, until_close)
+def test_which_way(framing: Framing, events: bool, http_1_0: bool, kind: type, told: bytes, until_close: bool) -> None:
+    relay = relay_for(Head(200, framing, events, True, b""), http_1_0)
+    assert (type(relay), relay.framing, relay.until_close) == (kind, told, until_close)
+
+
+def test_answers_that_break_off_at_the_same_time_do_not_share_what_was_held() -> None:
+    head = Head(200, "chunked", True, True, b"")
+    one, other = relay_for(head, False), relay_for(head, False)
+    assert one.body(b"6\r\ndata: ", 0) == b""
+    assert other.end() == b""
+    assert (one.clean, other.clean) == (False, True)

@@ -1,0 +1,170 @@
+"""Our numbers are shown as prometheus_client's own metrics would show the same observations."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import Histogram as TheirHistogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.tallies import _COUNTERS, _DECISION_SECONDS, _SECONDS, Histogram, Tallies
+
+Families = dict[str, tuple[str, str, dict[tuple[str, frozenset[tuple[str, str]]], float]]]
+"""By name: type, text, and each sample by its name and labels."""
+
+
+def exposed(registry: CollectorRegistry) -> Families:
+    """What a reader of the page finds, but for times of creation."""
+    return {
+        family.name: (
+            family.type,
+            family.documentation,
+            {
+                (sample.name, frozenset(sample.labels.items())): sample.value
+                for sample in family.samples
+                if not sample.name.endswith("_created")
+            },
+        )
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        if not family.name.endswith("_created")
+    }
+
+
+class Theirs:
+    """The same metrics, kept by prometheus_client."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "router_requests",
+            "Requests by worker, status and how they ended.",
+            ["worker", "status", "end"],
+            registry=self.registry,
+        )
+        self.counters = {
+            figure: Counter(name, text, ["worker"], registry=self.registry) for name, text, figure in _COUNTERS
+        }
+        self.first_byte = TheirHistogram(
+            "router_first_byte_seconds",
+            "From a request read to the first byte of its answer (streamed: TTFT).",
+            ["worker"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.duration = TheirHistogram(
+            "router_request_seconds",
+            "From a request read to the end of its answer.",
+            ["worker"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.decision = TheirHistogram(
+            "router_decision_seconds",
+            "Matching, choosing and booking for one request.",
+            buckets=_DECISION_SECONDS,
+            registry=self.registry,
+        )
+        self.regret = Counter(
+            "router_overlap_regret_tokens",
+            "Cached tokens given up: best overlap anywhere less the chosen one.",
+            registry=self.registry,
+        )
+        self.in_flight = Gauge("router_requests_in_flight", "Requests being served.", registry=self.registry)
+
+    def know(self, worker: str) -> None:
+        """A worker of whom anything was counted is shown with all its counts."""
+        for metric in (*self.counters.values(), self.first_byte, self.duration):
+            metric.labels(worker)
+
+
+class Both:
+    def __init__(self) -> None:
+        self.ours, self.theirs = Tallies(), Theirs()
+        self.registry = CollectorRegistry()
+        self.registry.register(self.ours)
+
+    def end(self, worker: str, status: int, end: str) -> None:
+        self.ours.worker(worker).ends[status, end] += 1
+        self.theirs.know(worker)
+        self.theirs.requests.labels(worker, status, end).inc()
+
+    def count(self, worker: str, figure: str, by: int) -> None:
+        tally = self.ours.worker(worker)
+        setattr(tally, figure, getattr(tally, figure) + by)
+        self.theirs.know(worker)
+        self.theirs.counters[figure].labels(worker).inc(by)
+
+    def time(self, worker: str, what: str, seconds: float) -> None:
+        getattr(self.ours.worker(worker), what).observe(seconds)
+        self.theirs.know(worker)
+        getattr(self.theirs, what).labels(worker).observe(seconds)
+
+    def decide(self, seconds: float, regret: int) -> None:
+        self.ours.decision.observe(seconds)
+        self.ours.regret_tokens += regret
+        self.theirs.decision.observe(seconds)
+        self.theirs.regret.inc(regret)
+
+    def in_flight(self, by: int) -> None:
+        self.ours.in_flight += by
+        self.theirs.in_flight.inc(by)
+
+    def check(self) -> None:
+        assert exposed(self.registry) == exposed(self.theirs.registry)
+
+
+workers = st.sampled_from(["", "a", "b:8000", 'quo"ted', "new\nline", "back\\slash", "größe"])
+seconds = st.one_of(
+    st.sampled_from([*_SECONDS, *_DECISION_SECONDS]),
+    st.sampled_from([math.nextafter(bound, bound + 1) for bound in (*_SECONDS, *_DECISION_SECONDS)]),
+    st.floats(0, 1e6, allow_nan=False),
+)
+figures = st.sampled_from([figure for _, _, figure in _COUNTERS])
+ends = st.sampled_from(["complete", "broken", "cancelled", "failed"])
+events = st.one_of(
+    st.tuples(st.just("end"), workers, st.sampled_from([200, 404, 499, 502]), ends),
+    st.tuples(st.just("count"), workers, figures, st.integers(0, 100_000)),
+    st.tuples(st.just("time"), workers, st.sampled_from(["first_byte", "duration"]), seconds),
+    st.tuples(st.just("decide"), seconds, st.integers(0, 10**12)),
+    st.tuples(st.just("in_flight"), st.sampled_from([1, -1])),
+)
+
+
+def test_before_anything_was_counted() -> None:
+    Both().check()
+
+
+@given(st.lists(events, max_size=30))
+def test_the_same_events_are_shown_the_same(happened: list[tuple[object, ...]]) -> None:
+    both = Both()
+    for name, *values in happened:
+        getattr(both, str(name))(*values)
+    both.check()
+
+
+@pytest.mark.parametrize("bound", _SECONDS)
+def test_a_bound_belongs_to_the_bucket_that_it_ends(bound: float) -> None:
+    both = Both()
+    for value in (bound, math.nextafter(bound, 0), math.nextafter(bound, math.inf)):
+        both.time("a", "first_byte", value)
+    both.check()
+
+
+def test_asking_twice_counts_once() -> None:
+    both = Both()
+    both.decide(0.5, 3)
+    both.time("a", "duration", 2.0)
+    first = generate_latest(both.registry)
+    assert generate_latest(both.registry) == first
+
+
+def test_histograms_do_not_share_their_counts() -> None:
+    tallies = Tallies()
+    tallies.worker("a").first_byte.observe(1.0)
+    assert sum(tallies.worker("a").first_byte._counts) == 1
+    assert sum(tallies.worker("a").duration._counts) == sum(tallies.worker("b").first_byte._counts) == 0
+    assert sum(Histogram(_SECONDS)._counts) == 0
