@@ -30,6 +30,9 @@ class FakeTransport(asyncio.Transport):
     def abort(self) -> None:
         self.closed = self.aborted = True
 
+    def is_closing(self) -> bool:
+        return self.closed
+
     def can_write_eof(self) -> bool:
         return True
 

@@ -331,15 +331,15 @@ def test_a_forgotten_ranks_place_is_used_again_only_when_its_last_booking_has_en
     book.forget(A)
     book.watch(B, BLOCK)
     assert loads_of(book, RankSet([A, B]), 0.0) == [Load(), Load()]
-    assert len(book._places) == 2
+    assert book._places._high == 2
     bookings[0].release()
     bookings[1].generated(3)
     book.watch(A, BLOCK)  # as another, while the old one still has a booking
     assert loads_of(book, RankSet([A, B]), 0.0) == [Load(), Load()]
-    assert len(book._places) == 3
+    assert book._places._high == 3
     bookings[1].release()
     book.watch(STRANGER, BLOCK)
-    assert len(book._places) == 3, "the place that came free is taken"
+    assert book._places._high == 3, "the place that came free is taken"
     assert book.load(STRANGER, 0.0) == Load()
 
 
@@ -352,7 +352,7 @@ def test_workers_that_come_and_go_do_not_make_the_book_grow() -> None:
         book.on_report(report(each, running=4, blocks=7), float(number))
         book.forget(each)
         booking.release()
-    assert (len(book._places), len(book._reported_at)) == (1, 17)
+    assert (book._places._high, len(book._reported_at)) == (1, 17)
     assert not book._reports
     assert not book._retired
 
