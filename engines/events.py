@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from indexer.handles import BlockNames
+from indexer.hashing import Tokens
 from indexer.types import EngineHash, Namespace, Tier
 
 
@@ -14,9 +18,9 @@ class MalformedEvent(Exception):
 class BlockStored(msgspec.Struct, frozen=True):
     """`len(engine_hashes)` contiguous blocks of `block_size` tokens each, following `parent` (None: from the start)."""
 
-    engine_hashes: list[EngineHash]
+    engine_hashes: Sequence[EngineHash] | BlockNames
     parent: EngineHash | None
-    token_ids: list[int]
+    token_ids: Sequence[int] | Tokens
     block_size: int
     tier: Tier
     namespace: Namespace = Namespace()
@@ -26,7 +30,7 @@ class BlockStored(msgspec.Struct, frozen=True):
 
 
 class BlockRemoved(msgspec.Struct, frozen=True):
-    engine_hashes: list[EngineHash]
+    engine_hashes: Sequence[EngineHash] | BlockNames
     tier: Tier
 
 

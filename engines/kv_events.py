@@ -2,19 +2,22 @@
 
 Both publish one msgpack frame per message: `[timestamp, [event, …], dp_rank]`. An event is a map with a `type`, or in
 older versions an array whose first element is that type. A frame that cannot be read is an error; one event that cannot
-be read, or that says nothing about the engine's own prefix cache, is skipped and counted, and the others survive.
+be read, or that says nothing about the engine's own prefix cache, is skipped and counted, and the others survive. The
+numbers, nearly all of a frame, are taken out before (`engines.numbers`); what they do not understand is read here.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch, EngineEvent, MalformedEvent
+from engines.numbers import Numbers, take_out
+from indexer.handles import BlockNames, block_names
+from indexer.hashing import Tokens, pack_tokens
 from indexer.types import EngineHash, Namespace, Tier
 
 Reason = Literal[
@@ -30,6 +33,7 @@ Reason = Literal[
 Outcome: TypeAlias = EngineEvent | Reason
 """The event, or why it is none of the index's business."""
 
+
 UNREADABLE = (ValueError, RecursionError)
 """What msgspec raises for bad input: its errors and UnicodeDecodeError are ValueErrors; nesting has Python's limit."""
 
@@ -37,12 +41,16 @@ _Token = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 """Both engines' token ids fit 32 bits (SGLang hashes them as u32), and so do ours in `indexer.hashing`."""
 
 _tokens = msgspec.msgpack.Decoder(list[_Token])
+_hashes = msgspec.msgpack.Decoder(list[EngineHash])
 _bigrams = msgspec.msgpack.Decoder(list[tuple[_Token, _Token]])
 
 
-class _Frame(msgspec.Struct, array_like=True, gc=False):
+_Event = TypeVar("_Event")
+
+
+class _Frame(msgspec.Struct, Generic[_Event], array_like=True, gc=False):
     ts: float
-    events: list[msgspec.Raw]
+    events: list[_Event]
     dp_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
@@ -67,7 +75,7 @@ class TaggedArray(Tagged, array_like=True):
 class Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
     """BlockRemoved on the wire; SGLang has the first two fields only."""
 
-    block_hashes: list[EngineHash]
+    block_hashes: msgspec.Raw
     medium: str | None = None
     group_idx: int | None = None
     locality: str | None = None
@@ -86,91 +94,121 @@ class ClearedArray(Cleared, array_like=True, tag="AllBlocksCleared"):
 
 
 _map_frame = msgspec.msgpack.Decoder(_MapFrame)
-_array_frame = msgspec.msgpack.Decoder(_Frame)
+_array_frame = msgspec.msgpack.Decoder(_Frame[msgspec.Raw])
 _map_tag = msgspec.msgpack.Decoder(Tagged)
 _array_tag = msgspec.msgpack.Decoder(TaggedArray)
 
 
-def is_map(packed: bytes | msgspec.Raw) -> bool:
+class Codec(Generic[_Event]):
+    """Reads frames with events of the types `maps` or `arrays`, unions of tagged structs."""
+
+    def __init__(self, maps: type[_Event], arrays: type[_Event]) -> None:
+        self._map_events = msgspec.msgpack.Decoder(_Frame[maps])  # type: ignore[valid-type] # a type all the same
+        self._map = msgspec.msgpack.Decoder(maps)
+        self._array = msgspec.msgpack.Decoder(arrays)
+
+    def decode(self, payload: bytes, judge: Callable[[_Event, Numbers], Outcome]) -> EngineBatch:
+        """Read a frame, and have `judge`, which may raise UNREADABLE, say what each event means.
+
+        Raises MalformedEvent when the frame itself cannot be read.
+        """
+        frame, numbers, stands_for = take_out(payload)
+        try:
+            whole = self._map_events.decode(frame)
+            timestamp, found, dp_rank = whole.ts, whole.events, whole.dp_rank
+        except UNREADABLE:
+            timestamp, packed, dp_rank = _read_frame(frame)
+            found = [self._read(one) for one in packed]
+        if not math.isfinite(timestamp):
+            raise MalformedEvent("a KV event frame without a finite timestamp")
+        events: list[EngineEvent] = []
+        skipped: dict[str, int] = {}
+        for at, event in enumerate(found):
+            outcome = event if isinstance(event, str) else _judge(event, numbers, judge)
+            if isinstance(outcome, str):
+                skipped[outcome] = skipped.get(outcome, 0) + (stands_for[at] if stands_for else 1)
+            else:
+                events.append(outcome)
+        return EngineBatch(timestamp, dp_rank, events, skipped)
+
+    def _read(self, packed: msgspec.Raw) -> _Event | Reason:
+        try:
+            return (self._map if _is_map(packed) else self._array).decode(packed)
+        except UNREADABLE:
+            known = _type_of(packed) in ("BlockStored", "BlockRemoved", "AllBlocksCleared", None)
+            return "malformed" if known else "unknown_type"
+
+
+def _is_map(packed: bytes | memoryview | msgspec.Raw) -> bool:
     """Whether a msgpack value begins as a map: fixmap, map 16 or map 32."""
     first = memoryview(packed)[:1].tobytes()
     return b"\x80" <= first <= b"\x8f" or first in (b"\xde", b"\xdf")
 
 
-def decode_frame(payload: bytes, decode_event: Callable[[msgspec.Raw], Outcome]) -> EngineBatch:
-    """Read a frame and each of its events with `decode_event`, which may raise UNREADABLE for one of them.
-
-    Raises MalformedEvent when the frame itself cannot be read.
-    """
-    timestamp, packed_events, dp_rank = _read_frame(payload)
-    events: list[EngineEvent] = []
-    skipped: Counter[str] = Counter()
-    for packed in packed_events:
-        outcome = _outcome(packed, decode_event)
-        if isinstance(outcome, str):
-            skipped[outcome] += 1
-        else:
-            events.append(outcome)
-    return EngineBatch(timestamp, dp_rank, events, dict(skipped))
-
-
-def _read_frame(payload: bytes) -> tuple[float, list[msgspec.Raw], int | None]:
+def _read_frame(payload: bytes | memoryview) -> tuple[float, list[msgspec.Raw], int | None]:
     try:
-        if is_map(payload):
+        if _is_map(payload):
             mapped = _map_frame.decode(payload)
-            frame = (mapped.ts, mapped.events, mapped.data_parallel_rank)
-        else:
-            array = _array_frame.decode(payload)
-            frame = (array.ts, array.events, array.dp_rank)
+            return mapped.ts, mapped.events, mapped.data_parallel_rank
+        array = _array_frame.decode(payload)
     except UNREADABLE as error:
         raise MalformedEvent(f"a KV event frame that cannot be read: {error}") from error
-    if not math.isfinite(frame[0]):
-        raise MalformedEvent("a KV event frame without a finite timestamp")
-    return frame
+    return array.ts, array.events, array.dp_rank
 
 
-def _outcome(packed: msgspec.Raw, decode_event: Callable[[msgspec.Raw], Outcome]) -> Outcome:
+def _judge(event: _Event, numbers: Numbers, judge: Callable[[_Event, Numbers], Outcome]) -> Outcome:
     try:
-        return decode_event(packed)
+        return judge(event, numbers)
     except UNREADABLE:
-        return (
-            "malformed"
-            if _type_of(packed) in ("BlockStored", "BlockRemoved", "AllBlocksCleared", None)
-            else "unknown_type"
-        )
+        return "malformed"
 
 
 def _type_of(packed: msgspec.Raw) -> str | None:
     try:
-        return (_map_tag if is_map(packed) else _array_tag).decode(packed).type
+        return (_map_tag if _is_map(packed) else _array_tag).decode(packed).type
     except UNREADABLE:
         return None
 
 
+def read_hashes(packed: msgspec.Raw, numbers: Numbers) -> BlockNames:
+    """The names of an event's blocks. May raise UNREADABLE."""
+    taken = numbers.hashes(packed)
+    return block_names(_hashes.decode(packed)) if taken is None else taken
+
+
+def read_tokens(packed: msgspec.Raw, numbers: Numbers) -> Tokens | None:
+    """An event's token ids; None for bigrams. May raise UNREADABLE."""
+    taken = numbers.tokens(packed)
+    if taken is not None:
+        return taken
+    try:
+        return pack_tokens(_tokens.decode(packed))
+    except msgspec.ValidationError:
+        _bigrams.decode(packed)
+        return None
+
+
 def stored(
-    engine_hashes: list[EngineHash],
+    engine_hashes: BlockNames,
     parent: EngineHash | None,
-    packed_tokens: msgspec.Raw,
+    tokens: Tokens | None,
     block_size: int,
     tier: Tier,
     namespace: Namespace,
     extras: tuple[bytes, ...] = (),
 ) -> Outcome:
-    """A BlockStored whose tokens are read last, when all else says that they are worth reading."""
-    try:
-        tokens = _tokens.decode(packed_tokens)
-    except msgspec.ValidationError:
-        _bigrams.decode(packed_tokens)
+    """A BlockStored, if there are tokens, and as many as the blocks need."""
+    if tokens is None:
         return "bigrams"
-    if not engine_hashes or block_size < 1 or len(tokens) != len(engine_hashes) * block_size:
+    if not len(engine_hashes) or block_size < 1 or len(tokens) != len(engine_hashes) * block_size:
         return "tokens"
     return BlockStored(engine_hashes, parent, tokens, block_size, tier, namespace, extras)
 
 
-def removed(event: Removed, tiers: dict[str | None, Tier]) -> Outcome:
+def removed(event: Removed, numbers: Numbers, tiers: dict[str | None, Tier]) -> Outcome:
     """A BlockRemoved of a medium that counts."""
     tier = tiers.get(event.medium)
-    return "medium" if tier is None else BlockRemoved(event.block_hashes, tier)
+    return "medium" if tier is None else BlockRemoved(read_hashes(event.block_hashes, numbers), tier)
 
 
 CLEARED = AllBlocksCleared()

@@ -103,6 +103,8 @@ class ReplayRequest(msgspec.Struct, frozen=True, array_like=True):
 
 def pack_hashes(hashes: Sequence[SequenceHash] | SequenceHashes) -> bytes:
     """Little-endian u64 each."""
+    if isinstance(hashes, np.ndarray) and sys.byteorder == "little":
+        return hashes.tobytes()
     return np.asarray(hashes, dtype="<u8").tobytes()
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from indexer.packed import Depths
+from indexer.kernels import Depths
 from indexer.types import RankSet, WorkerRank
 
 Overlaps: TypeAlias = npt.NDArray[np.int32]

@@ -8,16 +8,19 @@ of the ranks that still hold everything so far (docs/adr/0001-flat-chained-hashe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from indexer.hashing import SequenceHashes, chain_hashes, pack_tokens
+from indexer.kernels import MAX_SLOTS, SLOT_ROWS, walk_masks
 from indexer.matches import Matches, Overlap, Positions, SlotMatches
-from indexer.packed import MAX_SLOTS, PackedTable, walk_masks
+from indexer.packed import PackedTable
 from indexer.types import RankSet, SequenceHash, Tier, WorkerRank
 
 __all__ = ["Matches", "Overlap", "PrefixIndex", "as_hashes", "warm_up"]
 
+LEAST_BYTES = 1 << 16
 _MAX_RANK_SETS = 64
 """Whose slots are remembered; in a fleet that does not change there are as many as there are pools and block sizes."""
 
@@ -25,29 +28,53 @@ _MAX_RANK_SETS = 64
 class PrefixIndex:
     """A set of (rank, tier, sequence hash): storing twice or removing what is not there changes nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
+        """`max_bytes`: for all that grows with what is stored; ValueError when it is too little to begin with."""
+        self._max_bytes = max_bytes
         self._slots: dict[WorkerRank, int] = {}
-        self._tables = {tier: PackedTable() for tier in Tier}
+        limits = {tier: None if max_bytes is None else partial(self._left_for, tier) for tier in Tier}
+        self._tables = {tier: PackedTable(limits[tier]) for tier in Tier}
+        if max_bytes is not None and max_bytes < LEAST_BYTES:
+            raise ValueError(f"at least {LEAST_BYTES} bytes are needed")
         self._free = list(range(63, -1, -1))
         self._busy: dict[int, set[Tier]] = {}
-        self._live = np.zeros(1, np.uint64)
+        self._live_slots = np.zeros((SLOT_ROWS, 1), np.uint64)
         self._positions: dict[RankSet, Positions] = {}
+        self._refused = 0
 
     def __repr__(self) -> str:
         return f"<PrefixIndex {len(self._slots)} ranks, {self.entries()} entries, {self.nbytes / 1e6:.1f} MB>"
 
     @property
     def nbytes(self) -> int:
+        """Never more than `max_bytes`."""
         return sum(table.nbytes for table in self._tables.values())
 
+    @property
+    def evicted(self) -> int:
+        """How many (rank, tier, block) were dropped for want of memory, since the start."""
+        return sum(table.evicted for table in self._tables.values())
+
+    @property
+    def refused(self) -> int:
+        """How many (rank, tier, block) were not taken in for want of memory, since the start."""
+        return self._refused + sum(table.refused for table in self._tables.values())
+
     def store(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
-        slot = self._slot(rank)
-        self._set_free(tier, self._tables[tier].store(slot, as_hashes(hashes)))
+        slot, table = self._slot(rank), self._tables[tier]
+        if slot is None:
+            self._refused += len(hashes)
+            return
+        table.store(slot, as_hashes(hashes))
+        if table.freed:
+            self._set_free(tier)
 
     def remove(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
-        slot = self._slots.get(rank)
+        slot, table = self._slots.get(rank), self._tables[tier]
         if slot is not None:
-            self._set_free(tier, self._tables[tier].remove(slot, as_hashes(hashes)))
+            table.remove(slot, as_hashes(hashes))
+            if table.freed:
+                self._set_free(tier)
 
     def clear(self, rank: WorkerRank) -> None:
         """Forget all that `rank` holds, and the rank itself; its slot serves another when its blocks are swept out."""
@@ -55,7 +82,7 @@ class PrefixIndex:
         if slot is None:
             return
         self._positions.clear()
-        self._live[slot >> 6] &= ~np.uint64(1 << (slot & 63))
+        self._live_slots[0, slot >> 6] &= ~np.uint64(1 << (slot & 63))
         holding = {tier for tier, table in self._tables.items() if table.count(slot)}
         if not holding:
             self._free.append(slot)
@@ -69,7 +96,7 @@ class PrefixIndex:
         hashes = as_hashes(hashes)
         gpu = self._tables[Tier.GPU]
         depths = np.zeros(64 * gpu.words + 1, np.int32)
-        gpu.walk(self._live, hashes, depths)
+        gpu.walk(self._live_slots, hashes, depths)
         lower = [table for tier, table in self._tables.items() if tier is not Tier.GPU and len(table)]
         if not lower:
             return SlotMatches(self, depths, depths)
@@ -77,7 +104,7 @@ class PrefixIndex:
         for table in (gpu, *lower):
             table.mark(hashes, holders)
         anywhere = np.zeros_like(depths)
-        walk_masks(self._live, holders, anywhere)
+        walk_masks(self._live_slots, holders, anywhere)
         return SlotMatches(self, anywhere, depths)
 
     def slots(self) -> Mapping[WorkerRank, int]:
@@ -117,27 +144,42 @@ class PrefixIndex:
                         found[ranks[slot], tier].add(block)
         return found
 
-    def _slot(self, rank: WorkerRank) -> int:
+    def _slot(self, rank: WorkerRank) -> int | None:
+        """None if there is no memory for one more."""
         slot = self._slots.get(rank)
         if slot is None:
-            if not self._free:
-                self._widen()
+            if not self._free and not self._widen():
+                return None
             slot = self._slots[rank] = self._free.pop()
             self._positions.clear()
-            self._live[slot >> 6] |= np.uint64(1 << (slot & 63))
+            self._live_slots[0, slot >> 6] |= np.uint64(1 << (slot & 63))
         return slot
 
-    def _widen(self) -> None:
-        words = len(self._live)
+    def _widen(self) -> bool:
+        words = self._live_slots.shape[1]
         if 64 * 2 * words > MAX_SLOTS:
             raise OverflowError(f"more than {MAX_SLOTS} ranks")
+        more = sum(table.bytes_to_widen for table in self._tables.values())
+        if self._max_bytes is not None and more > self._max_bytes - self._reserved:
+            return False
         for table in self._tables.values():
             table.widen(2 * words)
-        self._live = np.pad(self._live, (0, words))
+        self._live_slots = np.pad(self._live_slots, ((0, 0), (0, words)))
         self._free += range(64 * 2 * words - 1, 64 * words - 1, -1)
+        return True
 
-    def _set_free(self, tier: Tier, slots: set[int]) -> None:
-        for slot in slots:
+    @property
+    def _reserved(self) -> int:
+        return sum(table.reserved for table in self._tables.values())
+
+    def _left_for(self, tier: Tier) -> int:
+        """Bytes: first come, first served."""
+        return (self._max_bytes or 0) - self._reserved + self._tables[tier].reserved
+
+    def _set_free(self, tier: Tier) -> None:
+        freed = self._tables[tier].freed
+        while freed:
+            slot = freed.pop()
             self._busy[slot].discard(tier)
             if not self._busy[slot]:
                 del self._busy[slot]

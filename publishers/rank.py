@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
+import engines.numbers
+import indexer.handles
 from engines.events import EngineBatch, MalformedEvent
 from engines.rank_load import RankLoad
 from indexer.events import NO_EVENTS, EventBatch, LoadReport, decode_replay_request, encode
@@ -21,6 +23,12 @@ Decode = Callable[[bytes], EngineBatch]
 """Raises MalformedEvent."""
 
 UNREADABLE = "A message of the engine cannot be read; further ones are only counted"
+
+
+def warm_up() -> None:
+    """Compiles what events go through: seconds the first time on a machine, during which nothing else happens."""
+    engines.numbers.warm_up()
+    indexer.handles.warm_up()
 
 
 class Epochs:
@@ -50,6 +58,7 @@ class RankPublisher:
         """False: load is all that is published."""
 
     async def start(self) -> None:
+        warm_up()  # takes no time when it has been done
         self._stop_serving = await self._plane.serve(self._replay_subject, self._answer)
 
     async def close(self) -> None:

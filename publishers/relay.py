@@ -10,18 +10,21 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
 from engines.events import BlockRemoved, BlockStored, EngineBatch, EngineEvent
 from indexer.events import Cleared, Event, EventBatch, Removed, ReplayRequest, Stored, pack_hashes
 from indexer.handles import BlockHandles, UnknownParent
-from indexer.hashing import root_hash
-from indexer.types import SequenceHash, Tier, WorkerRank
+from indexer.hashing import SequenceHashes, root_hash
+from indexer.types import Tier, WorkerRank
 
 RING_SIZE = 4096
 """Batches kept for replay; an engine makes at most one a step, so a minute or more."""
 
 SNAPSHOT_PART = 50_000
 """Hashes in one part: 400 kB, well below the 1 MB that NATS takes in one message."""
+
+_NOTHING = np.zeros(0, np.uint64)
 
 
 class RelayCounts(msgspec.Struct):
@@ -113,16 +116,15 @@ class RankRelay:
 
     def _apply(self, event: EngineEvent, out: list[Event]) -> None:
         if isinstance(event, BlockStored):
-            if hashes := self._store(event):
+            if len(hashes := self._store(event)):
                 out.append(Stored(event.tier, pack_hashes(hashes)))
         elif isinstance(event, BlockRemoved):
-            if hashes := self._handles.remove(event.tier, event.engine_hashes):
-                self.counts.removed += len(hashes)
+            if len(hashes := self._remove(event)):
                 out.append(Removed(event.tier, pack_hashes(hashes)))
         else:
             self._clear(out)
 
-    def _store(self, event: BlockStored) -> list[SequenceHash]:
+    def _store(self, event: BlockStored) -> SequenceHashes:
         root = root_hash(event.namespace)
         try:
             hashes = self._handles.store(
@@ -131,11 +133,20 @@ class RankRelay:
         except UnknownParent:
             self.counts.orphans += 1
             self.lose_track()
-            return []
+            return _NOTHING
         except (ValueError, OverflowError, TypeError):
             self.malformed()
-            return []
+            return _NOTHING
         self.counts.stored += len(hashes)
+        return hashes
+
+    def _remove(self, event: BlockRemoved) -> SequenceHashes:
+        try:
+            hashes = self._handles.remove(event.tier, event.engine_hashes)
+        except TypeError:
+            self.malformed()
+            return _NOTHING
+        self.counts.removed += len(hashes)
         return hashes
 
     def _clear(self, out: list[Event]) -> None:
@@ -158,19 +169,20 @@ class RankRelay:
 
 def _merge(events: list[Event]) -> list[Event]:
     """Neighbours of one kind and tier as one event: an engine makes one for each request of a step."""
-    merged = events[:1]
-    for event in events[1:]:
-        last = merged[-1]
-        if isinstance(event, Stored) and isinstance(last, Stored) and event.tier is last.tier:
-            merged[-1] = Stored(last.tier, last.hashes + event.hashes)
-        elif isinstance(event, Removed) and isinstance(last, Removed) and event.tier is last.tier:
-            merged[-1] = Removed(last.tier, last.hashes + event.hashes)
-        else:
+    merged: list[Event] = []
+    parts: list[bytes] = []
+    for event, following in zip(events, [*events[1:], None], strict=True):
+        if isinstance(event, Cleared):
             merged.append(event)
+            continue
+        parts.append(event.hashes)
+        if type(following) is not type(event) or following.tier is not event.tier:
+            merged.append(type(event)(event.tier, b"".join(parts)))
+            parts.clear()
     return merged
 
 
-def _parts(held: dict[Tier, list[SequenceHash]]) -> Iterator[list[Event]]:
+def _parts(held: dict[Tier, SequenceHashes]) -> Iterator[list[Event]]:
     for tier, hashes in held.items():
         for start in range(0, len(hashes), SNAPSHOT_PART):
             yield [Stored(tier, pack_hashes(hashes[start : start + SNAPSHOT_PART]))]

@@ -5,6 +5,8 @@ In arrays the salt comes in a map of its own behind the medium, and there is no 
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
 from engines.events import EngineBatch
@@ -12,14 +14,16 @@ from engines.kv_events import (
     CLEARED,
     Cleared,
     ClearedArray,
+    Codec,
     Outcome,
     Removed,
     RemovedArray,
-    decode_frame,
-    is_map,
+    read_hashes,
+    read_tokens,
     removed,
     stored,
 )
+from engines.numbers import Numbers
 from indexer.types import EngineHash, Namespace, Tier
 
 TIERS: dict[str | None, Tier] = {"GPU": Tier.GPU, "CPU_PINNED": Tier.CPU, "DISK": Tier.DISK, None: Tier.GPU}
@@ -27,7 +31,7 @@ TIERS: dict[str | None, Tier] = {"GPU": Tier.GPU, "CPU_PINNED": Tier.CPU, "DISK"
 
 
 class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
-    block_hashes: list[EngineHash]
+    block_hashes: msgspec.Raw
     parent_block_hash: EngineHash | None
     token_ids: msgspec.Raw
     block_size: int
@@ -42,7 +46,7 @@ class _Metadata(msgspec.Struct, gc=False):
 
 
 class _StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", gc=False):
-    block_hashes: list[EngineHash]
+    block_hashes: msgspec.Raw
     parent_block_hash: EngineHash | None
     token_ids: msgspec.Raw
     block_size: int
@@ -51,32 +55,32 @@ class _StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", gc=False)
     metadata: _Metadata | None = None
 
 
-_map = msgspec.msgpack.Decoder(_Stored | Removed | Cleared)
-_array = msgspec.msgpack.Decoder(_StoredArray | RemovedArray | ClearedArray)
+_Event: TypeAlias = _Stored | _StoredArray | Removed | Cleared
+_codec: Codec[_Event] = Codec(_Stored | Removed | Cleared, _StoredArray | RemovedArray | ClearedArray)  # type: ignore[arg-type]
 
 
 def decode(payload: bytes) -> EngineBatch:
     """One frame. Raises MalformedEvent, and nothing else, when it cannot be read."""
-    return decode_frame(payload, _event)
+    return _codec.decode(payload, _event)
 
 
-def _event(packed: msgspec.Raw) -> Outcome:
-    event = (_map if is_map(packed) else _array).decode(packed)
+def _event(event: _Event, numbers: Numbers) -> Outcome:
     if isinstance(event, Cleared):
         return CLEARED
     if isinstance(event, Removed):
-        return removed(event, TIERS)
-    return _stored(event)
+        return removed(event, numbers, TIERS)
+    return _stored(event, numbers)
 
 
-def _stored(event: _Stored | _StoredArray) -> Outcome:
+def _stored(event: _Stored | _StoredArray, numbers: Numbers) -> Outcome:
     tier = TIERS.get(event.medium)
     if tier is None:
         return "medium"
     namespace = _namespace(event)
     if event.lora_id is not None and namespace.lora_name is None:
         return "lora"
-    return stored(event.block_hashes, event.parent_block_hash, event.token_ids, event.block_size, tier, namespace)
+    hashes, tokens = read_hashes(event.block_hashes, numbers), read_tokens(event.token_ids, numbers)
+    return stored(hashes, event.parent_block_hash, tokens, event.block_size, tier, namespace)
 
 
 def _namespace(event: _Stored | _StoredArray) -> Namespace:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
 from engines.events import EngineBatch
@@ -9,14 +11,16 @@ from engines.kv_events import (
     CLEARED,
     Cleared,
     ClearedArray,
+    Codec,
     Outcome,
     Removed,
     RemovedArray,
-    decode_frame,
-    is_map,
+    read_hashes,
+    read_tokens,
     removed,
     stored,
 )
+from engines.numbers import Numbers
 from indexer.types import EngineHash, Namespace, Tier
 
 TIERS: dict[str | None, Tier] = {"GPU": Tier.GPU, "CPU": Tier.CPU, "STORAGE": Tier.DISK, None: Tier.GPU}
@@ -28,7 +32,7 @@ PREFIX_GROUPS = frozenset({None, "full_attention", "mla_attention", "sink_full_a
 
 
 class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
-    block_hashes: list[EngineHash]
+    block_hashes: msgspec.Raw
     parent_block_hash: EngineHash | None
     token_ids: msgspec.Raw
     block_size: int
@@ -46,8 +50,8 @@ class _StoredArray(_Stored, array_like=True, tag="BlockStored"):
     pass
 
 
-_map = msgspec.msgpack.Decoder(_Stored | Removed | Cleared)
-_array = msgspec.msgpack.Decoder(_StoredArray | RemovedArray | ClearedArray)
+_Event: TypeAlias = _Stored | Removed | Cleared
+_codec: Codec[_Event] = Codec(_Event, _StoredArray | RemovedArray | ClearedArray)  # type: ignore[arg-type]
 _string = msgspec.msgpack.Decoder(str)
 
 
@@ -63,19 +67,18 @@ class Decoder:
 
     def __call__(self, payload: bytes) -> EngineBatch:
         """Raises MalformedEvent, and nothing else, for a frame that cannot be read."""
-        return decode_frame(payload, self._event)
+        return _codec.decode(payload, self._event)
 
-    def _event(self, packed: msgspec.Raw) -> Outcome:
-        event = (_map if is_map(packed) else _array).decode(packed)
+    def _event(self, event: _Event, numbers: Numbers) -> Outcome:
         if isinstance(event, Cleared):
             return CLEARED
         if event.locality == "REMOTE":  # held by another machine (vllm/v1/kv_offload/base.py)
             return "medium"
         if isinstance(event, Removed):
-            return "group" if event.group_idx in self._other_groups else removed(event, TIERS)
-        return self._stored(event)
+            return "group" if event.group_idx in self._other_groups else removed(event, numbers, TIERS)
+        return self._stored(event, numbers)
 
-    def _stored(self, event: _Stored) -> Outcome:
+    def _stored(self, event: _Stored, numbers: Numbers) -> Outcome:
         if not self._makes_prefix(event):
             return "group"
         tier = TIERS.get(event.medium)
@@ -83,10 +86,10 @@ class Decoder:
             return "medium"
         if event.lora_id is not None and event.lora_name is None:
             return "lora"
-        namespace, extras = _namespace_and_extras(event)
-        return stored(
-            event.block_hashes, event.parent_block_hash, event.token_ids, event.block_size, tier, namespace, extras
-        )
+        hashes = read_hashes(event.block_hashes, numbers)
+        namespace, extras = _namespace_and_extras(event, len(hashes))
+        tokens = read_tokens(event.token_ids, numbers)
+        return stored(hashes, event.parent_block_hash, tokens, event.block_size, tier, namespace, extras)
 
     def _makes_prefix(self, event: _Stored) -> bool:
         makes_prefix = event.kv_cache_spec_kind in PREFIX_GROUPS
@@ -100,7 +103,7 @@ def decode(payload: bytes) -> EngineBatch:
     return Decoder()(payload)
 
 
-def _namespace_and_extras(event: _Stored) -> tuple[Namespace, tuple[bytes, ...]]:
+def _namespace_and_extras(event: _Stored, blocks: int) -> tuple[Namespace, tuple[bytes, ...]]:
     """Tell apart what vLLM mixes into one untagged list for each block.
 
     In order: the LoRA name, `[multimodal id, offset in block]` pairs, in a prompt's first block the `cache_salt`,
@@ -108,7 +111,7 @@ def _namespace_and_extras(event: _Stored) -> tuple[Namespace, tuple[bytes, ...]]
     """
     if not event.extra_keys or not any(event.extra_keys):
         return Namespace(event.lora_name), ()
-    if len(event.extra_keys) != len(event.block_hashes):
+    if len(event.extra_keys) != blocks:
         raise ValueError("extra keys and block hashes do not agree in number")
     keys = [[bytes(key) for key in block or ()] for block in event.extra_keys]
     if event.lora_name is not None:

@@ -133,6 +133,7 @@ class LoadBook:
         """Keep books for `rank`, whose reports count blocks of `block_size` tokens; bookings in flight stay."""
         self._block_sizes[rank] = block_size
         place = self._places.add(rank)
+        self._retired.discard(place)  # in shared books a rank comes back to the place that it had
         if place >= len(self._reported_at) - 1:
             self._resize(2 * place)
 
@@ -144,6 +145,7 @@ class LoadBook:
         del self._block_sizes[rank]
         self._reports.pop(rank, None)
         self._reported_at[place] = -np.inf
+        self._table[_FOREIGN_REQUESTS : _FOREIGN_TOKENS + 1, place] = 0
         if self._rows[_REQUESTS][place]:
             self._retired.add(place)
         else:

@@ -50,7 +50,8 @@ class Places:
         return self._places.pop(rank, None)
 
     def free(self, place: int) -> None:
-        self._free.append(place)
+        if self._place_of is None:
+            self._free.append(place)
 
     def ranks(self) -> dict[WorkerRank, int]:
         return dict(self._places)

@@ -21,14 +21,15 @@ class Recording(NamedTuple):
     block_size: int
     stores: int
     removes: int
+    """Blocks."""
     skipped: dict[str, int]
 
 
 RECORDINGS = [
     Recording("vllm-0.32.0", engines.vllm.decode.decode, 32, 95, 153, {}),
     Recording("vllm-0.32.0-mooncake", engines.vllm.decode.decode, 32, 78, 121, {"medium": 92}),
-    Recording("sglang-0.5.23", engines.sglang.decode.decode, 16, 23, 11, {}),
-    Recording("sglang-0.5.18", engines.sglang.decode.decode, 16, 23, 11, {}),
+    Recording("sglang-0.5.23", engines.sglang.decode.decode, 16, 23, 259, {}),
+    Recording("sglang-0.5.18", engines.sglang.decode.decode, 16, 23, 259, {}),
 ]
 
 

@@ -2,10 +2,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import engines.numbers
+import engines.vllm.decode
+import indexer.handles
+import indexer.hashing
+import publishers.rank
 import publishers.relay
 from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch, EngineEvent
 from indexer.events import Cleared, EventBatch, Removed, ReplayRequest, Stored, pack_hashes, unpack_hashes
@@ -234,3 +240,35 @@ def test_live_batches_a_replay_and_a_snapshot_all_lead_to_the_same(
     before = set() if answer and answer[0].parts else replica(live[:missed_from], set())
     assert replica(answer, before) == everything
     assert missed_from == len(live) or answer[-1].event_id == subject.event_id
+
+
+def test_nothing_is_compiled_when_the_first_events_come() -> None:
+    publishers.rank.warm_up()
+    before = compiled()
+    subject = relay()
+    decode = engines.vllm.decode.Decoder()
+    for size in (1, 2000):
+        for event in (
+            wire_stored(range(size)),
+            wire_stored(range(2**63, 2**63 + size), size - 1),
+            wire_stored([b"x" * 32] * size),
+            {"type": "BlockRemoved", "block_hashes": [2**63]},
+            {"type": "BlockRemoved", "block_hashes": [0, b""]},
+        ):
+            subject.apply(decode(msgspec.msgpack.encode([1.0, [event], 0])))
+    assert subject.counts.malformed == subject.counts.orphans == 0
+    subject.snapshot()
+    assert compiled() == before
+
+
+def wire_stored(hashes: Any, parent: int | None = None) -> dict[str, Any]:
+    tokens = [number % 7 for number in range(len(hashes) * SIZE)]
+    fields = {"block_hashes": list(hashes), "parent_block_hash": parent, "token_ids": tokens, "block_size": SIZE}
+    return {"type": "BlockStored", **fields}
+
+
+def compiled() -> dict[str, int]:
+    """How many variants of each kernel there are."""
+    modules = (engines.numbers, indexer.handles, indexer.hashing)
+    kernels = [value for module in modules for value in vars(module).values() if hasattr(value, "signatures")]
+    return {kernel.__name__: len(kernel.signatures) for kernel in kernels}

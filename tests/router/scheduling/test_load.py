@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from indexer.events import LoadReport
 from indexer.types import RankSet, WorkerRank
-from router.scheduling.load import REPORT_LIFE, Load, LoadBook, Reservation
+from router.scheduling.load import REPORT_LIFE, Load, LoadBook, Reservation, SharedTable, shared_shape
 from tests.router.scheduling.candidates import rank, repeatable
 
 A, B = rank("a"), rank("b", 1)
@@ -367,3 +368,40 @@ def test_reports_expire_one_by_one() -> None:
     book.on_report(report(A, running=3), REPORT_LIFE + 2)
     assert loads_of(book, ranks, REPORT_LIFE + 5.5) == [Load(3), Load()]
     assert loads_of(book, ranks, 2 * REPORT_LIFE + 2.5) == [Load(), Load()]
+
+
+def shared() -> LoadBook:
+    """Of one process alone, in which ranks a and b have places of their own for ever."""
+    return LoadBook(SharedTable(np.zeros(shared_shape(1, 2), np.int64), 0, [A, B].index))
+
+
+def test_a_rank_that_comes_back_to_its_place_keeps_what_is_reported_of_it_then() -> None:
+    """In shared books, when a booking from before ends."""
+    book = shared()
+    book.watch(A, BLOCK)
+    old = book.reserve(A, 5, 10)
+    book.forget(A)
+    book.watch(A, BLOCK)
+    book.on_report(report(running=4, blocks=10), 1.0)
+    old.release()
+    assert book.load(A, 1.0) == Load(3, 0, 150)
+
+
+def test_a_rank_that_comes_back_to_its_place_has_no_load_from_reports_before() -> None:
+    book = shared()
+    book.watch(A, BLOCK)
+    book.on_report(report(running=4, blocks=10), 1.0)
+    booking = book.reserve(A, 5, 10)
+    book.forget(A)
+    book.watch(A, BLOCK)
+    assert book.load(A, 1.0) == Load(1, 5, 10)
+    booking.release()
+    assert book.load(A, 1.0) == Load()
+
+
+def test_places_of_shared_books_do_not_pile_up() -> None:
+    book = shared()
+    for _ in range(10):
+        book.watch(A, BLOCK)
+        book.forget(A)
+    assert not book._places._free

@@ -1,0 +1,476 @@
+"""The compiled loops over the prefix index's table, whose arrays `indexer.packed` owns.
+
+An entry is a key and a value side by side, so that it is one cache line away. The value names up to four holders by
+their slots, 15 bits each; a block with more holders has a row of bits in `rows` instead. The four bits on top are the
+*generation* in which the entry was last stored or looked up, for eviction.
+
+A block is in `table` or, while a migration is under way, in `old`, where it is changed until its turn to move comes.
+Big tables are in none of the processor's caches, so blocks are worked on in groups: the entries of a group are touched
+all at once, which takes as long as waiting for one of them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.jit import inlined, loop
+
+Words: TypeAlias = npt.NDArray[np.uint64]
+"""Hashes; entries, key and value in turns; bits, one for each slot."""
+Rows: TypeAlias = npt.NDArray[np.uint64]
+"""Rows of bits, one for each slot."""
+Counts: TypeAlias = npt.NDArray[np.int64]
+Depths: TypeAlias = npt.NDArray[np.int32]
+"""Blocks by slot, and a last element that stays 0, for ranks without a slot."""
+
+# Indices into a table's `state`.
+ROOM = 0
+"""New blocks that may still be put into the table; there is always room for those not migrated yet."""
+LIVE = 1
+"""Blocks held."""
+CURSOR = 2
+"""Index of the first word of the old table that is not migrated."""
+FREE_ROWS = 3
+NEXT_ROW = 4
+"""The first free row, whose first word is the number of the next; row 0 is never used."""
+GENERATION = 5
+EVICTED = 6
+"""Holders dropped for want of memory, since the start."""
+REFUSED = 7
+"""Holders not taken in for want of memory, since the start."""
+_SINK = 8  # takes what is read only to have it in the cache
+_SCRATCH = 9
+_GROUP = 32
+STATES = _SCRATCH + _GROUP
+
+# Rows of the `slots` that a walk is given: who may be found, and two to work with.
+_LIVE, _ALIVE, _GONE = 0, 1, 2
+SLOT_ROWS = 3
+
+MAX_SLOTS = 0x7FF0
+KEPT_AGE = 3
+"""Generations for which an entry is sure not to be evicted."""
+
+_EMPTY = np.uint64(0)
+_TOMB = np.uint64(1)  # something was here, and what was put behind it may still be there
+_SALT = np.uint64(0x6A09E667F3BCC909)  # so that the two marks stand for hashes that nobody meets
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_GATHER = np.uint64(0xF1DE83E19937733D)  # its inverse modulo 2^64
+_HOLDERS = np.uint64((1 << 60) - 1)
+_NOBODY = _HOLDERS
+_NOTHING = np.uint64(0xFFFFFFFFFFFFFFFF)  # equal to nobody's holders
+_LANE = np.uint64(0x7FFF)
+_IN_ROW = np.uint64(0x7FFE)  # in the lane on top: the rest is a row
+_ROW_MASK = np.uint64(0xFFFFFFFF)
+_0, _1, _2, _6, _15, _30, _32, _45, _58, _60, _63 = (np.uint64(n) for n in (0, 1, 2, 6, 15, 30, 32, 45, 58, 60, 63))
+_MAX_AGE = np.uint64(KEPT_AGE)
+# The place of a single bit, by the top six bits of its product with a de Bruijn sequence.
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+_PLACES = np.zeros(64, np.int64)
+for _place in range(64):
+    _PLACES[((0x03F79D71B4CB0A89 << _place) & 0xFFFFFFFFFFFFFFFF) >> 58] = _place
+
+
+# Entries
+
+
+@inlined
+def _key_of(block: np.uint64) -> np.uint64:
+    """One to one, and spread even if hashes are not: an entry's home is where its key lies in the range of all keys."""
+    return np.uint64((block ^ _SALT) * _SPREAD)
+
+
+@inlined
+def _home_of(key: np.uint64, entries: Words) -> np.uint64:
+    return np.uint64((((key >> _32) * (np.uint64(len(entries)) >> _1)) >> _32) << _1)
+
+
+@inlined
+def _seek(entries: Words, key: np.uint64) -> np.uint64:
+    """Where `key` is, or else the empty place where it would be put."""
+    at = _home_of(key, entries)
+    while entries[at] != key and entries[at] != _EMPTY:
+        at += _2
+        if at == np.uint64(len(entries)):
+            at = _0
+    return at
+
+
+@inlined
+def _touch(entries: Words, hashes: Words, start: int, state: Counts) -> None:
+    read = _0
+    for i in range(start, min(start + _GROUP, len(hashes))):
+        read ^= entries[_home_of(_key_of(hashes[i]), entries)]
+    state[_SINK] = np.int64(read)
+
+
+@inlined
+def _stamp(state: Counts) -> np.uint64:
+    """The generation as an entry carries it."""
+    return np.uint64(np.uint64(state[GENERATION]) << _60)
+
+
+# Values
+
+
+@inlined
+def _in_row(value: np.uint64) -> bool:
+    return bool((value >> _45) & _LANE == _IN_ROW)
+
+
+@inlined
+def _named(value: np.uint64, word: int) -> np.uint64:
+    """The holders named in `value` itself among slots 64 × `word` and up, as bits."""
+    bits = _0
+    for place in range(4):
+        slot = (value >> np.uint64(15 * place)) & _LANE
+        if slot >> _6 == np.uint64(word):  # no holder: far beyond any word
+            bits |= _1 << (slot & _63)
+    return np.uint64(bits)
+
+
+@inlined
+def _bits(rows: Rows, value: np.uint64, word: int) -> np.uint64:
+    return rows[value & _ROW_MASK, word] if _in_row(value) else _named(value, word)
+
+
+@inlined
+def _holds(rows: Rows, value: np.uint64, slot: np.uint64) -> bool:
+    if _in_row(value):
+        return bool((rows[value & _ROW_MASK, slot >> _6] >> (slot & _63)) & _1)
+    return bool(
+        value & _LANE == slot
+        or (value >> _15) & _LANE == slot
+        or (value >> _30) & _LANE == slot
+        or (value >> _45) & _LANE == slot
+    )
+
+
+@inlined
+def _with_slot(rows: Rows, state: Counts, value: np.uint64, slot: np.uint64) -> np.uint64:
+    """`value` with one holder more, who is none yet and not named; unchanged if that takes a row and none is free."""
+    for place in range(4):
+        shift = np.uint64(15 * place)
+        if (value >> shift) & _LANE == _LANE:
+            return np.uint64((value & ~(_LANE << shift)) | (slot << shift))
+    if state[FREE_ROWS] == 0:
+        return value
+    row = np.uint64(state[NEXT_ROW])
+    state[NEXT_ROW] = np.int64(rows[row, _0])
+    state[FREE_ROWS] -= 1
+    for word in range(rows.shape[1]):
+        rows[row, word] = _named(value, word)
+    rows[row, slot >> _6] |= _1 << (slot & _63)
+    return np.uint64((value & ~_HOLDERS) | (_IN_ROW << _45) | row)
+
+
+@inlined
+def _release(rows: Rows, state: Counts, row: np.uint64) -> None:
+    for word in range(rows.shape[1]):
+        rows[row, word] = _0
+    rows[row, _0] = np.uint64(state[NEXT_ROW])
+    state[NEXT_ROW] = np.int64(row)
+    state[FREE_ROWS] += 1
+
+
+@inlined
+def _without_slot(rows: Rows, state: Counts, value: np.uint64, slot: np.uint64) -> np.uint64:
+    """`value` with one holder less, who is one."""
+    if not _in_row(value):
+        for place in range(4):
+            shift = np.uint64(15 * place)
+            if (value >> shift) & _LANE == slot:
+                return np.uint64(value | (_LANE << shift))
+        return value
+    row = value & _ROW_MASK
+    rows[row, slot >> _6] &= ~(_1 << (slot & _63))
+    left = _0
+    for word in range(rows.shape[1]):
+        left |= rows[row, word]
+    if left:
+        return value
+    _release(rows, state, row)
+    return np.uint64(value | _NOBODY)
+
+
+@loop
+def _without(rows: Rows, state: Counts, value: np.uint64, dead: Words) -> np.uint64:
+    """`value` without the slots in `dead`."""
+    if _in_row(value):
+        row = value & _ROW_MASK
+        left = _0
+        for word in range(len(dead)):
+            rows[row, word] &= ~dead[word]
+            left |= rows[row, word]
+        if left:
+            return value
+        _release(rows, state, row)
+        return np.uint64(value | _NOBODY)
+    kept = value
+    for place in range(4):
+        shift = np.uint64(15 * place)
+        slot = (value >> shift) & _LANE
+        if slot != _LANE and (dead[slot >> _6] >> (slot & _63)) & _1:
+            kept |= _LANE << shift
+    return np.uint64(kept)
+
+
+@loop
+def _evict(rows: Rows, counts: Counts, state: Counts, value: np.uint64) -> None:
+    """Nobody holds it any more. Condemned slots have been taken out of the counts before."""
+    for word in range(rows.shape[1]):
+        bits = _bits(rows, value, word)
+        while bits:
+            low = bits & (~bits + _1)
+            slot = 64 * word + _PLACES[(low * _DE_BRUIJN) >> _58]
+            if counts[slot] > 0:
+                counts[slot] -= 1
+                state[EVICTED] += 1
+            bits ^= low
+    if _in_row(value):
+        _release(rows, state, value & _ROW_MASK)
+
+
+# Changes
+
+
+@inlined
+def _add(entries: Words, at: np.uint64, rows: Rows, counts: Counts, state: Counts, slot: np.uint64) -> None:
+    """One holder more for the entry at `at`, whose value is stamped anew."""
+    value = (entries[at + _1] & _HOLDERS) | _stamp(state)
+    if not _holds(rows, value, slot):
+        more = value
+        if _in_row(value):
+            rows[value & _ROW_MASK, slot >> _6] |= _1 << (slot & _63)
+        else:
+            more = _with_slot(rows, state, value, slot)
+        taken = _in_row(value) or more != value
+        counts[slot] += taken
+        state[REFUSED] += not taken
+        value = more
+    entries[at + _1] = value
+
+
+@loop
+def store(table: Words, old: Words, rows: Rows, counts: Counts, state: Counts, holder: int, hashes: Words) -> None:
+    slot, migrating = np.uint64(holder), len(old) > 2
+    for start in range(0, len(hashes), _GROUP):
+        _touch(table, hashes, start, state)
+        if migrating:
+            _touch(old, hashes, start, state)
+        for i in range(start, min(start + _GROUP, len(hashes))):
+            key = _key_of(hashes[i])
+            at = _seek(table, key)
+            if table[at] == key:
+                _add(table, at, rows, counts, state, slot)
+                continue
+            if migrating:
+                was = _seek(old, key)
+                if old[was] == key:
+                    _add(old, was, rows, counts, state, slot)
+                    continue
+            if state[ROOM] <= 0:
+                state[REFUSED] += 1
+                continue
+            table[at] = key
+            table[at + _1] = (_NOBODY & ~_LANE) | slot | _stamp(state)
+            counts[slot] += 1
+            state[LIVE] += 1
+            state[ROOM] -= 1
+
+
+@inlined
+def _take(entries: Words, at: np.uint64, rows: Rows, counts: Counts, state: Counts, slot: np.uint64) -> bool:
+    """One holder less for the entry at `at`; whether the entry is gone."""
+    value = entries[at + _1]
+    if not _holds(rows, value, slot):
+        return False
+    counts[slot] -= 1
+    value = _without_slot(rows, state, value, slot)
+    entries[at + _1] = value
+    if value & _HOLDERS != _NOBODY:
+        return False
+    entries[at] = _TOMB
+    state[LIVE] -= 1
+    return True
+
+
+@loop
+def remove(table: Words, old: Words, rows: Rows, counts: Counts, state: Counts, holder: int, hashes: Words) -> None:
+    slot, migrating = np.uint64(holder), len(old) > 2
+    for start in range(0, len(hashes), _GROUP):
+        _touch(table, hashes, start, state)
+        if migrating:
+            _touch(old, hashes, start, state)
+        for i in range(start, min(start + _GROUP, len(hashes))):
+            key = _key_of(hashes[i])
+            at = _seek(table, key)
+            if table[at] == key:
+                gone = _take(table, at, rows, counts, state, slot)
+                after = at + _2 if at + _2 < np.uint64(len(table)) else _0
+                if gone and table[after] == _EMPTY:  # nothing was put behind it
+                    table[at] = _EMPTY
+                    state[ROOM] += 1
+            elif migrating:
+                was = _seek(old, key)
+                if old[was] == key and _take(old, was, rows, counts, state, slot):
+                    state[ROOM] += 1
+
+
+# Migration
+
+
+@inlined
+def _gather(old: Words, state: Counts, start: int, end: int) -> int:
+    """Puts where there are entries into the scratch space; how many. (A branch would be mispredicted half the time.)"""
+    found = 0
+    for at in range(start, end, 2):
+        state[_SCRATCH + found] = at
+        found += old[at] > _TOMB
+    return found
+
+
+@loop
+def migrate(
+    table: Words, old: Words, rows: Rows, dead: Words, counts: Counts, state: Counts, evicting: bool, steps: int
+) -> bool:
+    """Moves on by `steps` places, leaving out what only slots in `dead` hold; whether all is moved."""
+    stamp, end = _stamp(state), min(state[CURSOR] + 2 * steps, len(old))
+    nobody_dies = True
+    for word in range(len(dead)):
+        nobody_dies &= dead[word] == _0
+    for start in range(state[CURSOR], end, 2 * _GROUP):
+        for found in range(_gather(old, state, start, min(start + 2 * _GROUP, end))):
+            at = np.uint64(state[_SCRATCH + found])
+            key, value = old[at], old[at + _1]
+            old[at] = _TOMB
+            if (stamp - (value & ~_HOLDERS)) >> _60 > _MAX_AGE:
+                # Ages are bounded here, so that they never come round.
+                value = (value & _HOLDERS) | (stamp - (_MAX_AGE << _60))
+                if evicting:
+                    _evict(rows, counts, state, value)
+                    value |= _NOBODY
+            if not nobody_dies:
+                value = _without(rows, state, value, dead)
+            if value & _HOLDERS == _NOBODY:
+                state[LIVE] -= 1
+                state[ROOM] += 1
+            else:
+                to = _seek(table, key)
+                table[to] = key
+                table[to + _1] = value
+    state[CURSOR] = end
+    return bool(end == len(old))
+
+
+# Look-ups
+
+
+@inlined
+def _look(entries: Words, key: np.uint64, stamp: np.uint64) -> np.uint64:
+    """The holders of `key`, whose entry is stamped anew; `_NOBODY` if it is not there."""
+    at = _seek(entries, key)
+    holders = _NOBODY
+    if entries[at] == key:
+        value = entries[at + _1]
+        holders = value & _HOLDERS
+        if value != holders | stamp:
+            entries[at + _1] = holders | stamp
+    return holders
+
+
+@inlined
+def _note(bits: np.uint64, word: int, depth: int, depths: Depths) -> None:
+    while bits:
+        low = bits & (~bits + _1)
+        depths[64 * word + _PLACES[(low * _DE_BRUIJN) >> _58]] = depth
+        bits ^= low
+
+
+@loop
+def walk(  # noqa: C901, PLR0912 -- its loops written out: calls would hand over arrays for every block
+    table: Words, old: Words, rows: Rows, state: Counts, slots: Rows, hashes: Words, depths: Depths
+) -> None:
+    """Into `depths`: how many of the leading `hashes` each live slot holds."""
+    stamp, migrating, words = _stamp(state), len(old) > 2, slots.shape[1]
+    for word in range(words):
+        slots[_ALIVE, word] = slots[_LIVE, word]
+    first, last = 0, _NOTHING
+    for depth in range(len(hashes)):
+        if depth % _GROUP == 0:
+            _touch(table, hashes, depth, state)
+        key = _key_of(hashes[depth])
+        value = _look(table, key, stamp)
+        if migrating and value == _NOBODY:
+            value = _look(old, key, stamp)
+        if value == last:
+            continue  # the same few holders as of the block before
+        last = value
+        left, lost = _0, _0
+        if _in_row(value):
+            row = value & _ROW_MASK
+            for word in range(first, words):
+                before = slots[_ALIVE, word]
+                kept = before & rows[row, word]
+                slots[_ALIVE, word] = kept
+                slots[_GONE, word] = before ^ kept
+                left |= kept
+                lost |= before ^ kept
+        else:
+            for word in range(first, words):
+                before = slots[_ALIVE, word]
+                kept = before & _named(value, word)
+                slots[_ALIVE, word] = kept
+                slots[_GONE, word] = before ^ kept
+                left |= kept
+                lost |= before ^ kept
+        if lost:
+            for word in range(first, words):
+                _note(slots[_GONE, word], word, depth, depths)
+            while first < words and slots[_ALIVE, first] == _0:
+                first += 1
+        if not left:
+            return
+    for word in range(first, words):
+        _note(slots[_ALIVE, word], word, len(hashes), depths)
+
+
+@loop
+def mark(table: Words, old: Words, rows: Rows, state: Counts, hashes: Words, masks: Rows) -> None:
+    """Adds each block's holders to its row of `masks`."""
+    stamp, migrating = _stamp(state), len(old) > 2
+    for i in range(len(hashes)):
+        key = _key_of(hashes[i])
+        value = _look(table, key, stamp)
+        if migrating and value == _NOBODY:
+            value = _look(old, key, stamp)
+        for word in range(masks.shape[1]):
+            masks[i, word] |= _bits(rows, value, word)
+
+
+@loop
+def walk_masks(slots: Rows, masks: Rows, depths: Depths) -> None:
+    """Like `walk`, over holders that `mark` has gathered."""
+    for word in range(slots.shape[1]):
+        slots[_ALIVE, word] = slots[_LIVE, word]
+    for depth in range(len(masks)):
+        left = _0
+        for word in range(slots.shape[1]):
+            before = slots[_ALIVE, word]
+            kept = before & masks[depth, word]
+            _note(before ^ kept, word, depth, depths)
+            slots[_ALIVE, word] = kept
+            left |= kept
+        if not left:
+            return
+    for word in range(slots.shape[1]):
+        _note(slots[_ALIVE, word], word, len(masks), depths)
+
+
+def blocks_in(entries: Words) -> Words:
+    """Sequence hashes of the blocks in a table."""
+    keys = entries[::2]
+    return np.asarray((keys[keys > _TOMB] * _GATHER) ^ _SALT)
