@@ -5,6 +5,10 @@ from __future__ import annotations
 
 _MAX_LINE = 4096
 """A chunk-size line with extensions, or a trailer line, longer than this is hostile."""
+_HEXADECIMAL = b"0123456789abcdefABCDEF"
+_DIGITS = 15
+_PLAIN = 4
+"""Bytes of content from which on the end of the size line cannot be taken for a part of an event's end."""
 USUAL = 4096
 """Bytes below which pieces are looked up in SIZE_LINES."""
 EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
@@ -15,7 +19,7 @@ def _size_line(total: int) -> bytes:
     """How `total` bytes must begin to be one whole chunk, as servers usually write it; b"-": they can't be one."""
     for digits in range(1, 4):
         line = b"%x\r\n" % max(0, total - digits - 4)
-        if len(line) == digits + 2 and total - digits - 4 > 0:
+        if len(line) == digits + 2 and total - digits - 4 >= _PLAIN:
             return line
     return b"-"
 
@@ -96,7 +100,7 @@ class ChunkedBody:
             return
         digits = line.partition(b";")[0].rstrip(b" \t")
         # int() would also take signs, blanks and underscores, which RFC 9112 does not.
-        if not digits or digits.strip(b"0123456789abcdefABCDEF") or len(digits) > 15:
+        if not digits or digits.strip(_HEXADECIMAL) or len(digits) > _DIGITS:
             raise MalformedChunk("a chunk's size is no hexadecimal number")
         length = int(digits, 16)
         if length:
@@ -109,16 +113,13 @@ class ChunkedBody:
 
 def _end_of_chunk(data: bytes, start: int, size: int) -> int:
     """Where the chunk that begins at `start` ends; 0 if it is not whole, is not plain, or is the last."""
-    line = data.find(b"\r\n", start, start + 18)
+    line = data.find(b"\r\n", start, start + 2 + _DIGITS)
     digits = data[start:line]
-    if line < 0 or not digits.isalnum():
+    if line <= start or digits.strip(_HEXADECIMAL):
         return 0
-    try:
-        length = int(digits, 16)
-    except ValueError:
-        return 0
+    length = int(digits, 16)
     end = line + length + 4
-    return end if length and end <= size else 0
+    return end if length >= _PLAIN and end <= size else 0
 
 
 def decode_chunks(data: bytes) -> bytes:

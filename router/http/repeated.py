@@ -38,7 +38,13 @@ def repeated_request(raw: bytes, head: RequestHead) -> RepeatedRequest | None:
     read."""
     end = raw.find(b"\r\n\r\n") + 4
     found = _LENGTH.search(raw, 0, end)
-    if not found or not head.keep_alive or head.http_1_0 or any(name in _SPECIAL for name, _ in head.headers):
+    if (
+        not found
+        or head.method != b"POST"
+        or not head.keep_alive
+        or head.http_1_0
+        or any(name in _SPECIAL for name, _ in head.headers)
+    ):
         return None
     return RepeatedRequest(raw[: found.start(1)], raw[found.end(1) : end], head)
 

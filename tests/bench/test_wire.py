@@ -16,6 +16,7 @@ from scripts.bench.answer_reader import AnswerReader
 from scripts.bench.fake_worker import chunk, take_request, whole
 from scripts.bench.prompt_cache import BLOCK_SIZE, encode_events
 from scripts.bench.workloads import WORKLOADS
+from tests.engines.plain import plain_batch
 
 TEXT = [f"line {number} of some text to draw prompts from" for number in range(500)]
 
@@ -62,7 +63,7 @@ def test_the_end_of_answers_is_found_in_both_framings() -> None:
 
 def test_events_are_what_vllm_says() -> None:
     tokens = list(range(2 * BLOCK_SIZE))
-    batch = decode(encode_events([Stored([11, 12], 10, tokens, PLAIN), Removed([7, 8])]))
+    batch = plain_batch(decode(encode_events([Stored([11, 12], 10, tokens, PLAIN), Removed([7, 8])])))
     assert batch.events == [
         BlockStored([11, 12], 10, tokens, BLOCK_SIZE, Tier.GPU),
         BlockRemoved([7], Tier.GPU),

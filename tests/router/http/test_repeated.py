@@ -273,7 +273,6 @@ def test_where_more_than_the_head_decides_nothing_is_remembered(raw: bytes) -> N
     assert site.connection._repeated is None
 
 
-@pytest.mark.xfail(strict=True, reason="a CONNECT has no body for the parser, and one where it is remembered")
 def test_a_connect_with_a_length_is_read_as_the_parser_reads_it() -> None:
     pair = Pair(slow=False)
     for _ in range(3):
