@@ -46,9 +46,9 @@ _SCRATCH = 9
 _GROUP = 32
 STATES = _SCRATCH + _GROUP
 
-# Rows of the `slots` that a walk is given: who may be found, and two to work with.
-_LIVE, _ALIVE, _GONE = 0, 1, 2
-SLOT_ROWS = 3
+# Rows of the `slots` that a walk is given: who may be found, and who holds everything so far.
+_LIVE, _ALIVE = 0, 1
+SLOT_ROWS = 2
 
 MAX_SLOTS = 0x7FF0
 KEPT_AGE = 3
@@ -390,51 +390,69 @@ def _note(bits: np.uint64, word: int, depth: int, depths: Depths) -> None:
         bits ^= low
 
 
+@inlined
+def _look_up(table: Words, old: Words, state: Counts, hashes: Words, start: int) -> int:
+    """Puts the holders of a group of blocks, up to the first that nobody holds, into the scratch space; how many."""
+    stamp, migrating, found = _stamp(state), len(old) > 2, 0
+    _touch(table, hashes, start, state)
+    for i in range(start, min(start + _GROUP, len(hashes))):
+        key = _key_of(hashes[i])
+        holders = _look(table, key, stamp)
+        if migrating and holders == _NOBODY:
+            holders = _look(old, key, stamp)
+        state[_SCRATCH + found] = np.int64(holders)
+        found += 1
+        if holders == _NOBODY:
+            break
+    return found
+
+
+@inlined
+def _all_hold(rows: Rows, state: Counts, found: int, alive: np.uint64, word: int) -> bool:
+    """Whether all who are alive hold the whole group; False as well if it takes a closer look to tell."""
+    kept, in_rows = alive, True
+    for i in range(found):
+        holders = np.uint64(state[_SCRATCH + i])
+        in_rows &= _in_row(holders)
+        kept &= rows[holders & _ROW_MASK if in_rows else _0, word]
+    return in_rows and bool(kept == alive)
+
+
+@inlined
+def _narrow(
+    rows: Rows, state: Counts, found: int, alive: np.uint64, word: int, start: int, depths: Depths
+) -> np.uint64:
+    """Who of `alive` hold the whole group, and into `depths` how far the others got."""
+    last = _NOTHING
+    for i in range(found):
+        holders = np.uint64(state[_SCRATCH + i])
+        if holders == last:
+            continue  # the same few as of the block before
+        last = holders
+        gone = alive & ~_bits(rows, holders, word)
+        if gone:
+            alive ^= gone
+            _note(gone, word, start + i, depths)
+    return alive
+
+
 @loop
-def walk(  # noqa: C901, PLR0912 -- its loops written out: calls would hand over arrays for every block
-    table: Words, old: Words, rows: Rows, state: Counts, slots: Rows, hashes: Words, depths: Depths
-) -> None:
+def walk(table: Words, old: Words, rows: Rows, state: Counts, slots: Rows, hashes: Words, depths: Depths) -> None:
     """Into `depths`: how many of the leading `hashes` each live slot holds."""
-    stamp, migrating, words = _stamp(state), len(old) > 2, slots.shape[1]
+    words = np.uint64(slots.shape[1])
     for word in range(words):
         slots[_ALIVE, word] = slots[_LIVE, word]
-    first, last = 0, _NOTHING
-    for depth in range(len(hashes)):
-        if depth % _GROUP == 0:
-            _touch(table, hashes, depth, state)
-        key = _key_of(hashes[depth])
-        value = _look(table, key, stamp)
-        if migrating and value == _NOBODY:
-            value = _look(old, key, stamp)
-        if value == last:
-            continue  # the same few holders as of the block before
-        last = value
-        left, lost = _0, _0
-        if _in_row(value):
-            row = value & _ROW_MASK
-            for word in range(first, words):
-                before = slots[_ALIVE, word]
-                kept = before & rows[row, word]
-                slots[_ALIVE, word] = kept
-                slots[_GONE, word] = before ^ kept
-                left |= kept
-                lost |= before ^ kept
-        else:
-            for word in range(first, words):
-                before = slots[_ALIVE, word]
-                kept = before & _named(value, word)
-                slots[_ALIVE, word] = kept
-                slots[_GONE, word] = before ^ kept
-                left |= kept
-                lost |= before ^ kept
-        if lost:
-            for word in range(first, words):
-                _note(slots[_GONE, word], word, depth, depths)
-            while first < words and slots[_ALIVE, first] == _0:
-                first += 1
+    for start in range(0, len(hashes), _GROUP):
+        found, left = _look_up(table, old, state, hashes, start), _0
+        for word in range(words):
+            alive = slots[_ALIVE, word]
+            if alive and not _all_hold(rows, state, found, alive, word):
+                alive = _narrow(rows, state, found, alive, word, start, depths)
+                slots[_ALIVE, word] = alive
+            left |= alive
         if not left:
             return
-    for word in range(first, words):
+    for word in range(words):
         _note(slots[_ALIVE, word], word, len(hashes), depths)
 
 
@@ -444,29 +462,29 @@ def mark(table: Words, old: Words, rows: Rows, state: Counts, hashes: Words, mas
     stamp, migrating = _stamp(state), len(old) > 2
     for i in range(len(hashes)):
         key = _key_of(hashes[i])
-        value = _look(table, key, stamp)
-        if migrating and value == _NOBODY:
-            value = _look(old, key, stamp)
+        holders = _look(table, key, stamp)
+        if migrating and holders == _NOBODY:
+            holders = _look(old, key, stamp)
         for word in range(masks.shape[1]):
-            masks[i, word] |= _bits(rows, value, word)
+            masks[i, word] |= _bits(rows, holders, word)
 
 
 @loop
 def walk_masks(slots: Rows, masks: Rows, depths: Depths) -> None:
     """Like `walk`, over holders that `mark` has gathered."""
-    for word in range(slots.shape[1]):
+    words = slots.shape[1]
+    for word in range(words):
         slots[_ALIVE, word] = slots[_LIVE, word]
     for depth in range(len(masks)):
         left = _0
-        for word in range(slots.shape[1]):
-            before = slots[_ALIVE, word]
-            kept = before & masks[depth, word]
-            _note(before ^ kept, word, depth, depths)
-            slots[_ALIVE, word] = kept
-            left |= kept
+        for word in range(words):
+            gone = slots[_ALIVE, word] & ~masks[depth, word]
+            _note(gone, word, depth, depths)
+            slots[_ALIVE, word] ^= gone
+            left |= slots[_ALIVE, word]
         if not left:
             return
-    for word in range(slots.shape[1]):
+    for word in range(words):
         _note(slots[_ALIVE, word], word, len(masks), depths)
 
 
