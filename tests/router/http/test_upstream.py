@@ -344,14 +344,33 @@ def test_events_that_are_passed_directly_break_off_behind_a_whole_one(
 def test_events_that_are_passed_directly_are_all_there_and_counted(stream: list[bytes], where: list[int]) -> None:
     line = Line()
     client = line.ask(passing=True)
-    line.feed(EVENTS, *map(chunk, stream[:-1]))
+    line.feed(EVENTS)
+    for number, event in enumerate(stream[:-1], 1):
+        line.feed(chunk(event))
+        assert number - client.chunks < BOOKED
     line.feed(*pieces_of(chunk(stream[-1]), where), LAST)
-    assert (
-        client.sent + (client.relay.end() if client.relay else b"")
-        == client.body
-        == b"".join(map(chunk, stream)) + LAST
-    )
+    assert client.relay
+    assert client.sent + client.relay.end() == client.body == b"".join(map(chunk, stream)) + LAST
     assert (client.chunks, client.end) == (len(stream), "end")
+
+
+def test_of_events_that_are_passed_directly_each_sixteenth_is_told() -> None:
+    line = Line()
+    client = line.ask(passing=True)
+    line.feed(EVENTS)
+    told = []
+    for _ in range(3 * BOOKED):
+        line.feed(EVENT)
+        told.append(client.chunks)
+    assert sorted(set(told)) == [1, BOOKED, 2 * BOOKED, 3 * BOOKED]
+
+
+def test_what_looks_like_an_event_inside_a_chunk_is_none() -> None:
+    line = Line()
+    client = line.ask(passing=True)
+    body = EVENT + chunk(EVENT)
+    line.feed(CHUNKED, *pieces_of(body, [len(EVENT), len(EVENT) + 3, len(body) - 2]), LAST)
+    assert (client.body, client.chunks, client.end) == (body + LAST, 2, "end")
 
 
 def test_directly_passed_is_only_what_is_one_whole_event() -> None:
@@ -479,6 +498,18 @@ def test_a_head_that_never_ends() -> None:
     for _ in range(_MAX_HEAD // 1000 + 1):
         line.feed(b"x" * 1000)
     assert (client.end, line.transport.aborted) == ("its answer's head is too long", True)
+
+
+def test_a_body_of_no_bytes_is_complete_with_its_head() -> None:
+    client = Line().asked(SIZED.replace(b"5", b"0"))
+    assert (client.head and client.head[1], client.body, client.end) == (0, b"", "end")
+
+
+def test_a_body_that_its_connections_end_should_end_may_break_off_too() -> None:
+    line = Line()
+    client = line.asked(UNTIL_CLOSE + b"x")
+    line.connection.connection_lost(ConnectionResetError("reset"))
+    assert (client.body, client.end) == (b"x", "reset")
 
 
 def test_interim_answers_alone_are_none() -> None:
