@@ -9,24 +9,24 @@ entry's place is closed up at once, so nothing but growth ever moves all of them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from indexer.hashing import SequenceHashes, Tokens, chain_hashes, pack_tokens
-from indexer.jit import kernel
+from indexer.jit import kernel, loop
 from indexer.types import EngineHash, SequenceHash, Tier
 
 BlockNames: TypeAlias = npt.NDArray[np.uint64]
 """Engine hashes in 64 bits, as `block_names` makes them."""
 
-Copies: TypeAlias = npt.NDArray[np.uint32]
-"""How many copies each tier has, by place in a table."""
+Table: TypeAlias = npt.NDArray[np.uint64]
+"""A row for each place: a key, how many copies each tier has, and of names also the sequence hash that goes by them."""
 
 Size: TypeAlias = npt.NDArray[np.int64]
-"""One number, how many names there are, where kernels can change it."""
+"""How many names there are, where kernels can change it; and something to write to."""
 
 _SMALLEST = 1024
 _FULLEST = 0.6
@@ -37,6 +37,14 @@ _EMPTY = np.uint64(0)
 _SALT = np.uint64(0x9E3779B97F4A7C15)  # makes keys of names, so that the mark for emptiness stands for nobody's name
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _1, _32 = np.uint64(1), np.uint64(32)
+
+# Columns of a table.
+_KEY, _COPIES, _HASH = 0, 1, 2
+
+_BITS = 21
+"""Of a tier's part in a number of copies: two million of one block, where an engine has a handful."""
+
+_OF_TIER = np.uint64((1 << _BITS) - 1)
 
 
 class UnknownParent(Exception):
@@ -61,13 +69,6 @@ def block_names(engine_hashes: Sequence[EngineHash] | BlockNames) -> BlockNames:
     if isinstance(engine_hashes, np.ndarray):
         return engine_hashes
     return np.fromiter(map(block_name, engine_hashes), np.uint64, len(engine_hashes))
-
-
-class _Table(NamedTuple):
-    keys: BlockNames
-    values: SequenceHashes
-    """The sequence hash that goes by each key."""
-    copies: Copies
 
 
 class BlockHandles:
@@ -102,7 +103,7 @@ class BlockHandles:
         names = block_names(engine_hashes)
         hashes = chain_hashes(pack_tokens(token_ids), block_size, root, extras)
         self._make_room(blocks)
-        new = _store(*self._names, *self._held, self._size, int(tier), names, hashes)
+        new = _store(self._names, self._held, self._size, int(tier), names, hashes)
         return hashes[:new]
 
     def remove(self, tier: Tier, engine_hashes: Sequence[EngineHash] | BlockNames) -> SequenceHashes:
@@ -112,27 +113,32 @@ class BlockHandles:
         """
         names = block_names(engine_hashes)
         gone = np.empty(len(names), np.uint64)
-        return gone[: _remove(*self._names, *self._held, self._size, int(tier), names, gone)]
+        return gone[: _remove(self._names, self._held, self._size, int(tier), names, gone)]
 
     def clear(self) -> None:
-        self._names = _fresh(_SMALLEST)
-        self._held = _fresh(_SMALLEST)
-        self._size = np.zeros(1, np.int64)
+        # Untouched pages of zeros cost no memory yet.
+        self._names = np.zeros((_SMALLEST, 3), np.uint64)
+        self._held = np.zeros((_SMALLEST, 2), np.uint64)
+        self._size = np.zeros(2, np.int64)
 
     def held(self) -> dict[Tier, SequenceHashes]:
         """Everything held, by tier, in no order: what a snapshot says."""
-        _, hashes, copies = self._held
-        return {tier: hashes[copies[:, tier] > 0] for tier in Tier if copies[:, tier].any()}
+        found = {}
+        for tier in Tier:
+            keys = self._held[(self._held[:, _COPIES] >> np.uint64(_BITS * tier)) & _OF_TIER > 0, _KEY]
+            if len(keys):
+                found[tier] = keys ^ _SALT
+        return found
 
     def _sequence_hash(self, parent: EngineHash) -> SequenceHash:
-        found, sequence_hash = _look_up(self._names.keys, self._names.values, np.uint64(block_name(parent)))
+        found, sequence_hash = _look_up(self._names, np.uint64(block_name(parent)))
         if not found:
             raise UnknownParent
         return int(sequence_hash)
 
     def _make_room(self, blocks: int) -> None:
         wanted = len(self) + blocks  # never fewer than there are sequence hashes
-        if wanted > _FULLEST * len(self._names.keys):
+        if wanted > _FULLEST * len(self._names):
             self._names, self._held = _larger(self._names, wanted), _larger(self._held, wanted)
 
 
@@ -142,149 +148,132 @@ def warm_up() -> None:
     handles.store(Tier.GPU, [1], None, [0], 1, 0)
     handles.store(Tier.GPU, [2], 1, [0], 1, 0)
     handles.remove(Tier.GPU, [2])
-    _larger(_fresh(_SMALLEST), 2)
+    _larger(np.zeros((1, 2), np.uint64), 1)
 
 
-def _fresh(places: int) -> _Table:
-    """Untouched pages of zeros cost no memory yet."""
-    return _Table(np.zeros(places, np.uint64), np.zeros(places, np.uint64), np.zeros((places, len(Tier)), np.uint32))
-
-
-def _larger(table: _Table, entries: int) -> _Table:
-    places = len(table.keys)
+def _larger(table: Table, entries: int) -> Table:
+    places = len(table)
     while entries > _FRESH * places:
         places *= 2
-    larger = _fresh(places)
-    _refill(*table, *larger)
+    larger = np.zeros((places, table.shape[1]), np.uint64)
+    _refill(table, larger)
     return larger
 
 
-@kernel
+@loop
 def _key(name: np.uint64) -> np.uint64:
     key = name ^ _SALT
     return key if key != _EMPTY else _1
 
 
-@kernel
-def _place(keys: BlockNames, key: np.uint64) -> np.int64:
+@loop
+def _home(key: np.uint64, mask: int) -> int:
+    return int(np.int64((key * _MIX) >> _32)) & mask
+
+
+@loop
+def _place(table: Table, key: np.uint64) -> int:
     """Where `key` is, or the empty place where it belongs."""
-    mask = np.uint64(len(keys) - 1)
-    at = ((key * _MIX) >> _32) & mask
-    while keys[at] != key and keys[at] != _EMPTY:
-        at = (at + _1) & mask
-    return np.int64(at)
+    mask = len(table) - 1
+    at = _home(key, mask)
+    while table[at, _KEY] != key and table[at, _KEY] != _EMPTY:
+        at = (at + 1) & mask
+    return at
 
 
-@kernel
-def _close_up(keys: BlockNames, values: SequenceHashes, copies: Copies, hole: np.int64) -> None:
+@loop
+def _close_up(table: Table, hole: int) -> None:
     """Empties a place; entries behind it that it kept from theirs move up."""
-    mask = len(keys) - 1
+    mask = len(table) - 1
     at = (hole + 1) & mask
-    while keys[at] != _EMPTY:
-        home = np.int64((keys[at] * _MIX) >> _32) & mask
-        if (at - home) & mask >= (at - hole) & mask:
-            keys[hole], values[hole] = keys[at], values[at]
-            for tier in range(copies.shape[1]):
-                copies[hole, tier] = copies[at, tier]
+    while table[at, _KEY] != _EMPTY:
+        if (at - _home(table[at, _KEY], mask)) & mask >= (at - hole) & mask:
+            for column in range(table.shape[1]):
+                table[hole, column] = table[at, column]
             hole = at
         at = (at + 1) & mask
-    keys[hole] = _EMPTY
-    for tier in range(copies.shape[1]):
-        copies[hole, tier] = np.uint32(0)
+    table[hole, _KEY] = table[hole, _COPIES] = _EMPTY
 
 
-@kernel
-def _drop_copy(keys: BlockNames, values: SequenceHashes, copies: Copies, at: np.int64, tier: int) -> bool:
+@loop
+def _drop_copy(table: Table, at: int, one: np.uint64) -> bool:
     """Whether that was the last one, in any tier; then the entry is gone."""
-    copies[at, tier] -= np.uint32(1)
-    for other in range(copies.shape[1]):
-        if copies[at, other]:
-            return False
-    _close_up(keys, values, copies, at)
+    table[at, _COPIES] -= one
+    if table[at, _COPIES]:
+        return False
+    _close_up(table, at)
     return True
 
 
 @kernel
-def _look_up(keys: BlockNames, values: SequenceHashes, name: np.uint64) -> tuple[bool, np.uint64]:
-    at = _place(keys, _key(name))
-    return keys[at] != _EMPTY, values[at]
+def _look_up(table: Table, name: np.uint64) -> tuple[bool, np.uint64]:
+    at = _place(table, _key(name))
+    return table[at, _KEY] != _EMPTY, table[at, _HASH]
 
 
-@kernel
-def _store(
-    keys: BlockNames,
-    values: SequenceHashes,
-    copies: Copies,
-    held_keys: SequenceHashes,
-    held_values: SequenceHashes,
-    held_copies: Copies,
-    size: Size,
-    tier: int,
-    names: BlockNames,
-    hashes: SequenceHashes,
-) -> int:
+@loop
+def _touch(table: Table, names: BlockNames, size: Size) -> None:
+    """Waits for the places of all of them at once, not for one after the other: big tables are in no cache."""
+    mask = len(table) - 1
+    seen = _EMPTY
+    for name in names:
+        seen ^= table[_home(_key(name), mask), _KEY]
+    size[1] = np.int64(seen)  # so that it is not left out
+
+
+@loop
+def _store(table: Table, held: Table, size: Size, tier: int, names: BlockNames, hashes: SequenceHashes) -> int:
     """How many of `hashes` are new in `tier`; these are then at its beginning."""
+    shift = np.uint64(_BITS * tier)
+    _touch(table, names, size)
+    _touch(held, hashes, size)
     new = 0
     for i in range(len(names)):
         key = _key(names[i])
-        at = _place(keys, key)
-        if keys[at] == _EMPTY:
+        at = _place(table, key)
+        if table[at, _KEY] == _EMPTY:
             # The first meaning stays: an engine hash cannot change its tokens while a copy exists.
-            keys[at], values[at] = key, hashes[i]
+            table[at, _KEY], table[at, _HASH] = key, hashes[i]
             size[0] += 1
-        copies[at, tier] += np.uint32(1)
-        sequence_hash = values[at]
+        table[at, _COPIES] += _1 << shift
+        sequence_hash = table[at, _HASH]
         key = _key(sequence_hash)
-        at = _place(held_keys, key)
-        if held_keys[at] == _EMPTY:
-            held_keys[at], held_values[at] = key, sequence_hash
-        if not held_copies[at, tier]:
+        at = _place(held, key)
+        held[at, _KEY] = key
+        if not (held[at, _COPIES] >> shift) & _OF_TIER:
             hashes[new] = sequence_hash
             new += 1
-        held_copies[at, tier] += np.uint32(1)
+        held[at, _COPIES] += _1 << shift
     return new
 
 
-@kernel
-def _remove(
-    keys: BlockNames,
-    values: SequenceHashes,
-    copies: Copies,
-    held_keys: SequenceHashes,
-    held_values: SequenceHashes,
-    held_copies: Copies,
-    size: Size,
-    tier: int,
-    names: BlockNames,
-    gone: SequenceHashes,
-) -> int:
+@loop
+def _remove(table: Table, held: Table, size: Size, tier: int, names: BlockNames, gone: SequenceHashes) -> int:
     """How many are gone from `tier`: their sequence hashes go to `gone`."""
+    shift = np.uint64(_BITS * tier)
+    _touch(table, names, size)
+    for i in range(len(names)):
+        gone[i] = table[_place(table, _key(names[i])), _HASH]
+    _touch(held, gone, size)
     count = 0
     for i in range(len(names)):
-        at = _place(keys, _key(names[i]))
-        if keys[at] == _EMPTY or not copies[at, tier]:
+        at = _place(table, _key(names[i]))
+        if not (table[at, _COPIES] >> shift) & _OF_TIER:
             continue
-        sequence_hash = values[at]
-        size[0] -= _drop_copy(keys, values, copies, at, tier)
-        at = _place(held_keys, _key(sequence_hash))
-        if held_copies[at, tier] == 1:
+        sequence_hash = table[at, _HASH]
+        size[0] -= _drop_copy(table, at, _1 << shift)
+        at = _place(held, _key(sequence_hash))
+        if (held[at, _COPIES] >> shift) & _OF_TIER == _1:
             gone[count] = sequence_hash
             count += 1
-        _drop_copy(held_keys, held_values, held_copies, at, tier)
+        _drop_copy(held, at, _1 << shift)
     return count
 
 
-@kernel
-def _refill(
-    keys: BlockNames,
-    values: SequenceHashes,
-    copies: Copies,
-    to_keys: BlockNames,
-    to_values: SequenceHashes,
-    to_copies: Copies,
-) -> None:
-    for at in range(len(keys)):
-        if keys[at] != _EMPTY:
-            to = _place(to_keys, keys[at])
-            to_keys[to], to_values[to] = keys[at], values[at]
-            to_copies[to] = copies[at]
+@loop
+def _refill(table: Table, larger: Table) -> None:
+    for at in range(len(table)):
+        if table[at, _KEY] != _EMPTY:
+            to = _place(larger, table[at, _KEY])
+            for column in range(table.shape[1]):
+                larger[to, column] = table[at, column]
