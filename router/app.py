@@ -12,6 +12,7 @@ import time
 
 import aiohttp
 
+import publishers.rank
 from engines.description import EngineDescription
 from indexer.kv_indexer import KVIndexer
 from indexer.prefix_index import warm_up
@@ -127,6 +128,7 @@ class App:
         settings = self._settings
         log_event(logger, logging.DEBUG, "Compiling the index: some seconds, when it is the first time on this machine")
         warm_up()
+        publishers.rank.warm_up()
         self._session = aiohttp.ClientSession()
         await self._plane.start()
         await self._ingest.start()

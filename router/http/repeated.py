@@ -53,6 +53,6 @@ _SPECIAL = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 
 
 def without_length(raw: bytes) -> tuple[bytes, int | None]:
-    """A head less its Content-Length's digits, and their number."""
+    """A head with a mark for its Content-Length's digits, and their number."""
     found = _LENGTH.search(raw)
-    return (raw[: found.start(1)] + raw[found.end(1) :], int(found[1])) if found else (raw, None)
+    return (raw[: found.start(1)] + b"#" + raw[found.end(1) :], int(found[1])) if found else (raw, None)

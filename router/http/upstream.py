@@ -80,6 +80,12 @@ class _Parts:
 
     def __init__(self) -> None:
         self.headers: Headers = []
+        self.parser = httptools.HttpResponseParser(self)
+        self.keep_alive = False
+
+    def on_headers_complete(self) -> None:
+        """Behind an empty body the parser has forgotten."""
+        self.keep_alive = self.parser.should_keep_alive()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
@@ -88,11 +94,11 @@ class _Parts:
 def parse_head(raw: bytes, head_only: bool = False) -> tuple[Head, int | None]:
     """`head_only`: it answers HEAD. Raises httptools.HttpParserError."""
     parts = _Parts()
-    parser = httptools.HttpResponseParser(parts)
+    parser = parts.parser
     parser.feed_data(raw)
     headers, status = parts.headers, parser.get_status_code()
     framing = "empty" if head_only or status in {204, 304} else _framing(headers)
-    keep_alive = parser.should_keep_alive() or (head_only and parser.get_http_version() == "1.1")
+    keep_alive = parts.keep_alive or (head_only and parser.get_http_version() == "1.1")
     passed_on = status_line(status) + header_lines(end_to_end(headers, OWN_RESPONSE_HEADERS))
     events = (first(headers, b"content-type") or b"").startswith(b"text/event-stream")
     stated = first(headers, b"content-length")

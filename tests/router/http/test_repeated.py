@@ -436,7 +436,7 @@ def test_no_number_longer_than_can_be_meant_is_taken(digits: int) -> None:
 
 def test_a_head_less_its_number() -> None:
     raw = b"HTTP/1.1 200 OK\r\nA: 1\r\nContent-LENGTH: 42\r\nb: 2\r\n\r\n"
-    assert without_length(raw) == (raw.replace(b"42", b""), 42)
+    assert without_length(raw) == (raw.replace(b"42", b"#"), 42)
     for other in (b"HTTP/1.1 200 OK\r\na: 1\r\n\r\n", raw.replace(b"42", b"+42"), raw.replace(b"42", b"4" * 16)):
         assert without_length(other) == (other, None)
 

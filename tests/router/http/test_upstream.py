@@ -86,7 +86,6 @@ def test_heads_that_differ_in_their_length_alone_are_one(lengths: list[int], fir
     assert len(known._heads) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the parser forgets what it read of a head once an empty body is complete")
 @pytest.mark.parametrize("lengths", [(0, 5), (5, 0)])
 def test_whether_a_connection_is_kept_does_not_depend_on_a_length_of_zero(lengths: tuple[int, int]) -> None:
     known = KnownHeads()
@@ -96,14 +95,12 @@ def test_whether_a_connection_is_kept_does_not_depend_on_a_length_of_zero(length
     assert parse_head(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")[0].keep_alive
 
 
-@pytest.mark.xfail(strict=True, reason="the parser forgets what it read of a head once an empty body is complete")
 @pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
 def test_a_worker_that_closes_behind_an_answer_without_a_body_is_believed(status: bytes) -> None:
     head, _ = parse_head(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\n\r\n")
     assert not head.keep_alive
 
 
-@pytest.mark.xfail(strict=True, reason="without a number it is taken for the head that was known with one")
 def test_a_length_without_a_number_is_not_taken_for_the_last() -> None:
     known = KnownHeads()
     known.read(b"HTTP/1.1 200 OK\r\ncontent-length:5\r\n\r\n", False)
@@ -409,7 +406,6 @@ def test_the_next_answer_is_not_passed_to_the_last_client() -> None:
     assert first.body == second.body == EVENT + EVENT + LAST
 
 
-@pytest.mark.xfail(strict=True, reason="a piece of a length that no chunk has is taken for one if it begins with '-'")
 def test_a_piece_that_cannot_be_a_chunk_is_not_passed() -> None:
     line = Line()
     client = line.ask(passing=True)
