@@ -16,7 +16,7 @@ EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
 def _size_line(total: int) -> bytes:
-    """How `total` bytes begin that are one whole chunk as servers write it; longer than they are if they cannot be one."""
+    """How `total` bytes begin that are one whole chunk; longer than they are if they cannot be one."""
     for digits in range(1, 4):
         line = b"%x\r\n" % max(0, total - digits - 4)
         if len(line) == digits + 2 and total - digits - 4 >= _PLAIN:
