@@ -66,7 +66,7 @@ def _milliseconds(row: Added) -> str:
 
 
 def index_goals(rows: list[IndexRow]) -> Iterator[Goal]:
-    small, large = (_find(rows, f"find_matches, {workers} workers", "every overlap read") for workers in (64, 1024))
+    small, large = (_find(rows, f"find_matches, {workers} workers", "i/n each") for workers in (64, 1024))
     if small:
         yield _index_goal(small, "≤ 0.2 × RadixTree", small.ratio.median <= 0.2)
     if small and large:
@@ -81,7 +81,7 @@ def index_goals(rows: list[IndexRow]) -> Iterator[Goal]:
 
 
 def _find(rows: list[IndexRow], what: str, unit: str) -> IndexRow | None:
-    return next((row for row in rows if row.what == what and unit in row.unit), None)
+    return next((row for row in rows if row.what == what and row.unit.endswith(unit)), None)
 
 
 def _index_goal(row: IndexRow, limit: str, met: bool) -> Goal:

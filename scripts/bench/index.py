@@ -42,10 +42,10 @@ def run(quick: bool) -> list[IndexRow]:
 
 def _find(workers: int, repeats: int, calls: int) -> list[IndexRow]:
     cases = {
-        "staggered": "µs, i/n each, every overlap read",
-        "full": "µs, full match, every overlap read",
+        "staggered": "µs, i/n each",
+        "full": "µs, full match",
         "miss": "µs, miss",
-        "call": "µs, i/n each, the call alone",
+        "mapping": "µs, i/n each, hashes in a list, overlaps as a dict",
     }
     return _compare(f"find_matches, {workers} workers", cases, repeats, "find", workers, calls)
 

@@ -22,16 +22,17 @@ BLOCKS = 750
 
 
 class Index(Protocol):
-    """`pack` makes what `store` takes, so that making it is not timed."""
+    """`pack` makes what `store` takes and `ask` what `overlaps` takes, so that making it is not timed."""
 
     def pack(self, hashes: list[int]) -> Any: ...
+    def ask(self, hashes: list[int]) -> Any: ...
     def store(self, worker: int, packed: Any) -> None: ...
-    def call(self, hashes: Any) -> Any:
-        """The look-up alone, whatever it leaves for later."""
+    def overlaps(self, asked: Any) -> Any:
+        """Every worker's overlap, in the form in which a cost function reads it."""
         ...
 
-    def find(self, hashes: list[int]) -> int:
-        """How many workers hold a part of the prompt, with the overlap of each read: an answer may be lazy."""
+    def mapping(self, hashes: list[int]) -> dict[Any, Any]:
+        """The overlap of each worker that holds a part of the prompt."""
         ...
 
 
@@ -41,20 +42,24 @@ class Ours:
         self._index = importlib.import_module("indexer.prefix_index").PrefixIndex()
         self._gpu = types.Tier.GPU
         self._ranks = [types.WorkerRank(f"worker-{number}", 0) for number in range(1024)]
+        self._all = types.RankSet(self._ranks)
 
     def pack(self, hashes: list[int]) -> Any:
         """As the router holds the hashes of an event that it has decoded."""
         events = importlib.import_module("indexer.events")
         return events.unpack_hashes(events.pack_hashes(hashes))
 
-    def call(self, hashes: Any) -> Any:
-        return self._index.find_matches(hashes)
+    ask = pack  # a request's hashes are in the same form
 
     def store(self, worker: int, packed: Any) -> None:
         self._index.store(self._ranks[worker], self._gpu, packed)
 
-    def find(self, hashes: list[int]) -> int:
-        return len(dict(self._index.find_matches(hashes)))
+    def overlaps(self, asked: Any) -> Any:
+        """An array by rank: what the router's scheduler reads."""
+        return self._index.find_matches(asked).blocks_of(self._all)
+
+    def mapping(self, hashes: list[int]) -> dict[Any, Any]:
+        return dict(self._index.find_matches(hashes))
 
 
 class Dynamo:
@@ -71,11 +76,16 @@ class Dynamo:
     def store(self, worker: int, packed: Any) -> None:
         self._tree.apply_event(worker, packed)
 
-    def call(self, hashes: Any) -> Any:
-        return self._tree.find_matches(hashes)
+    def ask(self, hashes: list[int]) -> Any:
+        """A list is all that the binding takes."""
+        return hashes
 
-    def find(self, hashes: list[int]) -> int:
-        return len(dict(self._tree.find_matches(hashes).scores))
+    def overlaps(self, asked: Any) -> Any:
+        """A dictionary by worker: all that the binding gives."""
+        return self._tree.find_matches(asked).scores
+
+    def mapping(self, hashes: list[int]) -> dict[Any, Any]:
+        return dict(self._tree.find_matches(hashes).scores)
 
 
 def prompt(draw: random.Random, blocks: int = BLOCKS) -> list[int]:
@@ -93,12 +103,11 @@ def find(index: Index, workers: int, calls: int) -> dict[str, float]:
     # With more workers than blocks the first hold nothing.
     holding = sum((worker + 1) * BLOCKS // workers > 0 for worker in range(workers))
     for hashes, expected in ((staggered, holding), (everywhere, workers), (unknown, 0)):
-        if (holders := index.find(hashes)) != expected:
+        if (holders := len(index.mapping(hashes))) != expected:
             raise AssertionError(f"{holders} workers found, {expected} expected")
     cases = {"staggered": staggered, "full": everywhere, "miss": unknown}
-    found = {name: _median(index.find, hashes, calls) for name, hashes in cases.items()}
-    own = staggered if isinstance(whole, bytes) else index.pack(staggered)
-    return {**found, "call": _median(index.call, own, calls)}
+    found = {name: _median(index.overlaps, index.ask(hashes), calls) for name, hashes in cases.items()}
+    return {**found, "mapping": _median(index.mapping, staggered, calls)}
 
 
 def _median(call: Callable[[Any], object], argument: object, calls: int) -> float:
@@ -119,7 +128,7 @@ def memory(index: Index, entries: int, holders: int) -> dict[str, float]:
         packed = index.pack(prompt(draw))
         for copy in range(holders):
             index.store((number + copy) % 64, packed)
-    index.find(prompt(draw))  # what is applied in the background is done before it is answered
+    index.mapping(prompt(draw))  # what is applied in the background is done before it is answered
     gc.collect()
     return {"bytes": (_resident() - before) / (entries // BLOCKS // holders * BLOCKS * holders)}
 
@@ -145,7 +154,7 @@ def events(index: Index, count: int) -> dict[str, float]:
 def _apply(index: Index, packed: list[Any], first: int) -> None:
     for number, event in enumerate(packed, first):
         index.store(number % 64, event)
-    index.find([1, 2, 3])
+    index.mapping([1, 2, 3])
 
 
 def _read_only(index: Index, packed: list[bytes]) -> None:
@@ -168,7 +177,7 @@ def _warm_up(index: Index) -> None:
     """What starts or is compiled at the first use belongs to the start of a router, not to its work."""
     few = prompt(random.Random(0), 4)
     index.store(0, index.pack(few))
-    index.find(few)
+    index.overlaps(index.ask(few))
 
 
 def _resident() -> int:

@@ -44,10 +44,11 @@ _HOW = """\
 - **Added latency**: open loop, random arrivals at a fixed rate, a short answer at once; the difference from the same
   percentile straight to a worker in the same repeat, medians over the repeats. Workers have no cache here.
 - **Index**: the same hashes into `indexer.prefix_index.PrefixIndex` and, through its Python binding, Dynamo's
-  `RadixTree`, each in processes of its own. Lookups are given lists of
-  integers and their answers are read whole, for either may leave work for later; "the call alone" gives ours the array
-  that the router holds and reads nothing. The binding takes events as JSON: "reading left out" subtracts the CPU time
-  of reading the same events alone.
+  `RadixTree`, each in processes of its own. A look-up ends with the overlap of every worker in the form in which a cost
+  function reads it: ours takes the prompt's hashes as the array that the router holds and gives an array by rank, the
+  binding takes a list and gives a dictionary, its only forms. The row "hashes in a list, overlaps as a dict" makes ours
+  take and give the same. The binding takes events as JSON: "reading left out" subtracts the CPU time of reading the
+  same events alone.
 - **Decision**: see `scripts/bench/decision.py`.
 """
 
