@@ -1,13 +1,11 @@
-"""Runs one rank's scheduler against the event loop's clock and hands out what each step made."""
+"""Runs one rank's scheduler against a clock, real or virtual, and hands out what each step made."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from engines.sim.cache import CacheEvent
-from engines.sim.clock import SimClock
 from engines.sim.scheduler import Request, Scheduler, StepOutcome
 
 
@@ -16,6 +14,23 @@ class Sink(Protocol):
 
     def on_token(self, position: int, finished: bool) -> None:
         """The answer's token at `position` (from 0) is there; `finished` with the last."""
+        ...
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Timers(Protocol):
+    """An event loop, as far as a rank needs one."""
+
+    def call_at(self, when: float, callback: Callable[..., object], /, *arguments: Any) -> Timer: ...
+
+
+class Clock(Protocol):
+    def now(self) -> float: ...
+    def loop_time(self, moment: float) -> float:
+        """The loop's time at a simulated `moment`."""
         ...
 
 
@@ -28,8 +43,8 @@ class Rank:
     def __init__(
         self,
         scheduler: Scheduler,
-        loop: asyncio.AbstractEventLoop,
-        clock: SimClock,
+        loop: Timers,
+        clock: Clock,
         publish: Callable[[list[CacheEvent]], None],
     ) -> None:
         self.scheduler = scheduler
@@ -37,7 +52,7 @@ class Rank:
         self._clock = clock
         self._publish = publish
         self._sinks: dict[str, Sink] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
 
     def submit(self, request: Request, sink: Sink) -> None:
         """ValueError when the request cannot run here."""

@@ -1,0 +1,42 @@
+"""Trace rows as requests for the simulated engine, without making up their tokens: block hashes straight from hash ids."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from engines.sim.scheduler import PLAIN, Request
+from indexer.hashing import SequenceHashes
+from router.ab.trace import BLOCK_TOKENS, Row
+
+_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
+_MIX: Final = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
+_LAST: Final = np.uint64(31)
+
+
+def sequence_hashes(row: Row, block_size: int) -> SequenceHashes:
+    """One for each full block of the prompt. A hash id stands for content and all before it, so does each part of it.
+
+    `block_size` must divide 512. Mixed by SplitMix64's finaliser (Steele, Lea and Flood 2014).
+    """
+    parts = BLOCK_TOKENS // block_size
+    ids = np.repeat(np.array(row.hash_ids, np.uint64) * np.uint64(parts), parts)
+    ids += np.tile(np.arange(parts, dtype=np.uint64), len(row.hash_ids))
+    mixed = (ids[: row.input_length // block_size] + np.uint64(1)) * _STEP
+    for shift, factor in _MIX:
+        mixed = (mixed ^ (mixed >> shift)) * factor
+    return mixed ^ (mixed >> _LAST)
+
+
+def make_request(index: int, row: Row, hashes: SequenceHashes) -> Request:
+    """For a `Scheduler` whose answers are long enough that no two requests' answers are alike."""
+    return Request(
+        request_id=str(index),
+        tokens=[0] * row.input_length,
+        prompt_length=row.input_length,
+        max_tokens=row.output_length,
+        namespace=PLAIN,
+        hashes=hashes.tolist(),
+        answer_start=index,
+    )
