@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import takewhile
 
 from indexer.prefix_index import PrefixIndex
 from indexer.types import SequenceHash, Tier, WorkerRank
+
+BYTES_PER_BLOCK = 512
+"""What is remembered of a block here takes, at most."""
 
 
 class AssumedPrefixes:
     """Stores into `index` with a time to live of `ttl` seconds, renewed whenever a block is assumed again."""
 
-    def __init__(self, index: PrefixIndex, ttl: float) -> None:
+    def __init__(self, index: PrefixIndex, ttl: float, max_bytes: int | None = None) -> None:
+        """`max_bytes`: for what is remembered here; beyond that, what was assumed first is dropped first."""
         self._index = index
         self._ttl = ttl
+        self._most = sys.maxsize if max_bytes is None else max_bytes // BYTES_PER_BLOCK
         # All lives are equal, so the order of insertion is the order of expiry.
         self._expiry: OrderedDict[tuple[WorkerRank, SequenceHash], float] = OrderedDict()
+        self.evicted = 0
+        """How many (rank, block) were dropped for want of memory, since the start."""
+
+    def __len__(self) -> int:
+        return len(self._expiry)
 
     def assume(self, rank: WorkerRank, hashes: Iterable[SequenceHash], now: float) -> None:
         """`rank` was sent a prompt with these sequence hashes at `now` (seconds, any steady clock)."""
-        hashes = list(hashes)
+        hashes, until = list(hashes)[: self._most], now + self._ttl
+        excess = max(0, len(self._expiry) + len(hashes) - self._most)
+        self.evicted += excess
+        self._drop(excess)
         for block in hashes:
-            self._expiry[rank, block] = now + self._ttl
+            self._expiry[rank, block] = until
             self._expiry.move_to_end((rank, block))
         self._index.store(rank, Tier.GPU, hashes)
 
     def expire(self, now: float) -> None:
         """Drop what has outlived its time; call before a look-up."""
-        while self._expiry:
-            (rank, block), until = next(iter(self._expiry.items()))
-            if until > now:
-                return
-            del self._expiry[rank, block]
-            self._index.remove(rank, Tier.GPU, [block])
+        self._drop(sum(1 for _ in takewhile(lambda until: until <= now, self._expiry.values())))
 
     def forget(self, rank: WorkerRank) -> None:
         """The worker restarted or left: it holds nothing of what was assumed."""
         for key in [key for key in self._expiry if key[0] == rank]:
             del self._expiry[key]
         self._index.clear(rank)
+
+    def _drop(self, many: int) -> None:
+        """What was assumed first."""
+        dropped: dict[WorkerRank, list[SequenceHash]] = {}
+        for _ in range(many):
+            (rank, block), _until = self._expiry.popitem(last=False)
+            dropped.setdefault(rank, []).append(block)
+        for rank, blocks in dropped.items():
+            self._index.remove(rank, Tier.GPU, blocks)

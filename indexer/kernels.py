@@ -51,8 +51,9 @@ _LIVE, _ALIVE = 0, 1
 SLOT_ROWS = 2
 
 MAX_SLOTS = 0x7FF0
-KEPT_AGE = 3
-"""Generations for which an entry is sure not to be evicted."""
+MAX_AGE = 3
+"""In generations since an entry was last used: what is older is made this old with each migration."""
+ALL_AGES = 15
 
 _EMPTY = np.uint64(0)
 _TOMB = np.uint64(1)  # something was here, and what was put behind it may still be there
@@ -66,7 +67,7 @@ _LANE = np.uint64(0x7FFF)
 _IN_ROW = np.uint64(0x7FFE)  # in the lane on top: the rest is a row
 _ROW_MASK = np.uint64(0xFFFFFFFF)
 _0, _1, _2, _6, _15, _30, _32, _45, _58, _60, _63 = (np.uint64(n) for n in (0, 1, 2, 6, 15, 30, 32, 45, 58, 60, 63))
-_MAX_AGE = np.uint64(KEPT_AGE)
+_MAX_AGE = np.uint64(MAX_AGE)
 # The place of a single bit, by the top six bits of its product with a de Bruijn sequence.
 _DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
 _PLACES = np.zeros(64, np.int64)
@@ -335,9 +336,12 @@ def _gather(old: Words, state: Counts, start: int, end: int) -> int:
 
 @loop
 def migrate(
-    table: Words, old: Words, rows: Rows, dead: Words, counts: Counts, state: Counts, evicting: bool, steps: int
+    table: Words, old: Words, rows: Rows, dead: Words, counts: Counts, state: Counts, kept: int, steps: int
 ) -> bool:
-    """Moves on by `steps` places, leaving out what only slots in `dead` hold; whether all is moved."""
+    """Moves on by `steps` places; whether all is moved.
+
+    Left out is what only slots in `dead` hold, and what is of an age beyond `kept`.
+    """
     stamp, end = _stamp(state), min(state[CURSOR] + 2 * steps, len(old))
     nobody_dies = True
     for word in range(len(dead)):
@@ -347,12 +351,12 @@ def migrate(
             at = np.uint64(state[_SCRATCH + found])
             key, value = old[at], old[at + _1]
             old[at] = _TOMB
-            if (stamp - (value & ~_HOLDERS)) >> _60 > _MAX_AGE:
-                # Ages are bounded here, so that they never come round.
+            age = (stamp - (value & ~_HOLDERS)) >> _60
+            if age > _MAX_AGE:  # bounded here, so that ages do not come round (an entry would only be kept for longer)
                 value = (value & _HOLDERS) | (stamp - (_MAX_AGE << _60))
-                if evicting:
-                    _evict(rows, counts, state, value)
-                    value |= _NOBODY
+            if age > np.uint64(kept):
+                _evict(rows, counts, state, value)
+                value |= _NOBODY
             if not nobody_dies:
                 value = _without(rows, state, value, dead)
             if value & _HOLDERS == _NOBODY:
@@ -488,7 +492,15 @@ def walk_masks(slots: Rows, masks: Rows, depths: Depths) -> None:
         _note(slots[_ALIVE, word], word, len(masks), depths)
 
 
+@loop
+def read_holders(entries: Words, rows: Rows, masks: Rows) -> None:
+    """Each place's holders into its row of `masks`, without using the entry."""
+    for place in range(len(masks)):
+        if entries[2 * place] > _TOMB:
+            for word in range(masks.shape[1]):
+                masks[place, word] = _bits(rows, entries[2 * place + 1], word)
+
+
 def blocks_in(entries: Words) -> Words:
-    """Sequence hashes of the blocks in a table."""
-    keys = entries[::2]
-    return np.asarray((keys[keys > _TOMB] * _GATHER) ^ _SALT)
+    """A sequence hash for each place in a table; where nothing is there, none that anyone asks for."""
+    return np.asarray((entries[::2] * _GATHER) ^ _SALT)

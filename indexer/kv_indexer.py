@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from indexer.cursor import Apply, Clear, Cursor, Instruction, View
 from indexer.events import Cleared, EventBatch, LoadReport, ReplayRequest, Stored, unpack_hashes
-from indexer.expiring import AssumedPrefixes
+from indexer.expiring import BYTES_PER_BLOCK, AssumedPrefixes
 from indexer.hashing import HASH_VERSION, SequenceHashes, chain_hashes, pack_tokens, root_hash
 from indexer.matches import Matches, SumOfMatches
 from indexer.prefix_index import PrefixIndex
@@ -29,16 +29,34 @@ def hash_prompt(tokens: Sequence[int], block_sizes: Iterable[int], namespace: Na
     return PromptHashes(len(tokens), {size: chain_hashes(packed, size, root) for size in set(block_sizes)})
 
 
+_ASSUMED_SHARE = 4
+"""One in so many bytes is for remembering what was assumed, and since when."""
+
+
 class KVIndexer:
     """Only ranks that are watched are indexed; what comes for others is counted and dropped."""
 
-    def __init__(self, assumed_ttl: float = 120.0) -> None:
-        """`assumed_ttl`: seconds for which a prompt is assumed to stay with a worker that tells nothing itself."""
-        self.index = PrefixIndex()
-        self._assumed = AssumedPrefixes(self.index, assumed_ttl)
+    def __init__(self, assumed_ttl: float = 120.0, max_bytes: int | None = None) -> None:
+        """`assumed_ttl`: seconds for which a prompt is assumed to stay with a worker that tells nothing itself.
+
+        `max_bytes`: for the index and what is assumed, together; see `indexer.packed` for what goes first.
+        """
+        assumed = None if max_bytes is None else max_bytes // _ASSUMED_SHARE
+        self.index = PrefixIndex(None if max_bytes is None else max_bytes - (assumed or 0))
+        self._assumed = AssumedPrefixes(self.index, assumed_ttl, assumed)
         self.counts: Counter[str] = Counter()
         """Batches by fate: applied, stale, unknown_worker, other_hash_version, malformed."""
         self._cursors: dict[WorkerRank, Cursor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Never more than `max_bytes`."""
+        return self.index.nbytes + BYTES_PER_BLOCK * len(self._assumed)
+
+    @property
+    def evicted(self) -> int:
+        """How many (rank, tier, block) were dropped for want of memory, since the start."""
+        return self.index.evicted + self._assumed.evicted
 
     def watch(self, rank: WorkerRank) -> None:
         """Index this rank from now on; watching it again changes nothing."""

@@ -7,10 +7,13 @@ vanish, how the slots of a cleared rank become free again, and how entries are e
 An entry costs 16 bytes at a fill of 40 to 70 %: 23 to 40 bytes for a block of up to four holders (and as much again
 while it is being migrated), and 8 more for each 64 slots of the fleet from five holders on.
 
-Eviction: every entry carries the *generation* in which it was last stored or looked up. When the table is full and may
-not grow, a migration of the same size begins a new generation and drops what was not used for `KEPT_AGE` generations
-(one lasts as long as it takes to fill a quarter of the table). New blocks are refused until there is room. So a rank
-may hold more than is found here, never less.
+Eviction, where memory is limited: second chance (CLOCK: Corbató, "A Paging Experiment with the Multics System", 1968),
+with a *generation* in each entry, that of its last use, in place of a reference bit (as in Linux's multi-generational
+LRU). A block is used when it is stored or looked up. A generation ends when a quarter of the table was filled, or when
+the table is nearly full and may not grow: then the clock's hand goes round, in a migration that drops what is older
+than `MAX_AGE` generations and, where that is too little, younger ones, but none of this generation or the one before.
+What finds no room even so is refused. So a rank may hold more than is found here, never less; a block whose parent was
+dropped is not reached, and goes in its turn.
 """
 
 from __future__ import annotations
@@ -24,11 +27,13 @@ import numpy as np
 
 from indexer import kernels
 from indexer.kernels import (
+    ALL_AGES,
     CURSOR,
     EVICTED,
     FREE_ROWS,
     GENERATION,
     LIVE,
+    MAX_AGE,
     NEXT_ROW,
     REFUSED,
     ROOM,
@@ -44,18 +49,26 @@ _SMALL = 4096
 """Entries; what is bigger takes whole huge pages."""
 _FULLEST = 0.7
 _FRESH = 0.4
+_MOST_HASHES = 1024
+"""That are stored at once; of more, a part at a time."""
 _STEP = 64
 _STEPS_PER_HASH = 8
-"""Entries' places migrated with each call, and for each of its hashes: a migration is over long before the new table,
-which starts at most 40 % full, could need one itself at 70 %."""
+"""Entries' places migrated with each call, and for each of its hashes: a migration is over before the new table, which
+is at least half as large and starts at most 40 % full, could need one itself at 70 %."""
+_AT_ONCE = _STEPS_PER_HASH * _MOST_HASHES
+"""Places that are left then, at most; and that are migrated with each call while memory is short."""
+_SPARE = 16
+"""One place in so many is still to be had when the next migration begins, if that may have to evict to make room."""
 _GENERATIONS = 4
 """In which a table that is empty becomes full."""
 _MAX_MORE_ROWS = 1 << 20
 """Bytes by which rows grow at once, at most: they are cleared."""
 _ROWS_SHARE = 8
-"""Entries leave a part of the memory to rows: one in so many."""
+"""Entries leave a part of the memory to rows, and to other tables: one in so many."""
+_MOST_COPIED = 1 << 25
+"""Bytes of rows that growing may copy: bigger allocations have pages of their own, which `realloc` moves."""
 _CRAMMED = 0.8
-"""How full a table may become to give memory to rows."""
+"""How full a table may become to give memory to rows and other tables."""
 _ENTRY = 16
 """Bytes."""
 _HUGE_PAGE = (1 << 21) // _ENTRY
@@ -76,8 +89,9 @@ class PackedTable:
         self._counts = np.zeros(64, np.int64)
         self._state = np.zeros(STATES, np.int64)
         self._state[ROOM] = int(_FULLEST * _SMALLEST)
-        self._evicting = False
-        self._begin_generation()
+        self._spare = 0
+        self._kept = ALL_AGES
+        self._expect_generation()
         self.freed: set[int] = set()
         """Slots that were condemned and hold nothing any more: for the owner to take out."""
         self._condemned: set[int] = set()
@@ -94,8 +108,9 @@ class PackedTable:
 
     @property
     def reserved(self) -> int:
-        """Bytes with those that the next migration needs if the table may not grow."""
-        return self.nbytes - self._table.nbytes - self._old.nbytes + self._entries_reserved
+        """Bytes with those that the next migration needs if the table may not grow, and with a copy of the rows."""
+        entries = self._table.nbytes + self._old.nbytes
+        return self.nbytes - entries + self._entries_reserved + min(self._rows.nbytes, _MOST_COPIED)
 
     @property
     def _entries_reserved(self) -> int:
@@ -116,10 +131,9 @@ class PackedTable:
         """Of 64 slots each."""
         return len(self._dead)
 
-    @property
-    def bytes_to_widen(self) -> int:
-        """What `widen` to twice the width needs while it is at work."""
-        return 2 * (self._rows.nbytes + self._dead.nbytes + self._counts.nbytes)
+    def bytes_to_widen(self, words: int) -> int:
+        """What `widen` needs while it is at work, and `reserved` afterwards."""
+        return words // self.words * (2 * self._rows.nbytes + self._dead.nbytes + self._counts.nbytes)
 
     def widen(self, words: int) -> None:
         """Make room for slots up to 64 × `words`."""
@@ -133,19 +147,28 @@ class PackedTable:
         return int(self._counts[slot])
 
     def store(self, slot: int, hashes: Words) -> None:
-        self._make_room(len(hashes))
-        kernels.store(self._table, self._old, self._rows, self._counts, self._state, slot, hashes)
+        for start in range(0, len(hashes), _MOST_HASHES):
+            part = hashes[start : start + _MOST_HASHES]
+            self._make_room(len(part))
+            kernels.store(self._table, self._old, self._rows, self._counts, self._state, slot, part)
 
     def remove(self, slot: int, hashes: Words) -> None:
         kernels.remove(self._table, self._old, self._rows, self._counts, self._state, slot, hashes)
-        self._go_on(len(hashes))
+        self.go_on(len(hashes))
 
     def condemn(self, slot: int) -> None:
         """`slot` holds nothing any more. It may be used again once it is among the `freed`."""
         self._counts[slot] = 0
         self._condemned.add(slot)
         if not self._migrating:
-            self._begin_migration(min(self._size_for(0), self._largest()))
+            self._begin_migration(0)
+
+    def go_on(self, hashes: int) -> None:
+        """With the migration under way, as far as is due for so many hashes."""
+        if self._migrating:
+            self._migrate(_STEP + _STEPS_PER_HASH * hashes)
+            if self._condemned and not self._migrating:
+                self._begin_migration(hashes)
 
     def walk(self, slots: Rows, hashes: Words, depths: Depths) -> None:
         """Into `depths`: how many of the leading `hashes` each live slot holds."""
@@ -157,12 +180,13 @@ class PackedTable:
 
     def items(self) -> Iterator[tuple[int, list[int]]]:
         """Each block with its slots, condemned ones included: for comparison in tests and by hand."""
-        mask = np.zeros(self.words, np.uint64)
         for entries in (self._table, self._old):
-            for block in blocks_in(entries):
-                mask[:] = 0
-                self.mark(np.array([block]), mask.reshape(1, -1))
-                yield int(block), [s for s in range(64 * self.words) if int(mask[s >> 6]) >> (s & 63) & 1]
+            masks = np.zeros((len(entries) // 2, self.words), np.uint64)
+            kernels.read_holders(entries, self._rows, masks)
+            held = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+            blocks = blocks_in(entries)
+            for place in np.flatnonzero(held.any(axis=1)):
+                yield int(blocks[place]), np.flatnonzero(held[place]).tolist()
 
     @property
     def _migrating(self) -> bool:
@@ -170,26 +194,25 @@ class PackedTable:
 
     def _make_room(self, hashes: int) -> None:
         """For as many blocks and rows, where memory allows it; and a part of the migration under way."""
-        if self._state[ROOM] < hashes:
-            self._resize(hashes)
         if self._state[FREE_ROWS] < hashes:
             self._add_rows(hashes)
+        if self._state[ROOM] < hashes + self._spare or self._state[FREE_ROWS] < hashes:
+            self._resize(hashes)
         if self._state[ROOM] < self._next_generation:
             self._begin_generation()
-        self._go_on(hashes)
+        self.go_on(hashes)
 
     def _resize(self, hashes: int) -> None:
-        wanted = self._size_for(hashes)
-        size = min(wanted, self._largest())
-        if self._migrating:
-            if size < wanted:
-                return  # what it drops makes room
-            self._migrate(len(self._old))
-        self._begin_migration(size, evicting=size < wanted)
+        if self._migrating and self._state[ROOM] < hashes:
+            if self._spare:
+                self._kept = max(1, min(self._kept, MAX_AGE) - 1)
+            self._migrate(_AT_ONCE)
+        if not self._migrating:  # else memory is short, and what is dropped makes room
+            self._begin_migration(hashes)
 
     def _size_for(self, hashes: int) -> int:
         """In entries."""
-        size = int((len(self) + hashes) / _FRESH)
+        size = max(int((len(self) + hashes) / _FRESH), len(self._table) // 4)
         return -(-size // _HUGE_PAGE) * _HUGE_PAGE if size > _SMALL else max(_SMALLEST, size)
 
     def _largest(self) -> int:
@@ -200,9 +223,13 @@ class PackedTable:
         left = limit - limit // _ROWS_SHARE - (self.reserved - self._entries_reserved)
         size = left // (2 * _ENTRY)
         size -= size % _HUGE_PAGE if size > _HUGE_PAGE else 0
-        return max(size, int(len(self) / _CRAMMED) + 1, _SMALLEST)
+        needed = min(int(len(self) / _CRAMMED) + 1, len(self._table) // 2)
+        return max(size, needed, _SMALLEST)
 
-    def _begin_migration(self, size: int, evicting: bool = False) -> None:
+    def _begin_migration(self, hashes: int) -> None:
+        wanted = self._size_for(hashes)
+        size = min(wanted, self._largest())
+        self._spare = size // _SPARE if size < wanted else 0
         self._table, self._old = _entries(size), self._table
         self._dying, self._condemned = self._condemned, set()
         self._dead[:] = 0
@@ -210,37 +237,37 @@ class PackedTable:
             self._dead[slot >> 6] |= np.uint64(1 << (slot & 63))
         self._state[CURSOR] = 0
         self._state[ROOM] = int(_FULLEST * size) - len(self)
-        self._evicting = evicting
-        self._begin_generation()
+        if self._state[ROOM] < size // _STEPS_PER_HASH + hashes:  # the next would be due before this one is over
+            self._kept = MAX_AGE
+            self._begin_generation()
+        else:
+            self._kept = ALL_AGES
+            self._expect_generation()
 
     def _begin_generation(self) -> None:
-        """Where nothing will be evicted one is enough."""
-        if self._limit is None:
-            self._next_generation = -sys.maxsize
-            return
         self._state[GENERATION] = (self._state[GENERATION] + 1) % 16
-        self._next_generation = int(self._state[ROOM] - _FULLEST * len(self._table) / (2 * _GENERATIONS))
+        self._expect_generation()
 
-    def _go_on(self, hashes: int) -> None:
-        if self._migrating:
-            self._migrate(_STEP + _STEPS_PER_HASH * hashes)
+    def _expect_generation(self) -> None:
+        """The next, when a part of the table was filled; where nothing will be evicted, one is enough."""
+        part = _FULLEST * len(self._table) / (2 * _GENERATIONS)
+        self._next_generation = -sys.maxsize if self._limit is None else int(self._state[ROOM] - part)
 
     def _migrate(self, steps: int) -> None:
         through = kernels.migrate(
-            self._table, self._old, self._rows, self._dead, self._counts, self._state, self._evicting, steps
+            self._table, self._old, self._rows, self._dead, self._counts, self._state, self._kept, steps
         )
         if through:
             self._old = _NO_ENTRIES
             self.freed |= self._dying
             self._dying = set()
-            if self._condemned:
-                self._begin_migration(min(self._size_for(0), self._largest()))
+            self._expect_generation()
 
     def _add_rows(self, hashes: int) -> None:
         first, width = len(self._rows), self._rows.itemsize * self.words
         more = max(hashes, min(first, _MAX_MORE_ROWS // width))
         if self._limit is not None:
-            more = min(more, (self._limit() - self.reserved) // width)
+            more = min(more, (self._limit() - self.reserved) // (2 * width))
         if more > 0:
             # In place: nobody else holds on to the rows, and they may be many.
             self._rows.resize((first + more, self.words), refcheck=False)

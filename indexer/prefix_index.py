@@ -2,7 +2,8 @@
 
 A block is named by its sequence hash, which stands for the whole prefix up to its end, so one flat map does what a
 radix tree would, never splits, merges or leaks nodes, and matching is a walk along the prompt's hashes with a bit mask
-of the ranks that still hold everything so far (docs/adr/0001-flat-chained-hashes.md). `indexer.packed` has the map.
+of the ranks that still hold everything so far (docs/adr/0001-flat-chained-hashes.md). `indexer.packed` has the map, and
+says what goes first where memory is limited. A limited index knows of less than the ranks hold, never of more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from indexer.types import RankSet, SequenceHash, Tier, WorkerRank
 __all__ = ["Matches", "Overlap", "PrefixIndex", "as_hashes", "warm_up"]
 
 LEAST_BYTES = 1 << 16
+"""That an index needs for each 64 ranks."""
 _MAX_RANK_SETS = 64
 """Whose slots are remembered; in a fleet that does not change there are as many as there are pools and block sizes."""
 
@@ -30,30 +32,29 @@ class PrefixIndex:
 
     def __init__(self, max_bytes: int | None = None) -> None:
         """`max_bytes`: for all that grows with what is stored; ValueError when it is too little to begin with."""
-        self._max_bytes = max_bytes
-        self._slots: dict[WorkerRank, int] = {}
-        limits = {tier: None if max_bytes is None else partial(self._left_for, tier) for tier in Tier}
-        self._tables = {tier: PackedTable(limits[tier]) for tier in Tier}
         if max_bytes is not None and max_bytes < LEAST_BYTES:
             raise ValueError(f"at least {LEAST_BYTES} bytes are needed")
+        self._max_bytes = max_bytes
+        self._slots: dict[WorkerRank, int] = {}
+        self._tables = self._empty_tables()
         self._free = list(range(63, -1, -1))
         self._busy: dict[int, set[Tier]] = {}
         self._live_slots = np.zeros((SLOT_ROWS, 1), np.uint64)
         self._positions: dict[RankSet, Positions] = {}
-        self._refused = 0
+        self._evicted = self._refused = 0
 
     def __repr__(self) -> str:
         return f"<PrefixIndex {len(self._slots)} ranks, {self.entries()} entries, {self.nbytes / 1e6:.1f} MB>"
 
     @property
     def nbytes(self) -> int:
-        """Never more than `max_bytes`."""
+        """Never more than `max_bytes`, at no moment."""
         return sum(table.nbytes for table in self._tables.values())
 
     @property
     def evicted(self) -> int:
         """How many (rank, tier, block) were dropped for want of memory, since the start."""
-        return sum(table.evicted for table in self._tables.values())
+        return self._evicted + sum(table.evicted for table in self._tables.values())
 
     @property
     def refused(self) -> int:
@@ -61,10 +62,11 @@ class PrefixIndex:
         return self._refused + sum(table.refused for table in self._tables.values())
 
     def store(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
-        slot, table = self._slot(rank), self._tables[tier]
+        slot = self._slot(rank)
         if slot is None:
-            self._refused += len(hashes)
+            self._refuse(len(hashes))
             return
+        table = self._tables[tier]  # which may be a new one just now
         table.store(slot, as_hashes(hashes))
         if table.freed:
             self._set_free(tier)
@@ -145,7 +147,7 @@ class PrefixIndex:
         return found
 
     def _slot(self, rank: WorkerRank) -> int | None:
-        """None if there is no memory for one more."""
+        """None if there is no memory for one more, for now or for good."""
         slot = self._slots.get(rank)
         if slot is None:
             if not self._free and not self._widen():
@@ -155,17 +157,39 @@ class PrefixIndex:
             self._live_slots[0, slot >> 6] |= np.uint64(1 << (slot & 63))
         return slot
 
+    def _refuse(self, hashes: int) -> None:
+        """For want of a slot; a sweep that sets some free goes on."""
+        self._refused += hashes
+        for tier, table in self._tables.items():
+            table.go_on(hashes)
+            self._set_free(tier)
+
+    def _empty_tables(self) -> dict[Tier, PackedTable]:
+        limited = self._max_bytes is not None
+        return {tier: PackedTable(partial(self._left_for, tier) if limited else None) for tier in Tier}
+
     def _widen(self) -> bool:
-        words = self._live_slots.shape[1]
-        if 64 * 2 * words > MAX_SLOTS:
+        """Whether there are slots for twice the ranks now."""
+        words = 2 * self._live_slots.shape[1]
+        if 64 * words > MAX_SLOTS:
             raise OverflowError(f"more than {MAX_SLOTS} ranks")
-        more = sum(table.bytes_to_widen for table in self._tables.values())
-        if self._max_bytes is not None and more > self._max_bytes - self._reserved:
+        if not self._make_room_to_widen(words):
             return False
         for table in self._tables.values():
-            table.widen(2 * words)
-        self._live_slots = np.pad(self._live_slots, ((0, 0), (0, words)))
-        self._free += range(64 * 2 * words - 1, 64 * words - 1, -1)
+            table.widen(words)
+        self._live_slots = np.pad(self._live_slots, ((0, 0), (0, words // 2)))
+        self._free += range(64 * words - 1, 32 * words - 1, -1)
+        return True
+
+    def _make_room_to_widen(self, words: int) -> bool:
+        """Rows are copied to be wider. Where there is no memory for that, everything that is stored is dropped."""
+        more = sum(table.bytes_to_widen(words) for table in self._tables.values())
+        if self._max_bytes is None or more <= self._max_bytes - self._reserved:
+            return True
+        if self._busy or LEAST_BYTES * words > self._max_bytes:
+            return False  # slots will be free soon; or it would not help
+        self._refused, self._evicted = self.refused, self.evicted + self.entries()
+        self._tables = self._empty_tables()
         return True
 
     @property
@@ -188,12 +212,16 @@ class PrefixIndex:
 
 def warm_up() -> None:
     """Compiles everything: seconds the first time on a machine, a fraction of one after. Not on a request's way."""
-    index = PrefixIndex()
-    for tier in (Tier.GPU, Tier.CPU):
-        hashes = chain_hashes(pack_tokens([0, 1]), 1, 0)
-        index.store(WorkerRank("", 0), tier, hashes)
-        index.find_matches(hashes)
-        index.remove(WorkerRank("", 0), tier, hashes[:1])
+    index, rank = PrefixIndex(), WorkerRank("", 0)
+    hashed = chain_hashes(pack_tokens([0, 1]), 1, 0)
+    # Those of events are read-only, which is another type of array.
+    for hashes in (hashed, np.frombuffer(hashed.tobytes(), np.uint64)):
+        for tier in (Tier.GPU, Tier.CPU):
+            index.store(rank, tier, hashes)
+            index.find_matches(hashes)
+            index.remove(rank, tier, hashes[:1])
+    index.clear(rank)  # which begins a migration, for `store` to go on with
+    index.store(rank, Tier.GPU, hashed)
 
 
 def as_hashes(hashes: SequenceHashes | Sequence[SequenceHash]) -> SequenceHashes:

@@ -98,3 +98,33 @@ def test_a_freed_slot_serves_another_rank_without_its_past() -> None:
     index.store(RANKS[1], Tier.GPU, [2])
     assert index.find_matches([1]) == {}
     assert index.find_matches([2]) == {RANKS[1]: Overlap(1, 1)}
+
+
+def test_slots_of_ranks_that_left_are_used_again() -> None:
+    """Also where a table must grow while it is being swept, and is swept again at once; and nothing else is lost."""
+    index = PrefixIndex()
+    for generation in range(40):
+        fleet = [WorkerRank(str(generation), number) for number in range(48)]
+        chains = [range(first, first + 300) for first in range(14400 * generation, 14400 * (generation + 1), 300)]
+        for rank, chain in zip(fleet, chains, strict=True):
+            index.store(rank, Tier.GPU, chain)
+        for rank in fleet[::2]:
+            index.clear(rank)
+        for number, chain in enumerate(chains):
+            assert index.find_matches(chain) == ({fleet[number]: Overlap(300, 300)} if number % 2 else {})
+        for rank in fleet[1::2]:
+            index.clear(rank)
+    assert index._live_slots.shape[1] <= 4  # those being swept out, and those that wait for it
+    assert index.entries() == 0
+
+
+def test_an_event_of_many_blocks_while_one_rank_is_swept_out_and_another_waits_for_it() -> None:
+    index = PrefixIndex()
+    a, b, c = RANKS[:3]
+    for rank, first in ((a, 0), (b, 10_000), (c, 20_000)):
+        index.store(rank, Tier.GPU, range(first, first + 200))
+    index.clear(a)
+    index.clear(b)
+    index.store(c, Tier.GPU, range(30_000, 40_000))
+    assert index.find_matches(range(20_000, 20_200)) == {c: Overlap(200, 200)}
+    assert index.find_matches(range(30_000, 40_000)) == {c: Overlap(10_000, 10_000)}
