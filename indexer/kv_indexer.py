@@ -58,6 +58,11 @@ class KVIndexer:
         """How many (rank, tier, block) were dropped for want of memory, since the start."""
         return self.index.evicted + self._assumed.evicted
 
+    @property
+    def refused(self) -> int:
+        """How many (rank, tier, block) were not taken in for want of memory, since the start."""
+        return self.index.refused
+
     def watch(self, rank: WorkerRank) -> None:
         """Index this rank from now on; watching it again changes nothing."""
         self._cursors.setdefault(rank, Cursor(rank))

@@ -106,7 +106,7 @@ class App:
         self._metrics = Metrics()
         self._fleet = Fleet(Worker(spec, Pool(spec.url, settings.connect_timeout)) for spec in settings.workers)
         self._book = LoadBook(shared_table(settings, member) if member else None)
-        self._indexer = KVIndexer(settings.approx_ttl)
+        self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory)
         self._plane: EventPlane = make_plane(settings.event_plane)
         self._ingest = Ingest(
             self._plane, settings.event_namespace, self._indexer, self._book, self._metrics, time.monotonic

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.tallies import Tallies
@@ -44,7 +44,7 @@ class Metrics:
         )
 
     def observe(self, name: str, text: str, labels: tuple[str, ...], read: Callable[[], Iterable[Sample]]) -> None:
-        """A gauge read from the router's state whenever /metrics is asked for."""
+        """A gauge, or a counter if its name says so, read from the router's state whenever /metrics is asked for."""
         self.registry.register(_Reading(name, text, labels, read))
 
     def render(self) -> bytes:
@@ -54,12 +54,13 @@ class Metrics:
 class _Reading(Collector):
     def __init__(self, name: str, text: str, labels: tuple[str, ...], read: Callable[[], Iterable[Sample]]) -> None:
         self._name, self._text, self._labels, self._read = name, text, labels, read
+        self._family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
 
     def describe(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        yield self._family(self._name, self._text, labels=self._labels)
 
     def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        family = self._family(self._name, self._text, labels=self._labels)
         for labels, value in self._read():
             family.add_metric(labels, value)
         yield family

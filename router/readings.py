@@ -42,6 +42,9 @@ class Readings:
         observe("router_worker_up", "1 while the worker serves.", ("worker",), self._up)
         observe("router_index_view", "1 for how far the index knows a rank.", (*rank, "view"), self._views)
         observe("router_index_blocks", "Blocks indexed.", (*rank, "tier"), self._blocks)
+        observe("router_index_bytes", "Memory that the index takes.", (), self._bytes)
+        observe("router_index_evicted_blocks_total", "Blocks dropped for want of memory.", (), self._evicted)
+        observe("router_index_refused_blocks_total", "Blocks not taken in for want of memory.", (), self._refused)
         observe("router_index_batches", "Event batches received, by fate.", ("fate",), self._batches)
         observe("router_event_plane_connected", "1 while the event plane is connected.", (), self._connected)
         observe(
@@ -67,6 +70,15 @@ class Readings:
         for rank in self._ranks():
             for tier in Tier:
                 yield (*_labels(rank), tier.name.lower()), float(self._indexer.index.blocks(rank, tier))
+
+    def _bytes(self) -> Iterable[Sample]:
+        return [((), float(self._indexer.nbytes))]
+
+    def _evicted(self) -> Iterable[Sample]:
+        return [((), float(self._indexer.evicted))]
+
+    def _refused(self) -> Iterable[Sample]:
+        return [((), float(self._indexer.refused))]
 
     def _batches(self) -> Iterator[Sample]:
         return (((fate,), float(count)) for fate, count in self._indexer.counts.items())

@@ -128,6 +128,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     approx_ttl: Annotated[
         float, _seconds("Routing", "How long a predicted block counts as held without KV events.")
     ] = 120.0
+    index_max_memory: Annotated[
+        int,
+        _about(
+            "Routing",
+            "Most memory that each process's index takes; what was not used for longest is forgotten beyond it.",
+            "SIZE",
+            ge=1024**2,
+            takes="a size of at least 1MiB, such as 512MiB (KiB, MiB, GiB, or a plain number of bytes)",
+            read=read_size,
+        ),
+    ] = 4 * 1024**3
     seed: Annotated[
         int | None,
         _about(
@@ -282,8 +293,9 @@ def _as_text(option: Option) -> str:
         return str(value).lower()
     if value is None or value == ():
         return "none"
-    if option.key == "max_body_size" and isinstance(value, int):
-        return f"{value // 1024**2}MiB"
+    if option.metavar == "SIZE" and isinstance(value, int):
+        unit = max((unit for unit, size in _SIZE_UNITS.items() if value % size == 0), key=_SIZE_UNITS.__getitem__)
+        return f"{value // _SIZE_UNITS[unit]}{unit}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

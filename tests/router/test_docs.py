@@ -107,6 +107,7 @@ def test_what_is_registered_is_found_here() -> None:
     assert found["router_requests_in_flight"] == ("gauge", ())
     assert found["router_untokenized_requests_total"] == ("counter", ("reason",))
     assert found["router_index_blocks"] == ("gauge", ("worker", "dp_rank", "tier"))
+    assert found["router_index_evicted_blocks_total"] == ("counter", ())
 
 
 def test_the_metrics_page_mentions_no_metric_that_does_not_exist() -> None:
