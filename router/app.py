@@ -15,7 +15,7 @@ import aiohttp
 import publishers.rank
 from engines.description import EngineDescription
 from indexer.kv_indexer import KVIndexer
-from indexer.prefix_index import warm_up
+from indexer.warm_up import warm_up
 from publishers.connect import make_plane
 from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
