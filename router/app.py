@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import random
 import signal
@@ -84,6 +85,7 @@ async def _serve(settings: Settings, member: Member | None) -> int:
         )
         await app.close()
         return 1
+    _leave_to_itself()
     orphaned = asyncio.create_task(_stop_with_parent(stop)) if member else None
     await stop.wait()
     if orphaned:
@@ -91,6 +93,12 @@ async def _serve(settings: Settings, member: Member | None) -> int:
     await app.drain(settings.drain_timeout)
     await app.close()
     return 0
+
+
+def _leave_to_itself() -> None:
+    """What is there by now stays: looking through all of it for garbage, again and again, takes 75 ms each time."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _stop_with_parent(stop: asyncio.Event) -> None:
