@@ -13,9 +13,9 @@ import gc
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import uvloop
 
@@ -58,13 +58,14 @@ class Brain:
             self.indexer.watch(rank)
             self.book.watch(rank, BLOCK_SIZE)
         self._event_ids = {rank: count() for rank in RANKS}
-        self.prompts = [[self._random.randrange(32_000) for _ in range(TOKENS)] for _ in range(32)]
+        self.prompts = [pack_tokens([self._random.randrange(32_000) for _ in range(TOKENS)]) for _ in range(32)]
+        """As the tokenizer gives them."""
         self._fill(entries)
 
     def _fill(self, entries: int) -> None:
         """Worker i holds (i + 1)/64 of each prompt that will be asked for, and everybody much else."""
         for tokens in self.prompts:
-            hashes = chain_hashes(pack_tokens(tokens), BLOCK_SIZE, 0)
+            hashes = chain_hashes(tokens, BLOCK_SIZE, 0)
             for number, rank in enumerate(RANKS):
                 held = hashes[: (number + 1) * len(hashes) // WORKERS]
                 self.indexer.on_batch(self._batch(rank, Stored(Tier.GPU, pack_hashes(held))))
@@ -91,7 +92,7 @@ class Brain:
 
     def decide(self) -> None:
         tokens = self._random.choice(self.prompts)
-        prompt = hash_prompt(tokens, {BLOCK_SIZE}, PLAIN)
+        prompt = hash_prompt(cast("Sequence[int]", tokens), {BLOCK_SIZE}, PLAIN)
         matches = self.indexer.find_matches(prompt)
         decision = self._scheduler.select(CANDIDATES, TOKENS, matches, time.monotonic())
         self._scheduler.reserve(decision).release()
