@@ -15,7 +15,7 @@ class MalformedEvent(Exception):
     """A frame that is not what the engine's protocol says; the message says what is wrong and never quotes tokens."""
 
 
-class BlockStored(msgspec.Struct, frozen=True):
+class BlockStored(msgspec.Struct, frozen=True, gc=False):
     """`len(engine_hashes)` contiguous blocks of `block_size` tokens each, following `parent` (None: from the start)."""
 
     engine_hashes: Sequence[EngineHash] | BlockNames
@@ -29,19 +29,19 @@ class BlockStored(msgspec.Struct, frozen=True):
     """Per block, what the engine hashed besides tokens, LoRA and salt (b"" for nothing); () when no block has any."""
 
 
-class BlockRemoved(msgspec.Struct, frozen=True):
+class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
     engine_hashes: Sequence[EngineHash] | BlockNames
     tier: Tier
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True):
+class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False):
     pass
 
 
 EngineEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class EngineBatch(msgspec.Struct, frozen=True):
+class EngineBatch(msgspec.Struct, frozen=True, gc=False):
     """One published message of an engine. `skipped` counts, by reason, events that are none of the index's business."""
 
     timestamp: float

@@ -16,28 +16,28 @@ from indexer.hashing import HASH_VERSION, SequenceHashes
 from indexer.types import SequenceHash, Tier, WorkerRank
 
 
-class Stored(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s"):
     """The worker now holds these blocks in `tier`; `hashes` as `pack_hashes` makes them."""
 
     tier: Tier
     hashes: bytes
 
 
-class Removed(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+class Removed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
     """The worker's last copy of each of these blocks in `tier` is gone."""
 
     tier: Tier
     hashes: bytes
 
 
-class Cleared(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+class Cleared(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="c"):
     """The worker holds nothing any more, in any tier."""
 
 
 Event = Stored | Removed | Cleared
 
 
-class EventBatch(msgspec.Struct, frozen=True, array_like=True):
+class EventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Events of one (worker, dp_rank), in order.
 
     `event_id` counts batches from 0 within an `epoch`; a new epoch (always greater) starts from an empty cache. Parts
@@ -62,7 +62,7 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True):
 NO_EVENTS = -1
 
 
-class LoadReport(msgspec.Struct, frozen=True, array_like=True):
+class LoadReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Load of one (worker, dp_rank) as its engine states it; None where the engine does not.
 
     `epoch` and `event_id` name the last batch published before this report (event_id = −1: none), so that a receiver
@@ -92,7 +92,7 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
         return WorkerRank(self.worker_id, self.dp_rank)
 
 
-class ReplayRequest(msgspec.Struct, frozen=True, array_like=True):
+class ReplayRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Asks a publisher for the batches of `epoch` from `event_id` on; it answers with those, or with a snapshot."""
 
     worker_id: str

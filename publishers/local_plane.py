@@ -18,6 +18,8 @@ class LocalPlane:
         self.dropped = 0
         """Messages published before `start` or after `close`."""
         self._subscriptions: list[tuple[str, OnMessage]] = []
+        self._takers: dict[str, tuple[OnMessage, ...]] = {}
+        """Who gets what is published, by subject; forgotten when anybody comes or goes."""
         self._servers: dict[str, OnRequest] = {}
 
     async def start(self) -> None:
@@ -27,17 +29,23 @@ class LocalPlane:
         if not self.connected:
             self.dropped += 1
             return
-        for pattern, on_message in tuple(self._subscriptions):
-            if _matches(pattern, subject):
-                _deliver(on_message, subject, payload)
+        takers = self._takers.get(subject)
+        if takers is None:
+            takers = self._takers[subject] = tuple(
+                o for pattern, o in self._subscriptions if _matches(pattern, subject)
+            )
+        for on_message in takers:
+            _deliver(on_message, subject, payload)
 
     async def subscribe(self, subject: str, on_message: OnMessage) -> Unsubscribe:
         entry = (subject, on_message)
         self._subscriptions.append(entry)
+        self._takers.clear()
 
         async def unsubscribe() -> None:
             if entry in self._subscriptions:
                 self._subscriptions.remove(entry)
+                self._takers.clear()
 
         return unsubscribe
 
@@ -67,6 +75,7 @@ class LocalPlane:
     async def close(self) -> None:
         self.connected = False
         self._subscriptions.clear()
+        self._takers.clear()
         self._servers.clear()
 
 
