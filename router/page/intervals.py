@@ -1,0 +1,55 @@
+"""Means over seeds with 95 % confidence intervals (pure).
+
+Requests of one run share queues and caches, so they are no independent samples: only runs with different seeds are. A
+single run therefore has no interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""Student's t for a two-sided 95 % interval, by degrees of freedom from 1."""
+_NORMAL_95 = 1.96
+
+
+class Interval(NamedTuple):
+    """`low` and `high` are None where there is one value only; all is NaN where there is none."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def half(self) -> float | None:
+        return None if self.high is None else self.high - self.mean
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Of the values that are numbers."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return Interval(math.nan)
+    mean = math.fsum(known) / len(known)
+    if len(known) == 1:
+        return Interval(mean)
+    variance = math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1)
+    half = _t(len(known) - 1) * math.sqrt(variance / len(known))
+    return Interval(mean, mean - half, mean + half)
+
+
+def ratio_interval(values: Sequence[float], baselines: Sequence[float]) -> Interval:
+    """Of value over baseline, seed by seed: what a seed makes harder for both cancels. The mean is geometric."""
+    pairs = zip(values, baselines, strict=True)
+    logs = [math.log(value / base) for value, base in pairs if value > 0 and base > 0]
+    mean, low, high = mean_interval(logs)
+    return Interval(math.exp(mean), None if low is None else math.exp(low), None if high is None else math.exp(high))
+
+
+def _t(freedom: int) -> float:
+    """Beyond the table, the first terms of t's expansion about the normal, exact to three digits there."""
+    if freedom <= len(_T_95):
+        return _T_95[freedom - 1]
+    return _NORMAL_95 + (_NORMAL_95**3 + _NORMAL_95) / (4 * freedom)

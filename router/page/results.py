@@ -1,0 +1,86 @@
+"""What a page is made from: plain results of any comparison, one for each policy, rate and seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from router.page.intervals import Interval, mean_interval, ratio_interval
+
+TTFT_MEAN, TTFT_P99 = "TTFT s mean", "TTFT s p99"
+TPOT_MEAN = "TPOT ms mean"
+HITS = "cached prompt tokens %"
+IN_TIME = "within TTFT SLO %"
+"""Titles that charts are drawn of, where results have them."""
+
+
+class Figure(NamedTuple):
+    """One number of a result. `compared`: a ratio to the baseline says something."""
+
+    title: str
+    form: str = "{:.3f}"
+    compared: bool = True
+
+
+class Result(NamedTuple):
+    """One policy at one rate with one seed. `values`: by a figure's title, NaN for what is not known."""
+
+    policy: str
+    rate: float
+    seed: int
+    values: Mapping[str, float]
+    ttft: Sequence[float] = ()
+    """Seconds, of every answered request."""
+    imbalance: Sequence[tuple[float, float]] = ()
+    """Seconds since the start; the busiest worker over the mean in a window that begins then."""
+    busy: tuple[float, float] | None = None
+    """Shares of the machine that anything used, and that this run did; None where it does not matter."""
+    warnings: Sequence[str] = ()
+
+
+class Comparison(NamedTuple):
+    """A page's whole content."""
+
+    title: str
+    about: str
+    """A sentence on the load."""
+    results: Sequence[Result]
+    baseline: str
+    figures: Sequence[Figure]
+    rate_unit: str
+    """What a rate counts, as an axis tells it."""
+    times: str
+    """A sentence on what a second is."""
+    facts: Sequence[tuple[str, str]]
+    """How it was made: command, versions, settings."""
+
+    @property
+    def policies(self) -> list[str]:
+        return list(dict.fromkeys(result.policy for result in self.results))
+
+    @property
+    def rates(self) -> list[float]:
+        return sorted({result.rate for result in self.results})
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({result.seed for result in self.results})
+
+    def of(self, policy: str, rate: float) -> list[Result]:
+        """By seed."""
+        found = (result for result in self.results if (result.policy, result.rate) == (policy, rate))
+        return sorted(found, key=lambda result: result.seed)
+
+    def has(self, title: str) -> bool:
+        return any(not math.isnan(result.values.get(title, math.nan)) for result in self.results)
+
+    def mean(self, title: str, policy: str, rate: float) -> Interval:
+        return mean_interval([result.values.get(title, math.nan) for result in self.of(policy, rate)])
+
+    def ratio(self, title: str, policy: str, rate: float) -> Interval:
+        """To the baseline, over the seeds that both were run with."""
+        base = {result.seed: result.values.get(title, math.nan) for result in self.of(self.baseline, rate)}
+        values = {result.seed: result.values.get(title, math.nan) for result in self.of(policy, rate)}
+        both = sorted(base.keys() & values.keys())
+        return ratio_interval([values[seed] for seed in both], [base[seed] for seed in both])

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from router.page.intervals import mean_interval, ratio_interval
+
+
+def test_an_interval_by_hand() -> None:
+    """Values 1, 2, 3: s = 1, t(2) = 4.303, so the half width is 4.303 / sqrt(3)."""
+    found = mean_interval([1, 2, 3])
+    assert found.mean == 2
+    assert found.half == pytest.approx(4.303 / math.sqrt(3))
+
+
+@pytest.mark.parametrize("number", [2, 3, 16, 17, 40])
+def test_the_mean_lies_in_95_of_100_intervals(number: int) -> None:
+    rng, held, times = random.Random(number), 0, 4000
+    for _ in range(times):
+        found = mean_interval([rng.gauss(5, 2) for _ in range(number)])
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= 5 <= found.high
+    assert held / times == pytest.approx(0.95, abs=0.012)  # some three standard errors
+
+
+def test_one_value_has_no_interval() -> None:
+    assert mean_interval([7.0, math.nan]) == (7.0, None, None)
+    assert math.isnan(mean_interval([]).mean)
+
+
+def test_ratios_are_taken_seed_by_seed() -> None:
+    """Seeds differ tenfold, and the ratio is the same in each: no doubt remains."""
+    found = ratio_interval([1, 10, 100], [2, 20, 200])
+    assert found == pytest.approx((0.5, 0.5, 0.5))
+    assert ratio_interval([1, 4], [2, 2]).mean == pytest.approx(1.0)  # halved and doubled
+
+
+def test_a_ratio_to_nothing_is_unknown() -> None:
+    assert math.isnan(ratio_interval([1.0], [0.0]).mean)
+    assert math.isnan(ratio_interval([math.nan], [1.0]).mean)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from router.page.charts import groups
+from router.page.html import page
+from router.page.results import HITS, TTFT_MEAN, Comparison
+from router.page.tables import table
+
+from .made import FIGURES, comparison, unknown
+
+MANY = comparison(("kv", "least-loaded", "random"), (0.5, 1.0, 2.0), (0, 1, 2))
+
+
+def well_formed(text: str) -> ET.Element:
+    """A page without void elements left open is XML too, but for its doctype and `<meta>`."""
+    body = re.sub(r"<!doctype html>|<meta[^>]*>", "", text)
+    return ET.fromstring(body)
+
+
+@pytest.mark.parametrize("of", [comparison(), comparison(("kv",)), MANY], ids=["two", "one", "many"])
+def test_a_page_is_whole_and_needs_nothing_from_outside(of: Comparison) -> None:
+    text = page(of)
+    tree = well_formed(text)
+    assert not re.search(r"(?:src|href)=|url\(|@import|<script|http", text)
+    assert "nan" not in text.replace("font-variant-numeric", "")
+    for svg in tree.iter("svg"):
+        assert svg.get("aria-label")
+
+
+def test_what_came_from_outside_is_text() -> None:
+    text = page(comparison(("<b>kv", "random")))
+    assert "<b>kv" not in text
+    assert "&lt;i&gt;markup&lt;/i&gt;" in text
+
+
+def test_curves_where_there_are_several_rates() -> None:
+    by_rate, *within = groups(MANY)
+    assert [chart.svg.count("<circle") for chart in by_rate.charts] == [9] * 5
+    assert all(chart.svg.count("whisker") == 9 for chart in by_rate.charts)
+    assert [group.title for group in within] == [f"Within runs at rate {rate}" for rate in ("0.5", "1", "2")]
+    assert all(chart.svg.count("<polyline") == 3 for group in within for chart in group.charts)
+
+
+def test_bars_where_there_is_one_rate() -> None:
+    glance, within = groups(comparison())
+    assert [chart.svg.count("<rect") for chart in glance.charts] == [2] * 5
+    assert len(within.charts) == 2
+
+
+def test_a_distribution_goes_from_none_to_all() -> None:
+    """Its first point lies on the floor, its last at the top."""
+    chart = groups(comparison())[1].charts[0]
+    points = re.findall(r'points="([^"]+)"', chart.svg)[0].split()
+    heights = [float(point.split(",")[1]) for point in points]
+    assert heights == sorted(heights, reverse=True)
+    assert (heights[0], heights[-1]) == (208.0, 12.0)
+
+
+def test_the_table_tells_intervals_and_ratios() -> None:
+    text = table(MANY)
+    assert text.count("<tr>") == 1 + 3 * (1 + 3)
+    assert "±" in text
+    # `random` takes three times as long as kv, in every seed.
+    assert "<b>0.33×</b> (0.33–0.33)" in text
+    assert "60, 50" in text
+    assert MANY.ratio(HITS, "kv", 1.0).mean == pytest.approx(3.0)
+
+
+def test_one_seed_has_no_interval() -> None:
+    text = page(comparison())
+    assert "±" not in text
+    assert "One seed: there are no intervals" in text
+    assert "0.50×" in text
+
+
+def test_a_run_without_answers_has_dashes() -> None:
+    of = comparison()._replace(results=[unknown("kv"), unknown("random")])
+    assert math.isnan(of.mean(TTFT_MEAN, "kv", 1.0).mean)
+    half = comparison()._replace(results=[unknown("kv"), comparison().results[1]])
+    assert "<td>–</td>" in table(half)
+    assert "nan" not in page(half).replace("font-variant-numeric", "")
+    assert "nan" not in page(of).replace("font-variant-numeric", "")
+
+
+def test_the_same_warning_stands_once() -> None:
+    text = page(MANY)
+    assert text.count("beware of") == 1
+    assert "random at rate 0.5, seed 0; random at rate 0.5, seed 1" in text
+    assert "Before you trust this" not in page(comparison(("kv", "round-robin")))
+
+
+def test_a_figure_that_nobody_has_is_no_column() -> None:
+    of = comparison()._replace(results=[unknown("kv"), unknown("random")])
+    assert HITS in [figure.title for figure in FIGURES]
+    assert HITS not in table(of)
