@@ -15,6 +15,7 @@ from typing import NamedTuple
 import xxhash
 
 from engines.sim.cache import BlockId, CacheEvent, PrefixCache
+from engines.sim.decoding import Decoding
 from engines.sim.timing import StepTiming, StepWork
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace, SequenceHash
@@ -116,7 +117,7 @@ class Scheduler:
     """One rank. `answers` holds the token ids that answers are read from; `slowdown` multiplies every step's time.
 
     With `decode_blocks_at_finish` generated blocks enter the cache when their request finishes (SGLang), else as they
-    fill (vLLM).
+    fill (vLLM). `emit_every`: tokens at its multiples and the last are emitted; others may be, or cost no time here.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Scheduler:
         timing: StepTiming = StepTiming(),  # noqa: B008 - frozen
         answers: Sequence[int] = (3,),
         decode_blocks_at_finish: bool = False,
+        emit_every: int = 1,
     ) -> None:
         self.cache = PrefixCache(cache_blocks)
         self.block_size = block_size
@@ -143,6 +145,9 @@ class Scheduler:
         self._decode_blocks_at_finish = decode_blocks_at_finish
         self._requests: dict[str, Request] = {}
         self._blocked: tuple[Request, int] | None = None
+        # A step's tokens must always do for all that decode: then a prefill under way is the last of those running.
+        apart = emit_every > 1 and max_num_seqs <= max_num_batched_tokens
+        self._decoding = Decoding[Request](block_size, emit_every, answers) if apart else None
 
     def __repr__(self) -> str:
         return f"<Scheduler {len(self.running)} running, {len(self.waiting)} waiting, {self.cache!r}>"
@@ -173,6 +178,8 @@ class Scheduler:
         if request in self.running:
             self.running.remove(request)
             self.cache.release(request.blocks)
+            if self._decoding:
+                self._decoding.leave(request)
         else:
             self.waiting.remove(request)
         self.counters.aborted_requests += 1
@@ -185,19 +192,35 @@ class Scheduler:
     def step(self, now: float) -> StepOutcome:
         """Compute one step that starts at `now`."""
         work = StepWork()
-        scheduled = self._schedule_running(work)
+        scheduled = self._schedule_decoding(work)
+        unseen = work.decode_sequences - len(scheduled)
+        self._schedule_running(work, scheduled, work.decode_sequences)
         self._admit(work, scheduled)
         duration = self.timing.step_time(work) * self.slowdown
+        self.counters.generated_tokens += unseen
         emitted, finished = self._advance(scheduled, now + duration)
         self.counters.prefill_tokens += work.prefill_tokens
         self.counters.busy_seconds += duration
         return StepOutcome(duration, emitted, finished, self.cache.take_events())
 
-    def _schedule_running(self, work: StepWork) -> list[tuple[Request, int]]:
-        """Tokens for the running requests, preempting from the end of the list where blocks run out."""
-        scheduled: list[tuple[Request, int]] = []
-        budget = self.max_num_batched_tokens
-        index = 0
+    def _schedule_decoding(self, work: StepWork) -> list[tuple[Request, int]]:
+        """Those that decode apart from the others: of them, the ones that have something to do."""
+        decoding = self._decoding
+        if not decoding:
+            return []
+        due = decoding.due()
+        if sum(not request.computed % self.block_size for request in due) > self.cache.free_blocks:
+            decoding.dissolve()  # blocks run out, and somebody must be preempted
+            return []
+        work.decode_sequences, work.decode_context = len(decoding), decoding.context
+        for request in due:
+            self._grow(request, 1)
+        return [(request, 1) for request in due]
+
+    def _schedule_running(self, work: StepWork, scheduled: list[tuple[Request, int]], first: int) -> None:
+        """Tokens for those running, from `first` on, preempting from the end of the list where blocks run out."""
+        budget = self._budget(work)
+        index = first
         while index < len(self.running) and budget:
             request = self.running[index]
             new = min(len(request.tokens) - request.computed, budget)
@@ -208,7 +231,10 @@ class Scheduler:
                 index += 1
             else:
                 self._preempt(self.running.pop())
-        return scheduled
+
+    def _budget(self, work: StepWork) -> int:
+        """Tokens that the step has left."""
+        return self.max_num_batched_tokens - work.prefill_tokens - work.decode_sequences
 
     def _preempt(self, request: Request) -> None:
         self.cache.release(request.blocks)
@@ -221,7 +247,7 @@ class Scheduler:
 
     def _admit(self, work: StepWork, scheduled: list[tuple[Request, int]]) -> None:
         """Waiting requests in order, while budget, seats and blocks for the whole prompt last."""
-        budget = self.max_num_batched_tokens - sum(new for _, new in scheduled)
+        budget = self._budget(work)
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
             if not self._start(request):
@@ -302,6 +328,9 @@ class Scheduler:
         emitted: list[Emitted] = []
         finished: list[Request] = []
         answers, length = self._answers, len(self._answers)
+        decoding = self._decoding
+        if decoding is not None:
+            decoding.advance()
         for request, new in scheduled:
             request.computed += new
             if request.computed < len(request.tokens):
@@ -314,6 +343,8 @@ class Scheduler:
                 self.counters.first_token_seconds += end - request.arrival
             if request.finished:
                 finished.append(request)
+            elif decoding is not None:
+                decoding.keep(request)
         self.counters.generated_tokens += len(emitted)
         for request in finished:
             self._finish(request)
@@ -324,6 +355,8 @@ class Scheduler:
             self._store(request, request.computed)
         self.cache.release(request.blocks)
         self.running.remove(request)
+        if self._decoding:
+            self._decoding.leave(request)
         del self._requests[request.request_id]
         self.counters.finished_requests += 1
 

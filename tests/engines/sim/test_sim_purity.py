@@ -5,7 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 
-PURE = ("cache", "timing", "scheduler", "settings", "generation", "tokens", "flavour", "vllm_flavour", "sglang_flavour")
+PURE = (
+    "cache",
+    "decoding",
+    "timing",
+    "scheduler",
+    "settings",
+    "generation",
+    "tokens",
+    "flavour",
+    "vllm_flavour",
+    "sglang_flavour",
+)
 
 
 def test_pure_modules_load_no_io() -> None:

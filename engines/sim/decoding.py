@@ -1,0 +1,113 @@
+"""Requests of a rank that only decode, of which a step looks at those few that have something to do.
+
+A decoding request takes one token a step; for most steps that changes nothing but two counts. Here it is looked at only
+where a block begins or fills, where somebody hears of its token, and at its end; its counts are brought up to date
+then. What comes of it is exactly what looking at each in every step would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+
+class Decodable(Protocol):
+    """As much of a `scheduler.Request` as is needed here."""
+
+    tokens: list[int]
+    computed: int
+    max_tokens: int
+    answer_start: int
+
+    @property
+    def generated(self) -> int: ...
+
+
+_R = TypeVar("_R", bound=Decodable)
+
+
+class _Member(Generic[_R]):
+    __slots__ = ("due", "number", "request", "step")
+
+    def __init__(self, request: _R, number: int, step: int) -> None:
+        self.request = request
+        self.number = number
+        self.step = step
+        """At whose beginning the request's counts were right."""
+        self.due = step
+
+
+class Decoding(Generic[_R]):
+    """`every`: somebody hears of the positions that are its multiples. Members stay in the order of their joining."""
+
+    def __init__(self, block_size: int, every: int, answers: Sequence[int]) -> None:
+        self._block_size = block_size
+        self._every = every
+        self._answers = answers
+        self._step = 0
+        self._joined = 0
+        self._members: dict[_R, _Member[_R]] = {}
+        self._calendar: dict[int, list[_Member[_R]]] = {}
+        self._looked_at: list[_Member[_R]] = []
+        self.context = 0
+        """Σ over members of the tokens that each attends to in the coming step."""
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def due(self) -> list[_R]:
+        """Members that the coming step must look at, with their counts right."""
+        members = [member for member in self._calendar.pop(self._step, ()) if member.due == self._step]
+        members.sort(key=lambda member: member.number)
+        for member in members:
+            self._catch_up(member)
+        self._looked_at = members
+        return [member.request for member in members]
+
+    def advance(self) -> None:
+        """The step is made. For each that was due its counts follow, and `keep` or `leave`."""
+        self._step += 1
+        for member in self._looked_at:
+            member.step = self._step
+        self._looked_at = []
+        self.context += len(self._members)
+
+    def keep(self, request: _R) -> None:
+        """Its counts are right for the coming step; it joins, if it was no member."""
+        member = self._members.get(request)
+        if member is None:
+            self._joined += 1
+            member = self._members[request] = _Member(request, self._joined, self._step)
+            self.context += request.computed + 1
+        member.step = self._step
+        member.due = self._step + self._idle_steps(request)
+        self._calendar.setdefault(member.due, []).append(member)
+
+    def _idle_steps(self, request: _R) -> int:
+        size, computed, generated = self._block_size, request.computed, request.generated
+        block = min(-computed % size, -(computed + 1) % size)
+        return min(block, -generated % self._every, request.max_tokens - 1 - generated)
+
+    def leave(self, request: _R) -> None:
+        """Nothing happens when it is no member."""
+        member = self._members.pop(request, None)
+        if member is not None:
+            self.context -= request.computed + self._step - member.step + 1
+            member.due = -1
+
+    def dissolve(self) -> None:
+        """All leave, with their counts right."""
+        for member in self._members.values():
+            self._catch_up(member)
+        self._members.clear()
+        self._calendar.clear()
+        self._looked_at = []
+        self.context = 0
+
+    def _catch_up(self, member: _Member[_R]) -> None:
+        request, answers, length = member.request, self._answers, len(self._answers)
+        begin = request.answer_start + request.generated
+        missed = self._step - member.step
+        request.tokens += [answers[at % length] for at in range(begin, begin + missed)]
+        request.computed += missed
+        member.step = self._step
