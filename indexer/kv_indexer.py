@@ -10,7 +10,8 @@ from indexer.cursor import Apply, Clear, Cursor, Instruction, View
 from indexer.events import Cleared, EventBatch, LoadReport, ReplayRequest, Stored, unpack_hashes
 from indexer.expiring import BYTES_PER_BLOCK, AssumedPrefixes
 from indexer.hashing import HASH_VERSION, SequenceHashes, chain_hashes, pack_tokens, root_hash
-from indexer.matches import Matches, SumOfMatches
+from indexer.matches import Matches, MostOfMatches, SumOfMatches
+from indexer.predicted import PredictedPrefixes
 from indexer.prefix_index import PrefixIndex
 from indexer.types import PLAIN, Namespace, WorkerRank
 
@@ -46,6 +47,7 @@ class KVIndexer:
         self._assumed = AssumedPrefixes(self.index, assumed_ttl, assumed)
         self.counts: Counter[str] = Counter()
         """Batches by fate: applied, stale, unknown_worker, other_hash_version, malformed."""
+        self._predicted = PredictedPrefixes()
         self._cursors: dict[WorkerRank, Cursor] = {}
 
     @property
@@ -74,6 +76,7 @@ class KVIndexer:
     def clear(self, rank: WorkerRank) -> None:
         """Drop all that is indexed for `rank`, known or assumed."""
         self._assumed.forget(rank)
+        self._predicted.forget(rank)
         self.index.clear(rank)
 
     def worker_came_back(self, rank: WorkerRank) -> None:
@@ -81,14 +84,19 @@ class KVIndexer:
         if self.view(rank) is View.BLIND:
             self.clear(rank)
 
-    def assume(self, rank: WorkerRank, prompt: PromptHashes, block_size: int, now: float) -> None:
-        """`rank` was sent this prompt; counts only while nothing better is known of it. `now`: seconds, steady."""
+    def predict(self, rank: WorkerRank, prompt: PromptHashes, block_size: int, now: float) -> None:
+        """`rank` was sent this prompt, and will hold it: for as long as its events may take to say so, and of a rank
+        that sends none for the time to live. `now`: seconds, steady."""
+        chain = prompt.chains.get(block_size, ())
         if self.view(rank) is View.BLIND:
-            self._assumed.assume(rank, prompt.chains.get(block_size, ()), now)
+            self._assumed.assume(rank, chain, now)
+        else:
+            self._predicted.store(rank, chain, now)
 
     def expire(self, now: float) -> None:
         """Drop assumptions that have outlived their time."""
         self._assumed.expire(now)
+        self._predicted.expire(now)
 
     def view(self, rank: WorkerRank) -> View:
         cursor = self._cursors.get(rank)
@@ -96,8 +104,12 @@ class KVIndexer:
 
     def find_matches(self, prompt: PromptHashes) -> Matches:
         """Overlap in blocks, of the rank's own size, for each rank that holds the prompt's first block."""
-        found = [self.index.find_matches(chain) for chain in prompt.chains.values()]
+        found = [self._find(chain) for chain in prompt.chains.values()]
         return found[0] if len(found) == 1 else SumOfMatches(found)
+
+    def _find(self, chain: SequenceHashes) -> Matches:
+        known, predicted = self.index.find_matches(chain), self._predicted.find_matches(chain)
+        return MostOfMatches(known, predicted) if predicted else known
 
     def find_matches_for_request(
         self, tokens: Sequence[int], block_sizes: Iterable[int], namespace: Namespace = PLAIN
@@ -148,6 +160,7 @@ class KVIndexer:
         rank = batch.rank
         for event in batch.events:
             if isinstance(event, Cleared):
+                self._predicted.forget(rank)
                 self.index.clear(rank)
             elif isinstance(event, Stored):
                 self.index.store(rank, event.tier, unpack_hashes(event.hashes))

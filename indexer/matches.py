@@ -117,6 +117,38 @@ class SumOfMatches(Matches):
         return sum(map(len, self._parts))
 
 
+class MostOfMatches(Matches):
+    """What is known and what is predicted of the same ranks, whichever is more."""
+
+    def __init__(self, known: Matches, predicted: Sequence[Matches]) -> None:
+        self._known = known
+        self._predicted = predicted
+
+    def blocks_of(self, ranks: RankSet) -> Overlaps:
+        most = self._known.blocks_of(ranks)
+        for part in self._predicted:
+            most = np.maximum(most, part.blocks_of(ranks))
+        return most
+
+    def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
+        most = self._known.gpu_blocks_of(ranks)
+        for part in self._predicted:
+            most = np.maximum(most, part.blocks_of(ranks))
+        return most
+
+    def __getitem__(self, rank: WorkerRank) -> Overlap:
+        found = [part[rank] for part in (self._known, *self._predicted) if rank in part]
+        if not found:
+            raise KeyError(rank)
+        return Overlap(max(one.blocks for one in found), max(one.gpu_blocks for one in found))
+
+    def __iter__(self) -> Iterator[WorkerRank]:
+        return iter(dict.fromkeys(rank for part in (self._known, *self._predicted) for rank in part))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def _sum(parts: list[Overlaps], ranks: int) -> Overlaps:
     total = np.zeros(ranks, np.int32)
     for part in parts:

@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import aiohttp
 
@@ -25,16 +26,17 @@ from router.fleet import Fleet, Worker
 from router.http.front import Connection, Limits
 from router.http.pool import Pool
 from router.ingest import Ingest
-from router.member import Member, Sockets, parent_ended, shared_table
+from router.member import Member, Sockets, parent_ended, shared_books
 from router.metrics import Metrics
 from router.openai_errors import error_response
+from router.policies import make_policy
 from router.prompts import Prompts
 from router.readings import Readings
 from router.routing import Brain
-from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
-from router.scheduling.decision import Policy
+from router.scheduling.admission import Admission, Objectives
+from router.scheduling.backlog import Backlog
 from router.scheduling.load import LoadBook
-from router.scheduling.overlap import OverlapCost
+from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.server import Server
 from router.settings import Settings, SettingsError
@@ -52,6 +54,7 @@ def run(settings: Settings, member: Member | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
     try:
         check_tokenizer(settings)
+        make_policy(settings)
     except SettingsError as error:
         sys.stderr.write(f"kv-router: {error}\n")
         return 2
@@ -113,14 +116,22 @@ class App:
         self._settings = settings
         self._metrics = Metrics()
         self._fleet = Fleet(Worker(spec, Pool(spec.url, settings.connect_timeout)) for spec in settings.workers)
-        self._book = LoadBook(shared_table(settings, member) if member else None)
+        books = shared_books(settings, member) if member else None
+        self._book = LoadBook(books.load if books else None)
         self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory)
         self._plane: EventPlane = make_plane(settings.event_plane)
         self._ingest = Ingest(
             self._plane, settings.event_namespace, self._indexer, self._book, self._metrics, time.monotonic
         )
-        scheduler = Scheduler(_policy(settings), self._book, random.Random(settings.seed))  # noqa: S311 -- not for secrets
-        self._brain = Brain(self._fleet, self._book, scheduler, self._indexer, self._metrics, time.monotonic)
+        draw = random.Random(settings.seed)  # noqa: S311 -- not for secrets
+        backlog = Backlog(books.backlog if books else None)
+        self._scheduler = Scheduler(make_policy(settings), self._book, draw, backlog)
+        objectives = Objectives(settings.ttft_slo, settings.tbt_slo)
+        admission = Admission(objectives, settings.slo_action, settings.slo_patience)
+        self._queue = Queue(self._scheduler, admission, time.monotonic, _call_later)
+        self._brain = Brain(
+            self._fleet, self._book, self._scheduler, self._queue, self._indexer, self._metrics, time.monotonic
+        )
         Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(self._metrics)
         self._sockets = Sockets(member, self._metrics.render) if member else None
         self._connections: set[Connection] = set()
@@ -177,7 +188,7 @@ class App:
         """A worker came up, for the first time or again: keep its books, follow its events, learn its tokens."""
         local = self._settings.event_plane == "local"
         for rank in worker.ranks:
-            self._book.watch(rank, worker.block_size)
+            self._scheduler.watch(rank, worker.block_size)
             # Over a broker, events may come for a worker that cannot say itself that it has some.
             if self._settings.kv_events and (worker.has_events or not local):
                 self._indexer.watch(rank)
@@ -251,15 +262,5 @@ class App:
             await self._session.close()
 
 
-def _policy(settings: Settings) -> Policy:
-    match settings.router_mode:
-        case "kv":
-            return OverlapCost(settings.kv_overlap_score_weight, settings.router_temperature)
-        case "round-robin":
-            return RoundRobin()
-        case "random":
-            return Random()
-        case "power-of-two":
-            return PowerOfTwo()
-        case _:  # direct requests name their worker; its ranks are balanced like least-loaded
-            return LeastLoaded()
+def _call_later(seconds: float, callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(seconds, callback)

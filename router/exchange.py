@@ -18,7 +18,7 @@ from router.http.relay import Relay, relay_for
 from router.http.upstream import Head, WorkerConnection
 from router.openai_errors import error_event, error_response
 from router.scheduling.decision import Decision
-from router.scheduling.load import Reservation
+from router.scheduling.scheduler import Booking
 
 RETRIES = 1
 """Other workers tried after the first, before anything was sent to the client."""
@@ -37,7 +37,7 @@ class Leg(NamedTuple):
 
     worker: Worker
     decision: Decision
-    reservation: Reservation
+    reservation: Booking
     header_lines: bytes
 
 
@@ -57,8 +57,11 @@ class Outcome(NamedTuple):
 class Routing(Protocol):
     """What an exchange asks of the router around it."""
 
-    def route(self, exclude: frozenset[str]) -> Leg | Response:
-        """Choose and book a worker outside `exclude`, or say why there is none."""
+    def route(self, exclude: frozenset[str], routed: Callable[[Leg | Response], None]) -> None:
+        """Choose and book a worker outside `exclude`, or say why there is none: at once, or later."""
+
+    def withdraw(self) -> None:
+        """What was asked for with `route` is wanted no more."""
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
         """Whether `route` would find one."""
@@ -128,7 +131,9 @@ class Exchange:
         """Choose a worker and send the request; nothing, when the client has gone meanwhile."""
         if self._over:
             return
-        leg = self._routing.route(self._tried)
+        self._routing.route(self._tried, self._on_routed)
+
+    def _on_routed(self, leg: Leg | Response) -> None:
         if isinstance(leg, Response):
             self.answer(leg)
             return
@@ -182,7 +187,7 @@ class Exchange:
 
     def on_chunks(self, chunks: int) -> None:
         if self._leg:
-            self._leg.reservation.generated(chunks - self._chunks)
+            self._leg.reservation.generated(chunks - self._chunks, self._clock())
         self._chunks = chunks
 
     def on_end(self) -> None:
@@ -212,6 +217,7 @@ class Exchange:
     def cancel(self) -> None:
         if self._over:
             return
+        self._routing.withdraw()
         if self._connecting:
             self._connecting.cancel()
         if self._upstream:
@@ -230,8 +236,9 @@ class Exchange:
 
     def _begin_answer(self, leg: Leg, head: Head, relay: Relay) -> bytes:
         """The first byte is here: the prefill is done, and there is no way back to another worker."""
-        self._first_byte = self._clock() - self._began
-        leg.reservation.first_token()
+        now = self._clock()
+        self._first_byte = now - self._began
+        leg.reservation.first_token(now)
         keep_alive = self._request.head.keep_alive and not relay.until_close and not self._connection.closing
         length = b"" if self._length is None else b"content-length: %d\r\n" % self._length
         framing = length + relay.framing if keep_alive else b"%sconnection: close\r\n" % (length + relay.framing)
@@ -259,7 +266,7 @@ class Exchange:
         if leg is None:
             return
         retry = self._may_retry()
-        leg.reservation.release()
+        leg.reservation.release(self._clock())
         self._routing.failed(leg.worker, reason, retry, unreachable)
         if retry:
             self._tried |= {leg.worker.id}
@@ -278,12 +285,12 @@ class Exchange:
     def _finish(self, status: int, end: End) -> None:
         self._over = True
         upstream, self._upstream = self._upstream, None
+        now = self._clock()
         if self._leg:
-            self._leg.reservation.release()
+            self._leg.reservation.release(now)
         complete = upstream if end == "complete" else None
         prompt, cached = _usage(complete.recent, complete.latest) if complete else (None, None)
-        duration = self._clock() - self._began
-        self._routing.finished(Outcome(self._leg, status, end, self._first_byte, duration, prompt, cached))
+        self._routing.finished(Outcome(self._leg, status, end, self._first_byte, now - self._began, prompt, cached))
 
 
 _NOBODY: frozenset[str] = frozenset()

@@ -23,6 +23,7 @@ class _Body(msgspec.Struct, gc=False):
 
     model: str | None = None
     cache_salt: str | None = None
+    stream: bool | None = None
     add_special_tokens: msgspec.Raw = _ABSENT
     truncate_prompt_tokens: msgspec.Raw = _ABSENT
     prompt_embeds: msgspec.Raw = _ABSENT
@@ -54,6 +55,7 @@ class Inference(NamedTuple):
     model: str | None
     """As the request names it; None when it names none."""
     cache_salt: str | None
+    streamed: bool
     raw: bytes
     body: _Completion | _Chat
 
@@ -76,7 +78,7 @@ class Inference(NamedTuple):
         return {name: _read(name, value) for name, value in given if value is not _ABSENT}
 
 
-_PLAIN = 2
+_PLAIN = 3
 """Fields of `_Body` that are decoded at once."""
 _decode = msgspec.json.Decoder().decode
 _decode_completion = msgspec.json.Decoder(_Completion).decode
@@ -96,7 +98,7 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
         _check("prompt", body.prompt, b'"[', "a string or a list")
     else:
         _check("messages", body.messages, b"[", "a list of messages")
-    return Inference(endpoint, body.model, body.cache_salt, raw, body)
+    return Inference(endpoint, body.model, body.cache_salt, bool(body.stream), raw, body)
 
 
 def model_of(raw: bytes) -> str | None:

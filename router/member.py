@@ -8,13 +8,15 @@ import mmap
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from indexer.types import WorkerRank
-from router.scheduling.load import SharedTable, shared_shape
+from router.scheduling.backlog import BACKLOG_ROWS
+from router.scheduling.load import LOAD_ROWS, SharedTable
 from router.settings import Settings
 
 RANKS_PER_WORKER = 512
@@ -41,8 +43,15 @@ class Start(msgspec.Struct):
     member: Member
 
 
-def shared_table(settings: Settings, member: Member) -> SharedTable:
-    """The books, as `member` sees them."""
+class Books(NamedTuple):
+    """What the processes keep together."""
+
+    load: SharedTable
+    backlog: SharedTable
+
+
+def shared_books(settings: Settings, member: Member) -> Books:
+    """As `member` sees them."""
     tables = map_books(member.memory, settings, member.count)
     bases = {worker.worker_id: number * RANKS_PER_WORKER for number, worker in enumerate(settings.workers)}
 
@@ -51,11 +60,13 @@ def shared_table(settings: Settings, member: Member) -> SharedTable:
             raise ValueError(f"{rank} is beyond the {RANKS_PER_WORKER} ranks of a worker that --processes can share.")
         return bases[rank.worker_id] + rank.dp_rank
 
-    return SharedTable(tables, member.number, place_of)
+    load, backlog = tables[:, :LOAD_ROWS], tables[:, LOAD_ROWS:]
+    return Books(SharedTable(load, member.number, place_of), SharedTable(backlog, member.number, place_of))
 
 
 def books_shape(settings: Settings, count: int) -> tuple[int, int, int]:
-    return shared_shape(count, len(settings.workers) * RANKS_PER_WORKER)
+    """The last column of each table belongs to nobody."""
+    return count, LOAD_ROWS + BACKLOG_ROWS, len(settings.workers) * RANKS_PER_WORKER + 1
 
 
 def map_books(descriptor: int, settings: Settings, count: int) -> npt.NDArray[np.int64]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from router.http.messages import Response
@@ -24,14 +26,29 @@ class BadRequest(Exception):
         self.response = error_response(status, message, code=code, param=param)
 
 
-def error_response(status: int, message: str, *, code: str | None = None, param: str | None = None) -> Response:
-    """`code` defaults to the status, as engines have it."""
-    return Response(status, error_body(status, message, code=code, param=param))
+def error_response(
+    status: int,
+    message: str,
+    *,
+    code: str | None = None,
+    param: str | None = None,
+    details: Mapping[str, float] | None = None,
+) -> Response:
+    """`code` defaults to the status, as engines have it; `details` stand beside it."""
+    return Response(status, error_body(status, message, code=code, param=param, details=details))
 
 
-def error_body(status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
+def error_body(
+    status: int,
+    message: str,
+    *,
+    code: str | None = None,
+    param: str | None = None,
+    details: Mapping[str, float] | None = None,
+) -> bytes:
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code or status}})
+    error = {"message": message, "type": kind, "param": param, "code": code or status, **(details or {})}
+    return msgspec.json.encode({"error": error})
 
 
 def error_event(status: int, message: str) -> bytes:

@@ -16,9 +16,11 @@ from router.fleet import Fleet, Worker
 from router.http.messages import Response, header_lines
 from router.metrics import Metrics
 from router.openai_errors import error_response
+from router.scheduling.admission import Refusal
 from router.scheduling.decision import Candidates, Decision
 from router.scheduling.load import LoadBook
-from router.scheduling.scheduler import Scheduler
+from router.scheduling.queue import Queue
+from router.scheduling.scheduler import Booking, Scheduler
 
 logger = logging.getLogger("router.routing")
 
@@ -30,12 +32,24 @@ class Prompt(NamedTuple):
     hashes: PromptHashes | None = None
 
 
+class Asked(NamedTuple):
+    """What a request says of how it wants to be routed."""
+
+    pinned: Worker | None = None
+    """The worker that it names, which alone may serve it."""
+    ttft_slo: float | None = None
+    """Seconds."""
+    priority: int = 0
+    streamed: bool = False
+
+
 class Brain(NamedTuple):
     """The state that requests are routed on, and the pure parts that decide."""
 
     fleet: Fleet
     book: LoadBook
     scheduler: Scheduler
+    queue: Queue
     indexer: KVIndexer
     metrics: Metrics
     clock: Callable[[], float]
@@ -52,27 +66,64 @@ class Brain(NamedTuple):
 
 
 class RequestRouting:
-    """Implements `exchange.Routing` for one request. `pinned`: the worker it names, which alone may serve it."""
+    """Implements `exchange.Routing` and `queue.Waiting` for one request."""
 
-    def __init__(self, brain: Brain, model: str | None, pinned: Worker | None) -> None:
+    def __init__(self, brain: Brain, model: str | None, asked: Asked = Asked()) -> None:  # noqa: B008 -- immutable
         self._brain = brain
         self._model = model
-        self._pinned = pinned
+        self._pinned = asked.pinned
+        self._exclude: frozenset[str] = frozenset()
+        self._routed: Callable[[Leg | Response], None] = _nowhere
         self.prompt = Prompt()
+        self.arrived = brain.clock()
+        self.ttft_slo = asked.ttft_slo
+        self.priority = asked.priority
+        self.streamed = asked.streamed
 
-    def route(self, exclude: frozenset[str]) -> Leg | Response:
+    def route(self, exclude: frozenset[str], routed: Callable[[Leg | Response], None]) -> None:
+        self._exclude, self._routed = exclude, routed
         brain = self._brain
-        candidates = self._candidates(exclude)
+        if self._pinned is None:
+            began = brain.clock()
+            brain.queue.submit(self)
+            brain.metrics.tallies.decision.observe(brain.clock() - began)
+            return
+        candidates = self.candidates()
         if not candidates:
-            return self._nobody()
-        began = brain.clock()
-        matches = brain.matches(self.prompt)
-        decision = brain.scheduler.select(candidates, self.prompt.tokens, matches, began, self._pinned is not None)
-        reservation = brain.scheduler.reserve(decision)
-        worker = brain.fleet.workers[decision.rank.worker_id]
+            self.nobody()
+            return
+        now = brain.clock()
+        decision = brain.scheduler.select(candidates, self.prompt.tokens, self.matches(), now, pinned=True)
+        self.send(decision, brain.scheduler.reserve(decision, now, self.streamed))
+
+    def withdraw(self) -> None:
+        self._brain.queue.withdraw(self)
+
+    # -- queue.Waiting
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.prompt.tokens
+
+    def candidates(self) -> Candidates:
+        return self._candidates(self._exclude)
+
+    def matches(self) -> Matches | None:
+        return self._brain.matches(self.prompt)
+
+    def send(self, decision: Decision, booking: Booking) -> None:
+        worker = self._brain.fleet.workers[decision.rank.worker_id]
         self._note(decision, worker)
-        brain.metrics.tallies.decision.observe(brain.clock() - began)
-        return Leg(worker, decision, reservation, _rank_lines(worker, decision.rank))
+        self._routed(Leg(worker, decision, booking, _rank_lines(worker, decision.rank)))
+
+    def refuse(self, refusal: Refusal) -> None:
+        self._brain.metrics.tallies.refused[refusal.objective] += 1
+        self._routed(_refused(refusal))
+
+    def nobody(self) -> None:
+        self._routed(self._nobody())
+
+    # -- the rest of exchange.Routing
 
     def idlest_worker(self) -> Worker | None:
         """Of those that could serve the request."""
@@ -125,7 +176,22 @@ class RequestRouting:
             tally.predicted_tokens += decision.overlap_tokens
             brain.metrics.tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
         if self.prompt.hashes:
-            brain.indexer.assume(decision.rank, self.prompt.hashes, worker.block_size, brain.clock())
+            brain.indexer.predict(decision.rank, self.prompt.hashes, worker.block_size, brain.clock())
+
+
+def _nowhere(leg: Leg | Response) -> None:
+    """Where a request goes that was not routed yet."""
+
+
+def _refused(refusal: Refusal) -> Response:
+    what = "time to first token" if refusal.objective == "ttft" else "time between tokens"
+    message = (
+        f"Too busy: the predicted {what} is {refusal.predicted:.3g} s, and the objective {refusal.limit:.3g} s; "
+        f"nothing was done for this request. Try again in {refusal.retry_after} s."
+    )
+    details = {"predicted_seconds": round(refusal.predicted, 4), "limit_seconds": refusal.limit}
+    response = error_response(429, message, code=f"{refusal.objective}_slo", details=details)
+    return response._replace(headers=((b"retry-after", b"%d" % refusal.retry_after),))
 
 
 def _rank_lines(worker: Worker, rank: WorkerRank) -> bytes:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from typing import TypeVar
 
 import msgspec
 
@@ -16,14 +18,16 @@ from indexer.types import WorkerRank
 from router.exchange import Exchange
 from router.fleet import Worker
 from router.http.front import Connection
-from router.http.messages import Request, Response
+from router.http.messages import PRIORITY, TTFT_SLO, Request, Response
 from router.inference import ENDPOINTS, Inference, model_of, parse_inference
 from router.metrics import merge
 from router.openai_errors import BadRequest, error_response
 from router.prompts import Prompts
-from router.routing import Brain, RequestRouting
+from router.routing import Asked, Brain, RequestRouting
 
 logger = logging.getLogger("router.server")
+
+_Number = TypeVar("_Number", int, float)
 
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -83,7 +87,7 @@ class Server:
 
     def _infer(self, request: Request, connection: Connection, inference: Inference) -> Exchange:
         self._check_model(inference.model)
-        routing = RequestRouting(self._brain, inference.model, self._pinned(request))
+        routing = RequestRouting(self._brain, inference.model, self._asked(request, inference.streamed))
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
         exchange = self._exchange(request, connection, routing)
         if pending is None:
@@ -121,7 +125,7 @@ class Server:
     def _pass_on(self, request: Request, connection: Connection) -> Exchange:
         model = model_of(request.body) if request.body else None
         known = model if model is not None and self._brain.fleet.knows(model) else None
-        exchange = self._exchange(request, connection, RequestRouting(self._brain, known, self._pinned(request)))
+        exchange = self._exchange(request, connection, RequestRouting(self._brain, known, self._asked(request)))
         exchange.start()
         return exchange
 
@@ -140,6 +144,13 @@ class Server:
                 code="model_not_found",
                 param="model",
             )
+
+    def _asked(self, request: Request, streamed: bool = False) -> Asked:
+        head = request.head
+        slo, priority = _number(TTFT_SLO, head.ttft_slo, float), _number(PRIORITY, head.priority, int)
+        if slo is not None and not 0 < slo < math.inf:
+            raise BadRequest(400, "The header X-Router-TTFT-SLO must be a number of seconds above 0.")
+        return Asked(self._pinned(request), slo, priority or 0, streamed)
 
     def _pinned(self, request: Request) -> Worker | None:
         named = request.head.target_worker
@@ -207,3 +218,12 @@ class Server:
 def _wrong_method(allowed: str) -> Response:
     response = error_response(405, f"This path takes {allowed} only.")
     return response._replace(headers=((b"allow", allowed.encode()),))
+
+
+def _number(name: bytes, given: bytes | None, kind: Callable[[bytes], _Number]) -> _Number | None:
+    if given is None:
+        return None
+    try:
+        return kind(given)
+    except ValueError:
+        raise BadRequest(400, f"The header {name.decode()} must be a number.") from None

@@ -18,6 +18,9 @@ from router.worker_spec import WorkerSpec, read_workers
 RouterMode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+_AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
+_Above0 = Annotated[float, msgspec.Meta(gt=0)]
+"""For settings that may be none: limits are those of a number."""
 
 GROUPS = ("Serving", "Routing", "Workers", "Events", "Tokens", "Upstream", "Logs")
 VARIABLE_PREFIX = "ROUTER_"
@@ -57,6 +60,11 @@ def _about(
 
 def _seconds(group: str, description: str) -> msgspec.Meta:
     return _about(group, description, "SECONDS", gt=0, takes="a number of seconds above 0")
+
+
+def _objective(description: str) -> msgspec.Meta:
+    takes = "a number of seconds above 0, or none"
+    return _about("Routing", description, "SECONDS", takes=takes, read=_read_none)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,21 +111,57 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "How a worker is chosen. kv weighs cached prefix against load; direct obeys the worker the request names.",
         ),
     ] = "kv"
-    kv_overlap_score_weight: Annotated[
-        float,
+    kv_policy: Annotated[
+        str,
         _about(
-            "Routing", "Weight of prefill work against decode load in kv mode; 0 balances load only.", "WEIGHT", ge=0
+            "Routing",
+            "What a choice costs in kv mode: auto (predicted seconds, held in the router until a worker is ready), "
+            "overlap (weighed prefill and decode tokens), lmetric (prefill tokens times batch), ttft (predicted time "
+            "to first token), or the name of an installed policy.",
+            "POLICY",
+            pattern=r"^[A-Za-z0-9_.-]+\Z",
+            takes="auto, overlap, lmetric, ttft, or the name of an installed policy",
         ),
-    ] = 1.0
+    ] = "auto"
+    kv_overlap_score_weight: Annotated[
+        _AtLeast0 | None,
+        _about(
+            "Routing",
+            "Weight of prefill work against decode load; 0 balances load only. Stating one means the policy overlap.",
+            "WEIGHT",
+            takes="a number, at least 0, or none",
+            read=_read_none,
+        ),
+    ] = None
     router_temperature: Annotated[
         float,
         _about(
             "Routing",
-            "Randomness of the choice in kv mode; 0 takes the lowest cost and breaks ties at random.",
+            "Randomness of the choice in kv mode: a worker that costs one whole prompt more is exp(-1/TEMPERATURE) "
+            "times as likely; 0 takes the lowest cost and breaks ties at random.",
             "TEMPERATURE",
             ge=0,
         ),
     ] = 0.0
+    ttft_slo: Annotated[
+        _Above0 | None,
+        _objective("Predicted time to first token above which a request is refused with 429, in kv mode."),
+    ] = None
+    tbt_slo: Annotated[
+        _Above0 | None,
+        _objective("Predicted time between two tokens above which a request is refused with 429, in kv mode."),
+    ] = None
+    slo_action: Annotated[
+        Literal["reject", "queue"],
+        _about(
+            "Routing",
+            "What becomes of a request that would miss an objective: it is refused at once, or queued until it would "
+            "not, counted from when it is sent.",
+        ),
+    ] = "reject"
+    slo_patience: Annotated[
+        float, _seconds("Routing", "How long a request is queued for, with --slo-action queue, before it is refused.")
+    ] = 10.0
     kv_events: Annotated[
         bool,
         _about(

@@ -58,6 +58,8 @@ class Tallies(Collector):
     def __init__(self) -> None:
         self.in_flight = 0
         self.regret_tokens = 0
+        self.refused: Counter[str] = Counter()
+        """Requests by the objective that they would have missed."""
         self.decision = Histogram(_DECISION_SECONDS)
         self._workers: dict[str, WorkerTally] = {}
 
@@ -91,6 +93,9 @@ class Tallies(Collector):
         yield decision
         regret = "Cached tokens given up: best overlap anywhere less the chosen one."
         yield self._counter("router_overlap_regret_tokens", regret, (), [((), self.regret_tokens)])
+        refused = "Requests refused because they were predicted to miss an objective."
+        counts = (((objective,), self.refused[objective]) for objective in ("ttft", "tbt"))
+        yield self._counter("router_refused", refused, ("objective",), counts)
         yield GaugeMetricFamily("router_requests_in_flight", "Requests being served.", self.in_flight)
 
     def _ends(self) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -17,7 +17,9 @@ HOP_BY_HOP = frozenset(
 
 REQUEST_ID = b"x-request-id"
 TARGET_WORKER = b"x-router-target-worker"
-OWN_REQUEST_HEADERS = frozenset((b"host", b"content-length", b"expect", REQUEST_ID, TARGET_WORKER))
+TTFT_SLO = b"x-router-ttft-slo"
+PRIORITY = b"x-router-priority"
+OWN_REQUEST_HEADERS = frozenset((b"host", b"content-length", b"expect", REQUEST_ID, TARGET_WORKER, TTFT_SLO, PRIORITY))
 OWN_RESPONSE_HEADERS = frozenset((b"content-length", REQUEST_ID, b"x-router-worker", b"x-router-overlap-tokens"))
 """Headers that this router writes itself, or keeps to itself."""
 
@@ -38,6 +40,8 @@ class RequestHead(NamedTuple):
     """The header lines that go to the worker as they came."""
     request_id: bytes | None
     target_worker: bytes | None
+    ttft_slo: bytes | None = None
+    priority: bytes | None = None
 
 
 class Request(NamedTuple):
@@ -58,9 +62,9 @@ class Response(NamedTuple):
 
 def request_head(method: bytes, target: bytes, headers: Headers, keep_alive: bool, http_1_0: bool) -> RequestHead:
     passed_on = header_lines(end_to_end(headers, OWN_REQUEST_HEADERS))
-    request_id, target_worker = first(headers, REQUEST_ID), first(headers, TARGET_WORKER)
     path = target.partition(b"?")[0]
-    return RequestHead(method, target, path, headers, keep_alive, http_1_0, passed_on, request_id, target_worker)
+    own = (first(headers, name) for name in (REQUEST_ID, TARGET_WORKER, TTFT_SLO, PRIORITY))
+    return RequestHead(method, target, path, headers, keep_alive, http_1_0, passed_on, *own)
 
 
 def first(headers: Headers, name: bytes) -> bytes | None:

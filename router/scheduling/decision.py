@@ -13,6 +13,7 @@ from indexer.types import RankSet, WorkerRank
 Figures: TypeAlias = npt.NDArray[np.integer[Any]]
 """One number for each candidate, in their order."""
 Costs: TypeAlias = npt.NDArray[np.floating[Any]]
+Seconds: TypeAlias = npt.NDArray[np.float64]
 
 
 class Candidates(RankSet):
@@ -26,6 +27,10 @@ class Candidates(RankSet):
 
 class Situation(Protocol):
     """All that a policy may look at; each figure is worked out when it is first asked for."""
+
+    @property
+    def now(self) -> float:
+        """Seconds on a steady clock."""
 
     @property
     def candidates(self) -> Candidates:
@@ -54,13 +59,67 @@ class Situation(Protocol):
     def credit_tokens(self) -> Figures | Costs:
         """The same, weighed by how cheap each tier is to use."""
 
+    @property
+    def capacity_tokens(self) -> Figures:
+        """KV that fits each rank; `UNBOUNDED` where it does not say."""
+
+    @property
+    def queue_seconds(self) -> Seconds:
+        """Until this request's prefill would begin, by what was sent to each rank already."""
+
+    @property
+    def held_seconds(self) -> Seconds:
+        """Prefill of requests that wait in the router, ahead of this one, for each rank."""
+
+    @property
+    def prefill_seconds(self) -> Seconds:
+        """Of this request, with what each rank holds of it."""
+
+    @property
+    def whole_prefill_seconds(self) -> Seconds:
+        """The same with nothing held."""
+
+    @property
+    def step_seconds(self) -> Seconds:
+        """Between two tokens of a stream, with this request beside those in flight."""
+
+    @property
+    def residence_seconds(self) -> float:
+        """How long a mean request takes up memory."""
+
+    @property
+    def busy(self) -> float:
+        """The share of candidates, 0-1, that have a prefill to do."""
+
+
+UNBOUNDED = 1 << 62
+"""Tokens."""
+
+
+class Cost(NamedTuple):
+    """What each candidate would cost, in any unit; lower is better."""
+
+    values: Costs
+    prompt: float
+    """What a whole prompt's prefill costs in that unit: the scale on which temperature is meant."""
+    open: npt.NDArray[np.bool_] | None = None
+    """Which candidates a request may be sent to now; it is held while the one that it would take is not open."""
+
+
+class CostPolicy(Protocol):
+    """What third parties write: docs/policies.md."""
+
+    def cost(self, situation: Situation) -> Cost: ...
+
 
 class Choice(NamedTuple):
-    """A policy's answer: which candidate, what each would have cost (lower is better; None where nothing costs)."""
+    """A policy's answer: which candidate, what each would have cost (None where nothing costs), why."""
 
     position: int
     costs: Costs | None
     reason: str
+    hold: bool = False
+    """Not yet: the candidate is the best, but has enough to do."""
 
 
 class Uniform(Protocol):
@@ -73,10 +132,43 @@ class Policy(Protocol):
     def choose(self, situation: Situation, random: Uniform) -> Choice: ...
 
 
+class Prediction(NamedTuple):
+    """Of a request on its rank, in seconds from now."""
+
+    queue: float
+    """What was sent to the rank before it."""
+    held: float
+    """What waits in the router before it."""
+    prefill: float
+    step: float
+    idle: bool
+    """Nothing is in flight there."""
+
+    @property
+    def ttft(self) -> float:
+        return self.queue + self.held + self.prefill + self.step
+
+    @property
+    def tbt(self) -> float:
+        """Time between two tokens."""
+        return self.step
+
+
 class Decision:
     """A choice that explains itself. `overlap_tokens` None: no overlap was looked up."""
 
-    __slots__ = ("_candidates", "_costs", "best_overlap_tokens", "overlap_tokens", "prompt_tokens", "rank", "reason")
+    __slots__ = (
+        "_candidates",
+        "_costs",
+        "best_overlap_tokens",
+        "hold",
+        "overlap_tokens",
+        "position",
+        "predicted",
+        "prompt_tokens",
+        "rank",
+        "reason",
+    )
 
     def __init__(
         self,
@@ -85,10 +177,14 @@ class Decision:
         prompt_tokens: int,
         overlap_tokens: int | None,
         best_overlap_tokens: int | None,
+        predicted: Prediction | None = None,
     ) -> None:
         """`best_overlap_tokens`: the longest overlap that any candidate had."""
         self._candidates = candidates
         self._costs = choice.costs
+        self.position = choice.position
+        self.hold = choice.hold
+        self.predicted = predicted
         self.rank = candidates.ranks[choice.position]
         self.reason = choice.reason
         self.prompt_tokens = prompt_tokens

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from indexer.events import LoadReport
 from indexer.types import RankSet, WorkerRank
+from router.scheduling.decision import UNBOUNDED
 from router.scheduling.places import Places
 
 REPORT_LIFE = 10.0
@@ -46,6 +47,8 @@ class Loads(NamedTuple):
     requests: npt.NDArray[np.int64]
     prefill_tokens: npt.NDArray[np.int64]
     active_tokens: npt.NDArray[np.int64]
+    capacity_tokens: npt.NDArray[np.int64]
+    """KV that fits; `UNBOUNDED` where nothing was reported."""
 
 
 # Rows of `LoadBook`'s table: what is ours, the most that was booked at once since the last report, and foreign load.
@@ -65,6 +68,10 @@ class Reservation:
         self._active_tokens = prompt_tokens
         self._released = False
         book.book(place, 1, prefill_tokens, prompt_tokens)
+
+    @property
+    def released(self) -> bool:
+        return self._released
 
     def first_token(self) -> None:
         """The prefill is done. Again, or after the release: nothing."""
@@ -97,8 +104,8 @@ class SharedTable(NamedTuple):
     """The same column for a rank in each process."""
 
 
-def shared_shape(processes: int, columns: int) -> tuple[int, int, int]:
-    return processes, _ROWS, columns + 1
+LOAD_ROWS = _ROWS
+"""How many the books need of a shared table."""
 
 
 class LoadBook:
@@ -111,6 +118,7 @@ class LoadBook:
         self._block_sizes: dict[WorkerRank, int] = {}
         self._reports: dict[WorkerRank, LoadReport] = {}
         self._reported_at = np.full(1, -np.inf)
+        self._capacity = np.full(1, UNBOUNDED)
         self._oldest = np.inf
         """When the oldest report came of those that tell of foreign load."""
         self._table = shared.tables[shared.own] if shared else np.zeros((_ROWS, 1), np.int64)
@@ -123,6 +131,9 @@ class LoadBook:
         old = len(self._reported_at) - 1
         times[:old] = self._reported_at[:old]
         self._reported_at = times
+        capacity = np.full(columns + 1, UNBOUNDED)
+        capacity[:old] = self._capacity[:old]
+        self._capacity = capacity
         if self._everybodys is None:
             table = np.zeros((_ROWS, columns + 1), np.int64)
             table[:, :old] = self._table[:, :old]
@@ -145,6 +156,7 @@ class LoadBook:
         del self._block_sizes[rank]
         self._reports.pop(rank, None)
         self._reported_at[place] = -np.inf
+        self._capacity[place] = UNBOUNDED
         self._table[_FOREIGN_REQUESTS : _FOREIGN_TOKENS + 1, place] = 0
         if self._rows[_REQUESTS][place]:
             self._retired.add(place)
@@ -184,6 +196,8 @@ class LoadBook:
             return
         self._reports[rank] = report
         self._reported_at[place] = now
+        if report.kv_total_blocks:
+            self._capacity[place] = report.kv_total_blocks * self._block_sizes[rank]
         rows = self._rows
         reported = (report.request_active_slots or 0) + (report.num_requests_waiting or 0)
         requests = max(0, reported - self._sum(_MOST_REQUESTS, place))
@@ -209,7 +223,8 @@ class LoadBook:
         places = self._places.of(ranks)
         found = self._table[:, places]
         ours = found if self._everybodys is None else self._everybodys[:, : _ACTIVE + 1, places].sum(axis=0)
-        return Loads(ours[_REQUESTS] + found[_FOREIGN_REQUESTS], ours[_PREFILL], ours[_ACTIVE] + found[_FOREIGN_TOKENS])
+        requests, active = ours[_REQUESTS] + found[_FOREIGN_REQUESTS], ours[_ACTIVE] + found[_FOREIGN_TOKENS]
+        return Loads(requests, ours[_PREFILL], active, self._capacity[places])
 
     def load(self, rank: WorkerRank, now: float) -> Load:
         place = self._places.get(rank)

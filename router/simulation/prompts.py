@@ -1,4 +1,4 @@
-"""Trace rows as requests for the simulated engine, without making up their tokens: block hashes straight from hash ids."""
+"""Trace rows as requests for the simulated engine; their block hashes come straight from hash ids, without tokens."""
 
 from __future__ import annotations
 

@@ -23,9 +23,10 @@ from indexer.events import EventBatch, Removed, Stored, decode_batch, encode, pa
 from indexer.hashing import chain_hashes, pack_tokens
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, SequenceHash, Tier, WorkerRank
+from router.scheduling.auto import Auto
+from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Candidates
 from router.scheduling.load import LoadBook
-from router.scheduling.overlap import OverlapCost
 from router.scheduling.scheduler import Scheduler
 
 from .pairs import percentile
@@ -53,10 +54,10 @@ class Brain:
         self.indexer = KVIndexer()
         self.book = LoadBook()
         self._random = random.Random(4)
-        self._scheduler = Scheduler(OverlapCost(1.0, 0.0), self.book, self._random)
+        self._scheduler = Scheduler(Cheapest(Auto()), self.book, self._random)
         for rank in RANKS:
             self.indexer.watch(rank)
-            self.book.watch(rank, BLOCK_SIZE)
+            self._scheduler.watch(rank, BLOCK_SIZE)
         self._event_ids = {rank: count() for rank in RANKS}
         self.prompts = [pack_tokens([self._random.randrange(32_000) for _ in range(TOKENS)]) for _ in range(32)]
         """As the tokenizer gives them."""
@@ -94,8 +95,9 @@ class Brain:
         tokens = self._random.choice(self.prompts)
         prompt = hash_prompt(cast("Sequence[int]", tokens), {BLOCK_SIZE}, PLAIN)
         matches = self.indexer.find_matches(prompt)
-        decision = self._scheduler.select(CANDIDATES, TOKENS, matches, time.monotonic())
-        self._scheduler.reserve(decision).release()
+        now = time.monotonic()
+        decision = self._scheduler.select(CANDIDATES, TOKENS, matches, now)
+        self._scheduler.reserve(decision, now).release(now)
 
 
 async def measure(brain: Brain, seconds: float, with_events: bool) -> Latencies:

@@ -244,14 +244,14 @@ def test_assumptions_hold_for_a_while_and_give_way_to_events() -> None:
     indexer = KVIndexer(assumed_ttl=10)
     indexer.watch(RANK)
     prompt = hash_prompt(list(range(64)), [16], PLAIN)
-    indexer.assume(RANK, prompt, 16, now=0)
+    indexer.predict(RANK, prompt, 16, now=0)
     indexer.expire(now=9)
     assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
-    indexer.assume(RANK, hash_prompt(list(range(32)), [16], PLAIN), 16, now=9)
+    indexer.predict(RANK, hash_prompt(list(range(32)), [16], PLAIN), 16, now=9)
     indexer.expire(now=11)
     assert indexer.find_matches(prompt) == {RANK: Overlap(2, 2)}
     indexer.on_batch(batch(0, stored(*prompt.chains[16])))
     indexer.expire(now=99)
     assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
-    indexer.assume(RANK, hash_prompt(list(range(100, 164)), [16], PLAIN), 16, now=99)
+    indexer.predict(RANK, hash_prompt(list(range(100, 164)), [16], PLAIN), 16, now=99)
     assert indexer.index.entries() == 4

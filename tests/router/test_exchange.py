@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -16,12 +17,14 @@ from router.http.messages import Request, Response
 from router.http.pool import Pool
 from router.http.upstream import BOOKED, KnownHeads, WorkerConnection
 from router.openai_errors import error_response
+from router.scheduling.balance import LeastLoaded
 from router.scheduling.decision import Choice, Decision
 from router.scheduling.load import Load, LoadBook
+from router.scheduling.scheduler import Scheduler
 from router.worker_spec import parse_worker
 from tests.router.http.test_chunked import chunk, pieces_of
 from tests.router.http.test_front import FakeTransport
-from tests.router.scheduling.candidates import named, rank
+from tests.router.scheduling.candidates import Scripted, named, rank
 
 PROMPT = 100
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -33,8 +36,8 @@ class Relayed:
     """A client, the worker "a" that its request goes to, and the books."""
 
     def __init__(self, request: bytes = b"POST /v1/x HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}") -> None:
-        self.book = LoadBook()
-        self.book.watch(rank("a"), 16)
+        self.scheduler = Scheduler(LeastLoaded(), LoadBook(), Scripted([]))
+        self.scheduler.watch(rank("a"), 16)
         self.worker = Worker(parse_worker("http://a:1,name=a"), Pool("http://a:1", 1.0))
         self.outcomes: list[Outcome] = []
         self.failures: list[str] = []
@@ -59,9 +62,11 @@ class Relayed:
 
     # -- router.exchange.Routing
 
-    def route(self, exclude: frozenset[str]) -> Leg | Response:
+    def route(self, exclude: frozenset[str], routed: Callable[[Leg | Response], None]) -> None:
         decision = Decision(named("a"), Choice(0, None, "the only one"), PROMPT, 0, 0)
-        return Leg(self.worker, decision, self.book.reserve(rank("a"), PROMPT, PROMPT), b"")
+        routed(Leg(self.worker, decision, self.scheduler.reserve(decision, 0.0), b""))
+
+    def withdraw(self) -> None: ...
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
         return False
@@ -80,7 +85,7 @@ class Relayed:
 
     @property
     def load(self) -> Load:
-        return self.book.load(rank("a"), 0.0)
+        return self.scheduler.book.load(rank("a"), 0.0)
 
     @property
     def generated(self) -> int:

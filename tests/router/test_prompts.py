@@ -26,8 +26,10 @@ from router.metrics import Metrics
 from router.openai_errors import BadRequest
 from router.prompts import Prompts
 from router.routing import Brain, Prompt, RequestRouting
+from router.scheduling.admission import Admission
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.load import LoadBook
+from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.worker_spec import parse_worker
 from tests.fakes.http_engine import Answer, HttpEngine, running
@@ -95,7 +97,8 @@ class Scene:
         fleet, book = Fleet([self.worker]), LoadBook()
         fleet.mark_up(self.worker)
         scheduler = Scheduler(LeastLoaded(), book, Scripted([]))
-        self.brain = Brain(fleet, book, scheduler, KVIndexer(), Metrics(), lambda: 0.0)
+        queue = Queue(scheduler, Admission(), lambda: 0.0, lambda seconds, callback: None)
+        self.brain = Brain(fleet, book, scheduler, queue, KVIndexer(), Metrics(), lambda: 0.0)
         self.prompts = Prompts(setting, self.brain, session)
 
     async def learn(self) -> None:
@@ -106,7 +109,7 @@ class Scene:
 
     async def prompt_of(self, endpoint: Endpoint, raw: bytes) -> Prompt:
         inference = parse_inference(endpoint, raw)
-        routing = RequestRouting(self.brain, inference.model, None)
+        routing = RequestRouting(self.brain, inference.model)
         pending = self.prompts.prepare(inference, routing)
         if pending is not None:
             await pending

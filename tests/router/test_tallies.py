@@ -73,6 +73,14 @@ class Theirs:
             "Cached tokens given up: best overlap anywhere less the chosen one.",
             registry=self.registry,
         )
+        self.refused = Counter(
+            "router_refused",
+            "Requests refused because they were predicted to miss an objective.",
+            ["objective"],
+            registry=self.registry,
+        )
+        for objective in ("ttft", "tbt"):
+            self.refused.labels(objective)
         self.in_flight = Gauge("router_requests_in_flight", "Requests being served.", registry=self.registry)
 
     def know(self, worker: str) -> None:
@@ -109,6 +117,10 @@ class Both:
         self.theirs.decision.observe(seconds)
         self.theirs.regret.inc(regret)
 
+    def refuse(self, objective: str) -> None:
+        self.ours.refused[objective] += 1
+        self.theirs.refused.labels(objective).inc()
+
     def in_flight(self, by: int) -> None:
         self.ours.in_flight += by
         self.theirs.in_flight.inc(by)
@@ -130,6 +142,7 @@ events = st.one_of(
     st.tuples(st.just("count"), workers, figures, st.integers(0, 100_000)),
     st.tuples(st.just("time"), workers, st.sampled_from(["first_byte", "duration"]), seconds),
     st.tuples(st.just("decide"), seconds, st.integers(0, 10**12)),
+    st.tuples(st.just("refuse"), st.sampled_from(["ttft", "tbt"])),
     st.tuples(st.just("in_flight"), st.sampled_from([1, -1])),
 )
 

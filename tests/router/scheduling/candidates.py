@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from indexer.matches import Matches, Overlap, Overlaps
 from indexer.types import RankSet, WorkerRank
-from router.scheduling.decision import Candidates, Choice, Costs, Figures
+from router.scheduling.decision import UNBOUNDED, Candidates, Choice, Costs, Figures, Seconds
 
 repeatable = settings(derandomize=True, deadline=None)
 """The same examples in every run, however slow the machine."""
@@ -53,6 +53,15 @@ class Plain:
     active_tokens: Figures
     overlap_tokens: Figures
     credit_tokens: Figures | Costs
+    capacity_tokens: Figures
+    queue_seconds: Seconds
+    held_seconds: Seconds
+    prefill_seconds: Seconds
+    whole_prefill_seconds: Seconds
+    step_seconds: Seconds
+    residence_seconds: float = 10.0
+    busy: float = 0.0
+    now: float = 0.0
 
 
 def situation(
@@ -64,14 +73,42 @@ def situation(
     active: Sequence[int] = (),
     overlap: Sequence[int] = (),
     credit: Sequence[float] | None = None,
+    capacity: Sequence[int] = (),
+    queue: Sequence[float] = (),
+    held: Sequence[float] = (),
+    prefill: Sequence[float] = (),
+    whole: Sequence[float] = (),
+    step: Sequence[float] = (),
+    residence: float = 10.0,
+    busy: float = 0.0,
+    now: float = 0.0,
 ) -> Plain:
-    """Numbers in the order of the candidates; none: 0 each. `credit` None: the overlap."""
+    """Numbers in the order of the candidates; none: 0 each. `credit` None: the overlap; `whole`: as `prefill`."""
 
-    def figures(numbers: Sequence[int]) -> Figures:
-        return np.array(numbers or [0] * len(candidates), np.int64)
+    def figures(numbers: Sequence[int], otherwise: int = 0) -> Figures:
+        return np.array(numbers or [otherwise] * len(candidates), np.int64)
 
-    weighed = figures(overlap) if credit is None else np.array(credit)
-    return Plain(candidates, prompt, figures(requests), figures(pending), figures(active), figures(overlap), weighed)
+    def seconds(numbers: Sequence[float]) -> Seconds:
+        return np.array(numbers or [0.0] * len(candidates), np.float64)
+
+    return Plain(
+        candidates,
+        prompt,
+        figures(requests),
+        figures(pending),
+        figures(active),
+        figures(overlap),
+        figures(overlap) if credit is None else np.array(credit),
+        figures(capacity, UNBOUNDED),
+        seconds(queue),
+        seconds(held),
+        seconds(prefill),
+        seconds(whole or prefill),
+        seconds(step),
+        residence,
+        busy,
+        now,
+    )
 
 
 def with_requests(counts: Sequence[int]) -> Plain:

@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from indexer.events import LoadReport
 from indexer.types import RankSet, WorkerRank
-from router.scheduling.load import REPORT_LIFE, Load, LoadBook, Reservation, SharedTable, shared_shape
+from router.scheduling.load import LOAD_ROWS, REPORT_LIFE, Load, LoadBook, Reservation, SharedTable
 from tests.router.scheduling.candidates import rank, repeatable
 
 A, B = rank("a"), rank("b", 1)
@@ -48,7 +48,7 @@ def watching(*ranks: WorkerRank) -> LoadBook:
 
 
 def loads_of(book: LoadBook, ranks: RankSet, now: float) -> list[Load]:
-    columns = [figures.tolist() for figures in book.loads(ranks, now)]
+    columns = [figures.tolist() for figures in book.loads(ranks, now)[: len(Load._fields)]]
     return [Load(*figures) for figures in zip(*columns, strict=True)]
 
 
@@ -372,7 +372,7 @@ def test_reports_expire_one_by_one() -> None:
 
 def shared() -> LoadBook:
     """Of one process alone, in which ranks a and b have places of their own for ever."""
-    return LoadBook(SharedTable(np.zeros(shared_shape(1, 2), np.int64), 0, [A, B].index))
+    return LoadBook(SharedTable(np.zeros((1, LOAD_ROWS, 3), np.int64), 0, [A, B].index))
 
 
 def test_a_rank_that_comes_back_to_its_place_keeps_what_is_reported_of_it_then() -> None:

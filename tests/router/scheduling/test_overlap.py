@@ -13,7 +13,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.scheduling.overlap import OverlapCost, sample_softmax
+from router.scheduling.cheapest import Cheapest, sample_softmax
+from router.scheduling.overlap import OverlapCost
 from tests.router.scheduling.candidates import (
     ALMOST_ONE,
     Plain,
@@ -51,7 +52,7 @@ def fleet(figures: Sequence[tuple[int, int, int]], prompt: int) -> Plain:
 )
 def test_the_cost(weight: float, prompt: int, pending: int, active: int, credit: float, cost: float) -> None:
     one = situation(named("a"), prompt, pending=[pending], active=[active], credit=[credit])
-    assert costs_of(OverlapCost(weight, 0).choose(one, Scripted([]))) == [cost]
+    assert costs_of(Cheapest(OverlapCost(weight), 0).choose(one, Scripted([]))) == [cost]
 
 
 @repeatable
@@ -59,7 +60,7 @@ def test_the_cost(weight: float, prompt: int, pending: int, active: int, credit:
 def test_at_temperature_zero_the_least_cost_wins(
     figures: list[tuple[int, int, int]], prompt: int, weight: float, number: float
 ) -> None:
-    choice = OverlapCost(weight, 0).choose(fleet(figures, prompt), Scripted([number]))
+    choice = Cheapest(OverlapCost(weight), 0).choose(fleet(figures, prompt), Scripted([number]))
     expected = [weight * (pending + max(prompt - cached, 0)) + active for pending, active, cached in figures]
     assert costs_of(choice) == pytest.approx(expected)
     assert expected[choice.position] == pytest.approx(min(expected))
@@ -68,7 +69,7 @@ def test_at_temperature_zero_the_least_cost_wins(
 @repeatable
 @given(candidates_of, tokens, st.floats(0, ALMOST_ONE))
 def test_weight_zero_is_pure_load_balancing(figures: list[tuple[int, int, int]], prompt: int, number: float) -> None:
-    choice = OverlapCost(0, 0).choose(fleet(figures, prompt), Scripted([number]))
+    choice = Cheapest(OverlapCost(0), 0).choose(fleet(figures, prompt), Scripted([number]))
     assert figures[choice.position][1] == min(active for _, active, _ in figures)
 
 
@@ -76,9 +77,9 @@ def test_ties_at_temperature_zero_are_broken_at_random() -> None:
     source = random.Random(5)
     figures = [(0, 10, 0), (10, 0, 0), (0, 0, 0), (5, 0, 15)]
     two = fleet(figures[:2], 100)
-    seen = Counter(OverlapCost(1, 0).choose(two, source).position for _ in range(4000))
+    seen = Counter(Cheapest(OverlapCost(1), 0).choose(two, source).position for _ in range(4000))
     assert chi_square([seen[0], seen[1]], [0.5, 0.5]) < 35
-    assert OverlapCost(1, 0).choose(fleet(figures, 100), source).position == 3
+    assert Cheapest(OverlapCost(1), 0).choose(fleet(figures, 100), source).position == 3
 
 
 PROMPT = 100
@@ -94,7 +95,7 @@ def shares(costs: Sequence[float], temperature: float, prompt: int) -> list[floa
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 1.0, 20.0])
 def test_frequencies_follow_the_softmax(temperature: float) -> None:
-    policy, candidates, source = OverlapCost(1, temperature), fleet(FIGURES, PROMPT), random.Random(6)
+    policy, candidates, source = Cheapest(OverlapCost(1), temperature), fleet(FIGURES, PROMPT), random.Random(6)
     seen = Counter(policy.choose(candidates, source).position for _ in range(20_000))
     expected = shares(COSTS, temperature, PROMPT)
     likely = [n for n, share in enumerate(expected) if share * 20_000 >= 5]
@@ -105,7 +106,7 @@ def test_frequencies_follow_the_softmax(temperature: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 1.0, 20.0])
 def test_each_candidate_owns_its_share_of_the_random_numbers(temperature: float) -> None:
-    policy, candidates = OverlapCost(1, temperature), fleet(FIGURES, PROMPT)
+    policy, candidates = Cheapest(OverlapCost(1), temperature), fleet(FIGURES, PROMPT)
     edges = [0.0, *itertools.accumulate(shares(COSTS, temperature, PROMPT))]
     for n, (low, high) in enumerate(itertools.pairwise(edges)):
         margin = (high - low) / 1000
@@ -123,7 +124,7 @@ def test_the_temperature_is_in_units_of_the_prompt() -> None:
     for prompt in (10, 1000, 100_000):
         candidates = fleet([(0, 0, 0), (prompt, 0, 0)], prompt)
         edge = 1 / (1 + math.exp(-1))
-        policy = OverlapCost(1, 1)
+        policy = Cheapest(OverlapCost(1), 1)
         assert policy.choose(candidates, Scripted([edge - 1e-9])).position == 0
         assert policy.choose(candidates, Scripted([edge + 1e-9])).position == 1
 
@@ -146,14 +147,14 @@ def test_extreme_costs_and_scales_neither_overflow_nor_leave_the_range(
 def test_extreme_settings_still_choose(
     figures: list[tuple[int, int, int]], prompt: int, weight: float, temperature: float, number: float
 ) -> None:
-    choice = OverlapCost(weight, temperature).choose(fleet(figures, prompt), Scripted([number] * 2))
+    choice = Cheapest(OverlapCost(weight), temperature).choose(fleet(figures, prompt), Scripted([number] * 2))
     assert 0 <= choice.position < len(figures)
 
 
 def test_a_tiny_temperature_takes_the_least_and_a_huge_one_anything() -> None:
     source, candidates = random.Random(7), fleet(FIGURES, PROMPT)
-    assert {OverlapCost(1, 1e-300).choose(candidates, source).position for _ in range(100)} == {0}
-    seen = Counter(OverlapCost(1, 1e300).choose(candidates, source).position for _ in range(8000))
+    assert {Cheapest(OverlapCost(1), 1e-300).choose(candidates, source).position for _ in range(100)} == {0}
+    seen = Counter(Cheapest(OverlapCost(1), 1e300).choose(candidates, source).position for _ in range(8000))
     assert chi_square([seen[n] for n in range(4)], [0.25] * 4) < 35
 
 

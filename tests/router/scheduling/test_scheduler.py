@@ -13,6 +13,7 @@ from indexer.events import LoadReport
 from indexer.matches import Overlap
 from indexer.types import WorkerRank
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
+from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Candidates, Choice, Decision, Policy, Situation, Uniform
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.overlap import OverlapCost
@@ -33,21 +34,20 @@ class Watching:
         return Choice(0, None, "first")
 
 
-def book_of(candidates: Candidates) -> LoadBook:
-    book = LoadBook()
+def watching(choosing: Scheduler, candidates: Candidates) -> Scheduler:
     for each, size in zip(candidates.ranks, candidates.block_sizes.tolist(), strict=True):
-        book.watch(each, size)
-    return book
+        choosing.watch(each, size)
+    return choosing
 
 
 def scheduler(policy: Policy, candidates: Candidates, seed: int = 0) -> Scheduler:
-    return Scheduler(policy, book_of(candidates), random.Random(seed))
+    return watching(Scheduler(policy, LoadBook(), random.Random(seed)), candidates)
 
 
 def shown(size: int, prompt: int, matches: Held | None) -> tuple[float, float]:
     """(overlap, credit) of worker a, in tokens."""
     policy, candidates = Watching(), named("a", size)
-    Scheduler(policy, book_of(candidates), Scripted([])).select(candidates, prompt, matches, 0.0)
+    watching(Scheduler(policy, LoadBook(), Scripted([])), candidates).select(candidates, prompt, matches, 0.0)
     (overlap,), (credit,) = policy.shown.overlap_tokens, policy.shown.credit_tokens
     return overlap, credit
 
@@ -112,9 +112,9 @@ def test_each_candidate_is_shown_with_its_own_figures() -> None:
     candidates = Candidates([(A, 16), (B, 32), (C, 16)])
     policy = Watching()
     choosing = scheduler(policy, candidates)
-    choosing.reserve(booked(candidates, 1, 100))
-    choosing.reserve(booked(candidates, 2, 7))
-    choosing.reserve(booked(candidates, 2, 8))
+    choosing.reserve(booked(candidates, 1, 100), 0.0)
+    choosing.reserve(booked(candidates, 2, 7), 0.0)
+    choosing.reserve(booked(candidates, 2, 8), 0.0)
     choosing.select(candidates, 150, Held({C: Overlap(3, 1), B: Overlap(2, 2)}), 0.0)
     seen = policy.shown
     assert (seen.candidates, seen.prompt_tokens) == (candidates, 150)
@@ -130,16 +130,16 @@ def test_each_candidate_is_shown_with_its_own_figures() -> None:
 def test_workers_of_different_block_sizes_are_compared_in_tokens() -> None:
     candidates = Candidates([(A, 16), (B, 32)])
     matches = HeldOnGpu({A: 4, B: 3})
-    decision = scheduler(OverlapCost(1, 0), candidates).select(candidates, 200, matches, 0.0)
+    decision = scheduler(Cheapest(OverlapCost(1), 0), candidates).select(candidates, 200, matches, 0.0)
     assert decision.costs == {A: 200 - 64, B: 200 - 96}
     assert told(decision) == (B, "least cost", 200, 96, 96)
 
 
 def test_a_decision_explains_itself() -> None:
     candidates = named("abc")
-    choosing = scheduler(OverlapCost(1, 0), candidates)
+    choosing = scheduler(Cheapest(OverlapCost(1), 0), candidates)
     for _ in range(2):
-        choosing.reserve(Decision(candidates, Choice(0, None, ""), 500, 480, 480))
+        choosing.reserve(Decision(candidates, Choice(0, None, ""), 500, 480, 480), 0.0)
     decision = choosing.select(candidates, 100, HeldOnGpu({A: 6, C: 2}), 0.0)
     assert decision.costs == {A: 2 * 20 + 4 + 1000, B: 100, C: 68}
     assert told(decision) == (C, "least cost", 100, 32, 96)
@@ -169,7 +169,7 @@ def test_a_pinned_request_takes_the_least_loaded_rank_of_its_worker() -> None:
         decision = choosing.select(candidates, 100, HeldOnGpu({rank("a", 0): 2}), 0.0, pinned=True)
         assert decision.reason == "named by the request"
         assert decision.overlap_tokens == (32 if decision.rank.dp_rank == 0 else 0)
-        choosing.reserve(decision)
+        choosing.reserve(decision, 0.0)
         seen.append(decision.rank.dp_rank)
     assert Counter(seen) == {0: 2, 1: 2, 2: 2}
 
@@ -186,11 +186,11 @@ def test_selecting_changes_no_load_and_the_same_seed_selects_the_same(
 ) -> None:
     candidates = named(map(str, range(len(state))))
     matches = HeldOnGpu({each: blocks for each, (_, blocks) in zip(candidates.ranks, state, strict=True)})
-    choosing = [scheduler(OverlapCost(*setting), candidates, seed) for _ in range(2)]
+    choosing = [scheduler(Cheapest(OverlapCost(setting[0]), setting[1]), candidates, seed) for _ in range(2)]
     for one in choosing:
         for position, (tokens, _) in enumerate(state):
-            one.reserve(booked(candidates, position, tokens))
-    book = choosing[0]._book
+            one.reserve(booked(candidates, position, tokens), 0.0)
+    book = choosing[0].book
     before = book.get_metrics(0.0)
     decisions = [[one.select(candidates, prompt, matches, 0.0) for _ in range(3)] for one in choosing]
     assert list(map(told, decisions[0])) == list(map(told, decisions[1]))
@@ -201,28 +201,30 @@ def test_selecting_changes_no_load_and_the_same_seed_selects_the_same(
 
 @pytest.mark.parametrize(
     "policy",
-    [RoundRobin(), Random(), LeastLoaded(), PowerOfTwo(), OverlapCost(1, 0), OverlapCost(1, 1)],
+    [RoundRobin(), Random(), LeastLoaded(), PowerOfTwo(), Cheapest(OverlapCost(1), 0), Cheapest(OverlapCost(1), 1)],
     ids=lambda p: type(p).__name__,
 )
 def test_what_is_selected_is_booked_as_it_was_decided(policy: Policy) -> None:
     candidates = named("ab")
     choosing = scheduler(policy, candidates)
     decision = choosing.select(candidates, 100, Held({A: Overlap(2, 2), B: Overlap(2, 1)}), 0.0)
-    reservation = choosing.reserve(decision)
-    assert choosing._book.load(decision.rank, 0.0) == Load(1, 68, 100)
-    assert sum(choosing._book.loads(candidates, 0.0).requests) == 1
-    reservation.release()
-    assert {found.load for found in choosing._book.get_metrics(0.0).values()} == {Load()}
+    reservation = choosing.reserve(decision, 0.0)
+    assert choosing.book.load(decision.rank, 0.0) == Load(1, 68, 100)
+    assert sum(choosing.book.loads(candidates, 0.0).requests) == 1
+    reservation.release(0.0)
+    assert {found.load for found in choosing.book.get_metrics(0.0).values()} == {Load()}
 
 
-@pytest.mark.parametrize("policy", [LeastLoaded(), OverlapCost(1, 0), OverlapCost(0, 0)], ids=["least", "kv", "kv0"])
+@pytest.mark.parametrize(
+    "policy", [LeastLoaded(), Cheapest(OverlapCost(1), 0), Cheapest(OverlapCost(0), 0)], ids=["least", "kv", "kv0"]
+)
 def test_a_burst_between_two_reports_spreads(policy: Policy) -> None:
     """Every report says idle all the while: only the bookings tell."""
     candidates = named("abcdefgh")
     choosing = scheduler(policy, candidates)
     for each in candidates.ranks:
         idle = LoadReport(each.worker_id, 0, 1, -1, True, request_active_slots=0, kv_active_blocks=0)
-        choosing._book.on_report(idle, 0.0)
+        choosing.book.on_report(idle, 0.0)
     chosen = Counter(_route(choosing, candidates, None) for _ in range(64))
     assert set(chosen.values()) == {8}
 
@@ -230,7 +232,7 @@ def test_a_burst_between_two_reports_spreads(policy: Policy) -> None:
 def test_a_burst_on_one_prefix_overflows_from_its_holder() -> None:
     """The holder is worth its cache only until its queue costs more than the prefill elsewhere."""
     candidates = named("abcd")
-    choosing = scheduler(OverlapCost(1, 0), candidates)
+    choosing = scheduler(Cheapest(OverlapCost(1), 0), candidates)
     chosen = Counter(_route(choosing, candidates, HeldOnGpu({A: 50}), 1000) for _ in range(40))
     assert chosen[A] > max(count for each, count in chosen.items() if each != A)
     assert len(chosen) == 4
@@ -238,5 +240,5 @@ def test_a_burst_on_one_prefix_overflows_from_its_holder() -> None:
 
 def _route(choosing: Scheduler, candidates: Candidates, matches: Held | None, prompt: int = 100) -> WorkerRank:
     decision = choosing.select(candidates, prompt, matches, 0.0)
-    choosing.reserve(decision)
+    choosing.reserve(decision, 0.0)
     return decision.rank

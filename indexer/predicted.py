@@ -1,0 +1,55 @@
+"""What requests that were just sent will make their ranks hold, until the ranks' own events say so.
+
+Two generations of indexes: a prediction goes into the younger one, and both are asked; every `LIFE` seconds the older
+one is thrown away whole. So a prediction lives for one to two times `LIFE`, and forgetting costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from indexer.hashing import SequenceHashes
+from indexer.matches import Matches
+from indexer.prefix_index import PrefixIndex
+from indexer.types import SequenceHash, Tier, WorkerRank
+
+LIFE: Final = 5.0
+"""Seconds: longer than a prefill and the way of its events, shorter than anybody would notice that it never came."""
+
+
+class PredictedPrefixes:
+    """`now`: seconds on a steady clock."""
+
+    def __init__(self, life: float = LIFE) -> None:
+        self._life = life
+        self._younger, self._older = PrefixIndex(), PrefixIndex()
+        self._began = 0.0
+        self._used = [False, False]
+        """Whether the younger and the older hold anything."""
+
+    def store(self, rank: WorkerRank, hashes: SequenceHashes | Sequence[SequenceHash], now: float) -> None:
+        """`rank` was sent a prompt with these sequence hashes."""
+        self.expire(now)
+        self._younger.store(rank, Tier.GPU, hashes)
+        self._used[0] = True
+
+    def forget(self, rank: WorkerRank) -> None:
+        """It restarted, or its cache was cleared."""
+        self._younger.clear(rank)
+        self._older.clear(rank)
+
+    def expire(self, now: float) -> None:
+        """Throw away what is too old; to be called before `find_matches`."""
+        if now - self._began < self._life:
+            return
+        kept = now - self._began < 2 * self._life
+        self._older = self._younger if kept and self._used[0] else PrefixIndex()
+        self._younger = PrefixIndex()
+        self._used = [False, kept and self._used[0]]
+        self._began = now
+
+    def find_matches(self, hashes: SequenceHashes) -> list[Matches]:
+        """An answer from each generation that holds anything."""
+        both = zip(self._used, (self._younger, self._older), strict=True)
+        return [index.find_matches(hashes) for used, index in both if used]

@@ -1,0 +1,60 @@
+"""Which policy a setting means; policies of third parties are found among the installed packages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from router.scheduling.auto import Auto
+from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
+from router.scheduling.cheapest import Cheapest
+from router.scheduling.decision import CostPolicy, Policy
+from router.scheduling.lmetric import LMetric
+from router.scheduling.overlap import OverlapCost
+from router.scheduling.ttft import PredictedTTFT
+from router.settings import Settings, SettingsError
+
+ENTRY_POINTS = "kv_router.policies"
+"""Group under which a package names what makes its `CostPolicy`, called without arguments."""
+BUILT_IN: dict[str, Callable[[], CostPolicy]] = {
+    "auto": Auto,
+    "overlap": lambda: OverlapCost(1.0),
+    "lmetric": LMetric,
+    "ttft": PredictedTTFT,
+}
+
+
+def make_policy(settings: Settings) -> Policy:
+    """Raises SettingsError when there is no policy of the name that is asked for."""
+    match settings.router_mode:
+        case "kv":
+            return Cheapest(_costs(settings), settings.router_temperature)
+        case "round-robin":
+            return RoundRobin()
+        case "random":
+            return Random()
+        case "power-of-two":
+            return PowerOfTwo()
+        case _:  # direct requests name their worker; its ranks are balanced like least-loaded
+            return LeastLoaded()
+
+
+def _costs(settings: Settings) -> CostPolicy:
+    weight, name = settings.kv_overlap_score_weight, settings.kv_policy
+    if weight is not None:
+        if name not in {"overlap", "auto"}:
+            raise SettingsError(f"--kv-overlap-score-weight belongs to --kv-policy overlap, not to {name}")
+        return OverlapCost(weight)
+    return BUILT_IN[name]() if name in BUILT_IN else _installed(name)
+
+
+def _installed(name: str) -> CostPolicy:
+    found = entry_points(group=ENTRY_POINTS)
+    for point in found.select(name=name):
+        try:
+            policy: CostPolicy = point.load()()
+        except Exception as error:
+            raise SettingsError(f"--kv-policy {name} of {point.value} cannot be loaded: {error}") from error
+        return policy
+    known = ", ".join([*BUILT_IN, *sorted(point.name for point in found)])
+    raise SettingsError(f"--kv-policy takes {known}, not {name}; others come with a package (docs/policies.md)")

@@ -1,0 +1,75 @@
+"""Admission by SLO: a request that would miss its objective is refused before any work is done for it, or held.
+
+Judged by predictions alone, made anew for each request, so that there is nothing to latch; and a request that would
+find its rank idle is always taken, for a rank that is asked nothing could never show that it has recovered.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Literal, NamedTuple
+
+from router.scheduling.decision import Prediction
+
+SloAction = Literal["reject", "queue"]
+
+
+class Objectives(NamedTuple):
+    """In seconds; None: none."""
+
+    ttft: float | None = None
+    """Of arrival to first token; from when it is sent to a worker on, where requests are queued."""
+    tbt: float | None = None
+    """Between two tokens."""
+
+
+NO_OBJECTIVES = Objectives()
+
+
+class Refusal(NamedTuple):
+    """Why a request is not taken."""
+
+    objective: Literal["ttft", "tbt"]
+    predicted: float
+    """Seconds."""
+    limit: float
+    waited: float
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds until what is ahead of the request has been worked off so far that it would be taken."""
+        return max(1, math.ceil(self.predicted - self.limit))
+
+
+class Verdict(Enum):
+    ADMIT = "admit"
+    HOLD = "hold"
+
+
+class Admission:
+    def __init__(
+        self, objectives: Objectives = NO_OBJECTIVES, action: SloAction = "reject", patience: float = 10.0
+    ) -> None:
+        """`patience`: seconds that a request is held for, with the action `queue`, before it is refused."""
+        self.objectives = objectives
+        self._action = action
+        self._patience = patience
+
+    def judge(self, predicted: Prediction, waited: float, ttft: float | None = None) -> Verdict | Refusal:
+        """`waited`: seconds in the router so far. `ttft`: the request's own objective instead of the general one."""
+        if predicted.idle:
+            return Verdict.ADMIT
+        refusal = self._violation(predicted, waited, ttft)
+        if refusal is None:
+            return Verdict.ADMIT
+        return Verdict.HOLD if self._action == "queue" and waited < self._patience else refusal
+
+    def _violation(self, predicted: Prediction, waited: float, ttft: float | None) -> Refusal | None:
+        limit, tbt = ttft or self.objectives.ttft, self.objectives.tbt
+        expected = predicted.ttft + (0.0 if self._action == "queue" else waited)
+        if limit is not None and expected > limit:
+            return Refusal("ttft", expected, limit, waited)
+        if tbt is not None and predicted.tbt > tbt:
+            return Refusal("tbt", predicted.tbt, tbt, waited)
+        return None

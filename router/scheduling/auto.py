@@ -1,0 +1,64 @@
+"""Policy `auto`: predicted seconds, of this request and of those that its choice delays; and late binding.
+
+The cost of a rank is the queue that a request meets there, its own prefill, the wait for memory, and what it does to
+others. Prefill delays all that come after it while the rank is busy: in a queue at utilisation ρ each second of work
+makes others wait ρ/(1 − ρ) seconds in all (the busy period of an M/G/1 queue is 1/(1 − ρ) times the work that began
+it), hence the weight on a request's own work, which a longer overlap makes less: the fuller the fleet, the more a
+prefix is worth. Each second of prefill also stalls the streams of the same rank.
+
+Late binding: a request goes out only while its rank has little prefill before it and room for its KV. Else it stays in
+the router's queue, where it can still be re-ordered and re-assigned; an engine's own queue is first come, first served.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from router.scheduling.decision import Cost, Seconds, Situation
+
+ENOUGH: Final = 0.3
+"""Seconds of prefill that an engine needs before it so as not to fall idle while the router hears of its progress."""
+_ROOM: Final = 0.95
+"""Share of a rank's KV that may be booked: requests in flight grow, and their blocks are rounded up."""
+_BUSY_MEMORY: Final = 10.0
+"""Seconds over which the fleet's utilisation is averaged."""
+_MOST_DELAY: Final = 4.0
+"""Limit of ρ/(1 − ρ): near 1 the estimate of ρ is too coarse to say more."""
+_STEPS: Final = 1.5
+"""A new prefill waits for the step that is under way, half of one on average, and its own step decodes as well."""
+_STALL: Final = 0.1
+"""Weight of a second by which one stream stalls, against a second of waiting for a first token."""
+
+
+class Auto:
+    def __init__(self) -> None:
+        self._busy = 0.0
+        self._busy_at: float | None = None
+
+    def cost(self, situation: Situation) -> Cost:
+        own, queue = situation.prefill_seconds, situation.queue_seconds
+        others = self._delay(situation) + _STALL * situation.requests
+        steps = _STEPS * situation.step_seconds
+        memory = _memory_seconds(situation)
+        values = queue + situation.held_seconds + (1 + others) * own + steps + memory
+        may_go = ((queue < ENOUGH) & (memory == 0) & (situation.held_seconds == 0)) | (situation.requests == 0)
+        return Cost(values, float(situation.whole_prefill_seconds.mean()), may_go)
+
+    def _delay(self, situation: Situation) -> float:
+        """Seconds that others wait for each second of new work."""
+        now, busy = situation.now, situation.busy
+        passed = math.inf if self._busy_at is None else max(0.0, now - self._busy_at)
+        self._busy_at = now
+        self._busy += (busy - self._busy) * -math.expm1(-passed / _BUSY_MEMORY)
+        return min(_MOST_DELAY, self._busy / max(1e-9, 1 - self._busy))
+
+
+def _memory_seconds(situation: Situation) -> Seconds:
+    """Until so many requests have ended that the prompt fits: the tokens in excess at the mean rate of release."""
+    active = situation.active_tokens
+    excess = np.maximum(0.0, active + situation.prompt_tokens - _ROOM * situation.capacity_tokens)
+    waits: Seconds = np.where(active > 0, excess * situation.residence_seconds / np.maximum(1, active), 0.0)
+    return waits

@@ -1,0 +1,121 @@
+"""Prefill work that each rank still has before it, in seconds of a rank of factor 1, as far as this router booked it.
+
+An engine computes prompts in the order in which they came, so between two first tokens of a rank lies the time that the
+later one's prefill took: what the latency model learns from. The first in line is already under way; what has passed
+since it came to be first counts as done, and once it is overdue it is expected to take as long again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from indexer.types import RankSet, WorkerRank
+from router.scheduling.latency import Prefill, Seconds
+from router.scheduling.load import SharedTable
+from router.scheduling.places import Places
+
+# Rows, in microseconds: work booked, that of the first in line, and since when it is first (on the steady clock).
+_WORK, _HEAD, _SINCE = range(3)
+BACKLOG_ROWS = 3
+_MICRO = 1e6
+
+
+class Entry:
+    """One prefill that is waited for."""
+
+    __slots__ = ("place", "prefill", "sent", "work")
+
+    def __init__(self, place: int, prefill: Prefill, work: float, sent: float) -> None:
+        self.place = place
+        self.prefill = prefill
+        self.work = work
+        self.sent = sent
+
+
+class Backlog:
+    def __init__(self, shared: SharedTable | None = None) -> None:
+        """`shared`: of several router processes; a rank's backlog is the sum of theirs."""
+        self._places = Places(shared.place_of if shared else None)
+        self._lines: dict[int, deque[Entry]] = {}
+        self._progress: dict[int, float] = {}
+        """When each rank's last first token came."""
+        self._tables = shared.tables if shared else np.zeros((1, BACKLOG_ROWS, 17), np.int64)
+        self._own = shared.own if shared else 0
+
+    def watch(self, rank: WorkerRank) -> None:
+        place = self._places.add(rank)
+        if place >= self._tables.shape[2] - 1:  # the last column belongs to nobody and stays 0
+            grown = np.zeros((1, BACKLOG_ROWS, 2 * place + 2), np.int64)
+            grown[:, :, : self._tables.shape[2]] = self._tables
+            self._tables = grown
+
+    def forget(self, rank: WorkerRank) -> None:
+        """What is still waited for there ends without effect."""
+        place = self._places.drop(rank)
+        if place is not None:
+            self._lines.pop(place, None)
+            self._progress.pop(place, None)
+            self._tables[self._own, :, place] = 0
+            self._places.free(place)
+
+    def add(self, rank: WorkerRank, prefill: Prefill, work: float, now: float) -> Entry:
+        """`work`: seconds that a rank of factor 1 would take."""
+        place = self._places.get(rank)
+        if place is None:
+            raise KeyError(rank)
+        entry = Entry(place, prefill, work, now)
+        line = self._lines.setdefault(place, deque())
+        line.append(entry)
+        self._tables[self._own, _WORK, place] += int(work * _MICRO)
+        if len(line) == 1:
+            self._begin(place, now)
+        return entry
+
+    def _begin(self, place: int, now: float) -> None:
+        line = self._lines[place]
+        rows = self._tables[self._own]
+        rows[_HEAD, place] = int(line[0].work * _MICRO) if line else 0
+        rows[_SINCE, place] = int(now * _MICRO)
+        if not line:
+            rows[_WORK, place] = 0
+
+    def done(self, entry: Entry, now: float) -> float | None:
+        """Its first token is there: the seconds that its rank spent on it alone. None when the rank was forgotten."""
+        if not self._remove(entry, now):
+            return None
+        began = max(entry.sent, self._progress.get(entry.place, entry.sent))
+        self._progress[entry.place] = now
+        return max(0.0, now - began)
+
+    def drop(self, entry: Entry, now: float) -> None:
+        """It ended without a first token."""
+        self._remove(entry, now)
+
+    def _remove(self, entry: Entry, now: float) -> bool:
+        line = self._lines.get(entry.place)
+        if line is None or entry not in line:
+            return False
+        first = line[0] is entry
+        line.remove(entry)
+        self._tables[self._own, _WORK, entry.place] -= int(entry.work * _MICRO)
+        if first:
+            self._begin(entry.place, now)
+        return True
+
+    def seconds(self, ranks: RankSet, factors: Seconds, now: float) -> Seconds:
+        """Until a request sent to each of `ranks` now would begin; `factors`: how much longer each takes."""
+        found = self._tables[:, :, self._places.of(ranks)]
+        work = found[:, _WORK].sum(axis=0) * factors
+        heads = found[:, _HEAD]
+        first = np.where(heads > 0, found[:, _SINCE], np.iinfo(np.int64).max).argmin(axis=0)[None]
+        head = np.take_along_axis(heads, first, 0)[0] * factors
+        passed = np.where(head > 0, np.maximum(0, now * _MICRO - np.take_along_axis(found[:, _SINCE], first, 0)[0]), 0)
+        left: Seconds = np.maximum(0.0, work - head + np.abs(head - passed)) / _MICRO
+        return left
+
+    def busy(self, ranks: RankSet) -> float:
+        """The share of `ranks`, 0-1, that have any."""
+        work = self._tables[:, _WORK, self._places.of(ranks)].max(axis=0)
+        return float(np.count_nonzero(work)) / max(1, len(ranks))

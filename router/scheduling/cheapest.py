@@ -1,0 +1,40 @@
+"""From costs to a choice: the least, or a softmax over all; ties at random."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from router.scheduling.balance import least_cost
+from router.scheduling.decision import Choice, CostPolicy, Costs, Situation, Uniform
+
+
+class Cheapest:
+    """A policy that takes what costs least by `costs`.
+
+    `temperature` ≥ 0: p ∝ exp(−(cost − least) / (temperature · cost of a whole prompt)); 0 takes the least, ties at
+    random. At temperature 1 a candidate that costs one whole prompt more is e times less likely, whatever the unit.
+    """
+
+    def __init__(self, costs: CostPolicy, temperature: float = 0.0) -> None:
+        self._costs = costs
+        self._temperature = temperature
+
+    def choose(self, situation: Situation, random: Uniform) -> Choice:
+        cost = self._costs.cost(situation)
+        if self._temperature == 0:
+            choice = least_cost(cost.values, random)
+        else:
+            position = sample_softmax(cost.values, self._temperature * cost.prompt, random)
+            choice = Choice(position, cost.values, f"sampled at temperature {self._temperature:g}")
+        if cost.open is None or cost.open[choice.position]:
+            return choice
+        return choice._replace(hold=True)
+
+
+def sample_softmax(costs: Costs, scale: float, random: Uniform) -> int:
+    """Position drawn with p ∝ exp(−(cost − least) / scale); `scale` > 0, in the costs' unit."""
+    with np.errstate(over="ignore", under="ignore"):
+        weights = np.exp(-(costs - costs.min()) / scale)
+    sums = weights.cumsum()
+    position = int(sums.searchsorted(random.random() * sums[-1], side="right"))
+    return min(position, int(weights.nonzero()[0][-1]))  # rounding may leave the point on the upper edge

@@ -1,0 +1,250 @@
+"""How long each rank takes, learned from what was observed: seconds of a prefill, of a decode step, of a whole request.
+
+Two parts. The *shape* is the fleet's: prefill seconds as a + b · new tokens + c · pairs (Σ over new tokens of the
+tokens each attends to), a decode step as a base, a part for each sequence and one for each token of context. The
+*factor* is each rank's own: how much longer than the shape says it takes, so that slow, hot and mixed hardware shows
+within seconds, while the shape needs hundreds of requests. Before there is any observation, the priors hold; they only
+have to be right to an order of magnitude, for they are the same for all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.types import RankSet, WorkerRank
+from router.scheduling.places import Places
+
+Seconds: TypeAlias = npt.NDArray[np.float64]
+"""One number for each rank of a set, in its order."""
+Counts: TypeAlias = npt.NDArray[np.integer[Any]]
+
+PREFILL_PRIOR = (0.01, 1 / 20_000, 1e-9)
+"""Seconds, per new token and per pair: an 8B model on an accelerator of 2023, 2 FLOP per parameter and token at 30 % of
+10^15 FLOP/s, and 4 FLOP per pair, head dimension and layer."""
+STEP_PRIOR = (0.008, 1e-4, 5e-8)
+"""Seconds, per sequence and per token of context: reading 16 GB of weights, and 131 kB per token, at 2.7 TB/s."""
+RESIDENCE_PRIOR = 10.0
+"""Seconds from booking to release."""
+
+_SHAPE_MEMORY = 0.995
+"""Of the weight of all earlier samples, with each new one: the shape follows the last few hundred."""
+_PRIOR_SAMPLES = 8.0
+"""Samples that the prior counts for: against a first sample that is off, and against features that never vary."""
+_OUTLIER = 4.0
+"""A sample further than this factor from what is expected counts as this far: one stall must not bend a model."""
+_SOLVE_EVERY = 16
+"""Samples."""
+_ANCHOR = 0.05
+"""Weight of the prior that is never forgotten, in samples."""
+_LEAST = 0.02
+"""No coefficient falls below this share of its prior."""
+_RESIDENCE_GAIN = 0.02
+"""Of one request in the mean residence."""
+_TOGETHER = 4
+"""Prefills of a rank that make one sample: an engine computes several in one step, and then only the first seems to
+have taken any time."""
+_FOLD_SECONDS = 0.25
+"""Steps of a rank are summed for so long before they make a sample."""
+_REFRESH = 0.5
+_FAST, _SLOW = 5.0, 60.0
+"""Seconds after which an observation of a rank's factor counts 1/e: to follow a change, and to remember a worker."""
+_FAST_PRIOR, _SLOW_PRIOR = 0.3, 2.0
+"""Seconds of expected work that the slow factor (and 1) counts for beside what was observed."""
+
+
+class Shape:
+    """Least squares with forgetting and a prior, over three features; coefficients never below 0.
+
+    Samples are weighed by 1/expected², so that relative errors count: a short prefill tells as much as a long one.
+    Plain floats: an observation is made for each request.
+    """
+
+    def __init__(self, prior: tuple[float, float, float]) -> None:
+        self._prior = prior
+        diagonal = _PRIOR_SAMPLES / 3
+        self._moments = [diagonal, 0.0, 0.0, diagonal, 0.0, diagonal]
+        """Upper triangle, of features in units of the prior, where all coefficients are near 1."""
+        self._targets = [diagonal] * 3
+        self._fresh = 0
+        self.coefficients = prior
+
+    def expected(self, x: float, y: float, z: float) -> float:
+        a, b, c = self.coefficients
+        return a * x + b * y + c * z
+
+    def observe(self, x: float, y: float, z: float, seconds: float) -> None:
+        """Features, and what they took."""
+        expected = self.expected(x, y, z)
+        if expected <= 0:
+            return
+        ratio = min(max(seconds / expected, 1 / _OUTLIER), _OUTLIER)
+        x, y, z = (value * unit / expected for value, unit in zip((x, y, z), self._prior, strict=True))
+        products = (x * x, x * y, x * z, y * y, y * z, z * z)
+        self._moments = [_SHAPE_MEMORY * old + new for old, new in zip(self._moments, products, strict=True)]
+        targets = (x * ratio, y * ratio, z * ratio)
+        self._targets = [_SHAPE_MEMORY * old + new for old, new in zip(self._targets, targets, strict=True)]
+        self._fresh += 1
+        if self._fresh >= _SOLVE_EVERY:
+            self._solve()
+
+    def _solve(self) -> None:
+        self._fresh = 0
+        xx, xy, xz, yy, yz, zz = self._moments
+        anchor = _ANCHOR * np.eye(3)  # what the samples cannot tell apart stays where the prior has it
+        moments = np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]]) + anchor
+        a, b, c = np.maximum(np.linalg.solve(moments, np.array(self._targets) + _ANCHOR), _LEAST).tolist()
+        self.coefficients = a * self._prior[0], b * self._prior[1], c * self._prior[2]
+
+
+class Factors:
+    """Each rank's observed over expected seconds, by two memories: the fast one leans on the slow, that on 1."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, tuple[float, float, float, float, float]] = {}
+        """By place: fast observed and expected, slow observed and expected, and when."""
+        self._known = np.ones(1)
+        self._refreshed = -math.inf
+
+    def forget(self, place: int) -> None:
+        if self._sums.pop(place, None):
+            self._known[place] = 1.0
+
+    def observe(self, place: int, observed: float, expected: float, now: float) -> None:
+        observed = min(observed, _OUTLIER * expected)
+        fast_observed, fast_expected, slow_observed, slow_expected = self._decayed(place, now)
+        sums = (fast_observed + observed, fast_expected + expected, slow_observed + observed, slow_expected + expected)
+        self._sums[place] = (*sums, now)
+        if place >= len(self._known):
+            self._known = np.append(self._known, np.ones(place + 1))
+        self._known[place] = _factor(*sums)
+
+    def _decayed(self, place: int, now: float) -> tuple[float, float, float, float]:
+        fast_observed, fast_expected, slow_observed, slow_expected, at = self._sums.get(place, (0, 0, 0, 0, now))
+        fast, slow = math.exp((at - now) / _FAST), math.exp((at - now) / _SLOW)
+        return fast_observed * fast, fast_expected * fast, slow_observed * slow, slow_expected * slow
+
+    def at(self, place: int) -> float:
+        return float(self._known[place]) if place in self._sums else 1.0
+
+    def of(self, places: npt.NDArray[np.intp], now: float) -> Seconds:
+        """A rank of which nothing was observed takes what the shape says, and one that was not of late goes back to it:
+        who is avoided for having been slow must not be avoided for ever.
+        """
+        if now - self._refreshed > _REFRESH:
+            self._refreshed = now
+            for place in self._sums:
+                self._known[place] = _factor(*self._decayed(place, now))
+        known = len(self._known)
+        factors: Seconds = np.where((places < 0) | (places >= known), 1.0, self._known[np.minimum(places, known - 1)])
+        return factors
+
+
+def _factor(fast_observed: float, fast_expected: float, slow_observed: float, slow_expected: float) -> float:
+    lasting = (slow_observed + _SLOW_PRIOR) / (slow_expected + _SLOW_PRIOR)
+    return (fast_observed + _FAST_PRIOR * lasting) / (fast_expected + _FAST_PRIOR)
+
+
+class Prefill(NamedTuple):
+    """What a prefill computes."""
+
+    new: int
+    """Tokens that no cache held."""
+    prompt: int
+
+    @property
+    def pairs(self) -> float:
+        """Of tokens that attention looks at: each new one with all before it."""
+        return self.new * (self.prompt - self.new / 2)
+
+
+class LatencyModel:
+    """`now` and all times are seconds on one steady clock."""
+
+    def __init__(self) -> None:
+        self._places = Places()
+        self._prefill, self._step = Shape(PREFILL_PRIOR), Shape(STEP_PRIOR)
+        self._prefill_factors, self._step_factors = Factors(), Factors()
+        self._prefills: dict[int, list[float]] = {}
+        """By place, not yet a sample: prefills, new tokens, pairs, seconds."""
+        self._steps: dict[int, tuple[int, float, float]] = {}
+        """By place, not yet a sample: steps, seconds, since when."""
+        self.residence = RESIDENCE_PRIOR
+        """From booking to release, of a mean request: how long memory stays taken."""
+
+    def watch(self, rank: WorkerRank) -> None:
+        self._places.add(rank)
+
+    def forget(self, rank: WorkerRank) -> None:
+        """Its place may serve another, of which nothing is known."""
+        place = self._places.drop(rank)
+        if place is None:
+            return
+        for known in (self._prefills, self._steps):
+            known.pop(place, None)
+        self._prefill_factors.forget(place)
+        self._step_factors.forget(place)
+        self._places.free(place)
+
+    # -- predictions
+
+    def prefill_work(self, prefill: Prefill) -> float:
+        """Seconds on a rank of factor 1."""
+        return self._prefill.expected(1.0, prefill.new, prefill.pairs)
+
+    def prefill_works(self, new: Seconds, prompt: int) -> Seconds:
+        """The same for a prompt of which `new` tokens would have to be computed, one number for each rank."""
+        base, per_token, per_pair = self._prefill.coefficients
+        works: Seconds = base + new * (per_token + per_pair * (prompt - new / 2))
+        return works
+
+    def prefill_factors(self, ranks: RankSet, now: float) -> Seconds:
+        return self._prefill_factors.of(self._places.of(ranks), now)
+
+    def step_seconds(self, ranks: RankSet, requests: Counts, active_tokens: Counts, now: float) -> Seconds:
+        """Between two tokens of a stream, with so many requests of so many tokens in all."""
+        base, per_sequence, per_token = self._step.coefficients
+        factors = self._step_factors.of(self._places.of(ranks), now)
+        steps: Seconds = factors * (base + per_sequence * requests + per_token * active_tokens)
+        return steps
+
+    # -- observations
+
+    def observe_prefill(self, rank: WorkerRank, prefill: Prefill, seconds: float, now: float) -> None:
+        """`rank` spent `seconds` on nothing but this prefill, beside its decoding."""
+        place = self._places.get(rank)
+        if place is None:
+            return
+        factor = self._prefill_factors.at(place)
+        self._prefill_factors.observe(place, seconds, self.prefill_work(prefill), now)
+        sums = self._prefills.setdefault(place, [0.0] * 4)
+        for index, value in enumerate((1.0, prefill.new, prefill.pairs, seconds / factor)):
+            sums[index] += value
+        if sums[0] >= _TOGETHER:
+            self._prefill.observe(*self._prefills.pop(place))
+
+    def observe_steps(self, rank: WorkerRank, steps: int, seconds: float, now: float) -> bool:
+        """A stream got `steps` tokens within `seconds`. Whether it is time to `fold_steps`."""
+        place = self._places.get(rank)
+        if place is None:
+            return False
+        known, took, since = self._steps.get(place, (0, 0.0, now))
+        self._steps[place] = known + steps, took + seconds, since
+        return now - since >= _FOLD_SECONDS
+
+    def fold_steps(self, rank: WorkerRank, requests: int, active_tokens: int, now: float) -> None:
+        """The steps observed of late make a sample; so many requests and tokens are on the rank."""
+        place = self._places.get(rank)
+        steps, took, _ = self._steps.pop(place, (0, 0.0, now)) if place is not None else (0, 0.0, now)
+        if place is None or not steps:
+            return
+        factor, expected = self._step_factors.at(place), self._step.expected(1.0, requests, active_tokens)
+        self._step.observe(1.0, requests, active_tokens, took / steps / factor)
+        self._step_factors.observe(place, _FOLD_SECONDS * took / steps / expected, _FOLD_SECONDS, now)
+
+    def observe_residence(self, seconds: float) -> None:
+        """A request has ended `seconds` after it was booked."""
+        self.residence += _RESIDENCE_GAIN * (seconds - self.residence)

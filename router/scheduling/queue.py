@@ -1,0 +1,184 @@
+"""Requests that wait in the router: held until the worker that is best for them is ready, or until an SLO can be kept.
+
+While a request waits it can still go anywhere, and be overtaken. Each pass takes those that wait in order of urgency,
+chooses anew for each among all ranks, with the work of those before it counted as theirs, and sends what may go.
+
+The order is that of the highest response ratio (Brinch Hansen 1971): (waited + own work) / own work. Short work goes
+first, which makes the mean small, but waiting counts for the more the shorter the work, so that nothing starves; a
+smaller `priority` goes before all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import nsmallest
+from typing import Final, Protocol
+
+import numpy as np
+
+from indexer.matches import Matches
+from router.scheduling.admission import Admission, Refusal, Verdict
+from router.scheduling.decision import Candidates, Decision, Seconds
+from router.scheduling.scheduler import Booking, Scheduler
+
+LOOK: Final = 16
+"""Requests that one pass looks at: a pass must not take longer than the loop may be away, about a millisecond."""
+TICK: Final = 0.05
+"""Seconds between two passes when nothing else happens: what a rank has before it shrinks by the passing of time."""
+
+
+class Waiting(Protocol):
+    """A request that may have to wait. Exactly one of the last three is called, unless it is withdrawn before."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def arrived(self) -> float: ...
+    @property
+    def priority(self) -> int:
+        """The smaller, the sooner; 0 is usual."""
+
+    @property
+    def ttft_slo(self) -> float | None: ...
+    @property
+    def streamed(self) -> bool:
+        """Whether its first token will be seen."""
+
+    def candidates(self) -> Candidates:
+        """Those of the moment; there may be none."""
+
+    def matches(self) -> Matches | None: ...
+    def send(self, decision: Decision, booking: Booking) -> None: ...
+    def refuse(self, refusal: Refusal) -> None: ...
+    def nobody(self) -> None:
+        """There is no candidate any more."""
+
+
+class _Held:
+    """What the last look at a waiting request showed."""
+
+    __slots__ = ("candidates", "position", "waiting", "work")
+
+    def __init__(self, waiting: Waiting, decision: Decision, candidates: Candidates) -> None:
+        self.waiting = waiting
+        self.see(decision, candidates)
+
+    def see(self, decision: Decision, candidates: Candidates) -> None:
+        self.candidates = candidates
+        self.position = decision.position
+        self.work = decision.predicted.prefill if decision.predicted else 0.0
+
+    def urgency(self, now: float) -> tuple[int, float]:
+        """The least goes first."""
+        return self.waiting.priority, -(now - self.waiting.arrived) / max(1e-3, self.work)
+
+
+class Queue:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        admission: Admission,
+        clock: Callable[[], float],
+        call_later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        """`call_later` as an event loop has it; a pass is never made within a call from outside."""
+        self._scheduler = scheduler
+        self._admission = admission
+        self._clock = clock
+        self._call_later = call_later
+        self._held: dict[Waiting, _Held] = {}
+        self._ahead: dict[Candidates, Seconds] = {}
+        """Work of all that wait, by the rank that each would take."""
+        self._asked = False
+        self._ticking = False
+        scheduler.changed = self.wake
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def submit(self, waiting: Waiting) -> None:
+        """Send it, refuse it, or keep it until one of these can be done."""
+        self._consider(waiting, self._clock(), self._ahead)
+
+    def withdraw(self, waiting: Waiting) -> None:
+        """Its client has gone, or it has found its way otherwise."""
+        self._held.pop(waiting, None)
+
+    def wake(self) -> None:
+        """Something has changed: a pass is due."""
+        if self._held and not self._asked:
+            self._asked = True
+            self._call_later(0, self._answer)
+
+    def _answer(self) -> None:
+        self._asked = False
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """One pass."""
+        now = self._clock()
+        ahead: dict[Candidates, Seconds] = {}
+        first = nsmallest(LOOK, self._held.values(), key=lambda held: held.urgency(now))
+        for held in first:
+            if held.waiting in self._held:  # what is sent may fail at once, and withdraw others
+                self._consider(held.waiting, now, ahead)
+        if len(self._held) > LOOK:
+            looked = {id(held) for held in first}
+            for held in self._held.values():
+                if id(held) not in looked:
+                    _count(ahead, held)
+        self._ahead = ahead
+
+    def _consider(self, waiting: Waiting, now: float, ahead: dict[Candidates, Seconds]) -> None:
+        candidates = waiting.candidates()
+        if not candidates:
+            self._held.pop(waiting, None)
+            waiting.nobody()
+            return
+        decision = self._scheduler.select(
+            candidates, waiting.prompt_tokens, waiting.matches(), now, held=ahead.get(candidates)
+        )
+        verdict = self._judge(waiting, decision, now)
+        if verdict is Verdict.HOLD:
+            self._hold(waiting, decision, candidates, ahead)
+            return
+        self._held.pop(waiting, None)
+        if isinstance(verdict, Refusal):
+            waiting.refuse(verdict)
+        else:
+            waiting.send(decision, self._scheduler.reserve(decision, now, waiting.streamed))
+
+    def _judge(self, waiting: Waiting, decision: Decision, now: float) -> Verdict | Refusal:
+        if decision.predicted is None:
+            return Verdict.HOLD if decision.hold else Verdict.ADMIT
+        verdict = self._admission.judge(decision.predicted, now - waiting.arrived, waiting.ttft_slo)
+        return Verdict.HOLD if decision.hold and verdict is Verdict.ADMIT else verdict
+
+    def _hold(
+        self, waiting: Waiting, decision: Decision, candidates: Candidates, ahead: dict[Candidates, Seconds]
+    ) -> None:
+        held = self._held.get(waiting)
+        if held is None:
+            held = self._held[waiting] = _Held(waiting, decision, candidates)
+        else:
+            held.see(decision, candidates)
+        _count(ahead, held)
+        self._keep_ticking()
+
+    def _keep_ticking(self) -> None:
+        if self._held and not self._ticking:
+            self._ticking = True
+            self._call_later(TICK, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        if self._held:
+            self.dispatch()
+            self._keep_ticking()
+
+
+def _count(ahead: dict[Candidates, Seconds], held: _Held) -> None:
+    works = ahead.get(held.candidates)
+    if works is None:
+        works = ahead[held.candidates] = np.zeros(len(held.candidates))
+    works[held.position] += held.work

@@ -1,0 +1,216 @@
+"""Workers and the router in front of them, in virtual time.
+
+The workers are the simulated engine's own model, the router is the real one's scheduling, queue and index. What lies
+between, HTTP and the event plane, takes a fixed time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from engines.sim.cache import CacheEvent, Cleared, Stored
+from engines.sim.rank import Rank
+from engines.sim.scheduler import Request
+from engines.sim.scheduler import Scheduler as Engine
+from engines.sim.timing import StepTiming
+from indexer.events import LoadReport
+from indexer.predicted import PredictedPrefixes
+from indexer.prefix_index import PrefixIndex
+from indexer.types import Tier, WorkerRank
+from router.ab.trace import Row
+from router.scheduling.admission import Admission
+from router.scheduling.decision import Candidates, Policy
+from router.scheduling.load import LoadBook
+from router.scheduling.queue import Queue
+from router.scheduling.scheduler import Scheduler
+from router.simulation.arrival import BOOK_EVERY, HOP, Arrival, Sample
+from router.simulation.timeline import Timeline
+
+EVENT_DELAY = 0.003
+"""Seconds from the end of an engine's step to its events' being in the index."""
+REPORT_INTERVAL = 1.0
+"""Seconds between two load reports, as the publishers' default."""
+
+
+class FleetSettings(NamedTuple):
+    """Tokens; `slow`: worker index to the factor that its steps take longer."""
+
+    workers: int = 8
+    cache_tokens: int = 262_144
+    block_size: int = 16
+    slow: Mapping[int, float] = {}
+    timing: StepTiming = StepTiming()
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+
+
+class VirtualFleet:
+    """Runs rows through a policy. A fleet serves one run."""
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        policy: Policy,
+        seed: int = 0,
+        admission: Admission = Admission(),  # noqa: B008 -- changes nothing in itself
+    ) -> None:
+        self.settings = settings
+        self.timeline = Timeline()
+        self.index = PrefixIndex()
+        self.predicted = PredictedPrefixes()
+        self.samples: list[Sample] = []
+        self.scheduler = Scheduler(policy, LoadBook(), random.Random(seed))  # noqa: S311 -- not for secrets
+        self.queue = Queue(self.scheduler, admission, self.timeline.now, self.timeline.call_later)
+        self.numbers: dict[WorkerRank, int] = {}
+        """All that there ever were, in the order of their coming."""
+        self.workers: dict[WorkerRank, Rank] = {}
+        """Those that live."""
+        self.open: list[WorkerRank] = []
+        """Those that may get requests."""
+        self._sent: dict[WorkerRank, dict[Arrival, None]] = {}
+        self._rows_left = self._in_flight = 0
+        self.join(settings.workers)
+
+    # -- the fleet changes
+
+    def join(self, count: int) -> None:
+        """So many new workers, with empty caches."""
+        for number in range(len(self.numbers), len(self.numbers) + count):
+            rank = WorkerRank(f"worker-{number:04}", 0)
+            self.numbers[rank], self._sent[rank] = number, {}
+            self.workers[rank] = self._worker(number, rank)
+            self.open.append(rank)
+        self._open_changed()
+
+    def drain(self, number: int) -> None:
+        """It gets nothing new."""
+        rank = self.rank(number)
+        if rank in self.open:
+            self.open.remove(rank)
+            self._open_changed()
+
+    def kill(self, number: int) -> None:
+        """It is gone at once; the router learns of it when the connections break."""
+        rank = self.rank(number)
+        worker = self.workers.pop(rank, None)
+        if worker:
+            worker.close()
+            self.timeline.call_later(HOP, self._lose, number)
+
+    def _lose(self, number: int) -> None:
+        rank = self.rank(number)
+        self.drain(number)
+        self.index.clear(rank)
+        self.predicted.forget(rank)
+        self.scheduler.forget(rank)
+        for arrival in list(self._sent.pop(rank)):
+            arrival.lose()
+        self.queue.wake()
+
+    def slow_down(self, number: int, factor: float) -> None:
+        """From its next step on."""
+        worker = self.workers.get(self.rank(number))
+        if worker:
+            worker.scheduler.slowdown = factor
+
+    def rank(self, number: int) -> WorkerRank:
+        return next(rank for rank, its in self.numbers.items() if its == number)
+
+    def _open_changed(self) -> None:
+        self.candidates = Candidates((rank, self.settings.block_size) for rank in self.open)
+
+    def _worker(self, number: int, rank: WorkerRank) -> Rank:
+        settings = self.settings
+        engine = Engine(
+            cache_blocks=settings.cache_tokens // settings.block_size,
+            block_size=settings.block_size,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            timing=settings.timing,
+            answers=range(1, 1 << 20),
+            emit_every=BOOK_EVERY,
+        )
+        engine.slowdown = settings.slow.get(number, 1.0)
+        self.scheduler.watch(rank, settings.block_size)
+        return Rank(engine, self.timeline, self.timeline, lambda events: self._publish(rank, events))
+
+    # -- a run
+
+    def run(
+        self,
+        rows: Sequence[Row],
+        during: Callable[[VirtualFleet], None] | None = None,
+        enough: Callable[[Sequence[Sample]], bool] | None = None,
+    ) -> list[Sample]:
+        """All of `rows`, to their ends, in the order of those, unless what has ended before is `enough`. `during` may
+        plan what happens meanwhile."""
+        self._rows_left = len(rows)
+        for index, row in enumerate(rows):
+            self.timeline.call_at(row.timestamp / 1000, self._arrive, index, row)
+        self._report()
+        if during:
+            during(self)
+        while (self._rows_left or self._in_flight) and not (enough and enough(self.samples)):
+            self.timeline.run(self.timeline.now() + REPORT_INTERVAL)
+        return self.samples
+
+    def _arrive(self, index: int, row: Row) -> None:
+        self._rows_left -= 1
+        self._in_flight += 1
+        self.queue.submit(Arrival(self, index, row))
+
+    def deliver(self, rank: WorkerRank, request: Request, arrival: Arrival) -> None:
+        """Send it on its way."""
+        self._sent[rank][arrival] = None
+        self.timeline.call_later(HOP, self._reach, rank, request, arrival)
+
+    def _reach(self, rank: WorkerRank, request: Request, arrival: Arrival) -> None:
+        worker = self.workers.get(rank)
+        if worker:  # else it is lost with the others that were there
+            worker.submit(request, arrival)
+
+    def end(self, arrival: Arrival, sample: Sample) -> None:
+        self._in_flight -= 1
+        self.samples.append(sample)
+        for sent in self._sent.values():
+            sent.pop(arrival, None)
+
+    def _publish(self, rank: WorkerRank, events: list[CacheEvent]) -> None:
+        self.timeline.call_later(EVENT_DELAY, self._apply, rank, events)
+
+    def _apply(self, rank: WorkerRank, events: list[CacheEvent]) -> None:
+        if rank not in self.workers:
+            return
+        for event in events:
+            if isinstance(event, Cleared):
+                self.index.clear(rank)
+            elif isinstance(event, Stored):
+                self.index.store(rank, Tier.GPU, np.array(event.hashes, np.uint64))
+            else:
+                self.index.remove(rank, Tier.GPU, np.array(event.hashes, np.uint64))
+
+    def _report(self) -> None:
+        now = self.timeline.now()
+        for rank, worker in self.workers.items():
+            self.scheduler.book.on_report(_report_of(rank, worker.scheduler), now)
+        if self._rows_left or self._in_flight:
+            self.timeline.call_later(REPORT_INTERVAL, self._report)
+
+
+def _report_of(rank: WorkerRank, engine: Engine) -> LoadReport:
+    cache = engine.cache
+    return LoadReport(
+        rank.worker_id,
+        rank.dp_rank,
+        0,
+        -1,
+        exact=True,
+        num_requests_waiting=len(engine.waiting),
+        request_active_slots=len(engine.running),
+        kv_active_blocks=cache.capacity - cache.free_blocks,
+        kv_total_blocks=cache.capacity,
+    )
