@@ -1,0 +1,135 @@
+"""One request in the virtual router: what it waits for, where it is, and what became of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from engines.sim.scheduler import Request
+from indexer.matches import Matches, MostOfMatches
+from router.ab.trace import Row
+from router.scheduling.admission import Refusal
+from router.scheduling.decision import Candidates, Decision
+from router.scheduling.scheduler import Booking
+from router.simulation.prompts import make_request, sequence_hashes
+
+if TYPE_CHECKING:
+    from router.simulation.fleet import VirtualFleet
+
+HOP: Final = 0.001
+"""Seconds from the router to a worker or back: a proxy on a local network."""
+BOOK_EVERY: Final = 16
+"""Tokens of a stream that are booked together."""
+RETRIES: Final = 1
+"""As `exchange.RETRIES`, which would bring the server along."""
+
+Fate = Literal["answered", "refused", "failed"]
+
+
+class Sample(NamedTuple):
+    """What became of one request; seconds. `first` None: there was no first token."""
+
+    number: int
+    """Of the row."""
+    arrived: float
+    first: float | None
+    last: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    worker: int
+    """The last that it was sent to; −1: none."""
+    fate: Fate = "answered"
+
+    @property
+    def ttft(self) -> float | None:
+        return None if self.first is None else self.first - self.arrived
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token after the first."""
+        if self.first is None or self.output_tokens < 2 or self.fate == "failed":
+            return None
+        return (self.last - self.first) / (self.output_tokens - 1)
+
+
+class Arrival:
+    """Implements `queue.Waiting`, and then `rank.Sink`."""
+
+    def __init__(self, fleet: VirtualFleet, index: int, row: Row) -> None:
+        self._fleet = fleet
+        self._index = index
+        self._row = row
+        self._hashes = sequence_hashes(row, fleet.settings.block_size)
+        self.prompt_tokens = row.input_length
+        self.arrived = fleet.timeline.now()
+        self.priority = 0
+        self.ttft_slo: float | None = None
+        self.streamed = True
+        self._booking: Booking | None = None
+        self._request: Request | None = None
+        self._worker = -1
+        self._first: float | None = None
+        self._failures = 0
+
+    # -- queue.Waiting
+
+    def candidates(self) -> Candidates:
+        return self._fleet.candidates
+
+    def matches(self) -> Matches:
+        fleet = self._fleet
+        fleet.predicted.expire(fleet.timeline.now())
+        known, predicted = fleet.index.find_matches(self._hashes), fleet.predicted.find_matches(self._hashes)
+        return MostOfMatches(known, predicted) if predicted else known
+
+    def send(self, decision: Decision, booking: Booking) -> None:
+        fleet = self._fleet
+        self._booking = booking
+        fleet.predicted.store(decision.rank, self._hashes, fleet.timeline.now())
+        self._worker = fleet.numbers[decision.rank]
+        self._request = make_request(self._index, self._row, self._hashes)
+        fleet.deliver(decision.rank, self._request, self)
+
+    def refuse(self, refusal: Refusal) -> None:  # noqa: ARG002 -- a Waiting
+        self._end("refused")
+
+    def nobody(self) -> None:
+        self._end("failed")
+
+    # -- rank.Sink
+
+    def on_token(self, position: int, finished: bool) -> None:
+        if position == 0 or finished or position % BOOK_EVERY == 0:
+            self._fleet.timeline.call_later(HOP, self._heard, position, finished)
+
+    def _heard(self, position: int, finished: bool) -> None:
+        now, booking = self._fleet.timeline.now(), self._booking
+        if booking is None:
+            return
+        if position == 0:
+            self._first = now
+            booking.first_token(now)
+        elif position % BOOK_EVERY == 0:
+            booking.generated(BOOK_EVERY, now)
+        if finished:
+            self._end("answered")
+
+    def lose(self) -> None:
+        """Its worker is gone. Another is tried as long as there was no first token, and once at most."""
+        if self._booking is not None:
+            self._booking.release(self._fleet.timeline.now())
+            self._booking = None
+        self._failures += 1
+        if self._first is None and self._failures <= RETRIES:
+            self._fleet.queue.submit(self)
+        else:
+            self._end("failed")
+
+    def _end(self, fate: Fate) -> None:
+        now, row = self._fleet.timeline.now(), self._row
+        if self._booking is not None:
+            self._booking.release(now)
+        cached = self._request.cached_tokens if self._request else 0
+        first, worker = self._first, self._worker
+        sizes = row.input_length, cached, row.output_length
+        self._fleet.end(self, Sample(self._index, self.arrived, first, now, *sizes, worker, fate))
