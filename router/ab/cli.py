@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,25 +20,31 @@ from rich.console import Console
 from router.ab import children, workers
 from router.ab.client import Address
 from router.ab.errors import RunError
+from router.ab.figures import ratios
 from router.ab.machine import Cost, Meter
 from router.ab.plan import UNROUTED, Plan, mode_of, read_plan
 from router.ab.progress import progress
 from router.ab.replay import Pace, Prompts, replay
-from router.ab.report import ModeReport, Report, ratios, show, warnings
-from router.ab.statistics import Record, summarise
+from router.ab.report import ModeReport, Report, comparison, run_name, show, warnings
+from router.ab.statistics import Record, Summary, summarise
 from router.ab.trace import Row, reuse
+from router.page.html import page
 from router.worker_spec import parse_worker
+
+Loads = Mapping[int, list[Row]]
+"""What is sent, by seed."""
 
 
 def main(argv: list[str]) -> int:
     """Exit status: 2 for what cannot be run, 1 when a mode answered no request at all, 130 when it was interrupted."""
     try:
         plan = read_plan(argv)
-        rows = plan.rows()
-        _check_writable(plan.out)
+        loads = {seed: plan.rows(seed) for seed in plan.seeds}
+        _check_writable("--out", plan.out)
+        _check_writable("--html", plan.html)
         console = Console(width=None if sys.stdout.isatty() else 120)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(_run(plan, rows, argv, console))
+            report = runner.run(_run(plan, loads, argv, console))
     except RunError as error:
         sys.stderr.write(f"kv-router ab: {error}\n")
         return 2
@@ -46,27 +52,45 @@ def main(argv: list[str]) -> int:
         sys.stderr.write("kv-router ab: interrupted; the fleet and the router were ended\n")
         return 130
     show(report, console)
-    if plan.out:
-        Path(plan.out).write_bytes(report.encode())
-        console.print(f"Written to {plan.out}", highlight=False)
+    _write(plan, report, console)
     return 1 if any(mode.summary.errors == mode.summary.requests for mode in report.modes) else 0
 
 
-class _Measured(NamedTuple):
-    """A mode's raw results, before there is a baseline to compare with."""
+def _write(plan: Plan, report: Report, console: Console) -> None:
+    if plan.out:
+        Path(plan.out).write_bytes(report.encode())
+    if plan.html:
+        Path(plan.html).write_text(page(comparison(report)), "utf-8")
+    for path in filter(None, (plan.out, plan.html)):
+        console.print(f"Written to {path}", highlight=False)
+
+
+class _Run(NamedTuple):
+    """One of a plan's runs."""
 
     label: str
+    rate: float
+    seed: int
+    rows: list[Row]
+
+
+class _Measured(NamedTuple):
+    """A run's raw results, before there is a baseline to compare with."""
+
+    run: _Run
     records: list[Record]
     cost: Cost
     refused: list[str]
     workers: int
 
 
-async def _run(plan: Plan, rows: list[Row], argv: Sequence[str], console: Console) -> Report:
+async def _run(plan: Plan, loads: Loads, argv: Sequence[str], console: Console) -> Report:
+    """Modes of one rate and seed follow each other: what the machine does besides is then most alike for them."""
     _cancel_on_signals()
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    measured = [await _measure(plan, rows, label, console) for label in plan.modes]
-    return _report(plan, rows, argv, started, measured)
+    runs = [_Run(label, rate, seed, loads[seed]) for rate in plan.rates for seed in plan.seeds for label in plan.modes]
+    measured = [await _measure(plan, run, console) for run in runs]
+    return _report(plan, argv, started, measured)
 
 
 def _cancel_on_signals() -> None:
@@ -77,19 +101,19 @@ def _cancel_on_signals() -> None:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
-async def _measure(plan: Plan, rows: list[Row], label: str, console: Console) -> _Measured:
+async def _measure(plan: Plan, run: _Run, console: Console) -> _Measured:
     """One mode, from a fleet with empty caches to its records."""
     meter = Meter()
     async with _fleet(plan) as named:
         urls = [url_of(worker) for worker in named]
-        prompts = Prompts(await workers.served_model(urls, plan.model), plan.seed, plan.timeout)
+        prompts = Prompts(await workers.served_model(urls, plan.model), run.seed, plan.timeout)
         refused = [] if plan.simulated else await workers.reset_caches(urls)
         # The router comes up after the caches are empty, so that it knows nothing of the mode before.
-        async with _targets(plan, label, named) as targets:
-            with progress(console, label, len(rows)) as advance:
-                records = await replay(rows, targets, Pace(plan.rate, plan.speedup), prompts, advance)
+        async with _targets(plan, run, named) as targets:
+            with progress(console, run_name(run.label, run.rate, run.seed, plan.single), len(run.rows)) as advance:
+                records = await replay(run.rows, targets, Pace(run.rate, plan.speedup), prompts, advance)
     cost = meter.read(sum(record.chunks for record in records))
-    return _Measured(label, records, cost, refused, len(named))
+    return _Measured(run, records, cost, refused, len(named))
 
 
 @asynccontextmanager
@@ -105,13 +129,14 @@ async def _fleet(plan: Plan) -> AsyncIterator[Sequence[str]]:
 
 
 @asynccontextmanager
-async def _targets(plan: Plan, label: str, named: Sequence[str]) -> AsyncIterator[list[Address]]:
+async def _targets(plan: Plan, run: _Run, named: Sequence[str]) -> AsyncIterator[list[Address]]:
     """Where requests go in a mode: the router, or the workers themselves."""
-    if mode_of(label) == UNROUTED:
+    mode = mode_of(run.label)
+    if mode == UNROUTED:
         yield [Address.parse(url_of(worker)) for worker in named]
         return
-    flags = ["--seed", str(plan.seed), "--log-level", "warning", *plan.router_args]
-    async with children.router(mode_of(label), named, flags) as url:
+    flags = ["--seed", str(run.seed), "--log-level", "warning", *plan.router_args]
+    async with children.router(mode, named, flags) as url:
         yield [Address.parse(url)]
 
 
@@ -120,32 +145,38 @@ def url_of(worker: str) -> str:
     return parse_worker(worker).url
 
 
-def _report(plan: Plan, rows: list[Row], argv: Sequence[str], started: str, measured: Sequence[_Measured]) -> Report:
-    summaries = {one.label: summarise(one.records, one.workers) for one in measured}
-    modes = tuple(
-        ModeReport(
-            mode=one.label,
-            summary=summaries[one.label],
-            cost=one.cost,
-            warnings=warnings(one.records, summaries[one.label], one.cost, one.refused, plan),
-            ratios=ratios(summaries[one.label], summaries[plan.baseline]),
-            requests=tuple(one.records),
-        )
-        for one in measured
-    )
+def _report(plan: Plan, argv: Sequence[str], started: str, measured: Sequence[_Measured]) -> Report:
+    summaries = {one.run[:3]: summarise(one.records, one.workers, plan.ttft_slo) for one in measured}
+    first = measured[0].run
     return Report(
         command=("kv-router", "ab", *argv),
         started=started,
         versions=_versions(),
         settings=msgspec.to_builtins(plan),
-        trace=_describe(rows, plan.rate),
+        trace=_describe(first.rows, first.rate),
         baseline=plan.baseline,
-        modes=modes,
+        modes=tuple(_mode_report(plan, one, summaries) for one in measured),
+    )
+
+
+def _mode_report(plan: Plan, one: _Measured, summaries: Mapping[tuple[str, float, int], Summary]) -> ModeReport:
+    label, rate, seed, _ = one.run
+    summary = summaries[label, rate, seed]
+    return ModeReport(
+        mode=label,
+        rate=rate,
+        seed=seed,
+        workers=one.workers,
+        summary=summary,
+        cost=one.cost,
+        warnings=warnings(one.records, summary, one.cost, one.refused, plan),
+        ratios=ratios(summary, summaries[plan.baseline, rate, seed]),
+        requests=tuple(one.records),
     )
 
 
 def _describe(rows: Sequence[Row], rate: float) -> dict[str, float]:
-    """The load as it was sent: seconds are simulated, tokens are means."""
+    """The load as it was first sent: seconds are simulated, tokens are means."""
     return {
         "requests": len(rows),
         "seconds": (rows[-1].timestamp - rows[0].timestamp) / 1000 / rate,
@@ -165,12 +196,12 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _check_writable(out: str | None) -> None:
+def _check_writable(flag: str, path: str | None) -> None:
     """Before the run, not after it."""
-    if out is None:
+    if path is None:
         return
     try:
-        with Path(out).open("ab"):
+        with Path(path).open("ab"):
             pass
     except OSError as error:
-        raise RunError(f"cannot write {out}: {error.strerror}; give --out another FILE") from None
+        raise RunError(f"cannot write {path}: {error.strerror}; give {flag} another FILE") from None

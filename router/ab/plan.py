@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import NoReturn, TypeVar, get_args
 
 import msgspec
 
+from router.ab.arrivals import Arrivals, rearrive
 from router.ab.client import Address
 from router.ab.errors import RunError
-from router.ab.trace import SHAPES, Row, read, stretch, synthesize
+from router.ab.trace import SHAPES, Row, read, stretch, synthesize, without_reuse
 from router.settings import RouterMode
 from router.worker_spec import parse_worker
 
@@ -21,6 +22,8 @@ MODES = (*(mode for mode in get_args(RouterMode) if mode != "direct"), UNROUTED)
 """`direct` needs a worker named in every request, so a trace cannot be replayed in it."""
 
 SIM_SPEEDUP = 4.0
+
+_Value = TypeVar("_Value")
 
 _DESCRIPTION = """\
 Replays one trace, open loop, against the same fleet once per routing mode, and sets the results side by side. Each mode
@@ -38,14 +41,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cache_tokens: int = 262_144
     block_size: int = 16
     speedup: float = SIM_SPEEDUP
-    rate: float = 1.0
+    rates: tuple[float, ...] = (1.0,)
+    """Times the trace's own."""
     duration: float | None = None
     limit: int | None = None
     max_output: int | None = None
-    seed: int = 0
+    seeds: tuple[int, ...] = (0,)
+    arrivals: Arrivals = "trace"
+    no_reuse: bool = False
+    ttft_slo: float | None = None
     model: str | None = None
     timeout: float = 600.0
     out: str | None = None
+    html: str | None = None
     baseline: str
     sim_args: tuple[str, ...] = ()
     router_args: tuple[str, ...] = ()
@@ -54,14 +62,30 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def simulated(self) -> bool:
         return not self.workers
 
-    def rows(self) -> list[Row]:
+    @property
+    def single(self) -> bool:
+        """One rate and one seed."""
+        return len(self.rates) == len(self.seeds) == 1
+
+    @property
+    def rate(self) -> float:
+        """The first."""
+        return self.rates[0]
+
+    @property
+    def seed(self) -> int:
+        """The first."""
+        return self.seeds[0]
+
+    def rows(self, seed: int) -> list[Row]:
         """The requests to send. Raises RunError when the trace cannot be used or nothing of it is left."""
         name, _, kind = self.trace.partition(":")
-        whole = synthesize(kind or "conversation", self.seed) if name == "synthetic" else read(Path(self.trace))
+        whole = synthesize(kind or "conversation", seed) if name == "synthetic" else read(Path(self.trace))
         kept = stretch(whole, self.duration, self.limit, self.max_output)
         if not kept:
             raise RunError(f"no request of {self.trace} is left; give a longer --duration or a larger --limit")
-        return kept
+        kept = rearrive(kept, self.arrivals, seed)
+        return without_reuse(kept) if self.no_reuse else kept
 
 
 class _Parser(argparse.ArgumentParser):
@@ -97,11 +121,18 @@ def make_parser() -> argparse.ArgumentParser:
     add("--modes", default="kv,round-robin", help=f"comma-separated, of {', '.join(MODES)}; one may come twice")
     add("--baseline", metavar="MODE", help="what ratios compare with (default: the first mode but kv)")
     add("--duration", type=_positive, metavar="SECONDS", help="only the first seconds of the trace's own time")
-    add("--rate", type=_positive, default=1.0, metavar="FACTOR", help="times the trace's request rate (default: 1)")
+    rates = "times the trace's request rate, one run for each (default: 1)"
+    add("--rates", "--rate", type=_list(_positive), default=(1.0,), metavar="FACTOR[,...]", help=rates)
     add("--limit", type=_count, metavar="N", help="at most N requests")
     add("--max-output", type=_count, metavar="N", help="cut longer answers to N tokens")
-    add("--seed", type=int, default=0, metavar="N", help="of prompts, synthetic trace and router (default: 0)")
+    seeds = "of prompts, synthetic trace, arrivals and router, one run for each (default: 0)"
+    add("--seeds", "--seed", type=_list(int), default=(0,), metavar="N[,...]", help=seeds)
+    drawn = "the trace's own, or drawn anew at the same mean rate (default: trace)"
+    add("--arrivals", choices=get_args(Arrivals), default="trace", help=drawn)
+    add("--no-reuse", action="store_true", help="a control: the same requests with no prefix in common")
+    add("--ttft-slo", type=_positive, metavar="SECONDS", help="count what was in time, in simulated seconds")
     add("--out", metavar="FILE", help="write settings, summaries and every request as JSON")
+    add("--html", metavar="FILE", help="write the report as a page with charts")
     add("--router-arg", action="append", default=[], metavar="=--FLAG", help="a further flag for the router")
     add("--timeout", type=_positive, default=600.0, metavar="SECONDS", help="wall time for a request (default: 600)")
     real = parser.add_argument_group("A real fleet")
@@ -139,6 +170,19 @@ def _worker(text: str) -> str:
         raise RunError(f"--worker: {error}") from None
     Address.parse(url)
     return text
+
+
+def _list(read: Callable[[str], _Value]) -> Callable[[str], tuple[_Value, ...]]:
+    """Comma-separated; nothing twice."""
+
+    def read_all(text: str) -> tuple[_Value, ...]:
+        values = tuple(read(part) for part in text.split(","))
+        if len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"{text} names one twice")
+        return values
+
+    read_all.__name__ = "list"  # argparse calls it so where it is wrong
+    return read_all
 
 
 def _count(text: str) -> int:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Sequence
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from router.ab.figures import IN_TIME_LINES, LINES, values
 from router.ab.machine import Cost
 from router.ab.plan import Plan
-from router.ab.statistics import Record, Spread, Summary
+from router.ab.statistics import Record, Summary, balance
+from router.page.intervals import Interval
+from router.page.results import Comparison, Figure, Result
 
 _BUSY = 0.85
 """Share of the machine's cores above which processes wait for each other more than for the simulated engines."""
@@ -21,15 +25,18 @@ _STARVED = 0.05
 """Seconds of wall time by which a generator that gets the CPU it needs is never late."""
 
 
-class ModeReport(msgspec.Struct, frozen=True):
-    """One mode of a run."""
+class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One mode, at one rate, with one seed."""
 
     mode: str
+    rate: float
+    seed: int
+    workers: int
     summary: Summary
     cost: Cost
     warnings: tuple[str, ...]
     ratios: dict[str, float | None]
-    """Each metric divided by the baseline's; None where that is not a number."""
+    """Each metric divided by the baseline's of the same rate and seed; None where that is not a number."""
     requests: tuple[Record, ...]
 
 
@@ -47,47 +54,6 @@ class Report(msgspec.Struct, frozen=True):
     def encode(self) -> bytes:
         """As JSON; a number that is not there is null."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
-
-
-class _Line(msgspec.Struct, frozen=True):
-    """A row of the table. `compared`: a ratio to the baseline says something."""
-
-    title: str
-    value: Callable[[Summary], float]
-    form: str = "{:.3f}"
-    compared: bool = True
-
-
-def _spread(title: str, of: Callable[[Summary], Spread], cuts: Sequence[str], form: str, factor: float) -> list[_Line]:
-    def line(cut: str) -> _Line:
-        return _Line(f"{title} {cut}", lambda summary: getattr(of(summary), cut) * factor, form)
-
-    return [line(cut) for cut in cuts]
-
-
-LINES: tuple[_Line, ...] = (
-    _Line("requests", lambda s: s.requests, "{:,.0f}", compared=False),
-    _Line("errors", lambda s: s.errors, "{:,.0f}", compared=False),
-    *_spread("TTFT s", lambda s: s.ttft, ("mean", "p50", "p90", "p99"), "{:.3f}", 1),
-    *_spread("TPOT ms", lambda s: s.tpot, ("mean", "p50", "p99"), "{:.1f}", 1000),
-    *_spread("E2E s", lambda s: s.e2e, ("mean", "p50", "p99"), "{:.2f}", 1),
-    _Line("cached prompt tokens %", lambda s: s.hit_ratio * 100, "{:.1f}"),
-    _Line("imbalance, uncached tokens", lambda s: s.imbalance_prefill, "{:.2f}", compared=False),
-    _Line("imbalance, requests", lambda s: s.imbalance_requests, "{:.2f}", compared=False),
-    _Line("output tokens / s", lambda s: s.output_tokens_per_second, "{:,.0f}"),
-    _Line("requests / s", lambda s: s.requests_per_second, "{:.2f}"),
-    _Line("generator lag p99 s", lambda s: s.lag_p99, "{:.4f}", compared=False),
-)
-
-
-def ratios(summary: Summary, baseline: Summary) -> dict[str, float | None]:
-    """Every compared line's value over the baseline's."""
-    pairs = {line.title: (line.value(summary), line.value(baseline)) for line in LINES if line.compared}
-    return {title: _ratio(value, base) for title, (value, base) in pairs.items()}
-
-
-def _ratio(value: float, base: float) -> float | None:
-    return value / base if base and not math.isnan(value) and not math.isnan(base) else None
 
 
 def warnings(
@@ -125,15 +91,69 @@ def _remedy(cost: Cost) -> str:
     return "run it on an idle machine" if crowded else "lower --speedup"
 
 
-def table(report: Report) -> Table:
+def run_name(mode: str, rate: float, seed: int, single: bool) -> str:
+    """`single`: there is one rate and one seed, which need not be told."""
+    return mode if single else f"{mode} at rate {rate:g}, seed {seed}"
+
+
+def comparison(report: Report) -> Comparison:
+    """What is shown, at a terminal and on a page."""
+    lines = (*LINES, *(IN_TIME_LINES if report.settings.get("ttft_slo") is not None else ()))
+    return Comparison(
+        title=f"Routing compared: {', '.join(dict.fromkeys(mode.mode for mode in report.modes))}",
+        about=_heading(report),
+        results=[_result(mode) for mode in report.modes],
+        baseline=report.baseline,
+        figures=[line.figure for line in lines],
+        rate_unit="× the trace's rate",
+        times=f"Simulated seconds: wall time × {report.settings['speedup']:g}.",
+        facts=_facts(report),
+    )
+
+
+def _result(mode: ModeReport) -> Result:
+    return Result(
+        policy=mode.mode,
+        rate=mode.rate,
+        seed=mode.seed,
+        values=values(mode.summary),
+        ttft=[one.ttft for one in mode.requests if one.ttft is not None],
+        imbalance=balance(mode.requests, mode.workers),
+        busy=(mode.cost.busy, mode.cost.own_busy),
+        warnings=mode.warnings,
+    )
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    costs = [mode.cost for mode in report.modes]
+    machine = (
+        f"{costs[0].cores} cores, {min(cost.busy for cost in costs):.0%} to {max(cost.busy for cost in costs):.0%} busy"
+    )
+    settings = ", ".join(f"{name} {_told(value)}" for name, value in report.settings.items() if value not in (None, []))
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    return [
+        ("command", shlex.join(report.command)),
+        ("started", report.started),
+        ("machine", f"{machine} during the runs"),
+        ("versions", versions),
+        ("settings", settings),
+    ]
+
+
+def _told(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def table(compared: Comparison, rate: float) -> Table:
     """One column per mode; behind a number, in brackets, its ratio to the baseline."""
-    grid = Table()
+    grid = Table(title=f"rate {rate:g}" if len(compared.rates) > 1 else None, title_justify="left")
     grid.add_column("simulated seconds")
-    for mode in report.modes:
-        grid.add_column(mode.mode, justify="right")
-    for line in LINES:
-        grid.add_row(line.title, *(_cell(line, mode, report.baseline) for mode in report.modes))
-    grid.add_row("machine busy, of it this run %", *(_busy(mode.cost) for mode in report.modes))
+    for policy in compared.policies:
+        grid.add_column(policy, justify="right")
+    for figure in compared.figures:
+        grid.add_row(figure.title, *(_cell(compared, figure, policy, rate) for policy in compared.policies))
+    busiest = (max(result.busy for result in compared.of(policy, rate) if result.busy) for policy in compared.policies)
+    grid.add_row("machine busy, of it this run %", *(f"{all_ * 100:.0f}, {own * 100:.0f}" for all_, own in busiest))
     return grid
 
 
@@ -142,33 +162,55 @@ def _heading(report: Report) -> str:
     return (
         f"{trace['requests']:.0f} requests in {trace['seconds']:.0f} s, {trace['input_tokens']:.0f} input and "
         f"{trace['output_tokens']:.0f} output tokens on average, {trace['reuse']:.0%} reusable by one endless cache"
+        f"{_series(report)}"
     )
 
 
-def _legend(report: Report) -> str:
-    speedup = report.settings["speedup"]
-    return f"Simulated seconds: wall time × {speedup:g}. In brackets: the ratio to {report.baseline}."
+def _series(report: Report) -> str:
+    """What the heading's numbers are the first of."""
+    rates, seeds = ({getattr(mode, name): None for mode in report.modes} for name in ("rate", "seed"))
+    if len(rates) == len(seeds) == 1:
+        return ""
+    listed = " and ".join(
+        f"{name} {', '.join(f'{value:g}' for value in given)}" for name, given in (("rates", rates), ("seeds", seeds))
+    )
+    return f" (at the first of {listed})"
 
 
-def _cell(line: _Line, mode: ModeReport, baseline: str) -> str:
-    value = line.value(mode.summary)
-    if math.isnan(value):
+def _legend(compared: Comparison) -> str:
+    ratio = f"{compared.times} In brackets: the ratio to {compared.baseline}."
+    if len(compared.seeds) == 1:
+        return ratio
+    return f"{ratio} Means over {len(compared.seeds)} seeds; ± and – are 95 % confidence intervals between seeds."
+
+
+def _cell(compared: Comparison, figure: Figure, policy: str, rate: float) -> str:
+    value = compared.mean(figure.title, policy, rate)
+    if math.isnan(value.mean):
         return "–"
-    ratio = mode.ratios.get(line.title) if mode.mode != baseline else None
-    return line.form.format(value) + (f" ({ratio:.2f}×)" if ratio is not None else "")
+    text = figure.form.format(value.mean) + (f" ±{figure.form.format(value.half)}" if value.half else "")
+    if not figure.compared or policy == compared.baseline:
+        return text
+    return text + _ratio(compared.ratio(figure.title, policy, rate))
 
 
-def _busy(cost: Cost) -> str:
-    return f"{cost.busy:.0%}, {cost.own_busy:.0%}".replace("%", "")
+def _ratio(ratio: Interval) -> str:
+    if math.isnan(ratio.mean):
+        return ""
+    spread = "" if ratio.low is None else f" {ratio.low:.2f}–{ratio.high:.2f}"
+    return f" ({ratio.mean:.2f}×{spread})"
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints the table and then every warning."""
+    """Prints the tables and then every warning."""
+    compared = comparison(report)
     console.print()
-    console.print(_heading(report), highlight=False, soft_wrap=True)
-    console.print(table(report))
-    console.print(_legend(report), highlight=False, soft_wrap=True)
+    console.print(compared.about, highlight=False, soft_wrap=True)
+    for rate in compared.rates:
+        console.print(table(compared, rate))
+    console.print(_legend(compared), highlight=False, soft_wrap=True)
+    single = len(compared.rates) == len(compared.seeds) == 1
     for mode in report.modes:
         for warning in mode.warnings:
-            console.print(f"[yellow]warning[/] {mode.mode}: ", end="")
+            console.print(f"[yellow]warning[/] {run_name(mode.mode, mode.rate, mode.seed, single)}: ", end="")
             console.print(warning, markup=False, highlight=False, soft_wrap=True)

@@ -57,6 +57,10 @@ class Summary(msgspec.Struct, frozen=True):
     requests_per_second: float
     lag_p99: float
     """Simulated seconds by which the generator itself was late."""
+    in_time: float = math.nan
+    """The share of requests, failed ones too, whose TTFT kept to the objective; NaN where none is stated."""
+    goodput: float = math.nan
+    """Of those, requests a second."""
 
 
 def record(index: int, due: float, outcome: Outcome, start: float, speedup: float) -> Record:
@@ -103,7 +107,22 @@ def imbalance(per_worker: Mapping[str, float], workers: int) -> float:
     return max(per_worker.values()) * max(workers, len(per_worker)) / total if total else 1.0
 
 
-def summarise(records: Sequence[Record], workers: int) -> Summary:
+WINDOWS = 24
+"""Of a run, at most; fewer where there would not be two requests for each worker."""
+
+
+def balance(records: Sequence[Record], workers: int) -> list[tuple[float, float]]:
+    """Windows of the run: when each begins, and the imbalance of the uncached prompt tokens that arrived in it."""
+    fine = [one for one in records if not one.error]
+    windows = max(1, min(WINDOWS, len(fine) // (2 * workers)))
+    width = max((one.at for one in fine), default=0.0) / windows or 1.0
+    prefill: list[Counter[str]] = [Counter() for _ in range(windows)]
+    for one in fine:
+        prefill[min(windows - 1, int(one.at / width))][one.worker] += one.prompt_tokens - one.cached_tokens
+    return [(index * width, imbalance(tokens, workers)) for index, tokens in enumerate(prefill) if tokens.total()]
+
+
+def summarise(records: Sequence[Record], workers: int, ttft_slo: float | None = None) -> Summary:
     """The records of one mode, run against `workers` workers."""
     fine = [one for one in records if not one.error]
     requests = Counter(one.worker for one in fine)
@@ -112,6 +131,7 @@ def summarise(records: Sequence[Record], workers: int) -> Summary:
         prefill[one.worker] += one.prompt_tokens - one.cached_tokens
     prompt = sum(one.prompt_tokens for one in fine)
     duration = max((one.at + one.lag + (one.e2e or 0.0) for one in fine), default=math.nan)
+    in_time = math.nan if ttft_slo is None else sum(one.ttft is not None and one.ttft <= ttft_slo for one in fine)
     return Summary(
         requests=len(records),
         errors=len(records) - len(fine),
@@ -125,4 +145,6 @@ def summarise(records: Sequence[Record], workers: int) -> Summary:
         output_tokens_per_second=sum(one.output_tokens for one in fine) / duration if duration > 0 else 0.0,
         requests_per_second=len(fine) / duration if duration > 0 else 0.0,
         lag_p99=percentile(sorted(one.lag for one in records), 0.99),
+        in_time=in_time / len(records) if records else math.nan,
+        goodput=in_time / duration if duration > 0 else math.nan,
     )

@@ -68,6 +68,12 @@ def stretch(
     return [msgspec.structs.replace(row, output_length=min(row.output_length, max_output)) for row in kept]
 
 
+def without_reuse(rows: Iterable[Row]) -> list[Row]:
+    """The same requests, with nothing in common."""
+    fresh = count()
+    return [msgspec.structs.replace(row, hash_ids=tuple(next(fresh) for _ in row.hash_ids)) for row in rows]
+
+
 def reuse(rows: Iterable[Row]) -> float:
     """The share of prompt tokens that one cache without bounds would have held."""
     seen: set[int] = set()

@@ -42,9 +42,12 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 def ratio_interval(values: Sequence[float], baselines: Sequence[float]) -> Interval:
     """Of value over baseline, seed by seed: what a seed makes harder for both cancels. The mean is geometric."""
-    pairs = zip(values, baselines, strict=True)
-    logs = [math.log(value / base) for value, base in pairs if value > 0 and base > 0]
-    mean, low, high = mean_interval(logs)
+    pairs = [(value, base) for value, base in zip(values, baselines, strict=True) if not math.isnan(value + base)]
+    if len(pairs) == 1 and pairs[0][1]:
+        return Interval(pairs[0][0] / pairs[0][1])
+    if not all(value > 0 and base > 0 for value, base in pairs):
+        return Interval(math.nan)
+    mean, low, high = mean_interval([math.log(value / base) for value, base in pairs])
     return Interval(math.exp(mean), None if low is None else math.exp(low), None if high is None else math.exp(high))
 
 

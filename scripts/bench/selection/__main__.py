@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 140)
     try:
         options = read_options(argv)
-        rows = options.plan.rows()
+        rows = options.plan.rows(options.plan.seed)
         _check_writable(options.plan.out)
         if DYNAMO in options.plan.modes:
             service.check()

@@ -20,8 +20,8 @@ fleets, with the same requests at the same times. By default the first 480 s of 
 time."""
 _EPILOG = """\
 The other flags are those of python -m router ab, which see: --trace, --duration, --rate, --limit, --max-output,
---seed, --sim-workers, --cache-tokens, --block-size, --speedup, --sim-arg, --timeout, --out, and --router-arg, which
-only the arm "ours" gets."""
+--seed, --arrivals, --no-reuse, --sim-workers, --cache-tokens, --block-size, --speedup, --sim-arg, --timeout, --out, and
+--router-arg, which only the arm "ours" gets."""
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -43,6 +43,8 @@ def read_options(argv: Sequence[str]) -> Options:
         raise RunError(
             "--worker, --model, --modes and --baseline mean nothing here: the fleet is simulated, and --arms names arms"
         )
+    if not plan.single or plan.html:
+        raise RunError("a run here has one --rate and one --seed, and no --html; --repeats makes several")
     if own.repeats < 1:
         raise RunError("--repeats must be at least 1")
     return Options(

@@ -72,7 +72,11 @@ def trace(tmp_path: Path) -> str:
         (["--trace", "/no/such/file"], "cannot read the trace /no/such/file"),
         (["--trace", "synthetic:x"], "no synthetic trace is called 'x'"),
         (["--baseline", "random"], "the baseline random is not among the modes kv, round-robin"),
-        (["--rate", "0"], "--rate: 0 is not above 0"),
+        (["--rate", "0"], "--rates/--rate: 0 is not above 0"),
+        (["--rates", "1,x"], "--rates/--rate: invalid"),
+        (["--seeds", "1,2,1"], "--seeds/--seed: 1,2,1 names one twice"),
+        (["--arrivals", "x"], "--arrivals: invalid choice: 'x'"),
+        (["--html", "/no/such/dir/ab.html"], "cannot write /no/such/dir/ab.html"),
         (["--limit", "x"], "--limit: invalid"),
         (["--duration", "0.0001"], "no request of synthetic is left"),
         (["--worker", "nonsense"], "--worker: 'nonsense' is not an engine's address"),
@@ -118,6 +122,28 @@ def test_a_run_against_engines(trace: str, tmp_path: Path, capsys: pytest.Captur
     assert found["settings"]["speedup"] == 1.0
     assert [row["cached_tokens"] for row in found["modes"][0]["requests"]] == [4, 4, 4]
     assert "none#2" in capsys.readouterr().out
+
+
+def test_a_series_goes_through_every_rate_seed_and_mode(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, html = tmp_path / "ab.json", tmp_path / "ab.html"
+    series = ["--rates", "1,2", "--seeds", "3,4", "--no-reuse", "--arrivals", "poisson", "--ttft-slo", "60"]
+    with engine(resets=True) as (url, heads):
+        flags = ["--worker", url, "--modes", "none,none", "--out", str(out), "--html", str(html)]
+        assert main(["--trace", trace, *series, *flags]) == 0
+    assert heads.count(b"POST /flush_cache") == 8
+    found = json.loads(out.read_bytes())
+    order = [(mode["rate"], mode["seed"], mode["mode"]) for mode in found["modes"]]
+    assert order == [(rate, seed, mode) for rate in (1, 2) for seed in (3, 4) for mode in ("none", "none#2")]
+    assert {mode["summary"]["in_time"] for mode in found["modes"]} == {1.0}
+    assert found["trace"]["reuse"] == 0
+    page = html.read_text("utf-8")
+    assert "within TTFT SLO %" in page
+    assert "--arrivals poisson" in page
+    said = capsys.readouterr().out
+    assert "none#2 at rate 2, seed 4: 3 of 3 requests done" in said
+    assert f"Written to {html}" in said
 
 
 def test_a_worker_that_keeps_its_cache_is_named(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

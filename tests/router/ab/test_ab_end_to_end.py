@@ -27,8 +27,8 @@ SMALL = ["--sim-workers", "3", "--cache-tokens", "65536", "--speedup", "10", "--
 
 
 def test_every_mode_answers_every_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "ab.json"
-    assert main([*SMALL, "--modes", "kv,round-robin,none", "--out", str(out)]) == 0
+    out, page = tmp_path / "ab.json", tmp_path / "ab.html"
+    assert main([*SMALL, "--modes", "kv,round-robin,none", "--out", str(out), "--html", str(page)]) == 0
     kv, even, direct = json.loads(out.read_bytes())["modes"]
     for mode in (kv, even, direct):
         assert mode["summary"]["requests"] == 40
@@ -40,6 +40,7 @@ def test_every_mode_answers_every_request(tmp_path: Path, capsys: pytest.Capture
     assert kv["summary"]["hit_ratio"] > even["summary"]["hit_ratio"]
     assert even["summary"]["imbalance_requests"] == pytest.approx(1.0, abs=0.06)
     assert "TTFT s mean" in capsys.readouterr().out
+    assert page.read_text("utf-8").count("<svg") == 6
 
 
 def test_a_signal_ends_every_child(tmp_path: Path) -> None:

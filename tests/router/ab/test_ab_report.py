@@ -3,15 +3,17 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from rich.console import Console
 
 from router.ab.client import Outcome
+from router.ab.figures import ratios
 from router.ab.machine import Cost
 from router.ab.plan import Plan
 from router.ab.progress import progress
-from router.ab.report import ModeReport, Report, ratios, show, warnings
+from router.ab.report import ModeReport, Report, comparison, show, warnings
 from router.ab.statistics import Record, summarise
 
 IDLE = Cost(wall=60.0, generator_cpu=5.0, children_cpu=40.0, machine_cpu=50.0, cores=2, chunks=1000)
@@ -30,19 +32,49 @@ def told(*records: Record, cost: Cost = IDLE, refused: tuple[str, ...] = (), sim
 
 
 def report(**modes: Record) -> Report:
-    summaries = {mode: summarise([one], 2) for mode, one in modes.items()}
-    base = summaries[next(reversed(modes))]
+    return series({1.0: modes})
+
+
+def series(
+    rates: Mapping[float, Mapping[str, Record]], seeds: Sequence[int] = (0,), slo: float | None = None
+) -> Report:
+    """Every mode's only record, at every rate; TTFT is a second more with each seed."""
+    *_, baseline = next(iter(rates.values()))
+    made = tuple(
+        mode_report(name, rate, seed, modes, baseline, slo)
+        for rate, modes in rates.items()
+        for seed in seeds
+        for name in modes
+    )
     return Report(
-        command=("kv-router", "ab"),
+        command=("kv-router", "ab", "--modes", "kv, x"),
         started="2026-01-01T00:00:00+00:00",
         versions={"python": "3.11"},
-        settings={"speedup": 4.0},
+        settings={"speedup": 4.0, "ttft_slo": slo, "rates": [1.0], "out": None},
         trace={"requests": 1, "seconds": 2.0, "input_tokens": 100, "output_tokens": 5, "reuse": 0.25},
-        baseline=next(reversed(modes)),
-        modes=tuple(
-            ModeReport(mode, summary, IDLE, ("beware [of] brackets",), ratios(summary, base), (modes[mode],))
-            for mode, summary in summaries.items()
-        ),
+        baseline=baseline,
+        modes=made,
+    )
+
+
+def mode_report(
+    name: str, rate: float, seed: int, modes: Mapping[str, Record], baseline: str, slo: float | None
+) -> ModeReport:
+    later = {
+        mode: msgspec.structs.replace(one, ttft=None if one.ttft is None else one.ttft + seed)
+        for mode, one in modes.items()
+    }
+    summaries = {mode: summarise([one], 2, slo) for mode, one in later.items()}
+    return ModeReport(
+        mode=name,
+        rate=rate,
+        seed=seed,
+        workers=2,
+        summary=summaries[name],
+        cost=IDLE,
+        warnings=("beware [of] brackets",),
+        ratios=ratios(summaries[name], summaries[baseline]),
+        requests=(later[name],),
     )
 
 
@@ -62,7 +94,7 @@ def test_a_ratio_to_nothing_is_none() -> None:
 def test_the_json_holds_settings_summaries_and_rows() -> None:
     found = json.loads(report(kv=made(1.0), random=made(error="x")).encode())
     kv, other = found["modes"]
-    assert found["settings"] == {"speedup": 4.0}
+    assert found["settings"]["speedup"] == 4.0
     assert (kv["mode"], kv["summary"]["ttft"]["p99"], kv["requests"][0]["ttft"]) == ("kv", 1.0, 1.0)
     assert other["summary"]["ttft"]["mean"] is None
 
@@ -75,6 +107,35 @@ def test_the_table_says_units_ratios_and_warnings() -> None:
     assert "4.000 " in text
     assert "wall time × 4" in text
     assert "warning kv: beware [of] brackets" in text
+
+
+def test_several_rates_and_seeds() -> None:
+    """Means over seeds, a table for each rate, warnings that say of which run."""
+    stream = io.StringIO()
+    modes = {"kv": made(1.0), "random": made(3.0)}
+    show(series({1.0: modes, 2.0: modes}, seeds=(0, 2)), Console(file=stream, width=150))
+    text = stream.getvalue()
+    assert text.count("TTFT s mean") == 2
+    assert "rate 2" in text
+    assert "2.000 ±12.706 (0.45× 0.01–" in text  # TTFTs of 1 and 3 s over 3 and 5 s
+    assert "at the first of rates 1, 2 and seeds 0, 2" in text
+    assert "warning random at rate 2, seed 2: beware" in text
+
+
+def test_a_comparison_has_all_that_a_page_shows() -> None:
+    found = comparison(series({1.0: {"kv": made(1.0), "random": made(3.0)}}, slo=2.0))
+    assert (found.policies, found.rates, found.seeds, found.baseline) == (["kv", "random"], [1.0], [0], "random")
+    kv, other = found.results
+    assert (kv.values["within TTFT SLO %"], other.values["within TTFT SLO %"]) == (100, 0)
+    assert (kv.ttft, kv.imbalance) == ([1.0], [(0.0, 2.0)])
+    assert kv.busy == (IDLE.busy, IDLE.own_busy)
+    facts = dict(found.facts)
+    assert facts["command"] == "kv-router ab --modes 'kv, x'"
+    assert facts["machine"] == "2 cores, 42% to 42% busy during the runs"
+    assert facts["settings"] == "speedup 4.0, ttft_slo 2.0, rates 1.0"
+    shown = {figure.title for figure in found.figures}
+    assert {"goodput, requests / s", "errors"} <= shown
+    assert "goodput, requests / s" not in {figure.title for figure in comparison(report(kv=made())).figures}
 
 
 def test_a_table_of_errors_has_dashes() -> None:

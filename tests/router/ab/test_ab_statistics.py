@@ -3,12 +3,13 @@ from __future__ import annotations
 import math
 import statistics
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.ab.client import Outcome
-from router.ab.statistics import Record, imbalance, percentile, record, spread, summarise
+from router.ab.statistics import Record, balance, imbalance, percentile, record, spread, summarise
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=1)
 
@@ -91,3 +92,30 @@ def test_a_summary_of_errors_only() -> None:
     found = summarise([made(error="no")], workers=2)
     assert (found.errors, found.hit_ratio, found.requests_per_second) == (1, 0.0, 0.0)
     assert math.isnan(found.ttft.mean)
+
+
+def test_goodput_counts_what_was_in_time() -> None:
+    """TTFTs of 1.6, 1.6 and 9.6 s, and an error; all over at 13.6 s."""
+    records = [made(), made(), made(first=12.5, last=12.5), made(error="x")]
+    found = summarise(records, 2, ttft_slo=1.7)
+    assert found.in_time == 0.5
+    assert found.goodput == pytest.approx(2 / found.duration)
+    assert summarise(records, 2, ttft_slo=1.5).in_time == 0
+    assert math.isnan(summarise(records, 2).goodput)
+
+
+def at(moment: float, worker: str, tokens: int = 100) -> Record:
+    return msgspec.structs.replace(made(worker=worker, prompt_tokens=tokens, cached_tokens=0), at=moment)
+
+
+def test_balance_over_time() -> None:
+    """First half even, second half all on one of two workers: four requests to a window."""
+    records = [at(0.0, "a"), at(1.0, "b"), at(2.0, "a"), at(3.0, "b"), *(at(4.0 + n, "a") for n in range(4))]
+    assert balance(records, 2) == [(0.0, 1.0), (3.5, 2.0)]
+    assert balance(records, 8) == [(0.0, 6.0)]  # too few requests for more than one
+    assert balance([made(error="x")], 2) == []
+
+
+def test_a_window_in_which_nothing_came_is_left_out() -> None:
+    records = [at(0.0, "a"), at(0.1, "b"), at(0.2, "a"), at(9.0, "b"), at(9.1, "a"), at(9.2, "b")]
+    assert [begin for begin, _ in balance(records, 1)] == pytest.approx([0.0, 9.2 * 2 / 3])

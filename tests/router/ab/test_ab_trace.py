@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.ab.errors import RunError
 from router.ab.prompts import END_TOKEN, FIRST_TOKEN, completion_body, prompt_text
-from router.ab.trace import BLOCK_TOKENS, SHAPES, Row, read, reuse, stretch, synthesize
+from router.ab.trace import BLOCK_TOKENS, SHAPES, Row, read, reuse, stretch, synthesize, without_reuse
 
 ROW = {"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}
 
@@ -128,3 +128,13 @@ def test_synthetic_conversations_share_a_system_prompt_and_grow(kind: str) -> No
 def test_an_unknown_kind() -> None:
     with pytest.raises(RunError, match="no synthetic trace is called 'x'; there are: conversation, agent"):
         synthesize("x", 0)
+
+
+def test_without_reuse_nothing_is_in_common() -> None:
+    rows = synthesize("agent", 0)
+    control = without_reuse(rows)
+    assert reuse(rows) > 0.5
+    assert reuse(control) == 0
+    assert [(row.timestamp, row.input_length, len(row.hash_ids)) for row in control] == [
+        (row.timestamp, row.input_length, len(row.hash_ids)) for row in rows
+    ]

@@ -41,3 +41,9 @@ def test_ratios_are_taken_seed_by_seed() -> None:
 def test_a_ratio_to_nothing_is_unknown() -> None:
     assert math.isnan(ratio_interval([1.0], [0.0]).mean)
     assert math.isnan(ratio_interval([math.nan], [1.0]).mean)
+    assert math.isnan(ratio_interval([0.0, 1.0], [1.0, 1.0]).mean)
+
+
+def test_one_seed_has_the_plain_ratio() -> None:
+    assert ratio_interval([0.0], [2.0]) == (0.0, None, None)
+    assert ratio_interval([1.0, math.nan], [2.0, 3.0]) == (0.5, None, None)
