@@ -140,7 +140,9 @@ def test_by_default_it_is_the_acceptance_run() -> None:
     assert (plan.modes, plan.baseline) == (("ours", "dynamo", "round-robin"), "dynamo")
 
 
-@pytest.mark.parametrize("flag", ["--modes=kv", "--worker=http://a:1", "--arms=ours,ours", "--arms=x", "--repeats=0", "--rate=1,2"])
+@pytest.mark.parametrize(
+    "flag", ["--modes=kv", "--worker=http://a:1", "--arms=ours,ours", "--arms=x", "--repeats=0", "--rate=1,2"]
+)
 def test_flags_that_mean_nothing_here_are_refused(flag: str) -> None:
     with pytest.raises(RunError):
         read_options([flag])
