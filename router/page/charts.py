@@ -51,7 +51,7 @@ def groups(comparison: Comparison) -> list[Group]:
 
 def _by_rate(comparison: Comparison, charted: _Charted) -> Chart:
     lines = [
-        Line(policy, colour, [_point(comparison, charted.figure, policy, rate) for rate in comparison.rates])
+        Line(policy, colour, [_point(comparison, charted, policy, rate) for rate in comparison.rates])
         for colour, policy in enumerate(comparison.policies)
     ]
     if len(comparison.rates) == 1:
@@ -61,9 +61,12 @@ def _by_rate(comparison: Comparison, charted: _Charted) -> Chart:
     return Chart(charted.title, line_chart(charted.title, x, y, lines))
 
 
-def _point(comparison: Comparison, figure: str, policy: str, rate: float) -> Point:
-    interval = comparison.mean(figure, policy, rate)
-    return Point(rate, interval.mean, interval.low, interval.high)
+def _point(comparison: Comparison, charted: _Charted, policy: str, rate: float) -> Point:
+    """Its interval ends where values must: Student's t does not know that there is nothing below 0 or above 100 %."""
+    interval = comparison.mean(charted.figure, policy, rate)
+    low = None if interval.low is None else max(0.0, interval.low)
+    most = 100.0 if charted.unit == "%" else math.inf
+    return Point(rate, interval.mean, low, None if interval.high is None else min(interval.high, most))
 
 
 def _distributions(comparison: Comparison, rate: float) -> Iterator[Chart]:

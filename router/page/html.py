@@ -36,13 +36,15 @@ svg text { fill: var(--soft); font-size: 11.5px } svg .axis { text-anchor: middl
 .grid { stroke: var(--rule); fill: none } .line { fill: none; stroke-width: 2.2; stroke-linejoin: round }
 .whisker { fill: none; stroke-width: 1.3 } .whisker.ink { stroke: var(--ink) } .bar { opacity: .82 }
 .dot { stroke: var(--paper) }
-.scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
-th, td { padding: 7px 12px; text-align: right; vertical-align: top; border-top: 1px solid var(--rule) }
-thead th { border-top: 0; font-size: 13px; color: var(--soft); font-weight: 600; vertical-align: bottom }
+.scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px; width: fit-content; max-width: 100% }
+table { border-collapse: collapse; min-width: min(100%, 760px); font-variant-numeric: tabular-nums }
+th, td { padding: 5px 12px; text-align: right; vertical-align: top; border-top: 1px solid var(--rule) }
+thead th { border-top: 0 } tbody th { font-weight: 400; white-space: nowrap } tbody th.rate { font-weight: 600 }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--paper) }
 td { white-space: nowrap } th.rate { background: var(--box) }
 small, .ratio { font-size: 12.5px; color: var(--soft) }
+.ratio { display: inline-block; min-width: 8.5em; margin-left: 1.2em; text-align: left }
+.single .ratio { min-width: 3.5em }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 6px 18px; margin: 0 } dt { color: var(--soft) }
 dd { margin: 0; overflow-wrap: anywhere; font-family: ui-monospace, "Liberation Mono", monospace; font-size: 13px }
 @media print { .legend { position: static } figure { break-inside: avoid } }
@@ -94,13 +96,13 @@ def _figure(chart: Chart) -> str:
 
 
 def _table(comparison: Comparison) -> str:
-    told = escape(_explain(comparison))
-    return f'<h2>Numbers</h2><p class="soft">{told}</p><div class="scroll">{table(comparison)}</div>'
+    told, single = escape(_explain(comparison)), " single" if len(comparison.seeds) == 1 else ""
+    return f'<h2>Numbers</h2><p class="soft">{told}</p><div class="scroll{single}">{table(comparison)}</div>'
 
 
 def _explain(comparison: Comparison) -> str:
     several = len(comparison.policies) > 1
-    ratio = f"Below a number stands its ratio to {comparison.baseline}. " if several else ""
+    ratio = f"Behind a number stands its ratio to {comparison.baseline}. " if several else ""
     seeds = len(comparison.seeds)
     if seeds == 1:
         return ratio + "One seed: there are no intervals, and a small difference may be chance."

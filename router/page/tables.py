@@ -1,4 +1,4 @@
-"""The table of a page (pure): a row for each rate and policy, a column for each figure."""
+"""The table of a page (pure): a row for each figure, a column for each policy, one part for each rate."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ from router.page.svg import COLOURS
 
 
 def table(comparison: Comparison) -> str:
+    names = enumerate(comparison.policies)
+    head = "".join(f'<th scope="col">{key(policy, colour)}</th>' for colour, policy in names)
+    parts = "".join(_part(comparison, rate) for rate in comparison.rates)
+    return f"<table><thead><tr><th></th>{head}</tr></thead>{parts}</table>"
+
+
+def _part(comparison: Comparison, rate: float) -> str:
     shown = [figure for figure in comparison.figures if comparison.has(figure.title)]
-    head = "".join(f'<th scope="col">{escape(figure.title)}</th>' for figure in shown)
-    busy = any(result.busy for result in comparison.results)
-    head += '<th scope="col">machine busy, of it this run %</th>' if busy else ""
-    groups = "".join(_group(comparison, shown, rate, busy) for rate in comparison.rates)
-    return f'<table><thead><tr><th scope="col">policy</th>{head}</tr></thead>{groups}</table>'
+    rows = [
+        _row(figure.title, [_cell(comparison, figure, policy, rate) for policy in comparison.policies])
+        for figure in shown
+    ]
+    if any(result.busy for result in comparison.results):
+        rows.append(
+            _row("machine busy, of it this run %", [_busy(comparison, policy, rate) for policy in comparison.policies])
+        )
+    span = len(comparison.policies) + 1
+    title = f'<tr><th class="rate" colspan="{span}" scope="rowgroup">rate {rate:g}</th></tr>'
+    return f"<tbody>{title if len(comparison.rates) > 1 else ''}{''.join(rows)}</tbody>"
 
 
-def _group(comparison: Comparison, shown: Sequence[Figure], rate: float, busy: bool) -> str:
-    title = ""
-    if len(comparison.rates) > 1:
-        span = len(shown) + 1 + busy
-        title = f'<tr><th class="rate" colspan="{span}" scope="rowgroup">rate {rate:g}</th></tr>'
-    rows = "".join(
-        _row(comparison, shown, rate, policy, busy) for policy in comparison.policies if comparison.of(policy, rate)
-    )
-    return f"<tbody>{title}{rows}</tbody>"
-
-
-def _row(comparison: Comparison, shown: Sequence[Figure], rate: float, policy: str, busy: bool) -> str:
-    colour = comparison.policies.index(policy)
-    cells = "".join(_cell(comparison, figure, policy, rate) for figure in shown)
-    if busy:
-        cells += f"<td>{_busy(comparison, policy, rate)}</td>"
-    return f'<tr><th scope="row">{key(policy, colour)}</th>{cells}</tr>'
+def _row(title: str, cells: Sequence[str]) -> str:
+    return f'<tr><th scope="row">{escape(title)}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
 def key(policy: str, colour: int) -> str:
@@ -47,12 +45,13 @@ def key(policy: str, colour: int) -> str:
 def _cell(comparison: Comparison, figure: Figure, policy: str, rate: float) -> str:
     value = comparison.mean(figure.title, policy, rate)
     if math.isnan(value.mean):
-        return "<td>–</td>"
-    spread = "" if not value.half else f" <small>±{figure.form.format(value.half)}</small>"
-    ratio = ""
-    if figure.compared and policy != comparison.baseline:
-        ratio = _ratio(comparison.ratio(figure.title, policy, rate))
-    return f"<td>{figure.form.format(value.mean)}{spread}{ratio}</td>"
+        return "–"
+    spread = f" <small>±{figure.form.format(value.half)}</small>" if value.half else ""
+    text = figure.form.format(value.mean) + spread
+    if policy == comparison.baseline:
+        return text
+    ratio = _ratio(comparison.ratio(figure.title, policy, rate)) if figure.compared else ""
+    return f'{text}<span class="ratio">{ratio}</span>'
 
 
 def _ratio(ratio: Interval) -> str:
@@ -60,10 +59,10 @@ def _ratio(ratio: Interval) -> str:
     if math.isnan(ratio.mean):
         return ""
     text = f"{ratio.mean:.2f}×"
-    if ratio.low is not None and ratio.high is not None:
-        sure = not ratio.low <= 1 <= ratio.high
-        text = (f"<b>{text}</b>" if sure else text) + f" ({ratio.low:.2f}–{ratio.high:.2f})"
-    return f'<div class="ratio">{text}</div>'
+    if ratio.low is None or ratio.high is None:
+        return text
+    sure = not ratio.low <= 1 <= ratio.high
+    return (f"<b>{text}</b>" if sure else text) + f" ({ratio.low:.2f}–{ratio.high:.2f})"
 
 
 def _busy(comparison: Comparison, policy: str, rate: float) -> str:

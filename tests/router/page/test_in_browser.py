@@ -12,7 +12,7 @@ import pytest
 from router.page.html import page
 
 from .browser import CHROMIUM, browse
-from .made import comparison
+from .made import FIGURES, comparison
 
 pytestmark = [
     pytest.mark.slow,
@@ -72,7 +72,7 @@ def test_charts_and_table_are_drawn_in_their_places(tmp_path: Path, width: int) 
     assert all(wide > 250 and high > 100 for wide, high in found.svgs)
     assert len(found.lines) == 4 * len(found.svgs)
     assert min(found.lines) > 20
-    assert len(found.rows) == 3 * (1 + 4)
+    assert len(found.rows) == 3 * (1 + len(FIGURES) + 1)
     assert min(found.rows) > 15
     assert found.outside == []
     assert found.wide == 0

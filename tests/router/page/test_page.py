@@ -63,7 +63,7 @@ def test_a_distribution_goes_from_none_to_all() -> None:
 
 def test_the_table_tells_intervals_and_ratios() -> None:
     text = table(MANY)
-    assert text.count("<tr>") == 1 + 3 * (1 + 3)
+    assert text.count("<tr>") == 1 + 3 * (1 + len(FIGURES) + 1)
     assert "±" in text
     # `random` takes three times as long as kv, in every seed.
     assert "<b>0.33×</b> (0.33–0.33)" in text
