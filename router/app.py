@@ -22,6 +22,7 @@ from publishers.connect import make_plane
 from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
 from publishers.publisher import EnginePublisher
+from router.arms import make_arms, reads_prompts
 from router.fleet import Fleet, Worker
 from router.http.front import Connection, Limits
 from router.http.pool import Pool
@@ -55,6 +56,7 @@ def run(settings: Settings, member: Member | None = None) -> int:
     try:
         check_tokenizer(settings)
         make_policy(settings)
+        make_arms(settings)
     except SettingsError as error:
         sys.stderr.write(f"kv-router: {error}\n")
         return 2
@@ -70,7 +72,7 @@ def run(settings: Settings, member: Member | None = None) -> int:
 
 def check_tokenizer(settings: Settings) -> None:
     """A stated tokenizer must be there; SettingsError says what is wrong. (Found ones are looked for later.)"""
-    if settings.router_mode == "kv" and settings.tokenizer not in {"auto", "engine"}:
+    if reads_prompts(settings) and settings.tokenizer not in {"auto", "engine"}:
         find_tokenizer(settings.tokenizer, (), None)
 
 
@@ -133,6 +135,9 @@ class App:
             self._fleet, self._book, self._scheduler, self._queue, self._indexer, self._metrics, time.monotonic
         )
         Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(self._metrics)
+        self._arms = make_arms(settings)
+        if self._arms:
+            self._metrics.registry.register(self._arms)
         self._sockets = Sockets(member, self._metrics.render) if member else None
         self._connections: set[Connection] = set()
         self._publishers: dict[str, tuple[EngineDescription | None, EnginePublisher]] = {}
@@ -151,7 +156,7 @@ class App:
         self._session = aiohttp.ClientSession()
         await self._plane.start()
         await self._ingest.start()
-        if settings.router_mode == "kv":
+        if reads_prompts(settings):
             self._prompts = Prompts(settings.tokenizer, self._brain, self._session)
         watches = [
             WorkerWatch(worker, self._fleet, self._session, settings.health_interval, self._on_described)
@@ -169,7 +174,8 @@ class App:
         if sockets:
             await sockets.start()
         everybodys = sockets.everybodys if sockets else None
-        surface = Server(self._brain, self._prompts, settings.router_mode == "direct", int(time.time()), everybodys)
+        direct = settings.router_mode == "direct"
+        surface = Server(self._brain, self._prompts, direct, int(time.time()), everybodys, self._arms)
         limits = Limits(settings.max_body_size)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(

@@ -33,12 +33,13 @@ End = Literal["complete", "broken", "cancelled", "failed"]
 
 
 class Leg(NamedTuple):
-    """One attempt: the worker, why it was chosen, what was booked there, header lines that only it gets."""
+    """One attempt: the worker, why it was chosen, what was booked there, header lines for it and for its answer."""
 
     worker: Worker
     decision: Decision
     reservation: Booking
     header_lines: bytes
+    answer_lines: bytes = b""
 
 
 class Outcome(NamedTuple):
@@ -327,6 +328,6 @@ def _request_head(request: Request, request_id: bytes, leg: Leg) -> bytes:
 
 def _response_head(head: Head, leg: Leg, request_id: bytes, framing: bytes) -> bytes:
     overlap = leg.decision.overlap_tokens
-    told = b"" if overlap is None else b"x-router-overlap-tokens: %d\r\n" % overlap
+    told = leg.answer_lines if overlap is None else b"x-router-overlap-tokens: %d\r\n%s" % (overlap, leg.answer_lines)
     named = leg.worker.id.encode()
     return b"%sx-request-id: %s\r\nx-router-worker: %s\r\n%s%s\r\n" % (head.passed_on, request_id, named, told, framing)

@@ -11,9 +11,10 @@ from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
 from indexer.matches import Matches
 from indexer.types import Namespace, WorkerRank
 from publishers.logs import log_event
+from router.arms import Arm
 from router.exchange import Leg, Outcome
 from router.fleet import Fleet, Worker
-from router.http.messages import Response, header_lines
+from router.http.messages import ARM, Response, header_lines
 from router.metrics import Metrics
 from router.openai_errors import error_response
 from router.scheduling.admission import Refusal
@@ -41,6 +42,8 @@ class Asked(NamedTuple):
     """Seconds."""
     priority: int = 0
     streamed: bool = False
+    arm: Arm | None = None
+    """Of a live A/B test."""
 
 
 class Brain(NamedTuple):
@@ -79,6 +82,8 @@ class RequestRouting:
         self.ttft_slo = asked.ttft_slo
         self.priority = asked.priority
         self.streamed = asked.streamed
+        self._arm = asked.arm
+        self.policy = asked.arm.policy if asked.arm else None
 
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Response], None]) -> None:
         self._exclude, self._routed = exclude, routed
@@ -114,14 +119,20 @@ class RequestRouting:
     def send(self, decision: Decision, booking: Booking) -> None:
         worker = self._brain.fleet.workers[decision.rank.worker_id]
         self._note(decision, worker)
-        self._routed(Leg(worker, decision, booking, _rank_lines(worker, decision.rank)))
+        told = self._arm.answer_lines if self._arm else b""
+        self._routed(Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told))
 
     def refuse(self, refusal: Refusal) -> None:
         self._brain.metrics.tallies.refused[refusal.objective] += 1
-        self._routed(_refused(refusal))
+        self._answer(_refused(refusal))
 
     def nobody(self) -> None:
-        self._routed(self._nobody())
+        self._answer(self._nobody())
+
+    def _answer(self, response: Response) -> None:
+        if self._arm:
+            response = response._replace(headers=(*response.headers, (ARM, self._arm.name.encode())))
+        self._routed(response)
 
     # -- the rest of exchange.Routing
 
@@ -154,6 +165,8 @@ class RequestRouting:
             tally.first_byte.observe(outcome.first_byte)
         if outcome.cached_tokens is not None:
             tally.reported_tokens += outcome.cached_tokens
+        if self._arm:
+            self._arm.tally.finished(outcome)
 
     def _candidates(self, exclude: frozenset[str]) -> Candidates:
         fleet = self._brain.fleet
@@ -175,6 +188,8 @@ class RequestRouting:
         if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
             tally.predicted_tokens += decision.overlap_tokens
             brain.metrics.tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
+        if self._arm:
+            self._arm.tally.routed(decision)
         if self.prompt.hashes:
             brain.indexer.predict(decision.rank, self.prompt.hashes, worker.block_size, brain.clock())
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from indexer.types import WorkerRank
+from router.arms import Arms
 from router.exchange import Exchange
 from router.fleet import Worker
 from router.http.front import Connection
@@ -42,6 +43,7 @@ class Server:
         direct: bool,
         started: int,
         everybodys_metrics: Callable[[], Awaitable[dict[int, bytes]]] | None = None,
+        arms: Arms | None = None,
     ) -> None:
         """`everybodys_metrics`: of all processes that share the port, where there are several."""
         self._brain = brain
@@ -49,6 +51,7 @@ class Server:
         self._direct = direct
         self._started = started
         self._everybodys_metrics = everybodys_metrics
+        self._arms = arms
         self._tasks: set[asyncio.Task[None]] = set()
         self._pages: dict[bytes, Callable[[], Response]] = {
             b"/health": lambda: Response(200, b'{"status":"ok"}'),
@@ -87,7 +90,10 @@ class Server:
 
     def _infer(self, request: Request, connection: Connection, inference: Inference) -> Exchange:
         self._check_model(inference.model)
-        routing = RequestRouting(self._brain, inference.model, self._asked(request, inference.streamed))
+        asked = self._asked(request, inference.streamed)
+        if self._arms and asked.pinned is None:  # one that names its worker is no test of a policy
+            asked = asked._replace(arm=self._arms.assign(request.head))
+        routing = RequestRouting(self._brain, inference.model, asked)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
         exchange = self._exchange(request, connection, routing)
         if pending is None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
+from router.arm_spec import read_arms
 from router.worker_spec import WorkerSpec, read_workers
 
 RouterMode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
@@ -40,6 +41,19 @@ def read_size(value: object) -> object:
 
 def _read_none(value: object) -> object:
     return None if value == "none" else value
+
+
+def _check_arms(value: object) -> object:
+    """As it is; ValueError when it is text that names no arms."""
+    if isinstance(value, str) and value != "none":
+        read_arms(value)
+    return _read_none(value)
+
+
+def _read_header(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_-]+", value):
+        raise ValueError(f"{value!r} is no header's name; give one such as x-session-id.")
+    return _read_none(value)
 
 
 def _about(
@@ -162,6 +176,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     slo_patience: Annotated[
         float, _seconds("Routing", "How long a request is queued for, with --slo-action queue, before it is refused.")
     ] = 10.0
+    ab: Annotated[
+        str | None,
+        _about(
+            "Routing",
+            "Split completions and chats between ways of choosing, to compare them live: an arm is a mode or "
+            "kv/POLICY, and gets its weight's share. Other requests keep to --router-mode.",
+            "ARM:WEIGHT,ARM:WEIGHT[,...]",
+            takes="arms with weights such as kv:90,round-robin:10, or none",
+            read=_check_arms,
+        ),
+    ] = None
+    ab_sticky: Annotated[
+        str | None,
+        _about(
+            "Routing",
+            "Requests with the same value of this header go to the same arm of --ab; without a value, and by default, "
+            "each goes to one at random.",
+            "HEADER",
+            takes="a header's name such as x-session-id, or none",
+            read=_read_header,
+        ),
+    ] = None
     kv_events: Annotated[
         bool,
         _about(

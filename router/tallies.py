@@ -74,7 +74,7 @@ class Tallies(Collector):
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        yield self._counter(
+        yield counter_family(
             "router_requests",
             "Requests by worker, status and how they ended.",
             ("worker", "status", "end"),
@@ -82,7 +82,7 @@ class Tallies(Collector):
         )
         for name, text, figure in _COUNTERS:
             counts = (((worker,), getattr(tally, figure)) for worker, tally in self._workers.items())
-            yield self._counter(name, text, ("worker",), counts)
+            yield counter_family(name, text, ("worker",), counts)
         for name, text, figure in _HISTOGRAMS:
             family = HistogramMetricFamily(name, text, labels=("worker",))
             for worker, tally in self._workers.items():
@@ -92,10 +92,10 @@ class Tallies(Collector):
         self.decision.add_to(decision, ())
         yield decision
         regret = "Cached tokens given up: best overlap anywhere less the chosen one."
-        yield self._counter("router_overlap_regret_tokens", regret, (), [((), self.regret_tokens)])
+        yield counter_family("router_overlap_regret_tokens", regret, (), [((), self.regret_tokens)])
         refused = "Requests refused because they were predicted to miss an objective."
         counts = (((objective,), self.refused[objective]) for objective in ("ttft", "tbt"))
-        yield self._counter("router_refused", refused, ("objective",), counts)
+        yield counter_family("router_refused", refused, ("objective",), counts)
         yield GaugeMetricFamily("router_requests_in_flight", "Requests being served.", self.in_flight)
 
     def _ends(self) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -103,14 +103,15 @@ class Tallies(Collector):
             for (status, end), count in tally.ends.items():
                 yield (worker, str(status), end), count
 
-    @staticmethod
-    def _counter(
-        name: str, text: str, labels: tuple[str, ...], counts: Iterable[tuple[tuple[str, ...], int]]
-    ) -> CounterMetricFamily:
-        family = CounterMetricFamily(name, text, labels=labels)
-        for values, count in counts:
-            family.add_metric(values, count)
-        return family
+
+def counter_family(
+    name: str, text: str, labels: tuple[str, ...], counts: Iterable[tuple[tuple[str, ...], int]]
+) -> CounterMetricFamily:
+    """`counts`: by the labels' values."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, count in counts:
+        family.add_metric(values, count)
+    return family
 
 
 _COUNTERS = (

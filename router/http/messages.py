@@ -19,8 +19,9 @@ REQUEST_ID = b"x-request-id"
 TARGET_WORKER = b"x-router-target-worker"
 TTFT_SLO = b"x-router-ttft-slo"
 PRIORITY = b"x-router-priority"
+ARM = b"x-router-arm"
 OWN_REQUEST_HEADERS = frozenset((b"host", b"content-length", b"expect", REQUEST_ID, TARGET_WORKER, TTFT_SLO, PRIORITY))
-OWN_RESPONSE_HEADERS = frozenset((b"content-length", REQUEST_ID, b"x-router-worker", b"x-router-overlap-tokens"))
+OWN_RESPONSE_HEADERS = frozenset((b"content-length", REQUEST_ID, b"x-router-worker", b"x-router-overlap-tokens", ARM))
 """Headers that this router writes itself, or keeps to itself."""
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}

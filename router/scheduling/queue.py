@@ -18,7 +18,7 @@ import numpy as np
 
 from indexer.matches import Matches
 from router.scheduling.admission import Admission, Refusal, Verdict
-from router.scheduling.decision import Candidates, Decision, Seconds
+from router.scheduling.decision import Candidates, Decision, Policy, Seconds
 from router.scheduling.scheduler import Booking, Scheduler
 
 LOOK: Final = 16
@@ -43,6 +43,10 @@ class Waiting(Protocol):
     @property
     def streamed(self) -> bool:
         """Whether its first token will be seen."""
+
+    @property
+    def policy(self) -> Policy | None:
+        """None: the scheduler's own."""
 
     def candidates(self) -> Candidates:
         """Those of the moment; there may be none."""
@@ -136,7 +140,12 @@ class Queue:
             waiting.nobody()
             return
         decision = self._scheduler.select(
-            candidates, waiting.prompt_tokens, waiting.matches(), now, held=ahead.get(candidates)
+            candidates,
+            waiting.prompt_tokens,
+            waiting.matches(),
+            now,
+            held=ahead.get(candidates),
+            policy=waiting.policy,
         )
         verdict = self._judge(waiting, decision, now)
         if verdict is Verdict.HOLD:

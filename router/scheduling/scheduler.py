@@ -56,18 +56,19 @@ class Scheduler:
         now: float,
         pinned: bool = False,
         held: Seconds | None = None,
+        policy: Policy | None = None,
     ) -> Decision:
         """Choose among `candidates`, of which there is one at least.
 
         `matches` None means that none were looked up. A `pinned` request takes the least loaded of its candidates, all
-        of the worker that it named. `held`: see `Situation.held_seconds`.
+        of the worker that it named. `held`: see `Situation.held_seconds`. `policy`: another than the scheduler's own.
         """
         self._settle(now)
         present = Present(self, candidates, prompt_tokens, matches, now, held)
         if pinned:
             choice = Choice(int(present.requests.argmin()), None, "named by the request")
         else:
-            choice = self._policy.choose(present, self._random)
+            choice = (policy or self._policy).choose(present, self._random)
         if matches is None:
             return Decision(candidates, choice, prompt_tokens, None, None)
         overlaps = present.overlap_tokens

@@ -8,7 +8,7 @@ from engines.sim.scheduler import Request
 from indexer.matches import Matches, MostOfMatches
 from router.ab.trace import Row
 from router.scheduling.admission import Refusal
-from router.scheduling.decision import Candidates, Decision
+from router.scheduling.decision import Candidates, Decision, Policy
 from router.scheduling.scheduler import Booking
 from router.simulation.prompts import make_request, sequence_hashes
 
@@ -65,6 +65,7 @@ class Arrival:
         self.priority = 0
         self.ttft_slo: float | None = None
         self.streamed = True
+        self.policy: Policy | None = None
         self._booking: Booking | None = None
         self._request: Request | None = None
         self._worker = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -12,6 +13,7 @@ from indexer.cursor import View
 from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier
 from publishers.local_plane import LocalPlane
+from router.arms import Arms
 from router.cli import make_parser
 from router.exchange import End
 from router.fleet import Fleet
@@ -77,6 +79,7 @@ def registered() -> dict[str, Documented]:
     """Every metric by the name under which it is exposed."""
     metrics = Metrics()
     Readings(Fleet([]), LoadBook(), KVIndexer(), LocalPlane(), lambda: 0.0).register(metrics)
+    metrics.registry.register(Arms([], [], None, random.Random(0)))
     found = {}
     for collector in metrics.registry._collector_to_names:
         # One of prometheus_client's own knows its labels itself, ours say them with each family.

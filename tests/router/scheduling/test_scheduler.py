@@ -242,3 +242,14 @@ def _route(choosing: Scheduler, candidates: Candidates, matches: Held | None, pr
     decision = choosing.select(candidates, prompt, matches, 0.0)
     choosing.reserve(decision, 0.0)
     return decision.rank
+
+
+def test_a_request_may_have_a_policy_of_its_own() -> None:
+    """The scheduler's own is not asked then."""
+    candidates = named("ab")
+    own, other = Watching(), RoundRobin()
+    choosing = scheduler(own, candidates)
+    chosen = [choosing.select(candidates, 100, None, 0.0, policy=other).position for _ in range(3)]
+    assert sorted(set(chosen)) == [0, 1]
+    assert not hasattr(own, "shown")
+    assert choosing.select(candidates, 100, None, 0.0).position == 0

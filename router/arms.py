@@ -1,0 +1,155 @@
+"""Live A/B: which policy a request is routed by, and what the requests of each come to.
+
+Arms share everything but the policy: index, load, latency model, queue, workers. So an arm's requests find caches that
+the other's have filled and queues that they have made, and the comparison is of policies within one fleet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import msgspec
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.arm_spec import ArmSpec, read_arms
+from router.exchange import Outcome
+from router.http.messages import ARM, RequestHead, first, header_lines
+from router.policies import make_policy
+from router.scheduling.decision import Decision, Policy, Uniform
+from router.settings import Settings, SettingsError
+from router.tallies import Histogram, counter_family
+
+SECONDS = tuple(base * 10.0**power for power in range(-3, 3) for base in (1, 1.5, 2.2, 3.3, 4.7, 6.8))[:-5]
+"""Bounds of the histograms, 1 ms to 100 s: narrower than the workers', since deviations are read from them."""
+
+
+class ArmTally:
+    """What one arm's requests come to."""
+
+    def __init__(self) -> None:
+        self.ends: Counter[str] = Counter()
+        self.prompt_tokens = 0
+        self.predicted_tokens = 0
+        self.reported_prompt_tokens = 0
+        self.reported_tokens = 0
+        self.first_byte = Histogram(SECONDS)
+        self.duration = Histogram(SECONDS)
+
+    def routed(self, decision: Decision) -> None:
+        self.prompt_tokens += decision.prompt_tokens
+        self.predicted_tokens += decision.overlap_tokens or 0
+
+    def finished(self, outcome: Outcome) -> None:
+        """Times are of good, whole answers: how long it took until something failed says little of a policy."""
+        self.ends[outcome.end] += 1
+        if outcome.end != "complete" or outcome.status >= 400 or outcome.first_byte is None:
+            return
+        self.first_byte.observe(outcome.first_byte)
+        self.duration.observe(outcome.duration)
+        if outcome.prompt_tokens is not None and outcome.cached_tokens is not None:
+            self.reported_prompt_tokens += outcome.prompt_tokens
+            self.reported_tokens += outcome.cached_tokens
+
+
+class Arm:
+    __slots__ = ("answer_lines", "name", "policy", "tally")
+
+    def __init__(self, name: str, policy: Policy) -> None:
+        self.name = name
+        self.policy = policy
+        self.tally = ArmTally()
+        self.answer_lines = header_lines([(ARM, name.encode())])
+
+
+class Arms(Collector):
+    """Assigns requests to arms; shows their tallies to Prometheus."""
+
+    def __init__(self, arms: Sequence[Arm], weights: Sequence[float], sticky: bytes | None, random: Uniform) -> None:
+        """`sticky`: requests with the same value of this header go to the same arm."""
+        self._arms = arms
+        self._sums = list(accumulate(weights))
+        self._sticky = sticky
+        self._random = random
+
+    def assign(self, head: RequestHead) -> Arm:
+        value = first(head.headers, self._sticky) if self._sticky else None
+        point = self._random.random() if value is None else _point(value)
+        place = bisect_right(self._sums, point * self._sums[-1])
+        return self._arms[min(place, len(self._arms) - 1)]  # rounding may leave the point on the upper edge
+
+    def describe(self) -> Iterator[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        ends = (((arm.name, end), count) for arm in self._arms for end, count in arm.tally.ends.items())
+        yield counter_family("router_ab_requests", "Requests by arm and how they ended.", ("arm", "end"), ends)
+        for name, text, figure in _COUNTERS:
+            counts = (((arm.name,), getattr(arm.tally, figure)) for arm in self._arms)
+            yield counter_family(name, text, ("arm",), counts)
+        for name, text, figure in _HISTOGRAMS:
+            family = HistogramMetricFamily(name, text, labels=("arm",))
+            for arm in self._arms:
+                getattr(arm.tally, figure).add_to(family, (arm.name,))
+            yield family
+
+
+_COUNTERS = (
+    ("router_ab_prompt_tokens", "Prompt tokens routed by the arm, where they were counted.", "prompt_tokens"),
+    (
+        "router_ab_predicted_cached_tokens",
+        "Prompt tokens expected to be cached where the arm sent them.",
+        "predicted_tokens",
+    ),
+    (
+        "router_ab_reported_prompt_tokens",
+        "Prompt tokens of answers whose engine reported cached ones.",
+        "reported_prompt_tokens",
+    ),
+    ("router_ab_reported_cached_tokens", "Of these, tokens reported as cached.", "reported_tokens"),
+)
+_HISTOGRAMS = (
+    ("router_ab_first_byte_seconds", "From a request read to its answer's first byte, by arm.", "first_byte"),
+    ("router_ab_request_seconds", "From a request read to its answer's end, by arm.", "duration"),
+)
+
+
+def _point(value: bytes) -> float:
+    """From 0 to 1, the same everywhere and always: Python's own hash is another in each process."""
+    return int.from_bytes(hashlib.blake2b(value, digest_size=6).digest()) / 2**48
+
+
+def make_arms(settings: Settings) -> Arms | None:
+    """None: there is no test. Raises SettingsError for one that cannot be made."""
+    if settings.ab is None:
+        if settings.ab_sticky is not None:
+            raise SettingsError("--ab-sticky belongs to --ab, which names the arms; add it, or leave both out.")
+        return None
+    if settings.router_mode == "direct":
+        raise SettingsError("--ab says how workers are chosen, but with --router-mode direct requests name theirs.")
+    specs = read_arms(settings.ab)
+    arms = [Arm(spec.name, _policy(settings, spec)) for spec in specs]
+    sticky = settings.ab_sticky.lower().encode() if settings.ab_sticky else None
+    draw = random.Random(settings.seed)  # noqa: S311 -- not for secrets
+    return Arms(arms, [spec.weight for spec in specs], sticky, draw)
+
+
+def reads_prompts(settings: Settings) -> bool:
+    """Whether anything looks at what is in a prompt. All arms' prompts are read then, so that all cost the same."""
+    if settings.ab is None:
+        return settings.router_mode == "kv"
+    return any(spec.mode == "kv" for spec in read_arms(settings.ab))
+
+
+def _policy(settings: Settings, spec: ArmSpec) -> Policy:
+    weight = settings.kv_overlap_score_weight if spec.policy in {None, "overlap"} else None
+    told = {"router_mode": spec.mode, "kv_policy": spec.policy or settings.kv_policy, "kv_overlap_score_weight": weight}
+    try:
+        return make_policy(msgspec.structs.replace(settings, **told))
+    except SettingsError as error:
+        raise SettingsError(f"--ab: the arm {spec.name}: {error}") from None

@@ -1,0 +1,91 @@
+"""A live A/B test through a whole router: who goes where, what the client is told, what is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.fakes.raw_client import post
+from tests.fakes.scripted_worker import Dialogue, ScriptedWorker
+from tests.router.proxy.running import RunningRouter, running
+
+USAGE = b'{"usage":{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":60}}}'
+
+
+async def arm_of(router: RunningRouter, *headers: bytes, path: str = "/v1/completions") -> bytes | None:
+    async with router.client() as client:
+        return (await client.ask(post(path, b'{"prompt":"hello"}', *headers))).header(b"x-router-arm")
+
+
+async def test_without_a_test_nothing_is_told_or_counted(a: ScriptedWorker) -> None:
+    async with running(a) as router:
+        assert await arm_of(router) is None
+        assert b"router_ab" not in router.app._metrics.render()
+
+
+async def test_requests_are_split_and_told_of_it(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    async with running(a, b, ab="random:50,round-robin:50") as router:
+        told = Counter([await arm_of(router) for _ in range(40)])
+        assert told.keys() == {b"random", b"round-robin"}
+        for arm, count in told.items():
+            name = (arm or b"").decode()
+            assert router.total("router_ab_requests_total", arm=name, end="complete") == count
+            assert router.total("router_ab_first_byte_seconds_count", arm=name) == count
+            assert router.total("router_ab_request_seconds_count", arm=name) == count
+
+
+async def test_a_session_stays_with_its_arm(a: ScriptedWorker) -> None:
+    async with running(a, ab="random:50,round-robin:50", ab_sticky="X-Session-Id") as router:
+        found = {number: {await arm_of(router, b"x-session-id: %d" % number) for _ in range(3)} for number in range(8)}
+    assert all(len(arms) == 1 for arms in found.values())
+    assert len(set.union(*found.values())) == 2
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "kv"])
+async def test_arms_that_look_at_prompts_make_all_be_read(a: ScriptedWorker, mode: str) -> None:
+    """And so the index is asked for both, and what the engine had cached can be compared with it."""
+
+    async def reports(dialogue: Dialogue) -> None:
+        dialogue.head(200, b"content-type: application/json", length=len(USAGE))
+        dialogue.send(USAGE)
+
+    a.then(*[reports] * 20)
+    async with running(a, router_mode=mode, ab="kv/overlap:1,round-robin:1") as router:
+        async with router.client() as client:
+            told = [await client.ask(post()) for _ in range(20)]
+        assert all(one.header(b"x-router-overlap-tokens") is not None for one in told)
+        for arm in ("kv/overlap", "round-robin"):
+            requests = router.total("router_ab_requests_total", arm=arm)
+            assert requests > 0
+            assert router.total("router_ab_prompt_tokens_total", arm=arm) > 0
+            assert router.total("router_ab_reported_prompt_tokens_total", arm=arm) == 100 * requests
+            assert router.total("router_ab_reported_cached_tokens_total", arm=arm) == 60 * requests
+
+
+async def test_other_requests_take_no_part(a: ScriptedWorker) -> None:
+    """Embeddings, say, and those that name their worker."""
+    async with running(a, ab="random:50,round-robin:50") as router:
+        assert await arm_of(router, path="/v1/embeddings") is None
+        assert await arm_of(router, b"x-router-target-worker: a") is None
+        assert router.total("router_ab_requests_total") == 0
+
+
+async def test_a_refusal_names_the_arm(a: ScriptedWorker) -> None:
+    async with running(a, ab="random:50,round-robin:50") as router:
+        router.app._fleet.mark_down(router.app._fleet.workers["a"], "gone")
+        assert await arm_of(router) in {b"random", b"round-robin"}
+        assert router.total("router_ab_requests_total", end="failed") == 1
+        assert router.total("router_ab_first_byte_seconds_count") == 0
+
+
+async def test_an_arm_that_another_router_told_is_not_passed_on(a: ScriptedWorker) -> None:
+    """Of routers in a row each tells its own."""
+
+    async def other(dialogue: Dialogue) -> None:
+        dialogue.head(200, b"x-router-arm: theirs", length=2)
+        dialogue.send(b"{}")
+
+    a.then(other)
+    async with running(a) as router:
+        assert await arm_of(router) is None
