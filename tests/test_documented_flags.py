@@ -26,5 +26,5 @@ def test_flags_and_page_agree(page: str, parser: argparse.ArgumentParser) -> Non
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (DOCS / page).read_text("utf-8")))
     assert not flags - named, "flags that the page does not explain"
     foreign = {"--event-plane", "--event-namespace", "--kv-events-config", "--router-mode", "--worker", "--engine"}
-    foreign |= {"--flag", "--help", "--enable-prompt-tokens-details", "--enable-cache-report"}
+    foreign |= {"--ab", "--ab-sticky", "--flag", "--help", "--enable-prompt-tokens-details", "--enable-cache-report"}
     assert not named - flags - foreign, "the page names flags that do not exist"

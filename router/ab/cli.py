@@ -17,7 +17,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from router.ab import children, workers
+from router.ab import children, live, workers
 from router.ab.client import Address
 from router.ab.errors import RunError
 from router.ab.figures import ratios
@@ -25,7 +25,7 @@ from router.ab.machine import Cost, Meter
 from router.ab.plan import UNROUTED, Plan, mode_of, read_plan
 from router.ab.progress import progress
 from router.ab.replay import Pace, Prompts, replay
-from router.ab.report import ModeReport, Report, comparison, run_name, show, warnings
+from router.ab.report import ModeReport, Report, check_writable, comparison, run_name, show, warnings
 from router.ab.statistics import Record, Summary, summarise
 from router.ab.trace import Row, reuse
 from router.page.html import page
@@ -37,11 +37,13 @@ Loads = Mapping[int, list[Row]]
 
 def main(argv: list[str]) -> int:
     """Exit status: 2 for what cannot be run, 1 when a mode answered no request at all, 130 when it was interrupted."""
+    if argv[:1] == ["report"]:
+        return live.main(argv[1:])
     try:
         plan = read_plan(argv)
         loads = {seed: plan.rows(seed) for seed in plan.seeds}
-        _check_writable("--out", plan.out)
-        _check_writable("--html", plan.html)
+        check_writable("--out", plan.out)
+        check_writable("--html", plan.html)
         console = Console(width=None if sys.stdout.isatty() else 120)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             report = runner.run(_run(plan, loads, argv, console))
@@ -194,14 +196,3 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
-
-
-def _check_writable(flag: str, path: str | None) -> None:
-    """Before the run, not after it."""
-    if path is None:
-        return
-    try:
-        with Path(path).open("ab"):
-            pass
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}; give {flag} another FILE") from None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from router.ab.errors import RunError
 from router.ab.figures import IN_TIME_LINES, LINES, values
 from router.ab.machine import Cost
 from router.ab.plan import Plan
@@ -144,17 +146,26 @@ def _told(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def table(compared: Comparison, rate: float) -> Table:
+def table(compared: Comparison, rate: float, unit: str = "simulated seconds") -> Table:
     """One column per mode; behind a number, in brackets, its ratio to the baseline."""
     grid = Table(title=f"rate {rate:g}" if len(compared.rates) > 1 else None, title_justify="left")
-    grid.add_column("simulated seconds")
+    grid.add_column(unit)
     for policy in compared.policies:
         grid.add_column(policy, justify="right")
     for figure in compared.figures:
-        grid.add_row(figure.title, *(_cell(compared, figure, policy, rate) for policy in compared.policies))
-    busiest = (max(result.busy for result in compared.of(policy, rate) if result.busy) for policy in compared.policies)
-    grid.add_row("machine busy, of it this run %", *(f"{all_ * 100:.0f}, {own * 100:.0f}" for all_, own in busiest))
+        if unit == "simulated seconds" or compared.has(figure.title):
+            grid.add_row(figure.title, *(_cell(compared, figure, policy, rate) for policy in compared.policies))
+    if any(result.busy for result in compared.results):
+        grid.add_row(
+            "machine busy, of it this run %", *(_busy(compared.of(policy, rate)) for policy in compared.policies)
+        )
     return grid
+
+
+def _busy(results: Sequence[Result]) -> str:
+    """Of the busiest run."""
+    busy, own = max(result.busy for result in results if result.busy)
+    return f"{busy * 100:.0f}, {own * 100:.0f}"
 
 
 def _heading(report: Report) -> str:
@@ -214,3 +225,14 @@ def show(report: Report, console: Console) -> None:
         for warning in mode.warnings:
             console.print(f"[yellow]warning[/] {run_name(mode.mode, mode.rate, mode.seed, single)}: ", end="")
             console.print(warning, markup=False, highlight=False, soft_wrap=True)
+
+
+def check_writable(flag: str, path: str | None) -> None:
+    """Before the run, not after it."""
+    if path is None:
+        return
+    try:
+        with Path(path).open("ab"):
+            pass
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}; give {flag} another FILE") from None

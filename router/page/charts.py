@@ -44,7 +44,7 @@ def groups(comparison: Comparison) -> list[Group]:
     shown = [_by_rate(comparison, charted) for charted in _CHARTED if comparison.has(charted.figure)]
     found = [Group("By rate" if several else "At a glance", shown)]
     for rate in comparison.rates:
-        title = f"Within runs at rate {rate:g}" if several else "Within runs"
+        title = f"Within runs at rate {rate:g}" if several else "In detail"
         found.append(Group(title, [*_distributions(comparison, rate), *_balance(comparison, rate)]))
     return [group for group in found if group.charts]
 

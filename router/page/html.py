@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from router.page.charts import Chart, Group, groups
-from router.page.results import Comparison
+from router.page.results import Comparison, Result
 from router.page.svg import COLOURS
 from router.page.tables import key, table
 
@@ -29,6 +29,7 @@ p { margin: 4px 0; max-width: 90ch } .soft, figcaption p { color: var(--soft) }
   margin-right: 7px; vertical-align: -1px }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(380px, 100%), 1fr)); gap: 18px }
 .charts.few { grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)) }
+.charts.few figure { max-width: 640px }
 figure { margin: 0; border: 1px solid var(--rule); border-radius: 8px; padding: 12px 14px 8px }
 figcaption { font-weight: 600; margin-bottom: 6px } figcaption p { font-weight: 400; font-size: 13px; margin: 0 }
 svg { display: block; width: 100%; height: auto; overflow: visible }
@@ -72,11 +73,17 @@ def _warnings(comparison: Comparison) -> str:
     said: dict[str, list[str]] = {}
     for result in comparison.results:
         for warning in result.warnings:
-            said.setdefault(warning, []).append(f"{result.policy} at rate {result.rate:g}, seed {result.seed}")
+            said.setdefault(warning, []).append(_run(comparison, result))
     if not said:
         return ""
     items = "".join(f"<li>{escape(text)} <small>({escape('; '.join(of))})</small></li>" for text, of in said.items())
     return f'<section class="warnings" role="note"><strong>Before you trust this</strong><ul>{items}</ul></section>'
+
+
+def _run(comparison: Comparison, result: Result) -> str:
+    if len(comparison.rates) == len(comparison.seeds) == 1:
+        return result.policy
+    return f"{result.policy} at rate {result.rate:g}, seed {result.seed}"
 
 
 def _charts(comparison: Comparison) -> str:
@@ -96,7 +103,7 @@ def _figure(chart: Chart) -> str:
 
 
 def _table(comparison: Comparison) -> str:
-    told, single = escape(_explain(comparison)), " single" if len(comparison.seeds) == 1 else ""
+    told, single = escape(_explain(comparison)), "" if comparison.intervals or len(comparison.seeds) > 1 else " single"
     return f'<h2>Numbers</h2><p class="soft">{told}</p><div class="scroll{single}">{table(comparison)}</div>'
 
 
@@ -104,6 +111,8 @@ def _explain(comparison: Comparison) -> str:
     several = len(comparison.policies) > 1
     ratio = f"Behind a number stands its ratio to {comparison.baseline}. " if several else ""
     seeds = len(comparison.seeds)
+    if comparison.intervals:
+        return ratio + comparison.intervals
     if seeds == 1:
         return ratio + "One seed: there are no intervals, and a small difference may be chance."
     return (

@@ -15,6 +15,13 @@ _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 
 _NORMAL_95 = 1.96
 
 
+class Known(NamedTuple):
+    """A value of one run, and its standard error where that is known otherwise than from seeds."""
+
+    value: float
+    error: float | None = None
+
+
 class Interval(NamedTuple):
     """`low` and `high` are None where there is one value only; all is NaN where there is none."""
 
@@ -43,12 +50,27 @@ def mean_interval(values: Sequence[float]) -> Interval:
 def ratio_interval(values: Sequence[float], baselines: Sequence[float]) -> Interval:
     """Of value over baseline, seed by seed: what a seed makes harder for both cancels. The mean is geometric."""
     pairs = [(value, base) for value, base in zip(values, baselines, strict=True) if not math.isnan(value + base)]
-    if len(pairs) == 1 and pairs[0][1]:
-        return Interval(pairs[0][0] / pairs[0][1])
     if not all(value > 0 and base > 0 for value, base in pairs):
         return Interval(math.nan)
     mean, low, high = mean_interval([math.log(value / base) for value, base in pairs])
     return Interval(math.exp(mean), None if low is None else math.exp(low), None if high is None else math.exp(high))
+
+
+def known_interval(known: Known) -> Interval:
+    if known.error is None or math.isnan(known.error):
+        return Interval(known.value)
+    half = _NORMAL_95 * known.error
+    return Interval(known.value, known.value - half, known.value + half)
+
+
+def known_ratio(known: Known, base: Known) -> Interval:
+    """The logarithm of a mean is as good as normal where its error is small beside it (the delta method)."""
+    ratio = known.value / base.value if base.value else math.nan
+    errors = [one.error / one.value for one in (known, base) if one.error is not None and one.value > 0]
+    if len(errors) < 2 or math.isnan(ratio + sum(errors)):
+        return Interval(ratio)
+    factor = math.exp(_NORMAL_95 * math.hypot(*errors))
+    return Interval(ratio, ratio / factor, ratio * factor)
 
 
 def _t(freedom: int) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from router.page.intervals import Interval, mean_interval, ratio_interval
+from router.page.intervals import Interval, Known, known_interval, known_ratio, mean_interval, ratio_interval
 
 TTFT_MEAN, TTFT_P99 = "TTFT s mean", "TTFT s p99"
 TPOT_MEAN = "TPOT ms mean"
@@ -37,6 +37,8 @@ class Result(NamedTuple):
     busy: tuple[float, float] | None = None
     """Shares of the machine that anything used, and that this run did; None where it does not matter."""
     warnings: Sequence[str] = ()
+    errors: Mapping[str, float] = {}
+    """Standard errors of values, by title, where one run tells them; they count where there is one seed."""
 
 
 class Comparison(NamedTuple):
@@ -54,6 +56,8 @@ class Comparison(NamedTuple):
     """A sentence on what a second is."""
     facts: Sequence[tuple[str, str]]
     """How it was made: command, versions, settings."""
+    intervals: str = ""
+    """A sentence on where intervals come from, if not from seeds."""
 
     @property
     def policies(self) -> list[str]:
@@ -76,11 +80,18 @@ class Comparison(NamedTuple):
         return any(not math.isnan(result.values.get(title, math.nan)) for result in self.results)
 
     def mean(self, title: str, policy: str, rate: float) -> Interval:
-        return mean_interval([result.values.get(title, math.nan) for result in self.of(policy, rate)])
+        known = [_known(result, title) for result in self.of(policy, rate)]
+        return known_interval(known[0]) if len(known) == 1 else mean_interval([one.value for one in known])
 
     def ratio(self, title: str, policy: str, rate: float) -> Interval:
         """To the baseline, over the seeds that both were run with."""
-        base = {result.seed: result.values.get(title, math.nan) for result in self.of(self.baseline, rate)}
-        values = {result.seed: result.values.get(title, math.nan) for result in self.of(policy, rate)}
-        both = sorted(base.keys() & values.keys())
-        return ratio_interval([values[seed] for seed in both], [base[seed] for seed in both])
+        base = {result.seed: _known(result, title) for result in self.of(self.baseline, rate)}
+        known = {result.seed: _known(result, title) for result in self.of(policy, rate)}
+        both = sorted(base.keys() & known.keys())
+        if len(both) == 1:
+            return known_ratio(known[both[0]], base[both[0]])
+        return ratio_interval([known[seed].value for seed in both], [base[seed].value for seed in both])
+
+
+def _known(result: Result, title: str) -> Known:
+    return Known(result.values.get(title, math.nan), result.errors.get(title))

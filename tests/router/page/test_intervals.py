@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 
 import pytest
 
-from router.page.intervals import mean_interval, ratio_interval
+from router.page.intervals import Known, known_interval, known_ratio, mean_interval, ratio_interval
 
 
 def test_an_interval_by_hand() -> None:
@@ -44,6 +45,24 @@ def test_a_ratio_to_nothing_is_unknown() -> None:
     assert math.isnan(ratio_interval([0.0, 1.0], [1.0, 1.0]).mean)
 
 
-def test_one_seed_has_the_plain_ratio() -> None:
-    assert ratio_interval([0.0], [2.0]) == (0.0, None, None)
-    assert ratio_interval([1.0, math.nan], [2.0, 3.0]) == (0.5, None, None)
+def test_one_run_may_know_its_error() -> None:
+    assert known_interval(Known(10, 1)) == pytest.approx((10, 8.04, 11.96))
+    assert known_interval(Known(10)) == (10, None, None)
+    assert known_ratio(Known(0.0), Known(2.0)) == (0.0, None, None)
+    assert math.isnan(known_ratio(Known(1.0), Known(0.0)).mean)
+
+
+def test_the_ratio_of_two_means_lies_in_95_of_100_intervals() -> None:
+    """Of 200 exponential times each, as response times often are; the true ratio is 1/2."""
+    rng, held, times = random.Random(5), 0, 2000
+    for _ in range(times):
+        here, there = ([rng.expovariate(rate) for _ in range(200)] for rate in (2.0, 1.0))
+        found = known_ratio(_known(here), _known(there))
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= 0.5 <= found.high
+    assert held / times == pytest.approx(0.95, abs=0.015)
+
+
+def _known(values: list[float]) -> Known:
+    return Known(statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values)))

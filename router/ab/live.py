@@ -1,0 +1,148 @@
+"""`python -m router ab report`: the arms of a running router, or of several, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from shlex import join
+from typing import NoReturn
+
+from rich.console import Console
+
+from router.ab.errors import RunError
+from router.ab.report import check_writable, table
+from router.ab.scrape import ArmCounts, Times, fetch, read_arms
+from router.page.html import page
+from router.page.results import HITS, TTFT_MEAN, TTFT_P99, Comparison, Figure, Result
+
+FIGURES = (
+    Figure("requests", "{:,.0f}", compared=False),
+    Figure("share of requests %", "{:.2f}", compared=False),
+    Figure("not completed %", "{:.2f}", compared=False),
+    Figure(TTFT_MEAN),
+    *(Figure(f"TTFT s p{cut}") for cut in (50, 90, 99)),
+    Figure("E2E s mean"),
+    *(Figure(f"E2E s p{cut}") for cut in (50, 99)),
+    Figure("prompt tokens mean", "{:,.0f}"),
+    Figure(HITS, "{:.1f}"),
+    Figure("expected cached prompt tokens %", "{:.1f}"),
+)
+INTERVALS = (
+    "Intervals (95 %) are of means, from their standard errors: deviations are read from histograms, in which requests "
+    "are taken to lie evenly within each bucket; those of ratios are of their logarithms. Requests are taken to be "
+    "independent. Those of one session or one rush are not, so the truth is less certain than that."
+)
+_POINTS = 200
+"""Of the curve of a distribution."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RunError(f"{message}; --help lists every flag")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    about = "Sets the arms of a live A/B test side by side, as running routers (--ab) count them since their start."
+    parser = _Parser(prog="kv-router ab report", description=about, allow_abbrev=False)
+    parser.add_argument("url", nargs="+", metavar="URL", help="a router; the counts of several add up")
+    parser.add_argument("--baseline", metavar="ARM", help="what ratios compare with (default: the first but kv)")
+    parser.add_argument("--html", metavar="FILE", help="write the report as a page with charts")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Exit status: 2 for what cannot be reported."""
+    try:
+        given = make_parser().parse_args(argv)
+        check_writable("--html", given.html)
+        arms = read_arms(asyncio.run(fetch(given.url)))
+        compared = comparison(arms, given.baseline, given.url, ("kv-router", "ab", "report", *argv))
+    except RunError as error:
+        sys.stderr.write(f"kv-router ab report: {error}\n")
+        return 2
+    _show(compared, Console(width=None if sys.stdout.isatty() else 120))
+    if given.html:
+        Path(given.html).write_text(page(compared), "utf-8")
+    return 0
+
+
+def comparison(
+    arms: Mapping[str, ArmCounts], baseline: str | None, urls: Sequence[str], command: Sequence[str]
+) -> Comparison:
+    """Raises RunError when there is nothing to compare yet."""
+    if not any(arm.requests for arm in arms.values()):
+        raise RunError(f"{', '.join(urls)} served no request of any arm yet; ask again later")
+    base = baseline or next((name for name in arms if not name.startswith("kv")), next(iter(arms)))
+    if base not in arms:
+        raise RunError(f"there is no arm {base!r}; these there are: {', '.join(arms)}")
+    whole = sum(arm.requests for arm in arms.values())
+    return Comparison(
+        title=f"Live traffic compared: {', '.join(arms)}",
+        about=f"{whole:,.0f} requests since the start of {', '.join(urls)}",
+        results=[_result(name, arm, whole) for name, arm in arms.items()],
+        baseline=base,
+        figures=FIGURES,
+        rate_unit="",
+        times="Seconds are real; the first byte of an answer that is not streamed is its whole.",
+        facts=[("command", join(command)), ("read", datetime.now(UTC).isoformat(timespec="seconds"))],
+        intervals=INTERVALS,
+    )
+
+
+def _result(name: str, arm: ArmCounts, whole: float) -> Result:
+    return Result(
+        policy=name,
+        rate=1.0,
+        seed=0,
+        values=_values(arm, whole),
+        errors={TTFT_MEAN: arm.first_byte.mean_error, "E2E s mean": arm.duration.mean_error},
+        ttft=[arm.first_byte.quantile(step / _POINTS) for step in range(1, _POINTS)] if arm.first_byte.count else (),
+        warnings=_warnings(arm),
+    )
+
+
+def _values(arm: ArmCounts, whole: float) -> dict[str, float]:
+    tokens, requests = arm.tokens, arm.requests
+    return {
+        "requests": requests,
+        "share of requests %": requests / whole * 100,
+        "not completed %": _share(requests - arm.ends["complete"], requests),
+        **_times("TTFT s", arm.first_byte, (50, 90)),
+        TTFT_P99: arm.first_byte.quantile(0.99),
+        **_times("E2E s", arm.duration, (50, 99)),
+        "prompt tokens mean": tokens["prompt_tokens"] / requests if tokens["prompt_tokens"] else math.nan,
+        HITS: _share(tokens["reported_cached_tokens"], tokens["reported_prompt_tokens"]),
+        "expected cached prompt tokens %": _share(tokens["predicted_cached_tokens"], tokens["prompt_tokens"]),
+    }
+
+
+def _times(title: str, times: Times, cuts: Sequence[int]) -> dict[str, float]:
+    return {f"{title} mean": times.mean} | {f"{title} p{cut}": times.quantile(cut / 100) for cut in cuts}
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole * 100 if whole else math.nan
+
+
+_FEW = 100
+
+
+def _warnings(arm: ArmCounts) -> list[str]:
+    if arm.first_byte.count >= _FEW:
+        return []
+    return [f"fewer than {_FEW} answers: its p99 is the slowest of them, and its interval is not to be relied on"]
+
+
+def _show(compared: Comparison, console: Console) -> None:
+    console.print(compared.about, highlight=False, soft_wrap=True)
+    console.print(table(compared, compared.rates[0], "seconds are real"))
+    told = f"In brackets: the ratio to {compared.baseline}. {compared.intervals}"
+    console.print(told, highlight=False, soft_wrap=True)
+    for result in compared.results:
+        for warning in result.warnings:
+            console.print(f"[yellow]warning[/] {result.policy}: {warning}", highlight=False, soft_wrap=True)

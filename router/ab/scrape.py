@@ -1,0 +1,128 @@
+"""What the routers of a live A/B test tell of its arms (pure but for `fetch`)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.ab.errors import RunError
+
+_ANSWER = aiohttp.ClientTimeout(total=10)
+_PREFIX = "router_ab_"
+
+
+class Times:
+    """A histogram; several routers' and processes' add up."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._up_to: defaultdict[float, float] = defaultdict(float)
+        """Observations at or below each bound."""
+
+    def add(self, suffix: str, bound: str, value: float) -> None:
+        if suffix == "sum":
+            self.total += value
+        elif suffix == "bucket":
+            self._up_to[float(bound)] += value
+
+    @property
+    def count(self) -> float:
+        return self._up_to.get(math.inf, 0.0)
+
+    @property
+    def mean(self) -> float:
+        """Exact: the sum is kept as it is."""
+        return self.total / self.count if self.count else math.nan
+
+    @property
+    def mean_error(self) -> float:
+        """The mean's standard error, taking what is in a bucket to be spread evenly over it."""
+        if self.count < 2:
+            return math.nan
+        squares = sum(
+            count * (((low + high) / 2) ** 2 + (high - low) ** 2 / 12) for low, high, count in self._buckets()
+        )
+        middles = sum(count * (low + high) / 2 for low, high, count in self._buckets())
+        variance = max(0.0, squares / self.count - (middles / self.count) ** 2)
+        return math.sqrt(variance / (self.count - 1))
+
+    def quantile(self, share: float) -> float:
+        """Interpolated within its bucket."""
+        if not self.count:
+            return math.nan
+        wanted, passed = share * self.count, 0.0
+        for low, high, count in self._buckets():
+            if passed + count >= wanted and count:
+                return low + (high - low) * max(0.0, wanted - passed) / count
+            passed += count
+        return math.nan
+
+    def _buckets(self) -> list[tuple[float, float, float]]:
+        """(low, high, count); the last has no end, so that it is as wide as the sum leaves room for."""
+        bounds = [0.0, *sorted(self._up_to)]
+        counts = [after - before for before, after in pairwise((0.0, *(self._up_to[bound] for bound in bounds[1:])))]
+        *closed, last = zip(bounds[:-1], bounds[1:], counts, strict=True)
+        low, _, count = last
+        rest = self.total - sum(number * (start + end) / 2 for start, end, number in closed)
+        return [*closed, (low, max(low, 2 * rest / count - low) if count else low, count)]
+
+
+class ArmCounts:
+    """One arm's share of a test."""
+
+    def __init__(self) -> None:
+        self.ends: defaultdict[str, float] = defaultdict(float)
+        self.tokens: defaultdict[str, float] = defaultdict(float)
+        """By the rest of the metric's name."""
+        self.first_byte = Times()
+        self.duration = Times()
+
+    @property
+    def requests(self) -> float:
+        return sum(self.ends.values())
+
+
+def read_arms(pages: Iterable[str]) -> dict[str, ArmCounts]:
+    """Of all routers together, in the order in which the first names them."""
+    arms: defaultdict[str, ArmCounts] = defaultdict(ArmCounts)
+    for page in pages:
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name.startswith(_PREFIX) and "arm" in sample.labels:
+                    _count(arms[sample.labels["arm"]], sample.name.removeprefix(_PREFIX), sample.labels, sample.value)
+    return dict(arms)
+
+
+def _count(arm: ArmCounts, name: str, labels: dict[str, str], value: float) -> None:
+    figure, _, suffix = name.rpartition("_")
+    if figure == "first_byte_seconds":
+        arm.first_byte.add(suffix, labels.get("le", ""), value)
+    elif figure == "request_seconds":
+        arm.duration.add(suffix, labels.get("le", ""), value)
+    elif name == "requests_total":
+        arm.ends[labels["end"]] += value
+    elif suffix == "total":
+        arm.tokens[figure] += value
+
+
+async def fetch(urls: Sequence[str]) -> list[str]:
+    """Every router's /metrics. Raises RunError for one that does not answer or that splits nothing."""
+    async with aiohttp.ClientSession(timeout=_ANSWER) as session:
+        return list(await asyncio.gather(*(_fetch(session, url) for url in urls)))
+
+
+async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
+    try:
+        async with session.get(f"{url.rstrip('/').removesuffix('/metrics')}/metrics") as answer:
+            page = await answer.text()
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise RunError(f"{url} does not answer: {str(error) or type(error).__name__}; is a router there?") from None
+    if f"{_PREFIX}requests" not in page:
+        raise RunError(f"{url} splits no traffic; start that router with --ab kv:90,round-robin:10, say")
+    return page

@@ -1,0 +1,180 @@
+"""The report on live traffic: from pages of metrics to columns."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from pathlib import Path
+from typing import cast
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.ab.cli import main
+from router.ab.errors import RunError
+from router.ab.live import comparison
+from router.ab.scrape import Times, read_arms
+from router.arms import SECONDS, Arm, Arms, ArmTally
+from router.exchange import Outcome
+from router.metrics import merge
+from router.page.html import page
+from router.page.results import HITS, TTFT_MEAN
+from router.scheduling.decision import Policy
+from router.tallies import Histogram
+
+from .test_ab_cli import engine
+
+
+def observed(values: list[float]) -> Times:
+    """As it comes from a page."""
+    histogram = Histogram(SECONDS)
+    for value in values:
+        histogram.observe(value)
+
+    class Shown(Collector):
+        def collect(self) -> list[Metric]:
+            family = HistogramMetricFamily("router_ab_first_byte_seconds", "x", labels=("arm",))
+            histogram.add_to(family, ("kv",))
+            return [family]
+
+    registry = CollectorRegistry()
+    registry.register(Shown())
+    return read_arms([generate_latest(registry).decode()])["kv"].first_byte
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 1.5])
+def test_what_a_histogram_tells_of_times(sigma: float) -> None:
+    """The mean exactly, the rest to a tenth or a fifth: narrow times look wider in their buckets."""
+    rng = random.Random(3)
+    values = [rng.lognormvariate(-1, sigma) for _ in range(20_000)]
+    times = observed(values)
+    assert times.count == len(values)
+    assert times.mean == pytest.approx(statistics.fmean(values))
+    assert times.mean_error == pytest.approx(statistics.stdev(values) / math.sqrt(len(values)), rel=0.2)
+    for cut in (50, 90, 99):
+        assert times.quantile(cut / 100) == pytest.approx(statistics.quantiles(values, n=100)[cut - 1], rel=0.1)
+
+
+def test_times_beyond_the_last_bucket_are_not_lost() -> None:
+    times = observed([1.0] * 10 + [500.0, 700.0])
+    assert times.quantile(0.99) > 300
+    assert times.mean_error > 30
+
+
+def test_no_times() -> None:
+    times = observed([])
+    assert (times.count, math.isnan(times.mean), math.isnan(times.quantile(0.5))) == (0, True, True)
+    assert math.isnan(observed([1.0]).mean_error)
+
+
+def outcome(ttft: float, end: str = "complete") -> Outcome:
+    return Outcome(None, 200, end, ttft, ttft + 1, 100, 60)  # type: ignore[arg-type]
+
+
+def told(**ttfts: float) -> str:
+    """A router's page whose arms answered 200 requests each, and broke off one, with TTFTs around these."""
+    arms = []
+    for name, ttft in ttfts.items():
+        arm = Arm(name.replace("_", "-"), cast("Policy", None))
+        tell(arm.tally, ttft)
+        arms.append(arm)
+    registry = CollectorRegistry()
+    registry.register(Arms(arms, [1.0] * len(arms), None, random.Random(0)))
+    return generate_latest(registry).decode()
+
+
+def tell(tally: ArmTally, ttft: float) -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        tally.prompt_tokens += 100
+        tally.predicted_tokens += 50
+        tally.finished(outcome(ttft * rng.lognormvariate(0, 0.5)))
+    tally.finished(outcome(ttft, "broken"))
+
+
+def test_arms_side_by_side() -> None:
+    compared = comparison(read_arms([told(kv=0.1, round_robin=0.2)]), None, ["http://r"], ("kv-router", "ab"))
+    assert (compared.policies, compared.baseline) == (["kv", "round-robin"], "round-robin")
+    kv = compared.results[0].values
+    assert (kv["requests"], kv["share of requests %"]) == (201, 50)
+    assert kv["not completed %"] == pytest.approx(100 / 201)
+    assert (kv[HITS], kv["expected cached prompt tokens %"]) == (60, 50)
+    ratio = compared.ratio(TTFT_MEAN, "kv", 1.0)
+    assert ratio.mean == pytest.approx(0.5)
+    assert ratio.low is not None
+    assert 0.4 < ratio.low < 0.5
+    assert compared.ratio("TTFT s p99", "kv", 1.0).low is None  # of means only
+    assert compared.mean(TTFT_MEAN, "kv", 1.0).half == pytest.approx(0.1 * 0.6 / math.sqrt(200) * 1.96, rel=0.2)
+
+
+def test_processes_and_routers_add_up() -> None:
+    one = told(kv=0.1, random=0.2)
+    both = read_arms([merge({0: one.encode(), 1: one.encode()}).decode(), one])
+    alone = read_arms([one])
+    assert both["kv"].requests == 3 * alone["kv"].requests
+    assert both["kv"].first_byte.count == 600
+    assert both["kv"].first_byte.mean == pytest.approx(alone["kv"].first_byte.mean)
+    assert both["random"].tokens["prompt_tokens"] == 60_000
+
+
+def test_the_page_says_how_sure_it_is() -> None:
+    text = page(comparison(read_arms([told(kv=0.1, random=0.2)]), "kv", ["http://r"], ()))
+    assert "deviations are read from histograms" in text
+    assert text.count("<svg") == 4
+    assert "±" in text
+    assert "fewer than" not in text
+
+
+@pytest.mark.parametrize(
+    ("arms", "baseline", "says"),
+    [
+        (
+            read_arms([told(kv=1, random=1)]),
+            "least-loaded",
+            "there is no arm 'least-loaded'; these there are: kv, random",
+        ),
+        ({}, None, "served no request of any arm yet"),
+    ],
+)
+def test_nothing_to_compare(arms: dict[str, object], baseline: str | None, says: str) -> None:
+    with pytest.raises(RunError, match=says):
+        comparison(arms, baseline, ["http://r"], ())  # type: ignore[arg-type]
+
+
+def test_few_answers_are_warned_of() -> None:
+    arms = read_arms([told(kv=1, random=1)])
+    arms["kv"].first_byte = observed([1.0] * 99)
+    compared = comparison(arms, None, ["http://r"], ())
+    assert [len(result.warnings) for result in compared.results] == [1, 0]
+
+
+def test_a_router_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "http://127.0.0.1:1"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("kv-router ab report: http://127.0.0.1:1 does not answer: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"), [([], "required: URL"), (["--frobnicate", "http://r"], "unrecognized"), (["x"], "x does")]
+)
+def test_mistakes_are_one_sentence(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", *argv]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "http://127.0.0.1:1", "--html", str(tmp_path / "no" / "x.html")]) == 2
+    assert "give --html another FILE" in capsys.readouterr().err
+
+
+def test_a_router_without_a_test(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever answers there, no arm is among it."""
+    with engine(resets=True) as (url, _):
+        assert main(["report", url]) == 2
+    assert f"{url} splits no traffic; start that router with --ab" in capsys.readouterr().err
