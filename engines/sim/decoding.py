@@ -55,6 +55,10 @@ class Decoding(Generic[_R]):
     def __len__(self) -> int:
         return len(self._members)
 
+    def idle(self, running: int) -> bool:
+        """Whether all that are running are members, and none of them has anything to do in the coming step."""
+        return len(self._members) == running and self._step not in self._calendar
+
     def due(self) -> list[_R]:
         """Members that the coming step must look at, with their counts right."""
         members = [member for member in self._calendar.pop(self._step, ()) if member.due == self._step]

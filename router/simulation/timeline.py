@@ -6,21 +6,14 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-_Entry = tuple[float, int, "Handle"]
 
+class Handle(list[Any]):
+    """One callback to come: [moment, number, callback, arguments]. A list, so that the heap compares it by itself."""
 
-class Handle:
-    """One callback to come."""
-
-    __slots__ = ("arguments", "callback", "cancelled")
-
-    def __init__(self, callback: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-        self.callback = callback
-        self.arguments = arguments
-        self.cancelled = False
+    __slots__ = ()
 
     def cancel(self) -> None:
-        self.cancelled = True
+        self[2] = None
 
 
 class Timeline:
@@ -29,7 +22,7 @@ class Timeline:
     def __init__(self) -> None:
         self._now = 0.0
         self._asked = 0
-        self._entries: list[_Entry] = []
+        self._entries: list[Handle] = []
 
     def now(self) -> float:
         return self._now
@@ -40,9 +33,9 @@ class Timeline:
 
     def call_at(self, moment: float, callback: Callable[..., object], *arguments: Any) -> Handle:
         """A moment that has passed means now."""
-        handle = Handle(callback, arguments)
         self._asked += 1
-        heapq.heappush(self._entries, (max(moment, self._now), self._asked, handle))
+        handle = Handle((max(self._now, moment), self._asked, callback, arguments))
+        heapq.heappush(self._entries, handle)
         return handle
 
     def call_later(self, seconds: float, callback: Callable[..., object], *arguments: Any) -> Handle:
@@ -52,7 +45,7 @@ class Timeline:
         """Everything up to `until`, at most; whether anything is left to do after it."""
         entries = self._entries
         while entries and entries[0][0] <= until:
-            self._now, _, handle = heapq.heappop(entries)
-            if not handle.cancelled:
-                handle.callback(*handle.arguments)
+            self._now, _, callback, arguments = heapq.heappop(entries)
+            if callback is not None:
+                callback(*arguments)
         return bool(entries)
