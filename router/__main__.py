@@ -1,4 +1,4 @@
-"""`kv-router` and `python -m router`: serve, or `ab` to compare two policies."""
+"""`kv-router` and `python -m router`: serve, or `ab` and `simulate` to compare policies."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import cast
 from router.cli import load_settings
 from router.settings import Settings, SettingsError
 
+_OTHERS = {"ab": "router.ab.cli", "simulate": "router.simulation.cli"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the process's exit status: 2 for settings that cannot be used."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["ab"]:
-        compare = cast("Callable[[list[str]], int]", importlib.import_module("router.ab.cli").main)
-        return compare(arguments[1:])
+    if arguments and arguments[0] in _OTHERS:
+        other = cast("Callable[[list[str]], int]", importlib.import_module(_OTHERS[arguments[0]]).main)
+        return other(arguments[1:])
     try:
         settings = load_settings(arguments, os.environ)
     except SettingsError as error:

@@ -65,8 +65,9 @@ class VirtualFleet:
         self.samples: list[Sample] = []
         self.scheduler = Scheduler(policy, LoadBook(), random.Random(seed))  # noqa: S311 -- not for secrets
         self.queue = Queue(self.scheduler, admission, self.timeline.now, self.timeline.call_later)
-        self.numbers: dict[WorkerRank, int] = {}
+        self.ranks: list[WorkerRank] = []
         """All that there ever were, in the order of their coming."""
+        self.numbers: dict[WorkerRank, int] = {}
         self.workers: dict[WorkerRank, Rank] = {}
         """Those that live."""
         self.open: list[WorkerRank] = []
@@ -79,8 +80,9 @@ class VirtualFleet:
 
     def join(self, count: int) -> None:
         """So many new workers, with empty caches."""
-        for number in range(len(self.numbers), len(self.numbers) + count):
+        for number in range(len(self.ranks), len(self.ranks) + count):
             rank = WorkerRank(f"worker-{number:04}", 0)
+            self.ranks.append(rank)
             self.numbers[rank], self._sent[rank] = number, {}
             self.workers[rank] = self._worker(number, rank)
             self.open.append(rank)
@@ -88,21 +90,21 @@ class VirtualFleet:
 
     def drain(self, number: int) -> None:
         """It gets nothing new."""
-        rank = self.rank(number)
+        rank = self.ranks[number]
         if rank in self.open:
             self.open.remove(rank)
             self._open_changed()
 
     def kill(self, number: int) -> None:
         """It is gone at once; the router learns of it when the connections break."""
-        rank = self.rank(number)
+        rank = self.ranks[number]
         worker = self.workers.pop(rank, None)
         if worker:
             worker.close()
             self.timeline.call_later(HOP, self._lose, number)
 
     def _lose(self, number: int) -> None:
-        rank = self.rank(number)
+        rank = self.ranks[number]
         self.drain(number)
         self.index.clear(rank)
         self.predicted.forget(rank)
@@ -113,12 +115,9 @@ class VirtualFleet:
 
     def slow_down(self, number: int, factor: float) -> None:
         """From its next step on."""
-        worker = self.workers.get(self.rank(number))
+        worker = self.workers.get(self.ranks[number])
         if worker:
             worker.scheduler.slowdown = factor
-
-    def rank(self, number: int) -> WorkerRank:
-        return next(rank for rank, its in self.numbers.items() if its == number)
 
     def _open_changed(self) -> None:
         self.candidates = Candidates((rank, self.settings.block_size) for rank in self.open)
@@ -176,8 +175,8 @@ class VirtualFleet:
     def end(self, arrival: Arrival, sample: Sample) -> None:
         self._in_flight -= 1
         self.samples.append(sample)
-        for sent in self._sent.values():
-            sent.pop(arrival, None)
+        if sample.worker >= 0:
+            self._sent.get(self.ranks[sample.worker], {}).pop(arrival, None)
 
     def _publish(self, rank: WorkerRank, events: list[CacheEvent]) -> None:
         self.timeline.call_later(EVENT_DELAY, self._apply, rank, events)

@@ -1,0 +1,66 @@
+"""What happens to the fleet during a run, as told on the command line: `T:slow:INDEX=FACTOR` and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, cast, get_args
+
+from router.simulation.fleet import VirtualFleet
+
+Kind = Literal["slow", "kill", "join", "drain"]
+
+
+class Change(NamedTuple):
+    """At `at` seconds. `number`: of a worker, or how many join."""
+
+    at: float
+    kind: Kind
+    number: int
+    factor: float = 1.0
+
+    def make(self, fleet: VirtualFleet) -> None:
+        match self.kind:
+            case "slow":
+                fleet.slow_down(self.number, self.factor)
+            case "kill":
+                fleet.kill(self.number)
+            case "drain":
+                fleet.drain(self.number)
+            case "join":
+                fleet.join(self.number)
+
+
+def parse_change(text: str) -> Change:
+    """ValueError for what is no change."""
+    at, kind, what = text.split(":")
+    number, equals, factor = what.partition("=")
+    if kind not in get_args(Kind) or bool(equals) != (kind == "slow"):
+        raise ValueError(text)
+    change = Change(float(at), cast("Kind", kind), int(number), float(factor or 1))
+    if change.at < 0 or change.number < (kind == "join") or change.factor <= 0:
+        raise ValueError(text)
+    return change
+
+
+def parse_slow(text: str) -> tuple[int, float]:
+    """INDEX=FACTOR. ValueError for anything else."""
+    index, _, factor = text.partition("=")
+    found = int(index), float(factor)
+    if found[0] < 0 or found[1] <= 0:
+        raise ValueError(text)
+    return found
+
+
+def plan_changes(fleet: VirtualFleet, changes: Iterable[Change]) -> None:
+    for change in changes:
+        fleet.timeline.call_at(change.at, change.make, fleet)
+
+
+def unknown_worker(workers: int, changes: Iterable[Change]) -> int | None:
+    """A worker that a change names and that does not exist by then."""
+    for change in sorted(changes):
+        if change.kind == "join":
+            workers += change.number
+        elif change.number >= workers:
+            return change.number
+    return None

@@ -1,0 +1,115 @@
+"""`python -m router simulate`: reads what to simulate, runs it in virtual time, reports."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from router.ab.errors import RunError
+from router.simulation.figures import Figures
+from router.simulation.knee import Knee
+from router.simulation.plan import BASELINES, Plan, read_plan
+from router.simulation.report import as_json, page, suite_table, table, verdicts
+from router.simulation.run import Runner, runner
+from router.simulation.suite import cases, find_knees, judge, run_suite
+
+NAME = "kv-router simulate"
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One run of the report."""
+
+    workload: str | None
+    policy: str
+    rate: float
+    seed: int
+    figures: Figures
+
+
+def main(argv: list[str]) -> int:
+    """Exit status: 2 for what cannot be run, 130 when it was interrupted."""
+    try:
+        plan = read_plan(argv)
+        for path in filter(None, (plan.out, plan.page)):
+            _check_writable(path)
+        console = Console(width=None if sys.stdout.isatty() else 140, highlight=False, soft_wrap=True)
+        with runner(plan.jobs) as runs:
+            found = _study(plan, runs, console, argv)
+    except RunError as error:
+        sys.stderr.write(f"{NAME}: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{NAME}: interrupted\n")
+        return 130
+    if plan.out:
+        report = {"command": [*NAME.split(), *argv], "settings": plan, **found}
+        Path(plan.out).write_bytes(as_json(report))
+        console.print(f"Written to {plan.out}")
+    return 0
+
+
+def _study(plan: Plan, runs: Runner, console: Console, argv: Sequence[str]) -> dict[str, object]:
+    """What the report holds beside the settings."""
+    if plan.suite:
+        return _suite_knees(plan, runs, console) if plan.knee else _suite(plan, runs, console, argv)
+    if plan.knee:
+        knee = Knee(plan.run, BASELINES, plan.seeds, runs, console.print).find()
+        console.print(f"The knee is at rate {knee:g}")
+        return {"knee": knee}
+    return {"runs": _compare(plan, runs, console)}
+
+
+def _compare(plan: Plan, runs: Runner, console: Console) -> list[Result]:
+    asked = [(rate, policy, seed) for rate in plan.rates for policy in plan.policies for seed in plan.seeds]
+    found = runs(plan.run(policy, seed, rate) for rate, policy, seed in asked)
+    results: list[Result] = []
+    for rate in plan.rates:
+        per_policy = {policy: [next(found) for _ in plan.seeds] for policy in plan.policies}
+        for policy, figures in per_policy.items():
+            pairs = zip(plan.seeds, figures, strict=True)
+            results += [Result(plan.requests.workload, policy, rate, seed, one) for seed, one in pairs]
+        console.print(table(per_policy, plan.baseline, f"rate {rate:g}, {results[-1].figures.requests} requests"))
+    console.print(_legend(plan))
+    return results
+
+
+def _legend(plan: Plan) -> str:
+    goal, seeds = plan.goal, len(plan.seeds)
+    certainty = f" ± is half of the 95 % interval over {seeds} seeds." if seeds > 1 else ""
+    good = f"Goodput: TTFT within {goal.ttft:g} s and {goal.tpot * 1000:g} ms per token."
+    return f"In brackets: the ratio to {plan.baseline}.{certainty} {good}"
+
+
+def _suite(plan: Plan, runs: Runner, console: Console, argv: Sequence[str]) -> dict[str, object]:
+    lines = []
+    for line in run_suite(cases(plan.suite_workloads), plan.seeds, runs):
+        lines.append(line)
+        console.print(f"{line.workload} at {line.load:g} is done")
+    console.print(suite_table(lines))
+    for text in verdicts(lines):
+        console.print(text)
+    if plan.page:
+        Path(plan.page).write_text(page(lines, shlex.join(["python", "-m", "router", "simulate", *argv])), "utf-8")
+    return {"lines": lines, "verdict": judge(lines)}
+
+
+def _suite_knees(plan: Plan, runs: Runner, console: Console) -> dict[str, object]:
+    knees = []
+    for case in find_knees(cases(plan.suite_workloads), plan.seeds, runs, console.print):
+        knees.append(case)
+        console.print(f'    Case("{case.workload}", {case.seconds}, {case.knee}),')
+    return {"knees": knees}
+
+
+def _check_writable(path: str) -> None:
+    """Before the run, not after it."""
+    try:
+        with Path(path).open("ab"):
+            pass
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}; give another FILE") from None

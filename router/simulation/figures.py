@@ -1,0 +1,61 @@
+"""A run in numbers (pure)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from router.ab.statistics import Spread, imbalance, spread
+from router.simulation.arrival import Sample
+
+
+class Goal(NamedTuple):
+    """What an answer must keep to, to be a good one; seconds."""
+
+    ttft: float = 2.0
+    tpot: float = 0.1
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Seconds and tokens; ratios are 0-1. Imbalance is the busiest worker over the mean, 1 being even."""
+
+    requests: int
+    refused: int
+    failed: int
+    ttft: Spread
+    tpot: Spread
+    hit_ratio: float
+    imbalance: float
+    """Of prompt tokens that were not cached."""
+    goodput: float
+    """Answers a second that kept the goal, while requests arrived."""
+    seconds: float
+    """From the first arrival to the last answer."""
+
+
+def summarise(samples: Sequence[Sample], workers: int, arriving: float, goal: Goal) -> Figures:
+    """`arriving`: seconds for which requests came; `workers`: that there were at the beginning."""
+    fine = [sample for sample in samples if sample.fate == "answered"]
+    uncached: Counter[str] = Counter()
+    for sample in fine:
+        uncached[str(sample.worker)] += sample.prompt_tokens - sample.cached_tokens
+    prompt = sum(sample.prompt_tokens for sample in fine)
+    fates = Counter(sample.fate for sample in samples)
+    return Figures(
+        requests=len(samples),
+        refused=fates["refused"],
+        failed=fates["failed"],
+        ttft=spread(sample.ttft for sample in fine),
+        tpot=spread(sample.tpot for sample in fine),
+        hit_ratio=sum(sample.cached_tokens for sample in fine) / prompt if prompt else 0.0,
+        imbalance=imbalance(uncached, workers),
+        goodput=sum(_keeps(sample, goal) for sample in fine) / arriving,
+        seconds=max((sample.last for sample in samples), default=0.0),
+    )
+
+
+def _keeps(sample: Sample, goal: Goal) -> bool:
+    return (sample.ttft or 0.0) <= goal.ttft and (sample.tpot or 0.0) <= goal.tpot

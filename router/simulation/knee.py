@@ -1,0 +1,76 @@
+"""The knee of a workload: the rate from which on queues grow whatever is done about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Final
+
+from router.simulation.run import Run, Runner
+
+LIGHT: Final = 0.1
+"""The rate at which a request meets no other's work, times the trace's own."""
+AT_LIGHT: Final = "overlap"
+"""Who stands for the best there: where nothing queues, a prefix is all that counts."""
+GROWTH: Final = 3.0
+"""Of mean TTFT between that and the knee."""
+_FINE: Final = 1.12
+"""The search ends when the knee is known to within this factor."""
+_FURTHEST: Final = 16.0
+
+MakeRun = Callable[[str, int, float], Run]
+"""(policy, seed, rate)"""
+
+
+class Knee:
+    """Looks for it. `say` hears of each rate that was tried."""
+
+    def __init__(
+        self, run: MakeRun, policies: Sequence[str], seeds: Sequence[int], runs: Runner, say: Callable[[str], None]
+    ) -> None:
+        self._run = run
+        self._policies = list(policies)
+        self._failed: dict[str, float] = {}
+        """The least rate at which each did not keep to the limit."""
+        self._seeds = seeds
+        self._runs = runs
+        self._say = say
+
+    def find(self) -> float:
+        """The greatest rate found at which some policy's mean TTFT is at most `GROWTH` times that at `LIGHT`."""
+        limit = GROWTH * self._ttft(AT_LIGHT, LIGHT)
+        low, high = LIGHT, _FURTHEST
+        at = 1.0
+        while high / low > _FINE and at < _FURTHEST:
+            if self._kept(at, limit):
+                low = at
+            else:
+                high = at
+            at = _next(low, high)
+        return round(low, 3)
+
+    def _ttft(self, policy: str, rate: float, limit: float | None = None) -> float:
+        # A run that alone takes the mean over all seeds beyond the limit need not go on.
+        most = None if limit is None else limit * len(self._seeds)
+        runs = [self._run(policy, seed, rate)._replace(most_ttft=most) for seed in self._seeds]
+        return fmean(figures.ttft.mean for figures in self._runs(runs))
+
+    def _kept(self, rate: float, limit: float) -> bool:
+        """Whether anybody keeps to the limit. Who did last is asked first, and nobody who failed at less."""
+        for policy in [one for one in self._policies if rate < self._failed.get(one, rate + 1)]:
+            ttft = self._ttft(policy, rate, limit)
+            if ttft <= limit:
+                self._say(f"rate {rate:.3f}: {policy} keeps to {limit:.3f} s with {ttft:.3f} s")
+                self._policies.remove(policy)
+                self._policies.insert(0, policy)
+                return True
+            self._failed[policy] = min(rate, self._failed.get(policy, rate))
+        self._say(f"rate {rate:.3f}: nobody keeps to {limit:.3f} s")
+        return False
+
+
+def _next(low: float, high: float) -> float:
+    """Twice or half as much, until the knee lies between two rates that were tried; then in the middle."""
+    if high == _FURTHEST:
+        return low * 2
+    return high / 2 if low == LIGHT else (low * high) ** 0.5

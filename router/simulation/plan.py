@@ -1,0 +1,215 @@
+"""What a simulation is told on its command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, get_args
+
+import msgspec
+
+from engines.sim.timing import StepTiming
+from router.ab.arrivals import Arrivals
+from router.ab.errors import RunError
+from router.ab.trace import BLOCK_TOKENS
+from router.scheduling.admission import SloAction
+from router.simulation.changes import Change, parse_change, parse_slow, unknown_worker
+from router.simulation.figures import Goal
+from router.simulation.fleet import FleetSettings
+from router.simulation.run import Run, Slo, find_policy
+from router.simulation.source import Requests
+from router.simulation.workloads import WORKLOADS
+
+BASELINES = ("overlap", "lmetric", "round-robin", "power-of-two", "affinity")
+POLICIES = ("auto", *BASELINES)
+
+_DESCRIPTION = """\
+Runs policies on a simulated fleet in virtual time: the router's own choices before the simulated engines' own model,
+without HTTP. Each policy starts with empty caches. The same seed gives the same result."""
+
+_T = TypeVar("_T")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    requests: Requests
+    fleet: FleetSettings
+    policies: tuple[str, ...]
+    baseline: str
+    seeds: tuple[int, ...]
+    rates: tuple[float, ...]
+    slo: Slo
+    changes: tuple[Change, ...]
+    goal: Goal
+    knee: bool
+    suite: bool
+    suite_workloads: tuple[str, ...]
+    """None: all."""
+    jobs: int
+    out: str | None
+    page: str | None
+
+    def run(self, policy: str, seed: int, rate: float) -> Run:
+        return Run(self.requests, self.fleet, policy, seed, rate, self.slo, self.changes, self.goal)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RunError(f"{message}; --help lists every flag")
+
+
+def read_plan(argv: Sequence[str]) -> Plan:
+    """Raises RunError for flags that cannot be used; `--help` prints and raises SystemExit(0)."""
+    given = make_parser().parse_args(argv)
+    requests, policies = _requests(given), given.policies
+    fleet = _fleet(given, requests)
+    for policy in policies:
+        find_policy(policy)
+    baseline = given.baseline or next((policy for policy in policies if policy not in {"auto", "kv"}), policies[0])
+    if baseline not in policies:
+        raise RunError(f"the baseline {baseline} is not among the policies {', '.join(policies)}; add it to --policies")
+    unknown = unknown_worker(fleet.workers, given.change)
+    if unknown is not None:
+        raise RunError(f"--change: there is no worker {unknown} then; workers are counted from 0")
+    return Plan(
+        requests=requests,
+        fleet=fleet,
+        policies=policies,
+        baseline=baseline,
+        seeds=given.seeds,
+        rates=given.sweep or (given.rate,),
+        slo=Slo(given.ttft_slo, given.tbt_slo, given.slo_action, given.slo_patience),
+        changes=tuple(given.change),
+        goal=Goal(given.goal_ttft, given.goal_tpot),
+        knee=given.knee,
+        suite=given.suite,
+        suite_workloads=tuple((given.workload or "").split(",")) if given.workload else (),
+        jobs=given.jobs,
+        out=given.out,
+        page=given.page,
+    )
+
+
+def _requests(given: argparse.Namespace) -> Requests:
+    if given.workload and given.trace:
+        raise RunError("--workload and --trace exclude each other; give one")
+    workload = given.workload or (None if given.trace else "chat")
+    unknown = [name for name in (workload or "").split(",") if name and name not in WORKLOADS]
+    if unknown or (workload and "," in workload and not given.suite):
+        raise RunError(f"--workload takes one of {', '.join(WORKLOADS)}, not {workload!r}; with --suite several")
+    if given.trace and not given.trace.startswith("synthetic") and not Path(given.trace).is_file():
+        raise RunError(f"cannot read the trace {given.trace}; give --trace FILE or --trace synthetic")
+    first = workload.split(",")[0] if workload else None
+    return Requests(first, given.trace, given.duration, given.limit, given.arrivals, given.reuse)
+
+
+def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
+    """A workload's own, where flags do not say otherwise."""
+    kind, default = requests.kind, FleetSettings()
+    workers = given.workers or (kind or default).workers
+    slow = {**(kind.slow if kind else {}), **dict(given.slow)}
+    if given.workers:
+        slow = {index: factor for index, factor in slow.items() if index < workers or index in dict(given.slow)}
+    if any(index >= workers for index in slow):
+        raise RunError(f"--slow: there are only {workers} workers, counted from 0")
+    if BLOCK_TOKENS % given.block_size:
+        raise RunError(f"--block-size must divide {BLOCK_TOKENS}, the tokens that one hash id stands for")
+    timing = StepTiming(**{field.name: getattr(given, field.name) for field in fields(StepTiming)})
+    return FleetSettings(
+        workers=workers,
+        cache_tokens=given.cache_tokens or (kind or default).cache_tokens,
+        block_size=given.block_size,
+        slow=slow,
+        timing=timing,
+        max_num_seqs=given.max_num_seqs,
+        max_num_batched_tokens=given.max_num_batched_tokens,
+    )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="kv-router simulate", description=_DESCRIPTION, allow_abbrev=False)
+    _add_traffic(parser.add_argument_group("Traffic"))
+    _add_fleet(parser.add_argument_group("Fleet"))
+    _add_router(parser.add_argument_group("Router"))
+    _add_study(parser.add_argument_group("Study"))
+    return parser
+
+
+def _add_traffic(group: argparse._ArgumentGroup) -> None:
+    add, positive = group.add_argument, _positive
+    add("--workload", metavar="NAME", help=f"one of {', '.join(WORKLOADS)} (default: chat, if there is no --trace)")
+    add("--trace", metavar="FILE", help="JSON lines in Mooncake's format, or synthetic, or synthetic:KIND")
+    add("--duration", type=positive, metavar="SECONDS", help="only the first seconds of the trace's own time")
+    add("--limit", type=_count, metavar="N", help="at most N requests")
+    add("--rate", type=positive, default=1.0, metavar="FACTOR", help="times the trace's request rate (default: 1)")
+    times = get_args(Arrivals)
+    add("--arrivals", choices=times, default="trace", help="when requests come, at the same mean rate (default: trace)")
+    add("--no-reuse", dest="reuse", action="store_false", help="control: no two prompts have anything in common")
+
+
+def _add_fleet(group: argparse._ArgumentGroup) -> None:
+    add, default = group.add_argument, FleetSettings()
+    add("--workers", type=_count, metavar="N", help="(default: the workload's, else 8)")
+    add("--cache-tokens", type=_count, metavar="N", help="per worker (default: the workload's, else 262144)")
+    add("--block-size", type=_count, default=16, metavar="N", help="tokens a block (default: 16)")
+    _add_checked(group, "--slow", parse_slow, "INDEX=FACTOR", "a slower worker; repeatable")
+    _add_checked(
+        group, "--change", parse_change, "T:WHAT", "in second T slow:INDEX=FACTOR, kill:INDEX, drain:INDEX, join:COUNT"
+    )
+    add("--max-num-seqs", type=_count, default=default.max_num_seqs, metavar="N", help="(default: %(default)s)")
+    tokens = default.max_num_batched_tokens
+    add("--max-num-batched-tokens", type=_count, default=tokens, metavar="N", help="a step (default: %(default)s)")
+    for field in fields(StepTiming):
+        flag, usual = "--" + field.name.replace("_", "-"), getattr(default.timing, field.name)
+        add(flag, type=float, default=usual, metavar="X", help="as of python -m engines.sim (default: %(default)s)")
+
+
+def _add_router(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    text = f"modes of the router, policies of its mode kv, or affinity (default: {','.join(POLICIES)})"
+    add("--policies", type=_listed(str), default=POLICIES, metavar="A,B", help=text)
+    add("--baseline", metavar="POLICY", help="what ratios compare with (default: the first but auto)")
+    add("--ttft-slo", type=_positive, metavar="SECONDS", help="the router's flag of this name, as the next three")
+    add("--tbt-slo", type=_positive, metavar="SECONDS")
+    add("--slo-action", choices=get_args(SloAction), default="reject")
+    add("--slo-patience", type=_positive, default=10.0, metavar="SECONDS")
+
+
+def _add_study(group: argparse._ArgumentGroup) -> None:
+    add, goal = group.add_argument, Goal()
+    add("--seeds", type=_listed(int), default=(0,), metavar="0,1", help="of traffic and router; several: mean ± 95 %%")
+    add("--sweep", type=_listed(_positive), metavar="X,Y", help="these rates instead of --rate")
+    add("--knee", action="store_true", help="find the rate from which on queues grow; with --suite, for each workload")
+    add("--suite", action="store_true", help="each workload, or those of --workload A,B, below and above its knee")
+    add("--goal-ttft", type=_positive, default=goal.ttft, metavar="SECONDS", help="for goodput (default: %(default)s)")
+    add("--goal-tpot", type=_positive, default=goal.tpot, metavar="SECONDS", help="for goodput (default: %(default)s)")
+    add("--jobs", type=_count, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)")
+    add("--out", metavar="FILE", help="write settings and figures of every run as JSON")
+    add("--page", metavar="FILE", help="write the suite's table as Markdown")
+
+
+def _add_checked(group: argparse._ArgumentGroup, flag: str, read: Callable[[str], Any], form: str, text: str) -> None:
+    group.add_argument(flag, action="append", default=[], type=read, metavar=form, help=text)
+
+
+def _listed(read: Callable[[str], _T]) -> Callable[[str], tuple[_T, ...]]:
+    def values(text: str) -> tuple[_T, ...]:
+        return tuple(dict.fromkeys(read(one.strip()) for one in text.split(",")))
+
+    return values
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value

@@ -1,0 +1,137 @@
+"""Tables for people, and JSON for machines (pure but for the terminal that it is given)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from rich.table import Table
+
+from router.page.intervals import mean_interval, ratio_interval
+from router.simulation.figures import Figures
+from router.simulation.suite import (
+    GOAL_NO_REUSE,
+    GOAL_SATURATED,
+    GOAL_WORST,
+    Line,
+    judge,
+    mean_of,
+    p99_of,
+)
+
+
+class _Metric(NamedTuple):
+    title: str
+    of: Callable[[Figures], float]
+    form: str = "{:.3f}"
+    compared: bool = True
+    """A ratio to the baseline says something."""
+
+
+METRICS = (
+    _Metric("TTFT s mean", lambda f: f.ttft.mean),
+    _Metric("TTFT s p50", lambda f: f.ttft.p50),
+    _Metric("TTFT s p90", lambda f: f.ttft.p90),
+    _Metric("TTFT s p99", lambda f: f.ttft.p99),
+    _Metric("TPOT ms p50", lambda f: f.tpot.p50 * 1000, "{:.1f}"),
+    _Metric("TPOT ms p99", lambda f: f.tpot.p99 * 1000, "{:.1f}"),
+    _Metric("hit ratio %", lambda f: f.hit_ratio * 100, "{:.1f}"),
+    _Metric("imbalance", lambda f: f.imbalance, "{:.2f}", compared=False),
+    _Metric("refused", lambda f: f.refused, "{:,.0f}", compared=False),
+    _Metric("failed", lambda f: f.failed, "{:,.0f}", compared=False),
+    _Metric("goodput /s", lambda f: f.goodput, "{:.2f}"),
+)
+
+Results = Mapping[str, Sequence[Figures]]
+"""By policy, one for each seed."""
+
+
+def table(results: Results, baseline: str, title: str) -> Table:
+    """One column per policy; behind a number, in brackets, its ratio to the baseline."""
+    grid = Table(title=title, title_justify="left")
+    grid.add_column("virtual seconds")
+    for policy in results:
+        grid.add_column(policy, justify="right")
+    for metric in METRICS:
+        values = {policy: [metric.of(one) for one in figures] for policy, figures in results.items()}
+        base = values[baseline] if metric.compared else []
+        grid.add_row(metric.title, *(_cell(metric, its, [] if its is base else base) for its in values.values()))
+    return grid
+
+
+def _cell(metric: _Metric, values: Sequence[float], base: Sequence[float]) -> str:
+    found = mean_interval(values)
+    if math.isnan(found.mean):
+        return "–"
+    margin = "" if found.half is None else " ±" + metric.form.format(found.half)
+    ratio = ratio_interval(values, base).mean if base else math.nan
+    return metric.form.format(found.mean) + margin + ("" if math.isnan(ratio) else f" ({ratio:.2f}×)")
+
+
+def as_json(value: object) -> bytes:
+    """Every tuple with names becomes an object; a number that is not there is null."""
+    return msgspec.json.format(msgspec.json.encode(_named(value)), indent=1)
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _named(msgspec.structs.asdict(value))
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return _named(value._asdict())
+    if isinstance(value, Mapping):
+        return {str(key): _named(one) for key, one in value.items()}
+    return [_named(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+SUITE_HEAD = ("workload", "of knee", "rate", "auto s", "best baseline s", "auto/best", "p99 auto/best")
+
+
+def suite_row(line: Line) -> tuple[str, ...]:
+    """As in `SUITE_HEAD`."""
+    best = line.best(mean_of)
+    return (
+        line.workload,
+        f"{line.load:g}",
+        f"{line.rate:.2f}",
+        f"{line.mean('auto', mean_of):.3f}",
+        f"{line.mean(best, mean_of):.3f} {best}",
+        f"{line.ratio(mean_of):.2f}",
+        f"{line.ratio(p99_of):.2f}",
+    )
+
+
+def suite_table(lines: Sequence[Line]) -> Table:
+    grid = Table()
+    for number, head in enumerate(SUITE_HEAD):
+        grid.add_column(head, justify="left" if number in {0, 4} else "right")
+    for line in lines:
+        grid.add_row(*suite_row(line))
+    return grid
+
+
+def verdicts(lines: Sequence[Line]) -> list[str]:
+    """The judged figures in words."""
+    verdict = judge(lines)
+    return [
+        f"saturated (0.9 and 1.1 of the knee), mean of auto/best: {verdict.saturated:.3f}, goal {GOAL_SATURATED}",
+        f"all runs, worst auto/best: {verdict.worst:.3f}, goal {GOAL_WORST}",
+        f"no-reuse, worst auto/least-loaded: {verdict.no_reuse:.3f}, goal {GOAL_NO_REUSE}",
+    ]
+
+
+def page(lines: Sequence[Line], command: str) -> str:
+    """The suite as Markdown."""
+    rows = [SUITE_HEAD, ("---",) * len(SUITE_HEAD), *(suite_row(line) for line in lines)]
+    body = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    judged = "\n".join(f"- {text}" for text in verdicts(lines))
+    return f"""# The suite's results
+
+Written by `{command}`; [simulate.md](simulate.md) says what is compared. Mean TTFT in virtual seconds;
+`best baseline` is the best of five in that very line, and so is the ratio of p99.
+
+{judged}
+
+{body}
+"""

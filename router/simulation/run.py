@@ -1,0 +1,111 @@
+"""One run of one policy, as a value that can be sent to another process; and many of them, side by side."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol, get_args
+
+from router.ab.errors import RunError
+from router.policies import make_policy
+from router.scheduling.admission import Admission, Objectives, SloAction
+from router.scheduling.cheapest import Cheapest
+from router.scheduling.decision import Policy
+from router.settings import RouterMode, Settings, SettingsError
+from router.simulation.affinity import Affinity
+from router.simulation.arrival import Sample
+from router.simulation.changes import Change, plan_changes
+from router.simulation.figures import Figures, Goal, summarise
+from router.simulation.fleet import FleetSettings, VirtualFleet
+from router.simulation.source import Requests
+
+AFFINITY = "affinity"
+_MODES: frozenset[str] = frozenset(get_args(RouterMode)) - {"direct"}
+
+
+class Slo(NamedTuple):
+    """The router's settings of these names."""
+
+    ttft: float | None = None
+    tbt: float | None = None
+    action: SloAction = "reject"
+    patience: float = 10.0
+
+
+class Run(NamedTuple):
+    """All that decides a run's result."""
+
+    requests: Requests
+    fleet: FleetSettings
+    policy: str
+    seed: int = 0
+    rate: float = 1.0
+    slo: Slo = Slo()
+    changes: tuple[Change, ...] = ()
+    goal: Goal = Goal()
+    most_ttft: float | None = None
+    """The run may end as soon as the mean TTFT is sure to exceed this."""
+
+    def figures(self) -> Figures:
+        rows = self.requests.rows(self.seed, self.rate)
+        _check_fits(max(row.input_length + row.output_length for row in rows), self.fleet)
+        fleet = VirtualFleet(self.fleet, find_policy(self.policy), self.seed, self._admission())
+        enough = None if self.most_ttft is None else _exceeds(self.most_ttft * len(rows))
+        samples = fleet.run(rows, lambda fleet: plan_changes(fleet, self.changes), enough)
+        return summarise(samples, self.fleet.workers, max(1e-3, rows[-1].timestamp / 1000), self.goal)
+
+    def _admission(self) -> Admission:
+        slo = self.slo
+        return Admission(Objectives(slo.ttft, slo.tbt), slo.action, slo.patience)
+
+
+def find_policy(name: str) -> Policy:
+    """A mode of the router, what costs in its mode `kv`, or `affinity`. RunError when there is none of that name."""
+    if name == AFFINITY:
+        return Cheapest(Affinity())
+    try:
+        settings = Settings(router_mode=name) if name in _MODES else Settings(kv_policy=name)  # type: ignore[arg-type]
+        return make_policy(settings)
+    except SettingsError as error:
+        modes = ", ".join(sorted(_MODES))
+        raise RunError(f"there is no policy {name!r}: it is none of {modes}, {AFFINITY}, and {error}") from None
+
+
+def _exceeds(total: float) -> Callable[[Sequence[Sample]], bool]:
+    """Whether the samples' TTFTs add up to more than `total`; asked again and again about more of them."""
+    seen, left = 0, total
+
+    def exceeded(samples: Sequence[Sample]) -> bool:
+        nonlocal seen, left
+        left -= sum(sample.ttft or 0.0 for sample in samples[seen:])
+        seen = len(samples)
+        return left < 0
+
+    return exceeded
+
+
+def _check_fits(tokens: int, fleet: FleetSettings) -> None:
+    if tokens > fleet.cache_tokens:
+        raise RunError(f"a request of {tokens} tokens does not fit a cache of {fleet.cache_tokens}; see --cache-tokens")
+
+
+class Runner(Protocol):
+    """Makes runs, in the order given, as they are asked for or all at once."""
+
+    def __call__(self, runs: Iterable[Run], /) -> Iterator[Figures]: ...
+
+
+@contextmanager
+def runner(jobs: int) -> Iterator[Runner]:
+    """In this process, or in so many others."""
+    if jobs == 1:
+        yield lambda runs: map(Run.figures, runs)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        try:
+            yield lambda runs: pool.map(Run.figures, runs)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

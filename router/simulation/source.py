@@ -1,0 +1,52 @@
+"""Where a run's requests come from, and what is done to them before they are sent."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from router.ab.arrivals import Arrivals, rearrive
+from router.ab.errors import RunError
+from router.ab.trace import Row, read, stretch, synthesize, without_reuse
+from router.simulation.workloads import WORKLOADS, Workload
+
+
+class Requests(NamedTuple):
+    """One of `workload` and `trace` is given. `duration`: the trace's own seconds."""
+
+    workload: str | None = None
+    trace: str | None = None
+    duration: float | None = None
+    limit: int | None = None
+    arrivals: Arrivals = "trace"
+    reuse: bool = True
+
+    @property
+    def kind(self) -> Workload | None:
+        return WORKLOADS[self.workload] if self.workload else None
+
+    def rows(self, seed: int, rate: float) -> list[Row]:
+        """In order of arrival, at `rate` times the trace's own. RunError when there are none."""
+        rows = _prepared(self, seed)
+        if not rows:
+            raise RunError("no request is left; give a longer --duration or a larger --limit")
+        return [replace(row, timestamp=row.timestamp / rate) for row in rows]
+
+
+@lru_cache(maxsize=4)
+def _prepared(requests: Requests, seed: int) -> list[Row]:
+    rows = stretch(_all_rows(requests, seed), requests.duration, requests.limit)
+    if rows:
+        rows = rearrive(rows, requests.arrivals, seed)
+    return rows if requests.reuse else without_reuse(rows)
+
+
+def _all_rows(requests: Requests, seed: int) -> list[Row]:
+    workload, trace = requests.kind, requests.trace or "synthetic"
+    if workload:
+        return workload.rows(seed, requests.duration or workload.seconds)
+    name, _, kind = trace.partition(":")
+    return synthesize(kind or "conversation", seed) if name == "synthetic" else read(Path(trace))

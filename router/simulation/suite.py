@@ -1,0 +1,144 @@
+"""Every workload below and above its knee, and what `auto` makes of it beside the best baseline.
+
+Two figures judge a policy: the mean of auto/best over the saturated runs, and the worst of all runs. "Best" is the best
+of the baselines in that very run, whichever it is, so that no single one could be beaten by choice of workload.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+from typing import Final, NamedTuple
+
+from router.ab.statistics import Spread
+from router.simulation.figures import Figures
+from router.simulation.fleet import FleetSettings
+from router.simulation.knee import Knee
+from router.simulation.plan import BASELINES
+from router.simulation.run import Run, Runner
+from router.simulation.source import Requests
+from router.simulation.workloads import WORKLOADS
+
+LOADS: Final = (0.6, 0.9, 1.1)
+"""Times the knee."""
+SATURATED: Final = 0.9
+GOAL_SATURATED: Final = 0.85
+GOAL_WORST: Final = 1.05
+GOAL_NO_REUSE: Final = 1.02
+JUDGED: Final = "auto"
+CONTROL: Final = "no-reuse"
+CONTROL_POLICY: Final = "least-loaded"
+
+
+class Case(NamedTuple):
+    workload: str
+    seconds: float
+    """Of the trace's own time: so many that a run takes seconds."""
+    knee: float
+    """Times the nominal rate."""
+
+    def run(self, policy: str, seed: int, rate: float) -> Run:
+        kind = WORKLOADS[self.workload]
+        fleet = FleetSettings(workers=kind.workers, cache_tokens=kind.cache_tokens, slow=kind.slow)
+        return Run(Requests(self.workload, duration=self.seconds), fleet, policy, seed, rate)
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        more = (CONTROL_POLICY,) if self.workload == CONTROL else ()
+        return (JUDGED, *BASELINES, *more)
+
+
+# The knees were found by `python -m router simulate --suite --knee --seeds 0,1`; docs/simulate.md says what a knee is.
+CASES: Final = (
+    Case("chat", 80.0, 1.0),
+    Case("long-documents", 250.0, 1.0),
+    Case("agents", 150.0, 1.0),
+    Case("hot-prompt", 60.0, 1.0),
+    Case("no-reuse", 80.0, 1.0),
+    Case("bursts", 100.0, 1.0),
+    Case("mixed-hardware", 80.0, 1.0),
+    Case("batch-few-shot", 10.0, 1.0),
+    Case("large-fleet", 16.0, 1.0),
+    Case("huge-fleet", 3.0, 1.0),
+    Case("small-caches", 200.0, 1.0),
+    Case("big-caches", 250.0, 1.0),
+    Case("tree-search", 100.0, 1.0),
+    Case("rag", 90.0, 1.0),
+    Case("long-answers", 70.0, 1.0),
+)
+
+
+def cases(names: Sequence[str] = ()) -> list[Case]:
+    """All, or those of these workloads."""
+    return [case for case in CASES if not names or case.workload in names]
+
+
+class Line(NamedTuple):
+    """One workload at one load: figures by policy, of every seed."""
+
+    workload: str
+    load: float
+    rate: float
+    figures: dict[str, list[Figures]]
+
+    def mean(self, policy: str, of: Callable[[Spread], float]) -> float:
+        return fmean(of(figures.ttft) for figures in self.figures[policy])
+
+    def best(self, of: Callable[[Spread], float]) -> str:
+        return min(BASELINES, key=lambda policy: self.mean(policy, of))
+
+    def ratio(self, of: Callable[[Spread], float]) -> float:
+        return self.mean(JUDGED, of) / self.mean(self.best(of), of)
+
+    @property
+    def control(self) -> float | None:
+        if CONTROL_POLICY not in self.figures:
+            return None
+        return self.mean(JUDGED, mean_of) / self.mean(CONTROL_POLICY, mean_of)
+
+
+def mean_of(spread: Spread) -> float:
+    return spread.mean
+
+
+def p99_of(spread: Spread) -> float:
+    return spread.p99
+
+
+class Verdict(NamedTuple):
+    """The judged figures, each with its goal: at most."""
+
+    saturated: float
+    """Mean of auto/best, mean TTFT, at 0.9 and 1.1 of the knee."""
+    worst: float
+    """The greatest auto/best of all runs."""
+    no_reuse: float
+    """The greatest auto/least-loaded where nothing is shared."""
+
+
+def judge(lines: Sequence[Line]) -> Verdict:
+    saturated = [line.ratio(mean_of) for line in lines if line.load >= SATURATED]
+    control = [line.control for line in lines if line.control is not None]
+    return Verdict(fmean(saturated), max(line.ratio(mean_of) for line in lines), max(control, default=math.nan))
+
+
+def run_suite(chosen: Sequence[Case], seeds: Sequence[int], runs: Runner) -> Iterator[Line]:
+    """One line after the other, as they are done."""
+    asked = [
+        (case, load, policy, seed) for case in chosen for load in LOADS for policy in case.policies for seed in seeds
+    ]
+    found = runs(case.run(policy, seed, load * case.knee) for case, load, policy, seed in asked)
+    for case in chosen:
+        for load in LOADS:
+            figures = {policy: [next(found) for _ in seeds] for policy in case.policies}
+            yield Line(case.workload, load, load * case.knee, figures)
+
+
+def find_knees(
+    chosen: Sequence[Case], seeds: Sequence[int], runs: Runner, say: Callable[[str], None]
+) -> Iterator[Case]:
+    """The cases with their knees as found anew."""
+    for case in chosen:
+        say(case.workload)
+        yield case._replace(knee=Knee(case.run, BASELINES, seeds, runs, say).find())

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from router.simulation.arrival import Sample
+from router.simulation.figures import Goal, summarise
+
+
+def sample(number: int, ttft: float, *, worker: int = 0, cached: int = 0, tpot: float = 0.01) -> Sample:
+    return Sample(number, 1.0, 1.0 + ttft, 1.0 + ttft + 10 * tpot, 100, cached, 11, worker)
+
+
+def test_a_run_in_numbers() -> None:
+    samples = [
+        sample(0, 0.5, cached=50),
+        sample(1, 1.5, worker=1),
+        sample(2, 0.6, tpot=0.2),
+        Sample(3, 1.0, None, 1.0, 100, 0, 11, -1, "refused"),
+        Sample(4, 1.0, 1.2, 1.5, 100, 0, 11, 0, "failed"),
+    ]
+    figures = summarise(samples, 2, 10.0, Goal(1.0, 0.1))
+    assert (figures.requests, figures.refused, figures.failed) == (5, 1, 1)
+    assert figures.ttft.mean == pytest.approx((0.5 + 1.5 + 0.6) / 3)
+    assert figures.hit_ratio == pytest.approx(50 / 300)
+    assert figures.imbalance == pytest.approx(150 / 125)
+    assert figures.goodput == pytest.approx(0.1)  # one kept to both goals

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import pytest
+
+from router.ab.errors import RunError
+from router.ab.statistics import spread
+from router.scheduling.cheapest import Cheapest
+from router.simulation.changes import parse_change
+from router.simulation.figures import Figures, Goal, summarise
+from router.simulation.fleet import FleetSettings
+from router.simulation.knee import GROWTH, Knee
+from router.simulation.plan import BASELINES, POLICIES
+from router.simulation.run import Run, find_policy, runner
+from router.simulation.source import Requests
+
+SMALL = Run(Requests("agents", duration=12.0), FleetSettings(workers=3), "auto", rate=3.0)
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "ttft", "random", "least-loaded", "kv"])
+def test_a_seed_decides_a_run(policy: str) -> None:
+    run = SMALL._replace(policy=policy, changes=(parse_change("2:kill:1"), parse_change("2.5:join:1")))
+    figures = run.figures()
+    assert figures == run.figures() != run._replace(seed=1).figures()
+    assert figures.refused == 0
+
+
+def test_the_number_of_processes_changes_nothing() -> None:
+    runs = [SMALL._replace(policy=policy) for policy in ("auto", "affinity")]
+    with runner(1) as here, runner(2) as there:
+        assert list(here(runs)) == list(there(runs))
+
+
+def test_affinity_follows_the_longest_prefix() -> None:
+    crowd = SMALL._replace(requests=Requests("hot-prompt", duration=10.0), rate=0.5)
+    alike, even = (crowd._replace(policy=policy).figures() for policy in ("affinity", "round-robin"))
+    assert alike.hit_ratio > even.hit_ratio
+    assert alike.imbalance > 1.9 > even.imbalance
+
+
+def test_policies_have_names() -> None:
+    assert isinstance(find_policy("affinity"), Cheapest)
+    with pytest.raises(RunError, match=r"there is no policy 'fastest'.*round-robin.*lmetric"):
+        find_policy("fastest")
+
+
+def test_a_request_that_fits_no_cache_is_told_before() -> None:
+    small = SMALL._replace(fleet=FleetSettings(cache_tokens=1024))
+    with pytest.raises(RunError, match="does not fit a cache of 1024"):
+        small.figures()
+
+
+def test_a_hopeless_run_ends_early_and_is_still_above_the_limit() -> None:
+    whole = SMALL._replace(rate=20.0, policy="affinity").figures()
+    limit = whole.ttft.mean / 10
+    part = SMALL._replace(rate=20.0, policy="affinity", most_ttft=limit).figures()
+    assert part.requests < whole.requests
+    assert part.ttft.mean > limit
+
+
+def fake(asked: list[Run]) -> Iterator[Figures]:
+    """Everybody's TTFT grows tenfold from a rate on, which is another one for each policy."""
+    limits = dict(zip(BASELINES, (1.0, 2.0, 5.0, 3.0, 0.5), strict=True))
+    for run in asked:
+        ttft = 1.0 if run.rate <= limits[run.policy] else 10.0
+        yield msgspec.structs.replace(summarise([], 1, 1.0, Goal()), ttft=spread([ttft]))
+
+
+def test_the_knee_is_where_the_best_baseline_gives_in() -> None:
+    said: list[str] = []
+    asked: list[Run] = []
+
+    def runs(given: Iterable[Run]) -> Iterator[Figures]:
+        several = list(given)
+        asked.extend(several)
+        return fake(several)
+
+    def run(policy: str, seed: int, rate: float) -> Run:
+        return SMALL._replace(policy=policy, seed=seed, rate=rate)
+
+    knee = Knee(run, BASELINES, (0, 1), runs, said.append).find()
+    assert 5.0 / 1.12 <= knee <= 5.0
+    assert "round-robin keeps to" in said[-1] or "nobody keeps to" in said[-1]
+    assert {one.seed for one in asked} == {0, 1}
+    assert {one.most_ttft for one in asked} == {None, 2 * GROWTH}
+    # Who failed at a rate is not asked at a greater one.
+    affinity = [one.rate for one in asked if one.policy == "affinity" and one.most_ttft]
+    assert max(affinity, default=0.0) <= 8.0

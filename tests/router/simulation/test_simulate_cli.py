@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from router.__main__ import main
+from router.ab.errors import RunError
+from router.simulation.plan import Plan, make_parser, read_plan
+from router.simulation.workloads import WORKLOADS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text("utf-8")
+SMALL = ["--workload", "rag", "--duration", "2", "--jobs", "1"]
+
+
+def plan(text: str) -> Plan:
+    return read_plan(shlex.split(text))
+
+
+def test_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sim.json"
+    flags = ["--policies", "auto,round-robin", "--seeds", "0,1", "--sweep", "0.5,1", "--out", str(out)]
+    assert main(["simulate", *SMALL, *flags]) == 0
+    told = capsys.readouterr().out
+    for words in (
+        "TTFT s mean",
+        "goodput /s",
+        "rate 0.5",
+        "rate 1,",
+        "±",
+        "×)",
+        "In brackets: the ratio to round-robin.",
+    ):
+        assert words in told
+    report = json.loads(out.read_bytes())
+    assert [(run["rate"], run["policy"], run["seed"]) for run in report["runs"]] == [
+        (rate, policy, seed) for rate in (0.5, 1.0) for policy in ("auto", "round-robin") for seed in (0, 1)
+    ]
+    assert report["command"][:2] == ["kv-router", "simulate"]
+    assert report["settings"]["requests"]["workload"] == "rag"
+
+
+def test_the_same_seed_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    told = [main(["simulate", *SMALL, "--policies", "auto"]) or capsys.readouterr().out for _ in range(2)]
+    assert told[0] == told[1]
+
+
+def test_a_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "knee.json"
+    assert main(["simulate", *SMALL, "--limit", "5", "--knee", "--out", str(out)]) == 0
+    assert "The knee is at rate" in capsys.readouterr().out
+    assert json.loads(out.read_bytes())["knee"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("--workload none", "--workload takes one of chat"),
+        ("--workload chat,rag", "with --suite several"),
+        ("--workload chat --trace synthetic", "exclude each other"),
+        ("--trace /nowhere", "cannot read the trace /nowhere"),
+        ("--policies fastest", "there is no policy 'fastest'"),
+        ("--baseline random", "the baseline random is not among the policies"),
+        ("--block-size 24", "must divide 512"),
+        ("--slow 8=2", "only 8 workers"),
+        ("--change 3:kill:8", "no worker 8 then"),
+        ("--change 3:kill:x", "argument --change"),
+        ("--rate 0", "0 is not above 0"),
+        ("--limit 0", "0 is not at least 1"),
+        ("--seeds x", "argument --seeds"),
+        ("--workers 1 --cache-tokens 64 --duration 1 --jobs 1", "does not fit a cache of 64"),
+        ("--out /nowhere/x.json", "cannot write /nowhere/x.json"),
+    ],
+)
+def test_what_cannot_be_run_is_told(flags: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *shlex.split(flags)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kv-router simulate: ")
+    assert complaint in error
+
+
+def test_a_workload_brings_its_fleet_unless_told_otherwise() -> None:
+    own = plan("--workload mixed-hardware").fleet
+    assert (own.workers, own.slow) == (8, WORKLOADS["mixed-hardware"].slow)
+    assert plan("--workload mixed-hardware --slow 1=4 --workers 4").fleet.slow == {1: 4.0}
+    assert plan("--workload small-caches").fleet.cache_tokens == 65_536
+    assert plan("--workload small-caches --cache-tokens 131072").fleet.cache_tokens == 131_072
+    assert plan("--trace synthetic").fleet.workers == 8
+    assert plan("--base-s 0.02").fleet.timing.base_s == 0.02
+
+
+def test_settings_reach_a_run() -> None:
+    run = plan("--ttft-slo 1 --tbt-slo 0.1 --slo-action queue --slo-patience 3 --goal-ttft 4 --no-reuse").run(
+        "kv", 3, 2.0
+    )
+    assert run.slo == (1.0, 0.1, "queue", 3.0)
+    assert run.goal == (4.0, 0.1)
+    assert not run.requests.reuse
+    assert (run.policy, run.seed, run.rate) == ("kv", 3, 2.0)
+
+
+def test_the_baseline_is_the_first_that_is_not_judged() -> None:
+    assert plan("").baseline == "overlap"
+    assert plan("--policies auto,random").baseline == "random"
+    assert plan("--policies auto").baseline == "auto"
+
+
+def test_every_flag_is_on_the_page_and_no_other() -> None:
+    flags = {flag for action in make_parser()._actions for flag in action.option_strings if flag.startswith("--")}
+    told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE))
+    assert flags - {"--help"} == told - {"--kv-policy"}
+
+
+def test_the_pages_examples_are_read() -> None:
+    examples = re.findall(r"^python -m router simulate (.*)$", PAGE, re.MULTILINE)
+    assert len(examples) >= 5
+    for example in examples:
+        if "conversation_trace" in example:
+            with pytest.raises(RunError, match="cannot read the trace"):
+                plan(example)
+        else:
+            plan(example)
+
+
+def test_help_names_every_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    told = capsys.readouterr().out.replace("\n", "").replace(" ", "")
+    assert all(name in told for name in WORKLOADS)
