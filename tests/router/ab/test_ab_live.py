@@ -47,7 +47,7 @@ def observed(values: list[float]) -> Times:
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 1.5])
 def test_what_a_histogram_tells_of_times(sigma: float) -> None:
-    """The mean exactly, the rest to a tenth or a fifth: narrow times look wider in their buckets."""
+    """The mean exactly, the rest to a fifth: narrow times look wider in their buckets."""
     rng = random.Random(3)
     values = [rng.lognormvariate(-1, sigma) for _ in range(20_000)]
     times = observed(values)
@@ -55,7 +55,7 @@ def test_what_a_histogram_tells_of_times(sigma: float) -> None:
     assert times.mean == pytest.approx(statistics.fmean(values))
     assert times.mean_error == pytest.approx(statistics.stdev(values) / math.sqrt(len(values)), rel=0.2)
     for cut in (50, 90, 99):
-        assert times.quantile(cut / 100) == pytest.approx(statistics.quantiles(values, n=100)[cut - 1], rel=0.1)
+        assert times.quantile(cut / 100) == pytest.approx(statistics.quantiles(values, n=100)[cut - 1], rel=0.2)
 
 
 def test_times_beyond_the_last_bucket_are_not_lost() -> None:
