@@ -47,7 +47,7 @@ class PredictedPrefixes:
         self._older = self._younger if kept and self._used[0] else PrefixIndex()
         self._younger = PrefixIndex()
         self._used = [False, kept and self._used[0]]
-        self._began = now
+        self._began = self._began + self._life if kept else now  # not now: what is kept would live for longer
 
     def find_matches(self, hashes: SequenceHashes) -> list[Matches]:
         """An answer from each generation that holds anything."""

@@ -65,6 +65,16 @@ class Admission:
             return Verdict.ADMIT
         return Verdict.HOLD if self._action == "queue" and waited < self._patience else refusal
 
+    def missed(self, waited: float, ttft: float | None = None) -> Refusal | None:
+        """What there is to say when the objective has passed, whatever would be predicted."""
+        limit = self._patience if self._action == "queue" else ttft or self.objectives.ttft
+        return (
+            Refusal("ttft", waited, limit, waited) if limit is not None and waited > limit and self._on(ttft) else None
+        )
+
+    def _on(self, ttft: float | None) -> bool:
+        return ttft is not None or self.objectives != NO_OBJECTIVES
+
     def _violation(self, predicted: Prediction, waited: float, ttft: float | None) -> Refusal | None:
         limit, tbt = ttft or self.objectives.ttft, self.objectives.tbt
         expected = predicted.ttft + (0.0 if self._action == "queue" else waited)

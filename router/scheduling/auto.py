@@ -29,8 +29,10 @@ _MOST_DELAY: Final = 4.0
 """Limit of ρ/(1 − ρ): near 1 the estimate of ρ is too coarse to say more."""
 _STEPS: Final = 1.5
 """A new prefill waits for the step that is under way, half of one on average, and its own step decodes as well."""
-_STALL: Final = 0.1
-"""Weight of a second by which one stream stalls, against a second of waiting for a first token."""
+_CROWD: Final = 0.25
+"""Power of the number of requests on a rank: 1 is LMetric's product, which trades too much waiting for even batches
+where prompts share nothing, 0 is predicted time to first token, which piles requests onto the holders of hot prefixes.
+Of 0, 0.15, 0.25, 0.5 and 1 the best over six simulated workloads, by little (docs/adr/0005-auto-policy.md)."""
 
 
 class Auto:
@@ -40,10 +42,9 @@ class Auto:
 
     def cost(self, situation: Situation) -> Cost:
         own, queue = situation.prefill_seconds, situation.queue_seconds
-        others = self._delay(situation) + _STALL * situation.requests
-        steps = _STEPS * situation.step_seconds
-        memory = _memory_seconds(situation)
-        values = queue + situation.held_seconds + (1 + others) * own + steps + memory
+        steps, memory = _STEPS * situation.step_seconds, _memory_seconds(situation)
+        seconds = queue + situation.held_seconds + (1 + self._delay(situation)) * own + steps
+        values = seconds * (situation.requests + 1.0) ** _CROWD + memory
         may_go = ((queue < ENOUGH) & (memory == 0) & (situation.held_seconds == 0)) | (situation.requests == 0)
         return Cost(values, float(situation.whole_prefill_seconds.mean()), may_go)
 
@@ -58,7 +59,7 @@ class Auto:
 
 def _memory_seconds(situation: Situation) -> Seconds:
     """Until so many requests have ended that the prompt fits: the tokens in excess at the mean rate of release."""
-    active = situation.active_tokens
-    excess = np.maximum(0.0, active + situation.prompt_tokens - _ROOM * situation.capacity_tokens)
-    waits: Seconds = np.where(active > 0, excess * situation.residence_seconds / np.maximum(1, active), 0.0)
+    taken, new = situation.memory_tokens, situation.prompt_tokens - situation.overlap_tokens
+    excess = np.maximum(0.0, taken + new - _ROOM * situation.capacity_tokens)
+    waits: Seconds = np.where(taken > 0, excess * situation.residence_seconds / np.maximum(1, taken), 0.0)
     return waits

@@ -86,7 +86,7 @@ class Backlog:
         if not self._remove(entry, now):
             return None
         began = max(entry.sent, self._progress.get(entry.place, entry.sent))
-        self._progress[entry.place] = now
+        self._progress[entry.place] = max(began, now)
         return max(0.0, now - began)
 
     def drop(self, entry: Entry, now: float) -> None:

@@ -60,6 +60,10 @@ class Situation(Protocol):
         """The same, weighed by how cheap each tier is to use."""
 
     @property
+    def memory_tokens(self) -> Figures:
+        """KV that the requests in flight take up; what they share counts once where the engine reports it."""
+
+    @property
     def capacity_tokens(self) -> Figures:
         """KV that fits each rank; `UNBOUNDED` where it does not say."""
 

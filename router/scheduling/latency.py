@@ -114,7 +114,7 @@ class Factors:
             self._known[place] = 1.0
 
     def observe(self, place: int, observed: float, expected: float, now: float) -> None:
-        observed = min(observed, _OUTLIER * expected)
+        observed = min(observed, _OUTLIER * expected * self.at(place))
         fast_observed, fast_expected, slow_observed, slow_expected = self._decayed(place, now)
         sums = (fast_observed + observed, fast_expected + expected, slow_observed + observed, slow_expected + expected)
         self._sums[place] = (*sums, now)

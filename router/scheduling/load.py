@@ -47,27 +47,31 @@ class Loads(NamedTuple):
     requests: npt.NDArray[np.int64]
     prefill_tokens: npt.NDArray[np.int64]
     active_tokens: npt.NDArray[np.int64]
+    memory_tokens: npt.NDArray[np.int64]
+    """KV that requests in flight take up, what they share counted once, as far as reports tell."""
     capacity_tokens: npt.NDArray[np.int64]
     """KV that fits; `UNBOUNDED` where nothing was reported."""
 
 
-# Rows of `LoadBook`'s table: what is ours, the most that was booked at once since the last report, and foreign load.
-_REQUESTS, _PREFILL, _ACTIVE, _MOST_REQUESTS, _MOST_ACTIVE, _FOREIGN_REQUESTS, _FOREIGN_TOKENS = range(7)
-_ROWS = 7
+# Rows of `LoadBook`'s table: what is ours (of the tokens, also those that no cache held), the most that was booked at
+# once since the last report, foreign load, and what the last report had of memory beyond our new tokens.
+_REQUESTS, _PREFILL, _ACTIVE, _NEW, _MOST_REQUESTS, _MOST_ACTIVE, _FOREIGN_REQUESTS, _FOREIGN_TOKENS, _BEYOND = range(9)
+_ROWS = 9
 
 
 class Reservation:
     """One request's booking on one rank. Owned by its response stream, which releases it however it ends."""
 
-    __slots__ = ("_active_tokens", "_book", "_place", "_prefill_tokens", "_released")
+    __slots__ = ("_active_tokens", "_book", "_new_tokens", "_place", "_prefill_tokens", "_released")
 
     def __init__(self, book: LoadBook, place: int, prefill_tokens: int, prompt_tokens: int) -> None:
         self._book = book
         self._place = place
         self._prefill_tokens = prefill_tokens
+        self._new_tokens = prefill_tokens
         self._active_tokens = prompt_tokens
         self._released = False
-        book.book(place, 1, prefill_tokens, prompt_tokens)
+        book.book(place, 1, prefill_tokens, prompt_tokens, prefill_tokens)
 
     @property
     def released(self) -> bool:
@@ -76,20 +80,21 @@ class Reservation:
     def first_token(self) -> None:
         """The prefill is done. Again, or after the release: nothing."""
         if self._prefill_tokens:
-            self._book.book(self._place, 0, -self._prefill_tokens, 0)
+            self._book.book(self._place, 0, -self._prefill_tokens, 0, 0)
             self._prefill_tokens = 0
 
     def generated(self, tokens: int) -> None:
         if not self._released:
             self._active_tokens += tokens
-            self._book.book(self._place, 0, 0, tokens)
+            self._new_tokens += tokens
+            self._book.book(self._place, 0, 0, tokens, tokens)
 
     def release(self) -> None:
         """Give everything back; a second time does nothing."""
         if self._released:
             return
         self._released = True
-        self._book.book(self._place, -1, -self._prefill_tokens, -self._active_tokens)
+        self._book.book(self._place, -1, -self._prefill_tokens, -self._active_tokens, -self._new_tokens)
         self._prefill_tokens = 0
 
 
@@ -157,7 +162,7 @@ class LoadBook:
         self._reports.pop(rank, None)
         self._reported_at[place] = -np.inf
         self._capacity[place] = UNBOUNDED
-        self._table[_FOREIGN_REQUESTS : _FOREIGN_TOKENS + 1, place] = 0
+        self._table[_FOREIGN_REQUESTS : _BEYOND + 1, place] = 0
         if self._rows[_REQUESTS][place]:
             self._retired.add(place)
         else:
@@ -173,10 +178,11 @@ class LoadBook:
             raise KeyError(rank)
         return Reservation(self, place, prefill_tokens, prompt_tokens)
 
-    def book(self, place: int, requests: int, prefill_tokens: int, active_tokens: int) -> None:
+    def book(self, place: int, requests: int, prefill_tokens: int, active_tokens: int, new_tokens: int) -> None:
         """Add to the own load at `place`, or take from it: for reservations only."""
-        own, prefill, active, most_requests, most_active, *_ = self._rows
+        own, prefill, active, new, most_requests, most_active, *_ = self._rows
         prefill[place] += prefill_tokens
+        new[place] += new_tokens
         active[place] = tokens = active[place] + active_tokens
         if tokens > most_active[place]:  # noqa: PLR1730 -- a call of max() costs more than the rest
             most_active[place] = tokens
@@ -205,6 +211,9 @@ class LoadBook:
         # Without foreign requests, blocks beyond our own are rounding and requests just ended, not load.
         tokens = max(0, reported_tokens - self._sum(_MOST_ACTIVE, place)) if requests else 0
         rows[_FOREIGN_REQUESTS][place], rows[_FOREIGN_TOKENS][place] = requests, tokens
+        if report.kv_active_blocks is not None:
+            rows[_BEYOND][place] = reported_tokens - self._sum(_NEW, place)
+            self._oldest = min(self._oldest, now)
         rows[_MOST_REQUESTS][place], rows[_MOST_ACTIVE][place] = rows[_REQUESTS][place], rows[_ACTIVE][place]
         if requests:
             self._oldest = min(self._oldest, now)
@@ -212,8 +221,8 @@ class LoadBook:
     def _expire(self, now: float) -> None:
         """Forget the foreign load of reports that say nothing any more."""
         old = now - self._reported_at > REPORT_LIFE
-        self._table[_FOREIGN_REQUESTS : _FOREIGN_TOKENS + 1, old] = 0
-        telling = self._reported_at[self._table[_FOREIGN_REQUESTS] > 0]
+        self._table[_FOREIGN_REQUESTS : _BEYOND + 1, old] = 0
+        telling = self._reported_at[(self._table[_FOREIGN_REQUESTS] > 0) | (self._table[_BEYOND] != 0)]
         self._oldest = float(telling.min()) if len(telling) else np.inf
 
     def loads(self, ranks: RankSet, now: float) -> Loads:
@@ -222,9 +231,10 @@ class LoadBook:
             self._expire(now)
         places = self._places.of(ranks)
         found = self._table[:, places]
-        ours = found if self._everybodys is None else self._everybodys[:, : _ACTIVE + 1, places].sum(axis=0)
+        ours = found if self._everybodys is None else self._everybodys[:, : _NEW + 1, places].sum(axis=0)
         requests, active = ours[_REQUESTS] + found[_FOREIGN_REQUESTS], ours[_ACTIVE] + found[_FOREIGN_TOKENS]
-        return Loads(requests, ours[_PREFILL], active, self._capacity[places])
+        memory = np.maximum(0, ours[_NEW] + found[_BEYOND])
+        return Loads(requests, ours[_PREFILL], active, memory, self._capacity[places])
 
     def load(self, rank: WorkerRank, now: float) -> Load:
         place = self._places.get(rank)

@@ -21,10 +21,14 @@ from router.scheduling.admission import Admission, Refusal, Verdict
 from router.scheduling.decision import Candidates, Decision, Policy, Seconds
 from router.scheduling.scheduler import Booking, Scheduler
 
-LOOK: Final = 16
+LOOK: Final = 8
 """Requests that one pass looks at: a pass must not take longer than the loop may be away, about a millisecond."""
 TICK: Final = 0.05
 """Seconds between two passes when nothing else happens: what a rank has before it shrinks by the passing of time."""
+
+
+_LEAST_WORK: Final = 1e-3
+"""Seconds."""
 
 
 class Waiting(Protocol):
@@ -74,7 +78,7 @@ class _Held:
 
     def urgency(self, now: float) -> tuple[int, float]:
         """The least goes first."""
-        return self.waiting.priority, -(now - self.waiting.arrived) / max(1e-3, self.work)
+        return self.waiting.priority, -(now - self.waiting.arrived) / max(_LEAST_WORK, self.work)
 
 
 class Queue:
@@ -106,7 +110,14 @@ class Queue:
 
     def withdraw(self, waiting: Waiting) -> None:
         """Its client has gone, or it has found its way otherwise."""
-        self._held.pop(waiting, None)
+        if self._held.pop(waiting, None):
+            self._forget_ahead()
+            self.wake()
+
+    def _forget_ahead(self) -> None:
+        """Where nobody waits, nobody is ahead."""
+        if not self._held:
+            self._ahead = {}
 
     def wake(self) -> None:
         """Something has changed: a pass is due."""
@@ -127,11 +138,20 @@ class Queue:
             if held.waiting in self._held:  # what is sent may fail at once, and withdraw others
                 self._consider(held.waiting, now, ahead)
         if len(self._held) > LOOK:
-            looked = {id(held) for held in first}
-            for held in self._held.values():
-                if id(held) not in looked:
-                    _count(ahead, held)
+            self._pass_over({id(held) for held in first}, now, ahead)
         self._ahead = ahead
+        self._forget_ahead()
+
+    def _pass_over(self, looked: set[int], now: float, ahead: dict[Candidates, Seconds]) -> None:
+        """Those that a pass does not look at; an objective that has passed meanwhile is no matter of prediction."""
+        for held in [held for held in self._held.values() if id(held) not in looked]:
+            waiting = held.waiting
+            missed = self._admission.missed(now - waiting.arrived, waiting.ttft_slo)
+            if missed and waiting in self._held:
+                del self._held[waiting]
+                waiting.refuse(missed)
+            else:
+                _count(ahead, held)
 
     def _consider(self, waiting: Waiting, now: float, ahead: dict[Candidates, Seconds]) -> None:
         candidates = waiting.candidates()
@@ -147,7 +167,7 @@ class Queue:
             held=ahead.get(candidates),
             policy=waiting.policy,
         )
-        verdict = self._judge(waiting, decision, now)
+        verdict = self._judge(waiting, decision, candidates, now)
         if verdict is Verdict.HOLD:
             self._hold(waiting, decision, candidates, ahead)
             return
@@ -157,11 +177,26 @@ class Queue:
         else:
             waiting.send(decision, self._scheduler.reserve(decision, now, waiting.streamed))
 
-    def _judge(self, waiting: Waiting, decision: Decision, now: float) -> Verdict | Refusal:
-        if decision.predicted is None:
+    def _judge(self, waiting: Waiting, decision: Decision, candidates: Candidates, now: float) -> Verdict | Refusal:
+        predicted = decision.predicted
+        if predicted is None:
             return Verdict.HOLD if decision.hold else Verdict.ADMIT
-        verdict = self._admission.judge(decision.predicted, now - waiting.arrived, waiting.ttft_slo)
+        if waiting not in self._held:  # it comes last, but will not stay there
+            predicted = predicted._replace(held=self._before(waiting, decision, candidates, now))
+        verdict = self._admission.judge(predicted, now - waiting.arrived, waiting.ttft_slo)
         return Verdict.HOLD if decision.hold and verdict is Verdict.ADMIT else verdict
+
+    def _before(self, waiting: Waiting, decision: Decision, candidates: Candidates, now: float) -> float:
+        """Work that goes to the same rank before one who has just come: of those that will be more urgent than it when
+        it has waited for as long as its own work takes, which makes its response ratio 1."""
+        if not self._held or decision.predicted is None:
+            return 0.0
+        then, mine = now + decision.predicted.prefill, (waiting.priority, -1.0)
+        return sum(
+            held.work
+            for held in self._held.values()
+            if held.candidates is candidates and held.position == decision.position and held.urgency(then) < mine
+        )
 
     def _hold(
         self, waiting: Waiting, decision: Decision, candidates: Candidates, ahead: dict[Candidates, Seconds]

@@ -82,7 +82,7 @@ class Scheduler:
 
         Of an answer that is not `streamed` nobody hears before its end: its prefill counts as done when it should be.
         """
-        booking = Booking(self, decision, now)
+        booking = Booking(self, decision, now, streamed)
         if not streamed:
             due = now + (decision.predicted.ttft if decision.predicted else 0.0)
             self._unheard.append((due, booking))
@@ -91,7 +91,8 @@ class Scheduler:
     def _settle(self, now: float) -> None:
         """In the order in which they were booked: an earlier one that takes longer holds up later ones."""
         while self._unheard and self._unheard[0][0] <= now:
-            self._unheard.popleft()[1].assume_first_token(now)
+            due, booking = self._unheard.popleft()
+            booking.assume_first_token(due)
 
     def watch(self, rank: WorkerRank, block_size: int) -> None:
         """Keep books for `rank`, whose reports count blocks of `block_size` tokens."""
@@ -123,10 +124,11 @@ def _predict(present: Present, position: int) -> Prediction:
 class Booking:
     """One request's place on one rank: its load, its turn in the backlog, and what is learned from how it goes."""
 
-    __slots__ = ("_booked", "_entry", "_prefill", "_rank", "_reservation", "_scheduler", "_token_at")
+    __slots__ = ("_booked", "_entry", "_prefill", "_rank", "_reservation", "_scheduler", "_streamed", "_token_at")
 
-    def __init__(self, scheduler: Scheduler, decision: Decision, now: float) -> None:
+    def __init__(self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool) -> None:
         self._scheduler = scheduler
+        self._streamed = streamed
         self._rank = decision.rank
         self._prefill = Prefill(decision.prefill_tokens, decision.prompt_tokens)
         self._reservation: Reservation = scheduler.book.reserve(
@@ -134,10 +136,15 @@ class Booking:
         )
         work = scheduler.latency.prefill_work(self._prefill)
         self._entry: Entry | None = scheduler.backlog.add(decision.rank, self._prefill, work, now)
-        self._booked = self._token_at = now
+        self._booked = now
+        self._token_at: float | None = None
+        """When a token was last heard of; None until the first."""
 
     def first_token(self, now: float) -> None:
         """The prefill is done. Again, or after the release: nothing."""
+        if not self._streamed:  # the first that is heard is the whole answer
+            self.assume_first_token(now)
+            return
         entry, self._entry = self._entry, None
         self._reservation.first_token()
         if entry is None:
@@ -153,11 +160,14 @@ class Booking:
         entry, self._entry = self._entry, None
         if entry is not None:
             self._reservation.first_token()
-            self._scheduler.backlog.drop(entry, now)
+            self._scheduler.backlog.done(entry, now)
+            self._scheduler.changed()
 
     def generated(self, tokens: int, now: float) -> None:
-        """`tokens` more, since the last time or the first token."""
+        """`tokens` more, since the last time or the first token; those before `first_token` came with it."""
         self._reservation.generated(tokens)
+        if self._token_at is None:
+            return
         latency, rank = self._scheduler.latency, self._rank
         passed, self._token_at = now - self._token_at, now
         if latency.observe_steps(rank, tokens, passed, now):
@@ -211,6 +221,10 @@ class Present:
     @property
     def active_tokens(self) -> Figures:
         return self._loads.active_tokens
+
+    @property
+    def memory_tokens(self) -> Figures:
+        return self._loads.memory_tokens
 
     @property
     def capacity_tokens(self) -> Figures:

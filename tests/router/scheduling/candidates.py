@@ -53,6 +53,7 @@ class Plain:
     active_tokens: Figures
     overlap_tokens: Figures
     credit_tokens: Figures | Costs
+    memory_tokens: Figures
     capacity_tokens: Figures
     queue_seconds: Seconds
     held_seconds: Seconds
@@ -73,6 +74,7 @@ def situation(
     active: Sequence[int] = (),
     overlap: Sequence[int] = (),
     credit: Sequence[float] | None = None,
+    memory: Sequence[int] = (),
     capacity: Sequence[int] = (),
     queue: Sequence[float] = (),
     held: Sequence[float] = (),
@@ -83,7 +85,8 @@ def situation(
     busy: float = 0.0,
     now: float = 0.0,
 ) -> Plain:
-    """Numbers in the order of the candidates; none: 0 each. `credit` None: the overlap; `whole`: as `prefill`."""
+    """Numbers in the order of the candidates; none: 0 each, or as `active`, `overlap`
+    and `prefill` say for `memory`, `credit` and `whole`."""
 
     def figures(numbers: Sequence[int], otherwise: int = 0) -> Figures:
         return np.array(numbers or [otherwise] * len(candidates), np.int64)
@@ -99,6 +102,7 @@ def situation(
         figures(active),
         figures(overlap),
         figures(overlap) if credit is None else np.array(credit),
+        figures(memory or active),
         figures(capacity, UNBOUNDED),
         seconds(queue),
         seconds(held),

@@ -1,0 +1,121 @@
+"""What makes a rank dearer, what a prefix is worth, and when a request stays in the router."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.scheduling.auto import ENOUGH, Auto
+from router.scheduling.cheapest import Cheapest
+from router.scheduling.decision import Cost
+from tests.router.scheduling.candidates import Scripted, named, situation
+
+CAPACITY = 10_000
+EQUAL: dict[str, Any] = {
+    "requests": [1, 1],
+    "queue": [0.1, 0.1],
+    "prefill": [0.2, 0.2],
+    "step": [0.01, 0.01],
+    "active": [2_000, 2_000],
+    "capacity": [CAPACITY, CAPACITY],
+}
+
+
+def cost_of(**differences: Any) -> Cost:
+    return Auto().cost(situation(named("ab"), 1_000, **{**EQUAL, **differences}))
+
+
+def test_equals_cost_the_same() -> None:
+    first, second = cost_of().values.tolist()
+    assert first == second > 0
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        {"queue": [0.3, 0.1]},
+        {"held": [0.3, 0.0]},
+        {"prefill": [0.3, 0.2], "whole": [0.3, 0.3]},
+        {"step": [0.05, 0.01]},
+        {"requests": [9, 1]},
+        {"active": [9_900, 2_000]},
+        {"capacity": [2_500, CAPACITY]},
+    ],
+    ids=lambda worse: next(iter(worse)),
+)
+def test_each_of_these_makes_a_rank_dearer(worse: dict[str, Any]) -> None:
+    first, second = cost_of(**worse).values.tolist()
+    assert first > second
+
+
+def test_memory_costs_nothing_until_it_is_short() -> None:
+    first, second = cost_of(active=[8_000, 0]).values.tolist()
+    assert first == pytest.approx(second)
+
+
+def test_seconds_of_others_work_count_as_seconds() -> None:
+    idle = {"requests": [0, 0]}
+    base = cost_of(**idle).values[0]
+    assert cost_of(**idle, queue=[1.1, 0.1]).values[0] == pytest.approx(base + 1.0)
+    assert cost_of(**idle, held=[0.5, 0.0]).values[0] == pytest.approx(base + 0.5)
+
+
+def test_all_of_it_counts_the_more_the_more_requests_a_rank_has() -> None:
+    """By the fourth root: sixteen times as many make it twice as dear."""
+    few, many = (cost_of(requests=[count - 1, 0]).values[0] for count in (1, 16))
+    assert many == pytest.approx(2 * few)
+
+
+def test_the_fuller_the_fleet_the_more_a_prefix_is_worth() -> None:
+    worth = []
+    for busy in (0.0, 0.3, 0.6, 0.9, 1.0):
+        holder, other = cost_of(prefill=[0.1, 0.6], busy=busy).values.tolist()
+        worth.append(other - holder)
+    assert worth == sorted(worth)
+    assert worth[0] >= 0.5
+    assert 2 * worth[0] < worth[-1] < 10 * worth[0]
+
+
+def test_how_full_it_is_is_averaged_over_seconds() -> None:
+    policy = Auto()
+
+    def worth(busy: float, now: float) -> float:
+        now_situation = situation(named("ab"), 1_000, **{**EQUAL, "prefill": [0.1, 0.6]}, busy=busy, now=now)
+        holder, other = policy.cost(now_situation).values.tolist()
+        return float(other - holder)
+
+    calm = worth(0.0, 100.0)
+    assert worth(0.9, 100.0) == calm, "no time has passed"
+    rising = [worth(0.9, 100.0 + seconds) for seconds in (1, 5, 20, 60)]
+    assert [calm, *rising] == sorted([calm, *rising])
+    assert worth(0.9, 400.0) == pytest.approx(rising[-1], rel=0.1)
+    assert worth(0.0, 500.0) == pytest.approx(calm, rel=0.01)
+    assert worth(0.0, 300.0) == pytest.approx(calm, rel=0.01), "a clock that is behind does no harm"
+
+
+@pytest.mark.parametrize(
+    ("state", "goes"),
+    [
+        ({}, True),
+        ({"queue": [ENOUGH - 0.01] * 2}, True),
+        ({"queue": [ENOUGH] * 2}, False),
+        ({"held": [0.01] * 2}, False),
+        ({"active": [9_000] * 2}, False),
+        ({"active": [8_000] * 2}, True),
+        # An idle rank is never too full, whoever waits.
+        ({"requests": [0, 0], "held": [5.0] * 2}, True),
+        ({"requests": [0, 0], "capacity": [10, 10]}, True),
+    ],
+)
+def test_a_request_goes_while_its_rank_needs_work_and_has_room(state: dict[str, Any], goes: bool) -> None:
+    two = situation(named("ab"), 1_000, **{**EQUAL, **state})
+    assert Cheapest(Auto()).choose(two, Scripted([0.0])).hold is not goes
+
+
+def test_a_rank_that_does_not_tell_its_memory_has_room() -> None:
+    assert not Cheapest(Auto()).choose(situation(named("a"), 10**6, active=[10**9], requests=[5]), Scripted([])).hold
+
+
+def test_a_whole_prompt_is_meant_at_the_mean_of_all() -> None:
+    assert cost_of(whole=[1.0, 3.0]).prompt == 2.0

@@ -1,0 +1,55 @@
+"""From what candidates cost to who is taken, now or later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from router.scheduling.cheapest import Cheapest
+from router.scheduling.decision import Cost, Situation
+from tests.router.scheduling.candidates import Scripted, costs_of, named, situation
+
+THREE = situation(named("abc"))
+
+
+class Fixed:
+    def __init__(self, values: Sequence[float], prompt: float = 1.0, is_open: Sequence[bool] | None = None) -> None:
+        self._cost = Cost(np.array(values), prompt, None if is_open is None else np.array(is_open))
+
+    def cost(self, situation: Situation) -> Cost:
+        return self._cost
+
+
+def test_the_least_is_taken_and_what_each_would_have_cost_is_told() -> None:
+    choice = Cheapest(Fixed([3.0, 1.0, 2.0])).choose(THREE, Scripted([]))
+    assert (choice.position, choice.hold) == (1, False)
+    assert costs_of(choice) == [3.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("is_open", "holds"),
+    [([True, True, True], False), ([False, True, False], False), ([True, False, True], True), (None, False)],
+)
+def test_only_whether_the_best_is_open_counts(is_open: list[bool] | None, holds: bool) -> None:
+    choice = Cheapest(Fixed([3.0, 1.0, 2.0], is_open=is_open)).choose(THREE, Scripted([]))
+    assert (choice.position, choice.hold) == (1, holds)
+
+
+@pytest.mark.parametrize(("number", "position"), [(0.0, 0), (0.999, 1)])
+def test_one_that_was_drawn_is_held_if_it_is_not_open(number: float, position: int) -> None:
+    policy = Cheapest(Fixed([1.0, 1.0], is_open=[True, False]), temperature=1.0)
+    choice = policy.choose(situation(named("ab")), Scripted([number]))
+    assert (choice.position, choice.hold) == (position, position == 1)
+    assert choice.reason == "sampled at temperature 1"
+
+
+@pytest.mark.parametrize("prompt", [1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_a_whole_prompt_more_is_that_much_less_likely_in_any_unit(prompt: float, temperature: float) -> None:
+    policy = Cheapest(Fixed([0.0, prompt], prompt), temperature)
+    edge = 1 / (1 + math.exp(-1 / temperature))
+    for number, position in ((edge - 1e-9, 0), (edge + 1e-9, 1)):
+        assert policy.choose(situation(named("ab")), Scripted([number])).position == position
