@@ -93,13 +93,18 @@ class PrefixCache:
             return None
         blocks: list[BlockId] = []
         removed: list[SequenceHash] = []
+        names, references, copies, take = self._hash, self._references, self._copies, self._free.popitem
         for _ in range(count):
-            block, _none = self._free.popitem(last=False)
-            sequence_hash = self._hash[block]
+            block, _none = take(last=False)
+            sequence_hash = names[block]
             if sequence_hash is not None:
-                self._forget(block, sequence_hash)
+                if sequence_hash in copies:
+                    self._forget(block, sequence_hash)
+                else:  # nearly always, and a simulated cache does little else
+                    names[block] = None
+                    del self._block[sequence_hash]
                 removed.append(sequence_hash)
-            self._references[block] = 1
+            references[block] = 1
             blocks.append(block)
         if removed:
             self._events.append(Removed(removed))
@@ -114,18 +119,20 @@ class PrefixCache:
         namespace: Namespace,
     ) -> None:
         """Name the contents of allocated blocks, so that `find` sees them."""
+        names, first = self._hash, self._block.setdefault
         for block, sequence_hash in zip(blocks, hashes, strict=True):
-            self._hash[block] = sequence_hash
-            if self._block.setdefault(sequence_hash, block) != block:
+            names[block] = sequence_hash
+            if first(sequence_hash, block) != block:
                 self._copies.setdefault(sequence_hash, []).append(block)
         self._events.append(Stored(hashes, parent, tokens, namespace))
 
     def release(self, blocks: Sequence[BlockId]) -> None:
         """Drop one reference of each of a request's blocks, given in prompt order."""
+        references, free = self._references, self._free
         for block in reversed(blocks):
-            self._references[block] -= 1
-            if not self._references[block]:
-                self._free[block] = None
+            left = references[block] = references[block] - 1
+            if not left:
+                free[block] = None
 
     def clear(self) -> bool:
         """Forget all contents; False, changing nothing, while a request references a block (as both engines refuse)."""
