@@ -35,25 +35,40 @@ LAST = b"0\r\n\r\n"
 class Relayed:
     """A client, the worker "a" that its request goes to, and the books."""
 
-    def __init__(self, request: bytes = b"POST /v1/x HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}") -> None:
+    def __init__(
+        self,
+        request: bytes = b"POST /v1/x HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}",
+        held: bool = False,
+        others: int = 0,
+    ) -> None:
+        """`held`: it is routed when the test says so. `others`: workers that it could be sent to after the first."""
+        self.others = others
         self.scheduler = Scheduler(LeastLoaded(), LoadBook(), Scripted([]))
         self.scheduler.watch(rank("a"), 16)
         self.worker = Worker(parse_worker("http://a:1,name=a"), Pool("http://a:1", 1.0))
         self.outcomes: list[Outcome] = []
         self.failures: list[str] = []
-        self.client, self.upstream = FakeTransport(), FakeTransport()
+        self.waiting: Callable[[Leg | Response], None] | None = None
+        self.held = held
+        self.withdrawn = 0
+        self.client = FakeTransport()
         self.connections = set[Connection]()
         self._accept(request)
 
     def _accept(self, request: bytes) -> None:
-        self.at_worker = WorkerConnection(KnownHeads(), self.worker.pool._give_back, self.worker.pool._discard)
-        self.at_worker.connection_made(self.upstream)
-        self.worker.pool._give_back(self.at_worker)
+        self.connect()
         self.connection = Connection(
             self._serve, error_response, Limits(1000), self.connections, lambda seconds, call: None
         )
         self.connection.connection_made(self.client)
         self.connection.data_received(request)
+
+    def connect(self) -> None:
+        """One connection to the worker, for the next request."""
+        self.upstream = FakeTransport()
+        self.at_worker = WorkerConnection(KnownHeads(), self.worker.pool._give_back, self.worker.pool._discard)
+        self.at_worker.connection_made(self.upstream)
+        self.worker.pool._give_back(self.at_worker)
 
     def _serve(self, request: Request, connection: Connection) -> Exchange:
         exchange = Exchange(request, b"id", connection, self, lambda: 0.0)
@@ -63,13 +78,16 @@ class Relayed:
     # -- router.exchange.Routing
 
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Response], None]) -> None:
-        decision = Decision(named("a"), Choice(0, None, "the only one"), PROMPT, 0, 0)
-        routed(Leg(self.worker, decision, self.scheduler.reserve(decision, 0.0), b""))
+        self.waiting = routed
+        if not self.held:
+            self.send()
 
-    def withdraw(self) -> None: ...
+    def withdraw(self) -> None:
+        self.withdrawn += 1
+        self.waiting = None
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
-        return False
+        return len(exclude) <= self.others
 
     def failed(self, worker: Worker, reason: str, retried: bool, unreachable: bool = False) -> None:
         self.failures.append(reason)
@@ -79,9 +97,23 @@ class Relayed:
 
     # -- what a test asks and does
 
+    def send(self) -> None:
+        """To the worker, at last."""
+        decision = Decision(named("a"), Choice(0, None, "the only one"), PROMPT, 0, 0)
+        self.routed(Leg(self.worker, decision, self.scheduler.reserve(decision, 0.0), b""))
+
+    def routed(self, answer: Leg | Response) -> None:
+        assert self.waiting
+        routed, self.waiting = self.waiting, None
+        routed(answer)
+
     def answer(self, *pieces: bytes) -> None:
         for piece in pieces:
             self.at_worker.data_received(piece)
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.waiting is not None
 
     @property
     def load(self) -> Load:
@@ -194,3 +226,62 @@ def test_the_next_request_of_a_client_starts_from_nothing() -> None:
     assert re.findall(rb"content-length: (\d+)", relayed.upstream.written) == [b"2", b"4"]
     assert relayed.client.written.endswith(b"content-length: 2\r\n\r\nok")
     assert relayed.at_worker.requests == 2
+
+
+# -- held in the router
+
+
+def test_a_held_request_reaches_its_worker_when_it_is_sent() -> None:
+    relayed = Relayed(held=True)
+    assert (relayed.load, relayed.upstream.written) == (Load(), b"")
+    relayed.send()
+    assert relayed.load == Load(1, PROMPT, PROMPT)
+    assert relayed.upstream.written.startswith(b"POST /v1/x HTTP/1.1\r\n")
+    relayed.answer(EVENTS, EVENT, LAST)
+    assert (relayed.load, relayed.body) == (Load(), EVENT + LAST)
+    assert [(outcome.status, outcome.end) for outcome in relayed.outcomes] == [(200, "complete")]
+    assert relayed.withdrawn == 0
+
+
+def test_a_client_that_leaves_while_its_request_is_held_is_withdrawn() -> None:
+    relayed = Relayed(held=True)
+    relayed.connection.connection_lost(None)
+    assert (relayed.withdrawn, relayed.is_waiting, relayed.load) == (1, False, Load())
+    assert relayed.upstream.written == b""
+    assert [(outcome.leg, outcome.status, outcome.end) for outcome in relayed.outcomes] == [(None, 499, "cancelled")]
+
+
+def test_a_held_request_that_is_refused_is_answered_and_its_connection_goes_on() -> None:
+    relayed = Relayed(held=True)
+    relayed.routed(error_response(429, "Too busy."))
+    assert relayed.client.written.startswith(b"HTTP/1.1 429 ")
+    assert [(outcome.leg, outcome.status, outcome.end) for outcome in relayed.outcomes] == [(None, 429, "failed")]
+    relayed.connection.data_received(b"POST /v1/x HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}")
+    relayed.send()
+    relayed.answer(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n", b"ok")
+    assert relayed.client.written.endswith(b"ok")
+    assert relayed.load == Load()
+
+
+@pytest.mark.parametrize("end", ["sent", "refused", "left"])
+def test_a_retry_may_be_held_too(end: str) -> None:
+    relayed = Relayed(others=1)
+    relayed.held = True
+    relayed.answer(b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n")
+    assert relayed.failures == ["answered 503"]
+    assert relayed.load == Load(), "what the first had booked is given back while it waits"
+    assert relayed.is_waiting
+    match end:
+        case "sent":
+            relayed.connect()
+            relayed.send()
+            assert relayed.load == Load(1, PROMPT, PROMPT)
+            relayed.connection.connection_lost(None)
+        case "refused":
+            relayed.routed(error_response(429, "Too busy."))
+            assert relayed.client.written.startswith(b"HTTP/1.1 429 ")
+        case _:
+            relayed.connection.connection_lost(None)
+    assert not relayed.is_waiting
+    assert relayed.load == Load()
+    assert [outcome.status for outcome in relayed.outcomes] == [429 if end == "refused" else 499]
