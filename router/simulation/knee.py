@@ -14,8 +14,9 @@ AT_LIGHT: Final = "overlap"
 """Who stands for the best there: where nothing queues, a prefix is all that counts."""
 GROWTH: Final = 3.0
 """Of mean TTFT between that and the knee."""
-_FINE: Final = 1.12
-"""The search ends when the knee is known to within this factor."""
+_FINE: Final = 1.23
+"""The search ends when the knee lies between two rates of this ratio; what is said is the middle."""
+_STRIDE: Final = 1.5
 _FURTHEST: Final = 16.0
 
 MakeRun = Callable[[str, int, float], Run]
@@ -37,7 +38,7 @@ class Knee:
         self._say = say
 
     def find(self) -> float:
-        """The greatest rate found at which some policy's mean TTFT is at most `GROWTH` times that at `LIGHT`."""
+        """The greatest rate at which some policy's mean TTFT is at most `GROWTH` times that at `LIGHT`."""
         limit = GROWTH * self._ttft(AT_LIGHT, LIGHT)
         low, high = LIGHT, _FURTHEST
         at = 1.0
@@ -47,7 +48,7 @@ class Knee:
             else:
                 high = at
             at = _next(low, high)
-        return round(low, 3)
+        return round((low * min(high, _FURTHEST)) ** 0.5, 2)
 
     def _ttft(self, policy: str, rate: float, limit: float | None = None) -> float:
         # A run that alone takes the mean over all seeds beyond the limit need not go on.
@@ -70,7 +71,7 @@ class Knee:
 
 
 def _next(low: float, high: float) -> float:
-    """Twice or half as much, until the knee lies between two rates that were tried; then in the middle."""
+    """Further up or down, until the knee lies between two rates that were tried; then in their middle."""
     if high == _FURTHEST:
-        return low * 2
-    return high / 2 if low == LIGHT else (low * high) ** 0.5
+        return low * _STRIDE
+    return high / _STRIDE if low == LIGHT else (low * high) ** 0.5

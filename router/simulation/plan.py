@@ -46,7 +46,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     knee: bool
     suite: bool
     suite_workloads: tuple[str, ...]
-    """None: all."""
+    """Empty: all."""
     jobs: int
     out: str | None
     page: str | None

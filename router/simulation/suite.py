@@ -51,21 +51,21 @@ class Case(NamedTuple):
 
 # The knees were found by `python -m router simulate --suite --knee --seeds 0,1`; docs/simulate.md says what a knee is.
 CASES: Final = (
-    Case("chat", 80.0, 1.0),
-    Case("long-documents", 250.0, 1.0),
-    Case("agents", 150.0, 1.0),
-    Case("hot-prompt", 60.0, 1.0),
-    Case("no-reuse", 80.0, 1.0),
-    Case("bursts", 100.0, 1.0),
-    Case("mixed-hardware", 80.0, 1.0),
-    Case("batch-few-shot", 10.0, 1.0),
-    Case("large-fleet", 16.0, 1.0),
-    Case("huge-fleet", 3.0, 1.0),
-    Case("small-caches", 200.0, 1.0),
-    Case("big-caches", 250.0, 1.0),
-    Case("tree-search", 100.0, 1.0),
-    Case("rag", 90.0, 1.0),
-    Case("long-answers", 70.0, 1.0),
+    Case("chat", 80.0, 5.91),
+    Case("long-documents", 200.0, 1.0),
+    Case("agents", 120.0, 1.0),
+    Case("hot-prompt", 45.0, 1.0),
+    Case("no-reuse", 60.0, 1.0),
+    Case("bursts", 80.0, 1.0),
+    Case("mixed-hardware", 50.0, 1.0),
+    Case("batch-few-shot", 8.0, 1.0),
+    Case("large-fleet", 12.0, 1.0),
+    Case("huge-fleet", 2.5, 1.0),
+    Case("small-caches", 150.0, 1.0),
+    Case("big-caches", 200.0, 1.0),
+    Case("tree-search", 80.0, 1.0),
+    Case("rag", 70.0, 1.0),
+    Case("long-answers", 45.0, 1.0),
 )
 
 
