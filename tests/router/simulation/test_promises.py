@@ -1,0 +1,112 @@
+"""What the policy `auto` and admission promise, in virtual time: deterministic by seed, whatever the machine does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from router.ab.trace import Row
+from router.scheduling.admission import Admission, Objectives
+from router.scheduling.auto import Auto
+from router.scheduling.balance import LeastLoaded
+from router.scheduling.cheapest import Cheapest
+from router.scheduling.decision import Policy
+from router.scheduling.queue import Waiting
+from router.simulation.arrival import Sample
+from router.simulation.fleet import FleetSettings, VirtualFleet
+from router.simulation.workloads import WORKLOADS
+
+NO_REUSE = WORKLOADS["no-reuse"]
+COARSE = FleetSettings(workers=NO_REUSE.workers, cache_tokens=NO_REUSE.cache_tokens, block_size=64)
+NEVER = Admission()
+
+
+def rows(rate: float, seconds: float, seed: int = 1) -> list[Row]:
+    """So many seconds at `rate` times the workload's nominal one."""
+    return faster(NO_REUSE.rows(seed, seconds * rate), rate)
+
+
+def faster(trace: Sequence[Row], rate: float) -> list[Row]:
+    return [Row(row.timestamp / rate, row.input_length, row.output_length, row.hash_ids) for row in trace]
+
+
+def after(trace: Sequence[Row], seconds: float) -> list[Row]:
+    return [Row(row.timestamp + seconds * 1000, row.input_length, row.output_length, row.hash_ids) for row in trace]
+
+
+def auto() -> Policy:
+    return Cheapest(Auto())
+
+
+def run(policy: Policy, trace: Sequence[Row], admission: Admission = NEVER) -> list[Sample]:
+    return VirtualFleet(COARSE, policy, 0, admission).run(trace)
+
+
+def mean_ttft(samples: Sequence[Sample]) -> float:
+    waits = [sample.ttft for sample in samples if sample.ttft is not None]
+    return sum(waits) / len(waits)
+
+
+def share(samples: Sequence[Sample], worker: int, begin: float, end: float) -> float:
+    """Of the prompt tokens computed for requests that arrived within those seconds."""
+    within = [sample for sample in samples if begin <= sample.arrived < end]
+    computed = [(sample.worker, sample.prompt_tokens - sample.cached_tokens) for sample in within]
+    return sum(tokens for where, tokens in computed if where == worker) / sum(tokens for _, tokens in computed)
+
+
+def test_a_worker_made_three_times_slower_sheds_load_within_ten_seconds_and_gets_it_back() -> None:
+    fleet = VirtualFleet(COARSE, auto())
+
+    def change(fleet: VirtualFleet) -> None:
+        fleet.timeline.call_at(40, fleet.slow_down, 3, 3.0)
+        fleet.timeline.call_at(80, fleet.slow_down, 3, 1.0)
+
+    samples = fleet.run(rows(1.2, 130), change)
+    before, slow, recovered = share(samples, 3, 10, 40), share(samples, 3, 50, 80), share(samples, 3, 90, 130)
+    assert before > 0.5 / COARSE.workers
+    assert slow < 0.6 * before
+    assert recovered > 0.8 / COARSE.workers
+
+
+@pytest.mark.parametrize("rate", [1.0, 2.0])
+def test_where_nothing_recurs_auto_costs_nothing_against_the_least_loaded(rate: float) -> None:
+    ours, theirs = (
+        sum(mean_ttft(run(policy(), rows(rate, 40, seed))) for seed in (1, 2)) for policy in (auto, LeastLoaded)
+    )
+    assert ours <= 1.02 * theirs
+
+
+SLO = 1.0
+
+
+def goodput(samples: Sequence[Sample]) -> int:
+    """Requests within the objective."""
+    return sum(sample.ttft is not None and sample.ttft <= SLO for sample in samples)
+
+
+def test_an_objective_makes_goodput_at_overload_and_clears_by_itself() -> None:
+    trace = [*rows(5.0, 20), *after(rows(0.8, 15, seed=2), 20)]
+    free, refusing = run(auto(), trace), run(auto(), trace, Admission(Objectives(ttft=SLO)))
+    assert goodput(refusing) >= 1.5 * goodput(free)
+    # A prompt that takes about as long as the objective by itself is refused wherever it would have to wait.
+    refused = [sample.arrived for sample in refusing if sample.first is None and sample.prompt_tokens < 8_000]
+    assert len(refused) > 100
+    assert max(refused) < 20 + 5
+
+
+def test_a_refusal_costs_less_than_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of CPU time: the look-up, the choice and the verdict, in the middle of an overload."""
+    fleet = VirtualFleet(COARSE, auto(), 0, Admission(Objectives(ttft=1e-6)))
+    submit, took = fleet.queue.submit, list[float]()
+
+    def timed(waiting: Waiting) -> None:
+        began = time.process_time()
+        submit(waiting)
+        took.append(time.process_time() - began)
+
+    monkeypatch.setattr(fleet.queue, "submit", timed)
+    samples = fleet.run(rows(3.0, 10))
+    assert sum(sample.first is None for sample in samples) > 0.9 * len(took)
+    assert sorted(took)[len(took) // 2] < 1e-3
