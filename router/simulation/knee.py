@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Final
@@ -48,7 +49,7 @@ class Knee:
             else:
                 high = at
             at = _next(low, high)
-        return round((low * min(high, _FURTHEST)) ** 0.5, 2)
+        return round(math.sqrt(low * min(high, _FURTHEST)), 2)
 
     def _ttft(self, policy: str, rate: float, limit: float | None = None) -> float:
         # A run that alone takes the mean over all seeds beyond the limit need not go on.
@@ -74,4 +75,4 @@ def _next(low: float, high: float) -> float:
     """Further up or down, until the knee lies between two rates that were tried; then in their middle."""
     if high == _FURTHEST:
         return low * _STRIDE
-    return high / _STRIDE if low == LIGHT else (low * high) ** 0.5
+    return high / _STRIDE if low == LIGHT else math.sqrt(low * high)
