@@ -15,6 +15,7 @@ from collections.abc import Callable
 import aiohttp
 
 import publishers.rank
+import router.scheduling.warm_up
 from engines.description import EngineDescription
 from indexer.kv_indexer import KVIndexer
 from indexer.warm_up import warm_up
@@ -153,6 +154,7 @@ class App:
         log_event(logger, logging.DEBUG, "Compiling the index: some seconds, when it is the first time on this machine")
         warm_up()
         publishers.rank.warm_up()
+        router.scheduling.warm_up.warm_up(self._scheduler)
         self._session = aiohttp.ClientSession()
         await self._plane.start()
         await self._ingest.start()

@@ -68,11 +68,12 @@ class Admission:
     def missed(self, waited: float, ttft: float | None = None) -> Refusal | None:
         """What there is to say when the objective has passed, whatever would be predicted."""
         limit = self._patience if self._action == "queue" else ttft or self.objectives.ttft
-        return (
-            Refusal("ttft", waited, limit, waited) if limit is not None and waited > limit and self._on(ttft) else None
-        )
+        if limit is None or waited <= limit or not self.concerns(ttft):
+            return None
+        return Refusal("ttft", waited, limit, waited)
 
-    def _on(self, ttft: float | None) -> bool:
+    def concerns(self, ttft: float | None) -> bool:
+        """Whether a request with this objective of its own, or None, has any."""
         return ttft is not None or self.objectives != NO_OBJECTIVES
 
     def _violation(self, predicted: Prediction, waited: float, ttft: float | None) -> Refusal | None:

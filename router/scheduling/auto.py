@@ -16,8 +16,10 @@ import math
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from router.scheduling.decision import Cost, Seconds, Situation
+from indexer.jit import kernel
+from router.scheduling.decision import Cost, Figures, Seconds, Situation
 
 ENOUGH: Final = 0.3
 """Seconds of prefill that an engine needs before it so as not to fall idle while the router hears of its progress."""
@@ -41,12 +43,19 @@ class Auto:
         self._busy_at: float | None = None
 
     def cost(self, situation: Situation) -> Cost:
-        own, queue = situation.prefill_seconds, situation.queue_seconds
-        steps, memory = _STEPS * situation.step_seconds, _memory_seconds(situation)
-        seconds = queue + situation.held_seconds + (1 + self._delay(situation)) * own + steps
-        values = seconds * (situation.requests + 1.0) ** _CROWD + memory
-        may_go = ((queue < ENOUGH) & (memory == 0) & (situation.held_seconds == 0)) | (situation.requests == 0)
-        return Cost(values, float(situation.whole_prefill_seconds.mean()), may_go)
+        values, may_go = _costs(
+            situation.queue_seconds,
+            situation.held_seconds,
+            situation.prefill_seconds,
+            situation.step_seconds,
+            situation.requests,
+            situation.memory_tokens,
+            situation.prompt_tokens - situation.overlap_tokens,
+            situation.capacity_tokens,
+            1 + self._delay(situation),
+            situation.residence_seconds,
+        )
+        return Cost(values, situation.whole_prefill_seconds, may_go)
 
     def _delay(self, situation: Situation) -> float:
         """Seconds that others wait for each second of new work."""
@@ -57,9 +66,29 @@ class Auto:
         return min(_MOST_DELAY, self._busy / max(1e-9, 1 - self._busy))
 
 
-def _memory_seconds(situation: Situation) -> Seconds:
-    """Until so many requests have ended that the prompt fits: the tokens in excess at the mean rate of release."""
-    taken, new = situation.memory_tokens, situation.prompt_tokens - situation.overlap_tokens
-    excess = np.maximum(0.0, taken + new - _ROOM * situation.capacity_tokens)
-    waits: Seconds = np.where(taken > 0, excess * situation.residence_seconds / np.maximum(1, taken), 0.0)
-    return waits
+@kernel
+def _costs(
+    queue: Seconds,
+    held: Seconds,
+    own: Seconds,
+    step: Seconds,
+    requests: Figures,
+    taken: Figures,
+    new: Figures,
+    capacity: Figures,
+    weight: float,
+    residence: float,
+) -> tuple[Seconds, npt.NDArray[np.bool_]]:
+    """What each candidate costs, and which a request may be sent to now.
+
+    The wait for memory: until so many requests have ended that the prompt fits, at the mean rate of release.
+    """
+    values, may_go = np.zeros(len(queue)), np.zeros(len(queue), np.bool_)
+    for at in range(len(queue)):
+        excess = max(0.0, taken[at] + new[at] - _ROOM * capacity[at])
+        memory = excess * residence / taken[at] if taken[at] else 0.0
+        seconds = queue[at] + held[at] + weight * own[at] + _STEPS * step[at]
+        values[at] = seconds * (requests[at] + 1.0) ** _CROWD + memory
+        ready = queue[at] < ENOUGH and memory == 0.0 and held[at] == 0.0
+        may_go[at] = ready or requests[at] == 0
+    return values, may_go

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+import numpy.typing as npt
 
+from indexer.jit import kernel
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.latency import Prefill, Seconds
 from router.scheduling.load import SharedTable
@@ -106,16 +108,25 @@ class Backlog:
 
     def seconds(self, ranks: RankSet, factors: Seconds, now: float) -> Seconds:
         """Until a request sent to each of `ranks` now would begin; `factors`: how much longer each takes."""
-        found = self._tables[:, :, self._places.of(ranks)]
-        work = found[:, _WORK].sum(axis=0) * factors
-        heads = found[:, _HEAD]
-        first = np.where(heads > 0, found[:, _SINCE], np.iinfo(np.int64).max).argmin(axis=0)[None]
-        head = np.take_along_axis(heads, first, 0)[0] * factors
-        passed = np.where(head > 0, np.maximum(0, now * _MICRO - np.take_along_axis(found[:, _SINCE], first, 0)[0]), 0)
-        left: Seconds = np.maximum(0.0, work - head + np.abs(head - passed)) / _MICRO
-        return left
+        return _seconds_left(self._tables, self._places.of(ranks), factors, now * _MICRO)
 
     def busy(self, ranks: RankSet) -> float:
         """The share of `ranks`, 0-1, that have any."""
         work = self._tables[:, _WORK, self._places.of(ranks)].max(axis=0)
         return float(np.count_nonzero(work)) / max(1, len(ranks))
+
+
+@kernel
+def _seconds_left(tables: npt.NDArray[np.int64], places: npt.NDArray[np.intp], factors: Seconds, now: float) -> Seconds:
+    """Of the several processes' first in line, the one that has been first for longest is what the rank computes."""
+    left = np.zeros(len(places))
+    for number, place in enumerate(places):
+        work, head, since = 0.0, 0.0, now
+        for table in tables:
+            work += table[_WORK, place]
+            if table[_HEAD, place] > 0 and (head == 0.0 or table[_SINCE, place] < since):
+                head, since = float(table[_HEAD, place]), float(table[_SINCE, place])
+        expected = head * factors[number]
+        remains = abs(expected - max(0.0, now - since)) if head else 0.0
+        left[number] = max(0.0, (work - head) * factors[number] + remains) / _MICRO
+    return left

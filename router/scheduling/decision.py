@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -80,8 +80,8 @@ class Situation(Protocol):
         """Of this request, with what each rank holds of it."""
 
     @property
-    def whole_prefill_seconds(self) -> Seconds:
-        """The same with nothing held."""
+    def whole_prefill_seconds(self) -> float:
+        """The same with nothing held, on a rank that is neither faster nor slower than the fleet."""
 
     @property
     def step_seconds(self) -> Seconds:
@@ -164,11 +164,12 @@ class Decision:
     __slots__ = (
         "_candidates",
         "_costs",
+        "_predict",
+        "_predicted",
         "best_overlap_tokens",
         "hold",
         "overlap_tokens",
         "position",
-        "predicted",
         "prompt_tokens",
         "rank",
         "reason",
@@ -181,14 +182,16 @@ class Decision:
         prompt_tokens: int,
         overlap_tokens: int | None,
         best_overlap_tokens: int | None,
-        predicted: Prediction | None = None,
+        predict: Callable[[], Prediction] | None = None,
     ) -> None:
-        """`best_overlap_tokens`: the longest overlap that any candidate had."""
+        """`best_overlap_tokens`: the longest overlap that any candidate had. `predict`: asked at most once, and only if
+        somebody wants to know before anything else is booked."""
         self._candidates = candidates
         self._costs = choice.costs
         self.position = choice.position
         self.hold = choice.hold
-        self.predicted = predicted
+        self._predict = predict
+        self._predicted: Prediction | None = None
         self.rank = candidates.ranks[choice.position]
         self.reason = choice.reason
         self.prompt_tokens = prompt_tokens
@@ -199,6 +202,13 @@ class Decision:
         return (
             f"<Decision for {self.rank}: {self.reason}, overlap {self.overlap_tokens} of {self.prompt_tokens} tokens>"
         )
+
+    @property
+    def predicted(self) -> Prediction | None:
+        """None where nothing was looked up."""
+        if self._predict is not None:
+            self._predicted, self._predict = self._predict(), None
+        return self._predicted
 
     @property
     def costs(self) -> Mapping[WorkerRank, float]:

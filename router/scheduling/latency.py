@@ -107,6 +107,7 @@ class Factors:
         self._sums: dict[int, tuple[float, float, float, float, float]] = {}
         """By place: fast observed and expected, slow observed and expected, and when."""
         self._known = np.ones(1)
+        """The last is nobody's and stays 1: ranks without a place, −1, are read there."""
         self._refreshed = -math.inf
 
     def forget(self, place: int) -> None:
@@ -118,7 +119,7 @@ class Factors:
         fast_observed, fast_expected, slow_observed, slow_expected = self._decayed(place, now)
         sums = (fast_observed + observed, fast_expected + expected, slow_observed + observed, slow_expected + expected)
         self._sums[place] = (*sums, now)
-        if place >= len(self._known):
+        if place >= len(self._known) - 1:
             self._known = np.append(self._known, np.ones(place + 1))
         self._known[place] = _factor(*sums)
 
@@ -138,9 +139,9 @@ class Factors:
             self._refreshed = now
             for place in self._sums:
                 self._known[place] = _factor(*self._decayed(place, now))
-        known = len(self._known)
-        factors: Seconds = np.where((places < 0) | (places >= known), 1.0, self._known[np.minimum(places, known - 1)])
-        return factors
+        if len(places) and (most := int(places.max())) >= len(self._known) - 1:
+            self._known = np.append(self._known, np.ones(most + 1))
+        return self._known[places]
 
 
 def _factor(fast_observed: float, fast_expected: float, slow_observed: float, slow_expected: float) -> float:

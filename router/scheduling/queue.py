@@ -178,7 +178,7 @@ class Queue:
             waiting.send(decision, self._scheduler.reserve(decision, now, waiting.streamed))
 
     def _judge(self, waiting: Waiting, decision: Decision, candidates: Candidates, now: float) -> Verdict | Refusal:
-        predicted = decision.predicted
+        predicted = decision.predicted if self._admission.concerns(waiting.ttft_slo) else None
         if predicted is None:
             return Verdict.HOLD if decision.hold else Verdict.ADMIT
         if waiting not in self._held:  # it comes last, but will not stay there

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -35,10 +35,7 @@ class Scheduler:
         random: Uniform,
         backlog: Backlog | None = None,
         latency: LatencyModel | None = None,
-        predicts: bool = True,
     ) -> None:
-        """`predicts`: decisions say how long the request will take; nobody may want to know."""
-        self._predicts = predicts
         self._policy = policy
         self._random = random
         self.book = book
@@ -71,21 +68,18 @@ class Scheduler:
             choice = (policy or self._policy).choose(present, self._random)
         if matches is None:
             return Decision(candidates, choice, prompt_tokens, None, None)
-        overlaps = present.overlap_tokens
-        predicted = _predict(present, choice.position) if self._predicts else None
-        return Decision(
-            candidates, choice, prompt_tokens, int(overlaps[choice.position]), int(overlaps.max()), predicted
-        )
+        overlaps, predict = present.overlap_tokens, partial(_predict, present, choice.position)
+        return Decision(candidates, choice, prompt_tokens, int(overlaps[choice.position]), int(overlaps.max()), predict)
 
     def reserve(self, decision: Decision, now: float, streamed: bool = True) -> Booking:
         """Book the decision's prefill and active tokens; the caller must release it, however the request ends.
 
         Of an answer that is not `streamed` nobody hears before its end: its prefill counts as done when it should be.
         """
+        predicted = None if streamed else decision.predicted
         booking = Booking(self, decision, now, streamed)
         if not streamed:
-            due = now + (decision.predicted.ttft if decision.predicted else 0.0)
-            self._unheard.append((due, booking))
+            self._unheard.append((now + (predicted.ttft if predicted else 0.0), booking))
         return booking
 
     def _settle(self, now: float) -> None:
@@ -277,9 +271,8 @@ class Present:
         return self._factors * self._scheduler.latency.prefill_works(new, self.prompt_tokens)
 
     @cached_property
-    def whole_prefill_seconds(self) -> Seconds:
-        whole = self._scheduler.latency.prefill_work(Prefill(self.prompt_tokens, self.prompt_tokens))
-        return self._factors * whole
+    def whole_prefill_seconds(self) -> float:
+        return self._scheduler.latency.prefill_work(Prefill(self.prompt_tokens, self.prompt_tokens))
 
     @cached_property
     def step_seconds(self) -> Seconds:

@@ -12,4 +12,4 @@ from router.scheduling.decision import Cost, Situation
 class PredictedTTFT:
     def cost(self, situation: Situation) -> Cost:
         values = situation.queue_seconds + situation.prefill_seconds + situation.step_seconds
-        return Cost(values, float(situation.whole_prefill_seconds.mean()))
+        return Cost(values, situation.whole_prefill_seconds)

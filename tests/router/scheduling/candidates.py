@@ -58,7 +58,7 @@ class Plain:
     queue_seconds: Seconds
     held_seconds: Seconds
     prefill_seconds: Seconds
-    whole_prefill_seconds: Seconds
+    whole_prefill_seconds: float
     step_seconds: Seconds
     residence_seconds: float = 10.0
     busy: float = 0.0
@@ -107,7 +107,7 @@ def situation(
         seconds(queue),
         seconds(held),
         seconds(prefill),
-        seconds(whole or prefill),
+        float(np.mean(whole or prefill or [0.0])),
         seconds(step),
         residence,
         busy,

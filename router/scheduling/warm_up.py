@@ -1,0 +1,17 @@
+"""Compiles the policies' kernels before a request needs them, for the very arrays that they will be given."""
+
+from __future__ import annotations
+
+import random
+
+from indexer.types import WorkerRank
+from router.scheduling.auto import Auto
+from router.scheduling.cheapest import Cheapest
+from router.scheduling.decision import Candidates
+from router.scheduling.scheduler import Present, Scheduler
+
+
+def warm_up(scheduler: Scheduler) -> None:
+    """Takes a second or two the first time on a machine; books nothing."""
+    nobody = Candidates([(WorkerRank("", 0), 1)])
+    Cheapest(Auto()).choose(Present(scheduler, nobody, 1, None, 0.0), random.Random(0))  # noqa: S311 -- not for secrets

@@ -1,0 +1,39 @@
+"""After warming up, a choice compiles nothing."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from router.scheduling import auto, backlog
+from router.scheduling.auto import Auto
+from router.scheduling.backlog import BACKLOG_ROWS, Backlog
+from router.scheduling.cheapest import Cheapest
+from router.scheduling.load import LOAD_ROWS, LoadBook, SharedTable
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.warm_up import warm_up
+from tests.router.scheduling.candidates import HeldOnGpu, named
+
+
+def compiled() -> int:
+    kernels = (auto._costs, backlog._seconds_left)
+    return sum(len(getattr(kernel, "signatures", ())) for kernel in kernels)
+
+
+@pytest.mark.parametrize("processes", [0, 2], ids=["alone", "one of two processes"])
+def test_a_choice_after_warming_up_compiles_nothing(processes: int) -> None:
+    candidates = named("ab")
+    shared = None
+    if processes:
+        books = np.zeros((processes, LOAD_ROWS + BACKLOG_ROWS, 3), np.int64)
+        shared = SharedTable(books[:, LOAD_ROWS:], 0, candidates.ranks.index)
+    scheduler = Scheduler(Cheapest(Auto()), LoadBook(), random.Random(0), Backlog(shared))
+    for rank in candidates.ranks:
+        scheduler.watch(rank, 16)
+    warm_up(scheduler)
+    before = compiled()
+    decision = scheduler.select(candidates, 100, HeldOnGpu({candidates.ranks[0]: 3}), 1.0)
+    scheduler.reserve(decision, 1.0).release(2.0)
+    assert compiled() == before > 0
