@@ -79,6 +79,7 @@ class RequestRouting:
         self._routed: Callable[[Leg | Response], None] = _nowhere
         self.prompt = Prompt()
         self.arrived = brain.clock()
+        self._began: float | None = None
         self.ttft_slo = asked.ttft_slo
         self.priority = asked.priority
         self.streamed = asked.streamed
@@ -89,9 +90,9 @@ class RequestRouting:
         self._exclude, self._routed = exclude, routed
         brain = self._brain
         if self._pinned is None:
-            began = brain.clock()
+            self._began = brain.clock()
             brain.queue.submit(self)
-            brain.metrics.tallies.decision.observe(brain.clock() - began)
+            self._began = None  # what is decided in a later pass is decided with others
             return
         candidates = self.candidates()
         if not candidates:
@@ -119,6 +120,8 @@ class RequestRouting:
     def send(self, decision: Decision, booking: Booking) -> None:
         worker = self._brain.fleet.workers[decision.rank.worker_id]
         self._note(decision, worker)
+        if self._began is not None:
+            self._brain.metrics.tallies.decision.observe(self._brain.clock() - self._began)
         told = self._arm.answer_lines if self._arm else b""
         self._routed(Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told))
 

@@ -27,6 +27,8 @@ _ROOM: Final = 0.95
 """Share of a rank's KV that may be booked: requests in flight grow, and their blocks are rounded up."""
 _BUSY_MEMORY: Final = 10.0
 """Seconds over which the fleet's utilisation is averaged."""
+_BUSY_EVERY: Final = 0.05
+"""Seconds between two looks at it."""
 _MOST_DELAY: Final = 4.0
 """Limit of ρ/(1 − ρ): near 1 the estimate of ρ is too coarse to say more."""
 _STEPS: Final = 1.5
@@ -59,10 +61,11 @@ class Auto:
 
     def _delay(self, situation: Situation) -> float:
         """Seconds that others wait for each second of new work."""
-        now, busy = situation.now, situation.busy
-        passed = math.inf if self._busy_at is None else max(0.0, now - self._busy_at)
-        self._busy_at = now
-        self._busy += (busy - self._busy) * -math.expm1(-passed / _BUSY_MEMORY)
+        now = situation.now
+        passed = math.inf if self._busy_at is None else now - self._busy_at
+        if passed >= _BUSY_EVERY:
+            self._busy_at = now
+            self._busy += (situation.busy - self._busy) * -math.expm1(-passed / _BUSY_MEMORY)
         return min(_MOST_DELAY, self._busy / max(1e-9, 1 - self._busy))
 
 
