@@ -23,6 +23,8 @@ from router.scheduling.scheduler import Booking
 RETRIES = 1
 """Other workers tried after the first, before anything was sent to the client."""
 RETRY_STATUSES = frozenset((500, 502, 503))
+_ERRORS = 400
+"""From this status on an answer is none."""
 _USAGE_WINDOW = 4096
 """Bytes at an answer's end in which its usage is looked for."""
 _CACHED = re.compile(rb'"cached_tokens":\s*(\d+)')
@@ -239,7 +241,10 @@ class Exchange:
         """The first byte is here: the prefill is done, and there is no way back to another worker."""
         now = self._clock()
         self._first_byte = now - self._began
-        leg.reservation.first_token(now)
+        if head.status < _ERRORS:
+            leg.reservation.first_token(now)
+        else:  # a refusal tells nothing of how long a prompt takes
+            leg.reservation.assume_first_token(now)
         keep_alive = self._request.head.keep_alive and not relay.until_close and not self._connection.closing
         length = b"" if self._length is None else b"content-length: %d\r\n" % self._length
         framing = length + relay.framing if keep_alive else b"%sconnection: close\r\n" % (length + relay.framing)

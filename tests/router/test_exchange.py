@@ -214,6 +214,15 @@ def test_a_streams_usage_is_found_however_its_end_comes(pieces: list[bytes]) -> 
     assert (outcome.prompt_tokens, outcome.cached_tokens) == (9, 8)
 
 
+@pytest.mark.parametrize(("status", "learned"), [(b"200 OK", True), (b"400 Bad Request", False)])
+def test_how_long_a_prompt_takes_is_learned_from_answers_alone(status: bytes, learned: bool) -> None:
+    relayed = Relayed()
+    relayed.answer(EVENTS.replace(b"200 OK", status), EVENT, LAST)
+    factors = relayed.scheduler.latency.prefill_factors(named("a"), 0.0)
+    assert (factors[0] != 1.0) == learned
+    assert relayed.load == Load()
+
+
 def test_the_next_request_of_a_client_starts_from_nothing() -> None:
     relayed = Relayed()
     relayed.answer(EVENTS, USAGE, LAST)
