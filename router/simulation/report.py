@@ -15,6 +15,7 @@ from router.simulation.suite import (
     GOAL_NO_REUSE,
     GOAL_SATURATED,
     GOAL_WORST,
+    SATURATED,
     Line,
     judge,
     mean_of,
@@ -93,7 +94,7 @@ def suite_row(line: Line) -> tuple[str, ...]:
     best = line.best(mean_of)
     return (
         line.workload,
-        f"{line.load:g}",
+        f"{line.load:g}" + ("" if line.saturated or line.load < SATURATED else "*"),
         f"{line.rate:.2f}",
         f"{line.mean('auto', mean_of):.3f}",
         f"{line.mean(best, mean_of):.3f} {best}",
@@ -126,10 +127,11 @@ def page(lines: Sequence[Line], command: str) -> str:
     rows = [SUITE_HEAD, ("---",) * len(SUITE_HEAD), *(suite_row(line) for line in lines)]
     body = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     judged = "\n".join(f"- {text}" for text in verdicts(lines))
-    return f"""# The suite's results
+    return rf"""# The suite's results
 
 Written by `{command}`; [simulate.md](simulate.md) says what is compared. Mean TTFT in virtual seconds;
-`best baseline` is the best of five in that very line, and so is the ratio of p99.
+`best baseline` is the best of five in that very line, and so is the ratio of p99. `*`: of twice
+the nominal rate, in too short a run to saturate the fleet, so not among the saturated ones.
 
 {judged}
 

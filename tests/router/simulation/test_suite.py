@@ -24,7 +24,8 @@ def figures(mean: float) -> Figures:
 
 def line(workload: str, load: float, auto: float, best: float) -> Line:
     others = {policy: [figures(best * (1 + number))] for number, policy in enumerate(BASELINES)}
-    return Line(workload, load, load, {"auto": [figures(auto)], **others, "least-loaded": [figures(best * 2)]})
+    found = {"auto": [figures(auto)], **others, "least-loaded": [figures(best * 2)]}
+    return Line(workload, load, load, found, saturated=load > 0.8)
 
 
 def test_every_workload_is_a_case_with_a_knee() -> None:
@@ -68,6 +69,8 @@ def test_each_case_runs_below_and_above_its_knee() -> None:
     assert [(one.workload, one.load) for one in lines] == [(case.workload, load) for case in chosen for load in LOADS]
     assert [one.rate for one in lines[:3]] == [pytest.approx(load * chosen[0].knee) for load in LOADS]
     assert {len(several) for one in lines for several in one.figures.values()} == {2}
+    assert [one.saturated for one in lines[:3]] == [False, True, True]
+    assert not any(one.saturated for one in run_suite(cases(("large-fleet",)), (0,), fake))
     assert lines[0].control is None
     assert lines[3].control == 1.0
 
