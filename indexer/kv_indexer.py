@@ -13,7 +13,7 @@ from indexer.hashing import HASH_VERSION, SequenceHashes, chain_hashes, pack_tok
 from indexer.matches import Matches, MostOfMatches, SumOfMatches
 from indexer.predicted import PredictedPrefixes
 from indexer.prefix_index import PrefixIndex
-from indexer.types import PLAIN, Namespace, WorkerRank
+from indexer.types import PLAIN, Namespace, Tier, WorkerRank
 
 
 class PromptHashes(NamedTuple):
@@ -165,7 +165,10 @@ class KVIndexer:
             elif isinstance(event, Stored):
                 self.index.store(rank, event.tier, unpack_hashes(event.hashes))
             else:
-                self.index.remove(rank, event.tier, unpack_hashes(event.hashes))
+                hashes = unpack_hashes(event.hashes)
+                self.index.remove(rank, event.tier, hashes)
+                if event.tier is Tier.GPU:
+                    self._predicted.remove(rank, hashes)
 
 
 def _refusal(batch: EventBatch) -> str:

@@ -34,6 +34,12 @@ class PredictedPrefixes:
         self._younger.store(rank, Tier.GPU, hashes)
         self._used[0] = True
 
+    def remove(self, rank: WorkerRank, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
+        """It has just said that it does not hold these: no guess is better than that."""
+        for used, index in zip(self._used, (self._younger, self._older), strict=True):
+            if used:
+                index.remove(rank, Tier.GPU, hashes)
+
     def forget(self, rank: WorkerRank) -> None:
         """It restarted, or its cache was cleared."""
         self._younger.clear(rank)

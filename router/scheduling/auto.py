@@ -51,6 +51,7 @@ class Auto:
             situation.prefill_seconds,
             situation.step_seconds,
             situation.requests,
+            situation.own_requests,
             situation.memory_tokens,
             situation.prompt_tokens - situation.overlap_tokens,
             situation.capacity_tokens,
@@ -76,6 +77,7 @@ def _costs(
     own: Seconds,
     step: Seconds,
     requests: Figures,
+    own_requests: Figures,
     taken: Figures,
     new: Figures,
     capacity: Figures,
@@ -84,6 +86,7 @@ def _costs(
 ) -> tuple[Seconds, npt.NDArray[np.bool_]]:
     """What each candidate costs, and which a request may be sent to now.
 
+    A rank that has none of ours is never waited for, whatever it reports: else others could keep us from it for ever.
     The wait for memory: until so many requests have ended that the prompt fits, at the mean rate of release.
     """
     values, may_go = np.zeros(len(queue)), np.zeros(len(queue), np.bool_)
@@ -93,5 +96,5 @@ def _costs(
         seconds = queue[at] + held[at] + weight * own[at] + _STEPS * step[at]
         values[at] = seconds * (requests[at] + 1.0) ** _CROWD + memory
         ready = queue[at] < ENOUGH and memory == 0.0 and held[at] == 0.0
-        may_go[at] = ready or requests[at] == 0
+        may_go[at] = ready or own_requests[at] == 0
     return values, may_go

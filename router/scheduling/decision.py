@@ -44,6 +44,10 @@ class Situation(Protocol):
         """In flight."""
 
     @property
+    def own_requests(self) -> Figures:
+        """Those of them that came through here."""
+
+    @property
     def prefill_tokens(self) -> Figures:
         """Prompt tokens still to compute of requests without a first token."""
 

@@ -47,6 +47,8 @@ class Loads(NamedTuple):
     requests: npt.NDArray[np.int64]
     prefill_tokens: npt.NDArray[np.int64]
     active_tokens: npt.NDArray[np.int64]
+    own_requests: npt.NDArray[np.int64]
+    """Those that routers sent which keep these books."""
     memory_tokens: npt.NDArray[np.int64]
     """KV that requests in flight take up, what they share counted once, as far as reports tell."""
     capacity_tokens: npt.NDArray[np.int64]
@@ -234,7 +236,8 @@ class LoadBook:
         ours = found if self._everybodys is None else self._everybodys[:, : _NEW + 1, places].sum(axis=0)
         requests, active = ours[_REQUESTS] + found[_FOREIGN_REQUESTS], ours[_ACTIVE] + found[_FOREIGN_TOKENS]
         memory = np.maximum(0, ours[_NEW] + found[_BEYOND])
-        return Loads(requests, ours[_PREFILL], active, memory, self._capacity[places])
+        own = np.ascontiguousarray(ours[_REQUESTS])  # kernels are compiled for one layout
+        return Loads(requests, ours[_PREFILL], active, own, memory, self._capacity[places])
 
     def load(self, rank: WorkerRank, now: float) -> Load:
         place = self._places.get(rank)

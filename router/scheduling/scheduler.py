@@ -209,6 +209,10 @@ class Present:
         return self._loads.requests
 
     @property
+    def own_requests(self) -> Figures:
+        return self._loads.own_requests
+
+    @property
     def prefill_tokens(self) -> Figures:
         return self._loads.prefill_tokens
 

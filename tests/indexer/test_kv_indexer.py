@@ -255,3 +255,14 @@ def test_assumptions_hold_for_a_while_and_give_way_to_events() -> None:
     assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
     indexer.predict(RANK, hash_prompt(list(range(100, 164)), [16], PLAIN), 16, now=99)
     assert indexer.index.entries() == 4
+
+
+def test_what_a_rank_says_that_it_dropped_is_no_longer_predicted() -> None:
+    indexer = watching()
+    prompt = hash_prompt(list(range(64)), [16], PLAIN)
+    indexer.on_batch(batch(0, stored(1)))
+    indexer.predict(RANK, prompt, 16, now=0)
+    assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
+    hashes = prompt.chains[16].tolist()
+    indexer.on_batch(batch(1, stored(*hashes), Removed(Tier.GPU, pack_hashes(hashes[2:]))))
+    assert indexer.find_matches(prompt) == {RANK: Overlap(2, 2)}

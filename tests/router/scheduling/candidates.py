@@ -49,6 +49,7 @@ class Plain:
     candidates: Candidates
     prompt_tokens: int
     requests: Figures
+    own_requests: Figures
     prefill_tokens: Figures
     active_tokens: Figures
     overlap_tokens: Figures
@@ -70,6 +71,7 @@ def situation(
     prompt: int = 10,
     *,
     requests: Sequence[int] = (),
+    own: Sequence[int] | None = None,
     pending: Sequence[int] = (),
     active: Sequence[int] = (),
     overlap: Sequence[int] = (),
@@ -85,8 +87,8 @@ def situation(
     busy: float = 0.0,
     now: float = 0.0,
 ) -> Plain:
-    """Numbers in the order of the candidates; none: 0 each, or as `active`, `overlap`
-    and `prefill` say for `memory`, `credit` and `whole`."""
+    """Numbers in the order of the candidates; none: 0 each, or as `requests`, `active`, `overlap`
+    and `prefill` say for `own`, `memory`, `credit` and `whole`."""
 
     def figures(numbers: Sequence[int], otherwise: int = 0) -> Figures:
         return np.array(numbers or [otherwise] * len(candidates), np.int64)
@@ -98,6 +100,7 @@ def situation(
         candidates,
         prompt,
         figures(requests),
+        figures(requests if own is None else own),
         figures(pending),
         figures(active),
         figures(overlap),

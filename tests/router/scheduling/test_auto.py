@@ -119,3 +119,10 @@ def test_a_rank_that_does_not_tell_its_memory_has_room() -> None:
 
 def test_a_whole_prompt_is_meant_at_the_mean_of_all() -> None:
     assert cost_of(whole=[1.0, 3.0]).prompt == 2.0
+
+
+def test_a_rank_that_others_keep_full_gets_one_of_ours() -> None:
+    full = {"requests": [9, 9], "memory": [CAPACITY, CAPACITY], "capacity": [CAPACITY, CAPACITY]}
+    may_go = cost_of(**full, own=[0, 1]).open
+    assert may_go is not None
+    assert may_go.tolist() == [True, False]
