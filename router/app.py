@@ -53,7 +53,6 @@ FIRST_LOOK = 5.0
 
 def run(settings: Settings, member: Member | None = None) -> int:
     """Serve until a signal; returns the process's exit status. `member`: as one of several processes."""
-    configure_logging(settings.log_level, settings.log_format)
     try:
         check_tokenizer(settings)
         make_policy(settings)
@@ -61,6 +60,7 @@ def run(settings: Settings, member: Member | None = None) -> int:
     except SettingsError as error:
         sys.stderr.write(f"kv-router: {error}\n")
         return 2
+    configure_logging(settings.log_level, settings.log_format)
     try:
         import uvloop  # noqa: PLC0415 -- there is none for Windows
 
