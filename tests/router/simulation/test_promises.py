@@ -92,7 +92,7 @@ def test_an_objective_makes_goodput_at_overload_and_clears_by_itself() -> None:
     assert goodput(refusing) >= 1.5 * goodput(free)
     # A prompt that takes about as long as the objective by itself is refused wherever it would have to wait.
     refused = [sample.arrived for sample in refusing if sample.first is None and sample.prompt_tokens < 8_000]
-    assert len(refused) > 100
+    assert len(refused) > 50
     assert max(refused) < 20 + 5
 
 
