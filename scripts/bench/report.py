@@ -74,7 +74,7 @@ def goals(results: Results) -> list[Goal]:
 def page(results: Results) -> str:
     parts = [
         _INTRODUCTION.format(command=results.command, facts=_list(_facts(results.busy))),
-        "## Goals\n" + _goal_table(goals(results)),
+        "## Goals\nWhat bounds those not met: [hot-path.md](hot-path.md).\n\n" + _goal_table(goals(results)),
         "## CPU per request\n" + _cpu_table(results.proxies),
         "## Added latency\n" + _latency_table(results.proxies),
         "## Prefix index\n" + _index_table(results.lookups),
