@@ -27,7 +27,7 @@ from router.ab.progress import progress
 from router.ab.replay import Pace, Prompts, replay
 from router.ab.report import ModeReport, Report, check_writable, comparison, run_name, show, warnings
 from router.ab.statistics import Record, Summary, summarise
-from router.ab.trace import Row, reuse
+from router.ab.trace import Row, describe
 from router.page.html import page
 from router.worker_spec import parse_worker
 
@@ -155,7 +155,7 @@ def _report(plan: Plan, argv: Sequence[str], started: str, measured: Sequence[_M
         started=started,
         versions=_versions(),
         settings=msgspec.to_builtins(plan),
-        trace=_describe(first.rows, first.rate),
+        trace=describe(first.rows, first.rate),
         baseline=plan.baseline,
         modes=tuple(_mode_report(plan, one, summaries) for one in measured),
     )
@@ -175,17 +175,6 @@ def _mode_report(plan: Plan, one: _Measured, summaries: Mapping[tuple[str, float
         ratios=ratios(summary, summaries[plan.baseline, rate, seed]),
         requests=tuple(one.records),
     )
-
-
-def _describe(rows: Sequence[Row], rate: float) -> dict[str, float]:
-    """The load as it was first sent: seconds are simulated, tokens are means."""
-    return {
-        "requests": len(rows),
-        "seconds": (rows[-1].timestamp - rows[0].timestamp) / 1000 / rate,
-        "input_tokens": sum(row.input_length for row in rows) / len(rows),
-        "output_tokens": sum(row.output_length for row in rows) / len(rows),
-        "reuse": reuse(rows),
-    }
 
 
 def _versions() -> dict[str, str]:

@@ -12,6 +12,7 @@ import msgspec
 from router.ab.arrivals import Arrivals, rearrive
 from router.ab.client import Address
 from router.ab.errors import RunError
+from router.ab.flags import count, positive
 from router.ab.trace import SHAPES, Row, read, stretch, synthesize, without_reuse
 from router.settings import RouterMode
 from router.worker_spec import parse_worker
@@ -121,29 +122,29 @@ def make_parser() -> argparse.ArgumentParser:
     add("--trace", default="synthetic", metavar="FILE", help=f"JSON lines in Mooncake's format, or one of {kinds}")
     add("--modes", default="kv,round-robin", help=f"comma-separated, of {', '.join(MODES)}; one may come twice")
     add("--baseline", metavar="MODE", help="what ratios compare with (default: the first mode but kv)")
-    add("--duration", type=_positive, metavar="SECONDS", help="only the first seconds of the trace's own time")
+    add("--duration", type=positive, metavar="SECONDS", help="only the first seconds of the trace's own time")
     rates = "times the trace's request rate, one run for each (default: 1)"
-    add("--rates", "--rate", type=_list(_positive), default=(1.0,), metavar="FACTOR[,...]", help=rates)
-    add("--limit", type=_count, metavar="N", help="at most N requests")
-    add("--max-output", type=_count, metavar="N", help="cut longer answers to N tokens")
+    add("--rates", "--rate", type=_list(positive), default=(1.0,), metavar="FACTOR[,...]", help=rates)
+    add("--limit", type=count, metavar="N", help="at most N requests")
+    add("--max-output", type=count, metavar="N", help="cut longer answers to N tokens")
     seeds = "of prompts, synthetic trace, arrivals and router, one run for each (default: 0)"
     add("--seeds", "--seed", type=_list(int), default=(0,), metavar="N[,...]", help=seeds)
     drawn = "the trace's own, or drawn anew at the same mean rate (default: trace)"
     add("--arrivals", choices=get_args(Arrivals), default="trace", help=drawn)
     add("--no-reuse", action="store_true", help="a control: the same requests with no prefix in common")
-    add("--ttft-slo", type=_positive, metavar="SECONDS", help="count what was in time, in simulated seconds")
+    add("--ttft-slo", type=positive, metavar="SECONDS", help="count what was in time, in simulated seconds")
     add("--out", metavar="FILE", help="write settings, summaries and every request as JSON")
     add("--html", metavar="FILE", help="write the report as a page with charts")
     add("--router-arg", action="append", default=[], metavar="=--FLAG", help="a further flag for the router")
-    add("--timeout", type=_positive, default=600.0, metavar="SECONDS", help="wall time for a request (default: 600)")
+    add("--timeout", type=positive, default=600.0, metavar="SECONDS", help="wall time for a request (default: 600)")
     real = parser.add_argument_group("A real fleet")
     real.add_argument("--worker", action="append", default=[], metavar="URL", help="an engine, as the router takes it")
     real.add_argument("--model", metavar="NAME", help="the model to ask for (default: what the first worker serves)")
     sim = parser.add_argument_group("A simulated fleet")
-    sim.add_argument("--sim-workers", type=_count, default=8, metavar="N", help="workers (default: 8)")
-    sim.add_argument("--cache-tokens", type=_count, default=262_144, metavar="N", help="per worker (default: 262144)")
-    sim.add_argument("--block-size", type=_count, default=16, metavar="N", help="tokens per block (default: 16)")
-    sim.add_argument("--speedup", type=_positive, metavar="FACTOR", help="times real time (default: 4; --worker: 1)")
+    sim.add_argument("--sim-workers", type=count, default=8, metavar="N", help="workers (default: 8)")
+    sim.add_argument("--cache-tokens", type=count, default=262_144, metavar="N", help="per worker (default: 262144)")
+    sim.add_argument("--block-size", type=count, default=16, metavar="N", help="tokens per block (default: 16)")
+    sim.add_argument("--speedup", type=positive, metavar="FACTOR", help="times real time (default: 4; --worker: 1)")
     sim.add_argument("--sim-arg", action="append", default=[], metavar="=--FLAG", help="a further flag for the fleet")
     return parser
 
@@ -184,17 +185,3 @@ def _list(read: Callable[[str], _Value]) -> Callable[[str], tuple[_Value, ...]]:
 
     read_all.__name__ = "list"  # argparse calls it so where it is wrong
     return read_all
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value

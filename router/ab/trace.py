@@ -7,7 +7,7 @@ makes small traces of the same kind, so that a run needs no file from outside.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -85,6 +85,17 @@ def reuse(rows: Iterable[Row]) -> float:
             hit += tokens if block in seen else 0
             seen.add(block)
     return hit / total if total else 0.0
+
+
+def describe(rows: Sequence[Row], rate: float) -> dict[str, float]:
+    """The load as it was first sent: seconds are simulated, tokens are means."""
+    return {
+        "requests": len(rows),
+        "seconds": (rows[-1].timestamp - rows[0].timestamp) / 1000 / rate,
+        "input_tokens": sum(row.input_length for row in rows) / len(rows),
+        "output_tokens": sum(row.output_length for row in rows) / len(rows),
+        "reuse": reuse(rows),
+    }
 
 
 class Shape(NamedTuple):

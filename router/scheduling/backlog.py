@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from indexer.jit import kernel
 from indexer.types import RankSet, WorkerRank
-from router.scheduling.latency import Prefill, Seconds
+from router.scheduling.decision import Seconds
+from router.scheduling.latency import Prefill
 from router.scheduling.load import SharedTable
 from router.scheduling.places import Places
 

@@ -10,17 +10,14 @@ have to be right to an order of magnitude, for they are the same for all ranks.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from indexer.types import RankSet, WorkerRank
+from router.scheduling.decision import Figures, Seconds
 from router.scheduling.places import Places
-
-Seconds: TypeAlias = npt.NDArray[np.float64]
-"""One number for each rank of a set, in its order."""
-Counts: TypeAlias = npt.NDArray[np.integer[Any]]
 
 PREFILL_PRIOR = (0.01, 1 / 20_000, 1e-9)
 """Seconds, per new token and per pair: an 8B model on an accelerator of 2023, 2 FLOP per parameter and token at 30 % of
@@ -205,7 +202,7 @@ class LatencyModel:
     def prefill_factors(self, ranks: RankSet, now: float) -> Seconds:
         return self._prefill_factors.of(self._places.of(ranks), now)
 
-    def step_seconds(self, ranks: RankSet, requests: Counts, active_tokens: Counts, now: float) -> Seconds:
+    def step_seconds(self, ranks: RankSet, requests: Figures, active_tokens: Figures, now: float) -> Seconds:
         """Between two tokens of a stream, with so many requests of so many tokens in all."""
         base, per_sequence, per_token = self._step.coefficients
         factors = self._step_factors.of(self._places.of(ranks), now)

@@ -104,7 +104,7 @@ class SharedTable(NamedTuple):
     """Books that several router processes keep together: each writes its own rows, and reads everybody's."""
 
     tables: npt.NDArray[np.int64]
-    """Zeros at first, `shared_shape` of them."""
+    """Zeros at first: for each process `LOAD_ROWS` rows, and a column for each place and one that is nobody's."""
     own: int
     """Which of `tables` this process writes."""
     place_of: Callable[[WorkerRank], int]

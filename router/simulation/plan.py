@@ -14,6 +14,7 @@ import msgspec
 from engines.sim.timing import StepTiming
 from router.ab.arrivals import Arrivals
 from router.ab.errors import RunError
+from router.ab.flags import count, positive
 from router.ab.trace import BLOCK_TOKENS
 from router.scheduling.admission import SloAction
 from router.simulation.changes import Change, parse_change, parse_slow, unknown_worker
@@ -138,11 +139,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_traffic(group: argparse._ArgumentGroup) -> None:
-    add, positive = group.add_argument, _positive
+    add = group.add_argument
     add("--workload", metavar="NAME", help=f"one of {', '.join(WORKLOADS)} (default: chat, if there is no --trace)")
     add("--trace", metavar="FILE", help="JSON lines in Mooncake's format, or synthetic, or synthetic:KIND")
     add("--duration", type=positive, metavar="SECONDS", help="only the first seconds of the trace's own time")
-    add("--limit", type=_count, metavar="N", help="at most N requests")
+    add("--limit", type=count, metavar="N", help="at most N requests")
     add("--rate", type=positive, default=1.0, metavar="FACTOR", help="times the trace's request rate (default: 1)")
     times = get_args(Arrivals)
     add("--arrivals", choices=times, default="trace", help="when requests come, at the same mean rate (default: trace)")
@@ -151,16 +152,16 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
 
 def _add_fleet(group: argparse._ArgumentGroup) -> None:
     add, default = group.add_argument, FleetSettings()
-    add("--workers", type=_count, metavar="N", help="(default: the workload's, else 8)")
-    add("--cache-tokens", type=_count, metavar="N", help="per worker (default: the workload's, else 262144)")
-    add("--block-size", type=_count, default=16, metavar="N", help="tokens a block (default: 16)")
+    add("--workers", type=count, metavar="N", help="(default: the workload's, else 8)")
+    add("--cache-tokens", type=count, metavar="N", help="per worker (default: the workload's, else 262144)")
+    add("--block-size", type=count, default=16, metavar="N", help="tokens a block (default: 16)")
     _add_checked(group, "--slow", parse_slow, "INDEX=FACTOR", "a slower worker; repeatable")
     _add_checked(
         group, "--change", parse_change, "T:WHAT", "in second T slow:INDEX=FACTOR, kill:INDEX, drain:INDEX, join:COUNT"
     )
-    add("--max-num-seqs", type=_count, default=default.max_num_seqs, metavar="N", help="(default: %(default)s)")
+    add("--max-num-seqs", type=count, default=default.max_num_seqs, metavar="N", help="(default: %(default)s)")
     tokens = default.max_num_batched_tokens
-    add("--max-num-batched-tokens", type=_count, default=tokens, metavar="N", help="a step (default: %(default)s)")
+    add("--max-num-batched-tokens", type=count, default=tokens, metavar="N", help="a step (default: %(default)s)")
     for field in fields(StepTiming):
         flag, usual = "--" + field.name.replace("_", "-"), getattr(default.timing, field.name)
         add(flag, type=float, default=usual, metavar="X", help="as of python -m engines.sim (default: %(default)s)")
@@ -171,21 +172,21 @@ def _add_router(group: argparse._ArgumentGroup) -> None:
     text = f"modes of the router, policies of its mode kv, or affinity (default: {','.join(POLICIES)})"
     add("--policies", type=_listed(str), default=POLICIES, metavar="A,B", help=text)
     add("--baseline", metavar="POLICY", help="what ratios compare with (default: the first but auto)")
-    add("--ttft-slo", type=_positive, metavar="SECONDS", help="the router's flag of this name, as the next three")
-    add("--tbt-slo", type=_positive, metavar="SECONDS")
+    add("--ttft-slo", type=positive, metavar="SECONDS", help="the router's flag of this name, as the next three")
+    add("--tbt-slo", type=positive, metavar="SECONDS")
     add("--slo-action", choices=get_args(SloAction), default="reject")
-    add("--slo-patience", type=_positive, default=10.0, metavar="SECONDS")
+    add("--slo-patience", type=positive, default=10.0, metavar="SECONDS")
 
 
 def _add_study(group: argparse._ArgumentGroup) -> None:
     add, goal = group.add_argument, Goal()
     add("--seeds", type=_listed(int), default=(0,), metavar="0,1", help="of traffic and router; several: mean ± 95 %%")
-    add("--sweep", type=_listed(_positive), metavar="X,Y", help="these rates instead of --rate")
+    add("--sweep", type=_listed(positive), metavar="X,Y", help="these rates instead of --rate")
     add("--knee", action="store_true", help="find the rate from which on queues grow; with --suite, for each workload")
     add("--suite", action="store_true", help="each workload, or those of --workload A,B, below and above its knee")
-    add("--goal-ttft", type=_positive, default=goal.ttft, metavar="SECONDS", help="for goodput (default: %(default)s)")
-    add("--goal-tpot", type=_positive, default=goal.tpot, metavar="SECONDS", help="for goodput (default: %(default)s)")
-    add("--jobs", type=_count, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)")
+    add("--goal-ttft", type=positive, default=goal.ttft, metavar="SECONDS", help="for goodput (default: %(default)s)")
+    add("--goal-tpot", type=positive, default=goal.tpot, metavar="SECONDS", help="for goodput (default: %(default)s)")
+    add("--jobs", type=count, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)")
     add("--out", metavar="FILE", help="write settings and figures of every run as JSON")
     add("--page", metavar="FILE", help="write the suite's table as Markdown")
 
@@ -199,17 +200,3 @@ def _listed(read: Callable[[str], _T]) -> Callable[[str], tuple[_T, ...]]:
         return tuple(dict.fromkeys(read(one.strip()) for one in text.split(",")))
 
     return values
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value

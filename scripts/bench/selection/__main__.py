@@ -14,7 +14,7 @@ import uvloop
 from rich.console import Console
 
 from router.ab.errors import RunError
-from router.ab.trace import Row, reuse
+from router.ab.trace import Row, describe
 from scripts.bench.peers import PEERS
 
 from . import service
@@ -56,7 +56,7 @@ async def _run(options: Options, rows: list[Row], argv: Sequence[str], console: 
         started=started,
         peer=PEERS[service.PEER].bare[0],
         settings=msgspec.to_builtins(plan),
-        trace=_describe(rows, plan.rate),
+        trace=describe(rows, plan.rate),
         arms=arms,
         verdicts=judge(arms),
     )
@@ -67,16 +67,6 @@ def _end_on_sigterm() -> None:
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-
-
-def _describe(rows: Sequence[Row], rate: float) -> dict[str, float]:
-    return {
-        "requests": len(rows),
-        "seconds": (rows[-1].timestamp - rows[0].timestamp) / 1000 / rate,
-        "input_tokens": sum(row.input_length for row in rows) / len(rows),
-        "output_tokens": sum(row.output_length for row in rows) / len(rows),
-        "reuse": reuse(rows),
-    }
 
 
 def _show(report: Report, console: Console) -> None:
