@@ -1,0 +1,54 @@
+"""What a prefill leg's answer tells: where its KV is, and what it found cached."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from engines.disaggregation.nixl_push import COORDINATES
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+    kv_transfer_params: msgspec.Raw = msgspec.Raw()
+
+
+class Prefilled(NamedTuple):
+    """None for what the engine does not tell."""
+
+    params: msgspec.Raw | None = None
+    """`kv_transfer_params` as they came."""
+    cached_tokens: int | None = None
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+def read_answer(body: bytes) -> Prefilled:
+    """Raises ValueError for what is no answer of an OpenAI route."""
+    try:
+        answer = _decode(body)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    params = answer.kv_transfer_params if bytes(answer.kv_transfer_params).startswith(b"{") else None
+    details = answer.usage.prompt_tokens_details if answer.usage else None
+    return Prefilled(params, details.cached_tokens if details else None)
+
+
+def coordinates(params: msgspec.Raw) -> dict[str, Any] | None:
+    """Where decode workers register for a push; None where the worker does not push."""
+    found = _decode_any(params)
+    if found.get("transfer_mode") != "push":
+        return None
+    return {name: found[name] for name in COORDINATES if found.get(name) is not None}

@@ -1,0 +1,131 @@
+"""What all connectors share: the parts of a split request, and a body's fields as they came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+
+Body: TypeAlias = dict[str, msgspec.Raw]
+"""A request's fields, each as the client wrote it; none is changed in place."""
+
+TRANSFER = "kv_transfer_params"
+_NULL = b"null"
+_FIRST_TOKEN_ONLY = ("stream_options", "min_tokens", "n", "best_of")
+"""What a prefill of one token must not be asked for."""
+
+_decode_body = msgspec.json.Decoder(Body).decode
+_decode = msgspec.json.Decoder().decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class Prefiller(NamedTuple):
+    """The prefill rank of a split request, as a decode worker must be told of it."""
+
+    host: str
+    """Of the worker's URL."""
+    dp_rank: int = 0
+    dp_size: int = 1
+    bootstrap_port: int | None = None
+    engine_ids: Mapping[int, str] = {}
+    """By data-parallel rank, where the connector's bootstrap server tells them."""
+    coordinates: Mapping[str, Any] | None = None
+    """What an earlier answer told of where to register for a push; None before the first."""
+
+
+class Handover(NamedTuple):
+    """One request's way from prefill to decode."""
+
+    prefiller: Prefiller
+    number: int
+    """Names the transfer; drawn at random from 63 bits."""
+
+
+class Connector(Protocol):
+    """One way of moving KV between two engines of a kind."""
+
+    @property
+    def pushes(self) -> bool:
+        """The prefill worker writes while it computes, so what is left of the transfer after it is short."""
+
+    def refuses(self, body: Body) -> str | None:
+        """Why this request cannot be split, for people; None when it can."""
+
+    def lacks(self, prefiller: Prefiller) -> str | None:
+        """What is not known of the worker, so that nothing can be split with it yet; None when all is."""
+
+    def together(self, prefiller: Prefiller) -> bool:
+        """Both legs are sent at once; else the decode leg needs what the prefill leg answers."""
+
+    def prefill(self, body: Body, handover: Handover) -> Body: ...
+
+    def decode(self, body: Body, handover: Handover, returned: msgspec.Raw | None) -> Body:
+        """`returned`: the `kv_transfer_params` that the prefill leg answered. Raises ValueError where they are needed
+        and missing."""
+
+
+def read_body(raw: bytes) -> Body:
+    """Of a request known to be a JSON object."""
+    return _decode_body(raw)
+
+
+def write_body(body: Body) -> bytes:
+    return msgspec.json.encode(body)
+
+
+def first_token_only(body: Body) -> Body:
+    """The same prompt, for one token in one piece."""
+    kept = {name: value for name, value in body.items() if name not in _FIRST_TOKEN_ONLY}
+    kept |= {"max_tokens": raw(1), "stream": raw(False)}
+    if "max_completion_tokens" in kept:
+        kept["max_completion_tokens"] = raw(1)
+    return kept
+
+
+def with_transfer(body: Body, params: Mapping[str, Any]) -> Body:
+    """With `params`, and of what the client said there only the prompt's tokens."""
+    given = value_of(body, TRANSFER)
+    ids = given.get("prompt_token_ids") if isinstance(given, dict) else None
+    named = {} if ids is None else {"prompt_token_ids": ids}
+    return {**body, TRANSFER: raw({**params, **named})}
+
+
+def fields_of(value: msgspec.Raw) -> dict[str, msgspec.Raw]:
+    """Of an object, as they came. Raises ValueError for anything else."""
+    return _decode_fields(value)
+
+
+def value_of(body: Body, name: str) -> Any:
+    """None for what is not given; the body is valid JSON."""
+    given = body.get(name)
+    return None if given is None else _decode(given)
+
+
+def raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def prompts_in(body: Body) -> int:
+    """How many prompts a request holds."""
+    given = bytes(body.get("prompt", msgspec.Raw(_NULL)))
+    if not given.startswith(b"["):
+        return 1
+    prompts = _decode(given)
+    batch = bool(prompts) and isinstance(prompts[0], str | list)
+    return len(prompts) if batch else 1
+
+
+def answers_wanted(body: Body) -> int:
+    """For each prompt."""
+    wanted = [value for name in ("n", "best_of") if isinstance(value := value_of(body, name), int)]
+    return max(wanted, default=1)
+
+
+def several(body: Body) -> str | None:
+    """Why a connector that moves one sequence's KV cannot serve the request; None when it can."""
+    if answers_wanted(body) > 1:
+        return "it asks for several answers (n or best_of), and the connector moves one sequence's KV"
+    if prompts_in(body) > 1:
+        return "it holds several prompts, and the connector moves one sequence's KV"
+    return None

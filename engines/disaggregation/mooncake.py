@@ -1,0 +1,57 @@
+"""vLLM's MooncakeConnector: the prefill worker pushes; both legs are sent at once and meet by a transfer id.
+
+As vLLM 0.32 has it (distributed/kv_transfer/kv_connector/v1/mooncake): the decode worker looks the engine up at the
+prefill worker's bootstrap server; KV is sent only by a prefill that ended because of its length.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engines.disaggregation.legs import Body, Handover, Prefiller, first_token_only, raw, several, with_transfer
+
+BOOTSTRAP_PORT = 8998
+"""vLLM's default of VLLM_MOONCAKE_BOOTSTRAP_PORT."""
+_ENDS_EARLY = ("stop", "stop_token_ids")
+
+
+class Mooncake:
+    pushes = True
+
+    def refuses(self, body: Body) -> str | None:
+        return several(body)
+
+    def lacks(self, prefiller: Prefiller) -> str | None:
+        if prefiller.dp_rank in prefiller.engine_ids:
+            return None
+        return f"its bootstrap server, {_address(prefiller)}, has not told the engine id of rank {prefiller.dp_rank}"
+
+    def together(self, prefiller: Prefiller) -> bool:  # noqa: ARG002 -- a Connector
+        return True
+
+    def prefill(self, body: Body, handover: Handover) -> Body:
+        kept = {name: value for name, value in first_token_only(body).items() if name not in _ENDS_EARLY}
+        params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": _transfer_id(handover)}
+        return with_transfer({**kept, "ignore_eos": raw(True)}, params)
+
+    def decode(self, body: Body, handover: Handover, returned: msgspec.Raw | None) -> Body:  # noqa: ARG002
+        prefiller = handover.prefiller
+        return with_transfer(
+            body,
+            {
+                "do_remote_prefill": True,
+                "do_remote_decode": False,
+                "remote_bootstrap_addr": _address(prefiller),
+                "remote_engine_id": prefiller.engine_ids[prefiller.dp_rank],
+                "transfer_id": _transfer_id(handover),
+            },
+        )
+
+
+def _transfer_id(handover: Handover) -> str:
+    return f"xfer-{handover.number:016x}"
+
+
+def _address(prefiller: Prefiller) -> str:
+    host = f"[{prefiller.host}]" if ":" in prefiller.host else prefiller.host
+    return f"http://{host}:{prefiller.bootstrap_port or BOOTSTRAP_PORT}"

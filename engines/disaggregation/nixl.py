@@ -1,0 +1,59 @@
+"""vLLM's NixlConnector: the decode worker pulls, so it is asked when the prefill worker has answered.
+
+As vLLM 0.32 has it (distributed/kv_transfer/kv_connector/v1/nixl): the prefill worker keeps the blocks on a lease and
+answers where they are; its answer goes to the decode worker verbatim. The same answer must not be used twice.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engines.disaggregation.legs import (
+    TRANSFER,
+    Body,
+    Handover,
+    Prefiller,
+    fields_of,
+    first_token_only,
+    several,
+    value_of,
+    with_transfer,
+)
+
+TO_PREFILL = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+class Nixl:
+    pushes = False
+
+    def refuses(self, body: Body) -> str | None:
+        return several(body)
+
+    def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
+        return None
+
+    def together(self, prefiller: Prefiller) -> bool:  # noqa: ARG002 -- a Connector
+        return False
+
+    def prefill(self, body: Body, handover: Handover) -> Body:  # noqa: ARG002 -- a Connector
+        return with_transfer(first_token_only(body), TO_PREFILL)
+
+    def decode(self, body: Body, handover: Handover, returned: msgspec.Raw | None) -> Body:  # noqa: ARG002
+        return verbatim(body, returned)
+
+
+def verbatim(body: Body, returned: msgspec.Raw | None) -> Body:
+    """With what the prefill worker answered, byte for byte where the client adds no tokens to it."""
+    if returned is None:
+        raise ValueError("it answered no kv_transfer_params: is it started with the connector that was stated?")
+    given = value_of(body, TRANSFER)
+    if not isinstance(given, dict) or given.get("prompt_token_ids") is None:
+        return {**body, TRANSFER: returned}
+    return with_transfer(body, fields_of(returned))

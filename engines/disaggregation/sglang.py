@@ -1,0 +1,62 @@
+"""SGLang's disaggregation: both legs are sent at once with the same bootstrap host, port and room.
+
+As SGLang 0.5.23 has it (srt/managers/io_struct.py, srt/disaggregation): where a room is one number and there are
+several sequences, each side counts on from it; a list has one for each prompt. A prefill worker of several
+data-parallel ranks takes the rank that the room leaves as a remainder, unless told otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engines.disaggregation.legs import Body, Handover, Prefiller, answers_wanted, prompts_in, raw
+
+BOOTSTRAP_PORT = 8998
+"""SGLang's default of --disaggregation-bootstrap-port."""
+_LARGEST_ROOM = 2**63 - 1
+
+
+class Sglang:
+    pushes = True
+
+    def refuses(self, body: Body) -> str | None:
+        if answers_wanted(body) > 1 and prompts_in(body) > 1:
+            return "it asks for several answers to each of several prompts"
+        return None
+
+    def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
+        return None
+
+    def together(self, prefiller: Prefiller) -> bool:  # noqa: ARG002 -- a Connector
+        return True
+
+    def prefill(self, body: Body, handover: Handover) -> Body:
+        """The engine itself stops after the first token; in one piece its answer tells what was cached."""
+        whole = {name: value for name, value in body.items() if name != "stream_options"}
+        return {**whole, **_bootstrap(body, handover), "stream": raw(False)}
+
+    def decode(self, body: Body, handover: Handover, returned: msgspec.Raw | None) -> Body:  # noqa: ARG002
+        prefiller = handover.prefiller
+        rank = {"disagg_prefill_dp_rank": raw(prefiller.dp_rank)} if prefiller.dp_size > 1 else {}
+        return {**body, **_bootstrap(body, handover), **rank}
+
+
+def _bootstrap(body: Body, handover: Handover) -> Body:
+    prefiller, prompts = handover.prefiller, prompts_in(body)
+    size = prefiller.dp_size
+    rooms = [_room(handover.number + number, prefiller.dp_rank, size) for number in range(0, prompts * size, size)]
+    port = prefiller.bootstrap_port or BOOTSTRAP_PORT
+    fields: dict[str, list[Any]] = {
+        "bootstrap_host": [prefiller.host] * prompts,
+        "bootstrap_port": [port] * prompts,
+        "bootstrap_room": rooms,
+    }
+    return {name: raw(values if prompts > 1 else values[0]) for name, values in fields.items()}
+
+
+def _room(number: int, dp_rank: int, dp_size: int) -> int:
+    """Near `number`, and with the remainder that stands for the rank."""
+    within = number % (_LARGEST_ROOM - dp_size)
+    return within - within % dp_size + dp_rank
