@@ -14,7 +14,7 @@ import msgspec
 from engines.sim.flavour import ChoiceResult, Flavour, Heading, Json
 from engines.sim.generation import Asked
 from engines.sim.rank import Sink
-from engines.sim.scheduler import Request
+from engines.sim.request import Request
 from engines.sim.tokens import Answers
 
 _encode = msgspec.json.Encoder().encode

@@ -37,7 +37,9 @@ class Clock(Protocol):
 class Rank:
     """Steps follow each other without gaps in simulated time: a late timer delays what is seen, never the timeline.
 
-    `publish` gets the cache's events once per step, at its end, as vLLM flushes them.
+    `publish` gets the cache's events once per step, at its end, as vLLM flushes them. `fetch` is told there, of every
+    remote request that the step admitted, how many prompt tokens to fetch; `loaded` or `abort` must follow unless it is
+    none, for then the request runs already.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Rank:
         loop: Timers,
         clock: Clock,
         publish: Callable[[list[CacheEvent]], None],
+        fetch: Callable[[Request, int], None] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._loop = loop
         self._clock = clock
         self._publish = publish
+        self._fetch = fetch
         self._sinks: dict[str, Sink] = {}
         self._timer: Timer | None = None
 
@@ -59,13 +63,23 @@ class Rank:
         now = self._clock.now()
         self.scheduler.add(request, now)
         self._sinks[request.request_id] = sink
-        if self._timer is None:
-            self._begin(now)
+        self._resume(now)
 
     def abort(self, request_id: str) -> None:
         """Nothing happens when the request is no longer here."""
         self._sinks.pop(request_id, None)
         self.scheduler.abort(request_id)
+        self._resume(self._clock.now())
+
+    def loaded(self, request_id: str, tokens: int | None = None) -> None:
+        """The KV of the request's first `tokens` prompt tokens (None: of all) is there."""
+        self.scheduler.loaded(request_id, tokens)
+        self._resume(self._clock.now())
+
+    def let_go(self, request_id: str) -> None:
+        """Free what the finished request kept; nothing happens when it keeps nothing."""
+        self.scheduler.let_go(request_id)
+        self._resume(self._clock.now())
 
     def reset_cache(self, publish_now: bool) -> bool:
         """Forget all blocks; False while some are in use. The event goes out now or with the next step."""
@@ -80,13 +94,18 @@ class Rank:
             self._timer.cancel()
         self._sinks.clear()
 
+    def _resume(self, now: float) -> None:
+        """Unless a step is under way, or there is nothing to do."""
+        if self._timer is None and self.scheduler.busy:
+            self._begin(now)
+
     def _begin(self, now: float) -> None:
         outcome = self.scheduler.step(now)
         end = now + outcome.duration
         self._timer = self._loop.call_at(self._clock.loop_time(end), self._end, outcome, end)
 
     def _end(self, outcome: StepOutcome, end: float) -> None:
-        self._timer = None
+        # The timer stays until the end: what is told here may come back with more work, which must not begin a step.
         if outcome.events:
             self._publish(outcome.events)
         for request, position in outcome.emitted:
@@ -94,5 +113,12 @@ class Rank:
             sink = self._sinks.pop(request.request_id, None) if finished else self._sinks.get(request.request_id)
             if sink is not None:
                 sink.on_token(position, finished)
-        if self.scheduler.busy:
-            self._begin(end)
+        self._tell_loading(outcome.loading)
+        self._timer = None
+        self._resume(end)
+
+    def _tell_loading(self, loading: list[tuple[Request, int]]) -> None:
+        """But not of those that were dropped since."""
+        for request, tokens in loading:
+            if self._fetch and (not tokens or self.scheduler.loading.get(request.request_id) is request):
+                self._fetch(request, tokens)

@@ -3,79 +3,24 @@
 Each step has a budget of tokens. Running requests take theirs first, in order of admission, so decodes (one token each)
 precede the chunks of a prefill; what is left admits waiting requests. When blocks run out, the request admitted last
 gives up its own and waits again at the front (preemption by recompute). Time enters only as `now`.
+
+Prefill and decode may be on different workers: a `remote` request holds a seat and blocks for its prompt while another
+worker's KV is fetched into them, a `keep` request's blocks outlast it until they are let go.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import xxhash
 
 from engines.sim.cache import BlockId, CacheEvent, PrefixCache
 from engines.sim.decoding import Decoding
+from engines.sim.request import PLAIN, Request, make_request
 from engines.sim.timing import StepTiming, StepWork
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
-from indexer.types import Namespace, SequenceHash
 
-PLAIN = Namespace()
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A prompt on its way to `max_tokens` generated tokens; made by `make_request`."""
-
-    request_id: str
-    tokens: list[int]
-    """The prompt, and what was generated so far."""
-    prompt_length: int
-    max_tokens: int
-    namespace: Namespace
-    hashes: list[SequenceHash]
-    """Of the leading full blocks of `tokens`; extended as generated blocks fill."""
-    answer_start: int
-    """The answer is read from here in the rank's `answers`, cyclically."""
-    arrival: float = 0.0
-    cached_tokens: int = 0
-    """Prompt tokens found in the cache at the first admission."""
-    admitted: bool = False
-    computed: int = 0
-    """Leading tokens whose KV is held."""
-    blocks: list[BlockId] = field(default_factory=list)
-    stored: int = 0
-    """Leading blocks that the cache knows by hash."""
-
-    @property
-    def generated(self) -> int:
-        return len(self.tokens) - self.prompt_length
-
-    @property
-    def finished(self) -> bool:
-        return self.generated >= self.max_tokens
-
-
-def make_request(
-    request_id: str, prompt: list[int], max_tokens: int, block_size: int, namespace: Namespace = PLAIN
-) -> Request:
-    """Raises OverflowError or TypeError for what is no token id, ValueError for an empty prompt or no token to make.
-
-    The answer depends on the prompt's tokens alone, so a greedy repeat is equal, salted or not.
-    """
-    if not prompt or max_tokens < 1:
-        raise ValueError("an empty prompt, or max_tokens below 1")
-    packed = pack_tokens(prompt)
-    hashes = chain_hashes(packed, block_size, root_hash(namespace)).tolist()
-    return Request(
-        request_id=request_id,
-        tokens=prompt,
-        prompt_length=len(prompt),
-        max_tokens=max_tokens,
-        namespace=namespace,
-        hashes=hashes,
-        answer_start=xxhash.xxh3_64_intdigest(packed.tobytes()),
-    )
+__all__ = ["PLAIN", "Counters", "Emitted", "Request", "Scheduler", "StepOutcome", "make_request"]
 
 
 class Emitted(NamedTuple):
@@ -94,6 +39,8 @@ class StepOutcome(NamedTuple):
     emitted: list[Emitted]
     finished: list[Request]
     events: list[CacheEvent]
+    loading: list[tuple[Request, int]]
+    """Remote requests that the step admitted, and how many of their prompt tokens must be fetched; none for 0."""
 
 
 class Counters:
@@ -111,6 +58,8 @@ class Counters:
         self.first_token_seconds = 0.0
         self.prefill_tokens = 0
         self.busy_seconds = 0.0
+        self.transferred_tokens = 0
+        """Of prompts, fetched from other workers."""
 
 
 class Scheduler:
@@ -140,10 +89,15 @@ class Scheduler:
         self.slowdown = 1.0
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
+        self.loading: dict[str, Request] = {}
+        """Seated, with blocks for the whole prompt, until `loaded`; by request id."""
         self.counters = Counters()
+        self.gaps: Counter[float] = Counter()
+        """Time between tokens: a step's seconds, to 0.1 ms, and how many tokens followed others that long after."""
         self._answers = answers
         self._decode_blocks_at_finish = decode_blocks_at_finish
         self._requests: dict[str, Request] = {}
+        self._kept: dict[str, Request] = {}
         self._blocked: tuple[Request, int] | None = None
         # A step's tokens must always do for all that decode: then a prefill under way is the last of those running.
         apart = emit_every > 1 and max_num_seqs <= max_num_batched_tokens
@@ -154,8 +108,17 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would compute anything."""
-        return bool(self.running or self.waiting)
+        """Whether a step would do anything."""
+        return bool(self.running) or (bool(self.waiting) and self._seats > 0 and not self._is_blocked(self.waiting[0]))
+
+    @property
+    def kept(self) -> int:
+        """Finished requests whose blocks are held."""
+        return len(self._kept)
+
+    @property
+    def _seats(self) -> int:
+        return self.max_num_seqs - len(self.running) - len(self.loading)
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -164,14 +127,14 @@ class Scheduler:
         """Queue a request. ValueError when it can never fit the cache or its id is taken."""
         if self.blocks_for(request.prompt_length + request.max_tokens) > self.cache.capacity:
             raise ValueError("the request needs more blocks than the cache has")
-        if request.request_id in self._requests:
+        if request.request_id in self._requests or request.request_id in self._kept:
             raise ValueError(f"request {request.request_id} is already here")
         request.arrival = now
         self._requests[request.request_id] = request
         self.waiting.append(request)
 
     def abort(self, request_id: str) -> bool:
-        """Drop a request and free its blocks; False when it is not here (any more)."""
+        """Drop a request and free its blocks; False when it is not here (any more), as one that is only kept."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return False
@@ -180,14 +143,51 @@ class Scheduler:
             self.cache.release(request.blocks)
             if self._decoding:
                 self._decoding.leave(request)
+        elif self.loading.pop(request_id, None):
+            self.cache.release(request.blocks)
         else:
             self.waiting.remove(request)
         self.counters.aborted_requests += 1
         return True
 
+    def loaded(self, request_id: str, tokens: int | None = None) -> bool:
+        """The KV of a loading request's first `tokens` prompt tokens (None: all) is there; False if it does not load.
+
+        It computes the rest from the next step on, and the last token in any case, for its logits.
+        """
+        request = self.loading.pop(request_id, None)
+        if request is None:
+            return False
+        there = request.prompt_length if tokens is None else max(tokens, request.computed)
+        self.counters.transferred_tokens += there - request.computed
+        self._store(request, there)
+        request.computed = min(there, request.prompt_length - 1)
+        self._seat(request)
+        return True
+
+    def _seat(self, request: Request) -> None:
+        """Before prefills under way, if it has but one token to compute: a step's tokens always do for those."""
+        place = len(self.running)
+        if len(request.tokens) - request.computed == 1:
+            while place and len(self.running[place - 1].tokens) - self.running[place - 1].computed > 1:
+                place -= 1
+        self.running.insert(place, request)
+
+    def let_go(self, request_id: str) -> bool:
+        """Free what a finished request kept; False when it keeps nothing (any more)."""
+        request = self._kept.pop(request_id, None)
+        if request is None:
+            return False
+        self.cache.release(request.blocks)
+        return True
+
     def waiting_uncached_tokens(self) -> int:
-        """Prompt tokens of waiting requests that the cache does not hold now."""
-        return sum(len(request.tokens) - len(self._held(request)) * self.block_size for request in self.waiting)
+        """Prompt tokens of waiting requests that the cache does not hold now and no other worker computes."""
+        return sum(
+            len(request.tokens) - len(self._held(request)) * self.block_size
+            for request in self.waiting
+            if not _to_fetch(request)
+        )
 
     def step(self, now: float) -> StepOutcome:
         """Compute one step that starts at `now`."""
@@ -197,13 +197,19 @@ class Scheduler:
         scheduled = self._schedule_decoding(work)
         unseen = work.decode_sequences - len(scheduled)
         self._schedule_running(work, scheduled, work.decode_sequences)
-        self._admit(work, scheduled)
-        duration = self.timing.step_time(work) * self.slowdown
+        loading = self._admit(work, scheduled)
+        # Without a token to compute there is no forward pass, and nothing reads the weights.
+        duration = self.timing.step_time(work) * self.slowdown if scheduled or unseen else 0.0
         self.counters.generated_tokens += unseen
         emitted, finished = self._advance(scheduled, now + duration)
+        self._count_gaps(duration, unseen + sum(each.position > 0 for each in emitted))
         self.counters.prefill_tokens += work.prefill_tokens
         self.counters.busy_seconds += duration
-        return StepOutcome(duration, emitted, finished, self.cache.take_events())
+        return StepOutcome(duration, emitted, finished, self.cache.take_events(), loading)
+
+    def _count_gaps(self, duration: float, tokens: int) -> None:
+        if tokens:
+            self.gaps[round(duration, 4)] += tokens
 
     def _step_unseen(self, decoding: Decoding[Request]) -> StepOutcome:
         """All decode, and nothing else happens: the same as `step`, in a third of the time."""
@@ -212,7 +218,8 @@ class Scheduler:
         decoding.advance()
         self.counters.generated_tokens += len(decoding)
         self.counters.busy_seconds += duration
-        return StepOutcome(duration, [], [], self.cache.take_events())
+        self._count_gaps(duration, len(decoding))
+        return StepOutcome(duration, [], [], self.cache.take_events(), [])
 
     def _schedule_decoding(self, work: StepWork) -> list[tuple[Request, int]]:
         """Those that decode apart from the others: of them, the ones that have something to do."""
@@ -256,26 +263,41 @@ class Scheduler:
         # Its own blocks are free now: admitting it again in this step would only swap places.
         self._blocked = (request, self.cache.free_blocks)
 
-    def _admit(self, work: StepWork, scheduled: list[tuple[Request, int]]) -> None:
-        """Waiting requests in order, while budget, seats and blocks for the whole prompt last."""
+    def _admit(self, work: StepWork, scheduled: list[tuple[Request, int]]) -> list[tuple[Request, int]]:
+        """Waiting requests in order, while budget, seats and blocks for the whole prompt last; who loads how much."""
         budget = self._budget(work)
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+        loading: list[tuple[Request, int]] = []
+        while self.waiting and budget > 0 and self._seats > 0:
             request = self.waiting[0]
+            remote = _to_fetch(request)
             if not self._start(request):
-                return
+                break
             self.waiting.popleft()
+            if remote:
+                loading.append((request, self._load(request)))
+            if request.request_id in self.loading:
+                continue
             self.running.append(request)
             new = min(len(request.tokens) - request.computed, budget)
             self._grow(request, new)
             _count_work(work, request, new)
             scheduled.append((request, new))
             budget -= new
+        return loading
+
+    def _load(self, request: Request) -> int:
+        """Blocks for the whole prompt of a request just started, and how many of its tokens must be fetched."""
+        missing = request.prompt_length - request.computed
+        if missing == 1:
+            return 0  # the last token is computed here in any case
+        self._reserve(request, request.prompt_length)
+        self.loading[request.request_id] = request
+        return missing
 
     def _start(self, request: Request) -> bool:
         """Give a waiting request the blocks it already has in the cache, if the rest of its prompt fits beside them."""
         free = self.cache.free_blocks
-        # Looked up afresh only when blocks were freed since it last did not fit: a queue must not cost time every step.
-        if self._blocked and self._blocked[0] is request and free <= self._blocked[1]:
+        if self._is_blocked(request):
             return False
         held = self._held(request)
         if self.blocks_for(len(request.tokens)) - len(held) > free - self.cache.idle(held):
@@ -288,6 +310,11 @@ class Scheduler:
         request.computed = len(held) * self.block_size
         self._count_hit(request)
         return True
+
+    def _is_blocked(self, request: Request) -> bool:
+        """Whether no block was freed since it last did not fit: a queue must not cost a lookup every step."""
+        blocked = self._blocked
+        return blocked is not None and blocked[0] is request and self.cache.free_blocks <= blocked[1]
 
     def _held(self, request: Request) -> list[BlockId]:
         """Cached leading blocks; never all tokens, for the last one must be computed to predict the next."""
@@ -305,14 +332,20 @@ class Scheduler:
     def _grow(self, request: Request, new: int) -> bool:
         """Blocks for `new` more tokens, and names for those they fill; False when too few are free."""
         end = request.computed + new
+        if not self._reserve(request, end):
+            return False
+        late = self._decode_blocks_at_finish and end > request.prompt_length
+        self._store(request, request.prompt_length if late else end)
+        return True
+
+    def _reserve(self, request: Request, end: int) -> bool:
+        """Blocks for its first `end` tokens; False when too few are free."""
         missing = self.blocks_for(end) - len(request.blocks)
         if missing > 0:
             blocks = self.cache.allocate(missing)
             if blocks is None:
                 return False
             request.blocks += blocks
-        late = self._decode_blocks_at_finish and end > request.prompt_length
-        self._store(request, request.prompt_length if late else end)
         return True
 
     def _store(self, request: Request, end: int) -> None:
@@ -364,12 +397,20 @@ class Scheduler:
     def _finish(self, request: Request) -> None:
         if self._decode_blocks_at_finish:
             self._store(request, request.computed)
-        self.cache.release(request.blocks)
+        if request.keep:
+            self._kept[request.request_id] = request
+        else:
+            self.cache.release(request.blocks)
         self.running.remove(request)
         if self._decoding:
             self._decoding.leave(request)
         del self._requests[request.request_id]
         self.counters.finished_requests += 1
+
+
+def _to_fetch(request: Request) -> bool:
+    """Whether its admission will begin with a fetch."""
+    return request.remote and not request.admitted
 
 
 def _count_work(work: StepWork, request: Request, new: int) -> None:

@@ -9,6 +9,7 @@ PURE = (
     "cache",
     "decoding",
     "timing",
+    "request",
     "scheduler",
     "settings",
     "generation",
