@@ -10,10 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .places import HERE, alone
+from .places import HERE, alone, engines_folder
 
 PYTHON_NEEDED = "3.11"
 STUBS = HERE / "stubs"
+ENGINES = ("vllm", "sglang")
+ADDED_TO_VLLM = {"mooncake": ["mooncake"], "pd": ["mooncake", "nixl"]}
+"""The locks that a part adds to vLLM's environment. Prefill/decode pairs use Mooncake or NIXL."""
 NO_CPU_TORCH = """\
 pip found no CPU build of {torch} (its error is above). Give pip an index or a folder that has one, through
 PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS, and run this again. The build on the default index is for CUDA."""
@@ -23,11 +26,19 @@ class CannotInstall(Exception):
     """What is missing, and what to do about it."""
 
 
-def install(engine: str) -> None:
-    if engine == "mooncake":
-        install_mooncake()
+def install(part: str) -> None:
+    if part in ENGINES:
+        install_engine(part)
     else:
-        install_engine(engine)
+        install_engine("vllm")
+        for lock in ADDED_TO_VLLM[part]:
+            _add_to_vllm(lock)
+
+
+def is_installed(part: str) -> bool:
+    """It may be out of date."""
+    venv = engines_folder() / (part if part in ENGINES else "vllm")
+    return all(_stamp(venv, lock) is not None for lock in ADDED_TO_VLLM.get(part, [part]))
 
 
 def install_engine(engine: str) -> None:
@@ -41,16 +52,15 @@ def install_engine(engine: str) -> None:
         print(f"{engine}: now installed in {venv}")
 
 
-def install_mooncake() -> None:
-    """Into vLLM's environment: its store is used through a connector of vLLM."""
-    install_engine("vllm")
+def _add_to_vllm(name: str) -> None:
     with alone("vllm") as folder:
-        venv, wanted = folder / "vllm", _recipe("mooncake")
-        if _stamp(venv, "mooncake") != wanted:
-            _need_ibverbs()
-            _pip(venv, "install", "--no-deps", "-r", str(_lock("mooncake")))
-            _write_stamp(venv, "mooncake", wanted)
-        print(f"mooncake: installed in {venv}")
+        venv, wanted = folder / "vllm", _recipe(name)
+        if _stamp(venv, name) != wanted:
+            if name == "mooncake":
+                _need_ibverbs()
+            _pip(venv, "install", "--no-deps", "-r", str(_lock(name)))
+            _write_stamp(venv, name, wanted)
+        print(f"{name}: installed in {venv}")
 
 
 def _fill(engine: str, venv: Path) -> None:

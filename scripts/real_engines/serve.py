@@ -1,4 +1,5 @@
-"""Turns this process into an engine that serves the tiny model with dummy weights and publishes its KV events."""
+"""Turns this process into an engine that serves the tiny model and publishes its KV events. The weights are dummies,
+which the engine makes itself, unless a prefill/decode pair is to be told right from wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .install import is_installed
 from .model import kept_model
+from .pair import Half
 from .places import engines_folder
 
 REPLAY_OFFSET = 100
@@ -27,15 +30,30 @@ class CannotServe(Exception):
     """What is missing, and what to do about it."""
 
 
-def serve(engine: str, name: str, port: int, events_port: int, extra: list[str]) -> None:
-    venv = engines_folder() / engine
-    if not (venv / f".{engine}-installed").exists():
-        raise CannotServe(f"{engine} is not installed: run scripts/real-engines install {engine}")
-    model = kept_model()
+def serve(engine: str, name: str, port: int, events_port: int, extra: list[str], *, weights: bool = False) -> None:
+    venv = _installed(engine, engine)
+    model, load = kept_model(weights=weights), "auto" if weights else "dummy"
     events = _events(name, events_port)
-    command = _vllm(venv, model, port, events) if engine == "vllm" else _sglang(venv, model, port, events)
-    special = VLLM_ENV if engine == "vllm" else SGLANG_ENV
-    os.execve(command[0], [*command, *extra], PREFERENCES | os.environ | COMMON_ENV | special)
+    make, special = (_vllm, VLLM_ENV) if engine == "vllm" else (_sglang, SGLANG_ENV)
+    _become([*make(venv, model, load, port, events), *extra], special)
+
+
+def serve_half(half: Half, name: str, port: int, events_port: int, extra: list[str]) -> None:
+    """A vLLM that is the prefill or the decode half of a pair."""
+    venv = _installed("vllm", "pd")
+    command = _vllm(venv, kept_model(weights=True), "auto", port, _events(name, events_port))
+    _become([*command, *half.arguments(), *extra], VLLM_ENV | half.environment())
+
+
+def _installed(engine: str, part: str) -> Path:
+    venv = engines_folder() / engine
+    if not is_installed(part):
+        raise CannotServe(f"{part} is not installed: run scripts/real-engines install {part}")
+    return venv
+
+
+def _become(command: list[str], special: dict[str, str]) -> None:
+    os.execve(command[0], command, PREFERENCES | os.environ | COMMON_ENV | special)
 
 
 def _events(name: str, port: int) -> dict[str, Any]:
@@ -48,16 +66,16 @@ def _events(name: str, port: int) -> dict[str, Any]:
     }
 
 
-def _vllm(venv: Path, model: Path, port: int, events: dict[str, Any]) -> list[str]:
-    command = f"""{venv}/bin/vllm serve {model} --served-model-name tiny --load-format dummy --max-model-len 8192
+def _vllm(venv: Path, model: Path, load: str, port: int, events: dict[str, Any]) -> list[str]:
+    command = f"""{venv}/bin/vllm serve {model} --served-model-name tiny --load-format {load} --max-model-len 8192
         --host 127.0.0.1 --port {port} --enforce-eager --block-size 32 --enable-prefix-caching
         --enable-prompt-tokens-details --kv-events-config"""
     return [*command.split(), json.dumps({"enable_kv_cache_events": True, **events})]
 
 
-def _sglang(venv: Path, model: Path, port: int, events: dict[str, Any]) -> list[str]:
+def _sglang(venv: Path, model: Path, load: str, port: int, events: dict[str, Any]) -> list[str]:
     command = f"""{venv}/bin/python -m sglang.launch_server --model-path {model} --served-model-name tiny
-        --load-format dummy --device cpu --attention-backend torch_native --sampling-backend pytorch --dtype bfloat16
+        --load-format {load} --device cpu --attention-backend torch_native --sampling-backend pytorch --dtype bfloat16
         --context-length 8192 --max-total-tokens 16384 --page-size 16 --chunked-prefill-size 2048
         --max-running-requests 16 --cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled
         --disable-overlap-schedule --skip-server-warmup --sleep-on-idle --grammar-backend none
