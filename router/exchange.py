@@ -17,8 +17,8 @@ from router.http.messages import REQUEST_ID, Request, Response
 from router.http.relay import Relay, relay_for
 from router.http.upstream import Head, WorkerConnection
 from router.openai_errors import error_event, error_response
+from router.scheduling.booking import Booking
 from router.scheduling.decision import Decision
-from router.scheduling.scheduler import Booking
 
 RETRIES = 1
 """Other workers tried after the first, before anything was sent to the client."""

@@ -18,10 +18,11 @@ from router.http.messages import ARM, Response, header_lines
 from router.metrics import Metrics
 from router.openai_errors import error_response
 from router.scheduling.admission import Refusal
+from router.scheduling.booking import Booking
 from router.scheduling.decision import Candidates, Decision
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
-from router.scheduling.scheduler import Booking, Scheduler
+from router.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger("router.routing")
 

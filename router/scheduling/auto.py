@@ -56,12 +56,12 @@ class Auto:
             situation.memory_tokens,
             situation.prompt_tokens - situation.overlap_tokens,
             situation.capacity_tokens,
-            1 + self._delay(situation),
+            1 + self.delay(situation),
             situation.residence_seconds,
         )
         return Cost(values, situation.whole_prefill_seconds, may_go)
 
-    def _delay(self, situation: Situation) -> float:
+    def delay(self, situation: Situation) -> float:
         """Seconds that others wait for each second of new work."""
         now = situation.now
         passed = math.inf if self._busy_at is None else now - self._busy_at
@@ -69,6 +69,13 @@ class Auto:
             self._busy_at = now
             self._busy += (situation.busy - self._busy) * -math.expm1(-passed / _BUSY_MEMORY)
         return min(_MOST_DELAY, self._busy / max(1e-9, 1 - self._busy))
+
+
+def memory_seconds(taken: Figures, new: Figures, capacity: Figures, residence: float) -> Seconds:
+    """The wait for memory: until so many requests have ended that the prompt fits, at the mean rate of release."""
+    excess = np.maximum(0.0, taken + new - _ROOM * capacity)
+    waits: Seconds = excess * residence / np.maximum(1, taken)
+    return waits
 
 
 @kernel
@@ -88,7 +95,7 @@ def _costs(
     """What each candidate costs, and which a request may be sent to now.
 
     A rank that has none of ours is never waited for, whatever it reports: else others could keep us from it for ever.
-    The wait for memory: until so many requests have ended that the prompt fits, at the mean rate of release.
+    The wait for memory is that of `memory_seconds`.
     """
     values, may_go = np.zeros(len(queue)), np.zeros(len(queue), np.bool_)
     for at in range(len(queue)):

@@ -17,12 +17,33 @@ Seconds: TypeAlias = npt.NDArray[np.float64]
 
 
 class Candidates(RankSet):
-    """The ranks that could serve a request, in the order of their names, each with its block size in tokens."""
+    """The ranks that could serve a request, in the order of their names, each with its block size in tokens.
 
-    def __init__(self, ranks: Iterable[tuple[WorkerRank, int]]) -> None:
+    With `split` there are others that could serve it in two parts: then they may be none themselves, and still be true.
+    """
+
+    def __init__(self, ranks: Iterable[tuple[WorkerRank, int]], split: Split | None = None) -> None:
         pairs = list(ranks)
         super().__init__(rank for rank, _ in pairs)
         self.block_sizes: Figures = np.array([size for _, size in pairs], np.int64)
+        self.split = split
+        self.whole: Candidates = self if split is None else Candidates(pairs)
+        """Those that could serve it alone."""
+
+    def __bool__(self) -> bool:
+        return self.split is not None or len(self) > 0
+
+
+class Split(NamedTuple):
+    """Who could serve a request in two parts. All but `prefills` have one entry for each of these."""
+
+    prefills: Candidates
+    decodes: tuple[Candidates, ...]
+    """Never empty; the same object for all that can hand over to the same ranks."""
+    near: tuple[npt.NDArray[np.bool_], ...]
+    """Which of those are on the prefill rank's own host."""
+    pushes: tuple[bool, ...]
+    """KV is written to the decode rank while it is computed: only a tail is left when the prefill is done."""
 
 
 class Situation(Protocol):
@@ -151,10 +172,12 @@ class Prediction(NamedTuple):
     step: float
     idle: bool
     """Nothing is in flight there."""
+    transfer: float = 0.0
+    """Of its KV to another rank, where that decodes; `step` is that one's."""
 
     @property
     def ttft(self) -> float:
-        return self.queue + self.held + self.prefill + self.step
+        return self.queue + self.held + self.prefill + self.transfer + self.step
 
     @property
     def tbt(self) -> float:
@@ -166,17 +189,18 @@ class Decision:
     """A choice that explains itself. `overlap_tokens` None: no overlap was looked up."""
 
     __slots__ = (
-        "_candidates",
         "_costs",
         "_predict",
         "_predicted",
         "best_overlap_tokens",
+        "candidates",
         "hold",
         "overlap_tokens",
         "position",
         "prompt_tokens",
         "rank",
         "reason",
+        "split",
     )
 
     def __init__(
@@ -187,10 +211,12 @@ class Decision:
         overlap_tokens: int | None,
         best_overlap_tokens: int | None,
         predict: Callable[[], Prediction] | None = None,
+        split: Split | None = None,
     ) -> None:
         """`best_overlap_tokens`: the longest overlap that any candidate had. `predict`: asked at most once, and only if
-        somebody wants to know before anything else is booked."""
-        self._candidates = candidates
+        somebody wants to know before anything else is booked. `split`: the rank is to prefill, and another to decode,
+        for which `Scheduler.select_decode` is asked."""
+        self.candidates = candidates
         self._costs = choice.costs
         self.position = choice.position
         self.hold = choice.hold
@@ -201,6 +227,7 @@ class Decision:
         self.prompt_tokens = prompt_tokens
         self.overlap_tokens = overlap_tokens
         self.best_overlap_tokens = best_overlap_tokens
+        self.split = split
 
     def __repr__(self) -> str:
         return (
@@ -218,7 +245,7 @@ class Decision:
     def costs(self) -> Mapping[WorkerRank, float]:
         """What each candidate would have cost; {} where nothing costs."""
         costs = [] if self._costs is None else self._costs.tolist()
-        return dict(zip(self._candidates.ranks, costs, strict=False))
+        return dict(zip(self.candidates.ranks, costs, strict=False))
 
     @property
     def prefill_tokens(self) -> int:

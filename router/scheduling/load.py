@@ -66,14 +66,14 @@ class Reservation:
 
     __slots__ = ("_active_tokens", "_book", "_new_tokens", "_place", "_prefill_tokens", "_released")
 
-    def __init__(self, book: LoadBook, place: int, prefill_tokens: int, prompt_tokens: int) -> None:
+    def __init__(self, book: LoadBook, place: int, prefill_tokens: int, prompt_tokens: int, new_tokens: int) -> None:
         self._book = book
         self._place = place
         self._prefill_tokens = prefill_tokens
-        self._new_tokens = prefill_tokens
+        self._new_tokens = new_tokens
         self._active_tokens = prompt_tokens
         self._released = False
-        book.book(place, 1, prefill_tokens, prompt_tokens, prefill_tokens)
+        book.book(place, 1, prefill_tokens, prompt_tokens, new_tokens)
 
     @property
     def released(self) -> bool:
@@ -174,11 +174,15 @@ class LoadBook:
         self._table[:, place] = 0
         self._places.free(place)
 
-    def reserve(self, rank: WorkerRank, prefill_tokens: int, prompt_tokens: int) -> Reservation:
+    def reserve(
+        self, rank: WorkerRank, prefill_tokens: int, prompt_tokens: int, new_tokens: int | None = None
+    ) -> Reservation:
+        """`new_tokens`: those that take up memory; None: as many as are to be computed."""
         place = self._places.get(rank)
         if place is None:
             raise KeyError(rank)
-        return Reservation(self, place, prefill_tokens, prompt_tokens)
+        new = prefill_tokens if new_tokens is None else new_tokens
+        return Reservation(self, place, prefill_tokens, prompt_tokens, new)
 
     def book(self, place: int, requests: int, prefill_tokens: int, active_tokens: int, new_tokens: int) -> None:
         """Add to the own load at `place`, or take from it: for reservations only."""

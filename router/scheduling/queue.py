@@ -18,8 +18,9 @@ import numpy as np
 
 from indexer.matches import Matches
 from router.scheduling.admission import Admission, Refusal, Verdict
+from router.scheduling.booking import Booking
 from router.scheduling.decision import Candidates, Decision, Policy, Seconds
-from router.scheduling.scheduler import Booking, Scheduler
+from router.scheduling.scheduler import Scheduler
 
 LOOK: Final = 8
 """Requests that one pass looks at: a pass must not take longer than the loop may be away, about a millisecond."""
@@ -67,12 +68,12 @@ class _Held:
 
     __slots__ = ("candidates", "position", "waiting", "work")
 
-    def __init__(self, waiting: Waiting, decision: Decision, candidates: Candidates) -> None:
+    def __init__(self, waiting: Waiting, decision: Decision) -> None:
         self.waiting = waiting
-        self.see(decision, candidates)
+        self.see(decision)
 
-    def see(self, decision: Decision, candidates: Candidates) -> None:
-        self.candidates = candidates
+    def see(self, decision: Decision) -> None:
+        self.candidates = decision.candidates
         self.position = decision.position
         self.work = decision.predicted.prefill if decision.predicted else 0.0
 
@@ -164,12 +165,12 @@ class Queue:
             waiting.prompt_tokens,
             waiting.matches(),
             now,
-            held=ahead.get(candidates),
+            held=ahead,
             policy=waiting.policy,
         )
-        verdict = self._judge(waiting, decision, candidates, now)
+        verdict = self._judge(waiting, decision, now)
         if verdict is Verdict.HOLD:
-            self._hold(waiting, decision, candidates, ahead)
+            self._hold(waiting, decision, ahead)
             return
         self._held.pop(waiting, None)
         if isinstance(verdict, Refusal):
@@ -177,16 +178,16 @@ class Queue:
         else:
             waiting.send(decision, self._scheduler.reserve(decision, now, waiting.streamed))
 
-    def _judge(self, waiting: Waiting, decision: Decision, candidates: Candidates, now: float) -> Verdict | Refusal:
+    def _judge(self, waiting: Waiting, decision: Decision, now: float) -> Verdict | Refusal:
         predicted = decision.predicted if self._admission.concerns(waiting.ttft_slo) else None
         if predicted is None:
             return Verdict.HOLD if decision.hold else Verdict.ADMIT
         if waiting not in self._held:  # it comes last, but will not stay there
-            predicted = predicted._replace(held=self._before(waiting, decision, candidates, now))
+            predicted = predicted._replace(held=self._before(waiting, decision, now))
         verdict = self._admission.judge(predicted, now - waiting.arrived, waiting.ttft_slo)
         return Verdict.HOLD if decision.hold and verdict is Verdict.ADMIT else verdict
 
-    def _before(self, waiting: Waiting, decision: Decision, candidates: Candidates, now: float) -> float:
+    def _before(self, waiting: Waiting, decision: Decision, now: float) -> float:
         """Work that goes to the same rank before one who has just come: of those that will be more urgent than it when
         it has waited for as long as its own work takes, which makes its response ratio 1."""
         if not self._held or decision.predicted is None:
@@ -195,17 +196,17 @@ class Queue:
         return sum(
             held.work
             for held in self._held.values()
-            if held.candidates is candidates and held.position == decision.position and held.urgency(then) < mine
+            if held.candidates is decision.candidates
+            and held.position == decision.position
+            and held.urgency(then) < mine
         )
 
-    def _hold(
-        self, waiting: Waiting, decision: Decision, candidates: Candidates, ahead: dict[Candidates, Seconds]
-    ) -> None:
+    def _hold(self, waiting: Waiting, decision: Decision, ahead: dict[Candidates, Seconds]) -> None:
         held = self._held.get(waiting)
         if held is None:
-            held = self._held[waiting] = _Held(waiting, decision, candidates)
+            held = self._held[waiting] = _Held(waiting, decision)
         else:
-            held.see(decision, candidates)
+            held.see(decision)
         _count(ahead, held)
         self._keep_ticking()
 

@@ -8,7 +8,8 @@ from indexer.types import WorkerRank
 from router.scheduling.auto import Auto
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Candidates
-from router.scheduling.scheduler import Present, Scheduler
+from router.scheduling.present import Present
+from router.scheduling.scheduler import Scheduler
 
 
 def warm_up(scheduler: Scheduler) -> None:

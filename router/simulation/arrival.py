@@ -8,8 +8,8 @@ from engines.sim.scheduler import Request
 from indexer.matches import Matches, MostOfMatches
 from router.ab.trace import Row
 from router.scheduling.admission import Refusal
+from router.scheduling.booking import Booking
 from router.scheduling.decision import Candidates, Decision, Policy
-from router.scheduling.scheduler import Booking
 from router.simulation.prompts import make_request, sequence_hashes
 
 if TYPE_CHECKING:

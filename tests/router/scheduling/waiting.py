@@ -11,11 +11,12 @@ import numpy as np
 
 from indexer.matches import Matches
 from router.scheduling.admission import Admission, Refusal
+from router.scheduling.booking import Booking
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Candidates, Cost, Decision, Policy, Situation
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.queue import Queue
-from router.scheduling.scheduler import Booking, Scheduler
+from router.scheduling.scheduler import Scheduler
 from tests.router.scheduling.candidates import HeldOnGpu, Scripted, named
 
 NOTHING_HELD = HeldOnGpu({})

@@ -1,0 +1,139 @@
+"""What is booked for a request until it has ended, and what is learned from how it goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indexer.types import WorkerRank
+from router.scheduling.backlog import Entry
+from router.scheduling.decision import Decision
+from router.scheduling.latency import Prefill
+from router.scheduling.load import Reservation
+
+if TYPE_CHECKING:
+    from router.scheduling.disaggregation import Onward
+    from router.scheduling.scheduler import Scheduler
+
+
+class Booking:
+    """One request's place on one rank. Its owner releases it, however the request ends."""
+
+    __slots__ = ("_booked", "_rank", "_reservation", "_scheduler", "_token_at")
+
+    def __init__(self, scheduler: Scheduler, rank: WorkerRank, reservation: Reservation, now: float) -> None:
+        self._scheduler = scheduler
+        self._rank = rank
+        self._reservation = reservation
+        self._booked = now
+        self._token_at: float | None = None
+        """When a token was last heard of; None until the first."""
+
+    def first_token(self, now: float) -> None:
+        """Again, or after the release: nothing."""
+        raise NotImplementedError
+
+    def assume_first_token(self, now: float) -> None:
+        """It should be there by now; nothing is learned from that."""
+        raise NotImplementedError
+
+    def generated(self, tokens: int, now: float) -> None:
+        """`tokens` more, since the last time or the first token; those before `first_token` came with it."""
+        self._reservation.generated(tokens)
+        if self._token_at is None:
+            return
+        latency, rank = self._scheduler.latency, self._rank
+        passed, self._token_at = now - self._token_at, now
+        if latency.observe_steps(rank, tokens, passed, now):
+            load = self._scheduler.book.load(rank, now)
+            latency.fold_steps(rank, load.requests, load.active_tokens, now)
+
+    def release(self, now: float) -> None:
+        """Give everything back; a second time does nothing."""
+        if self._reservation.released:
+            return
+        self._reservation.release()
+        self._ended(now)
+        self._scheduler.changed()
+
+    def _ended(self, now: float) -> None:
+        raise NotImplementedError
+
+
+class PrefillBooking(Booking):
+    """Where the prompt is computed: its turn in the backlog too."""
+
+    __slots__ = ("_entry", "_handed_on", "_prefill", "_streamed")
+
+    def __init__(self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool) -> None:
+        tokens = decision.prefill_tokens
+        reservation = scheduler.book.reserve(decision.rank, tokens, decision.prompt_tokens)
+        super().__init__(scheduler, decision.rank, reservation, now)
+        self._streamed = streamed
+        self._handed_on = decision.split is not None
+        self._prefill = Prefill(tokens, decision.prompt_tokens)
+        work = scheduler.latency.prefill_work(self._prefill)
+        self._entry: Entry | None = scheduler.backlog.add(decision.rank, self._prefill, work, now)
+
+    def first_token(self, now: float) -> None:
+        if not self._streamed:  # the first that is heard is the whole answer
+            self.assume_first_token(now)
+            return
+        entry, self._entry = self._entry, None
+        self._reservation.first_token()
+        if entry is None:
+            return
+        seconds = self._scheduler.backlog.done(entry, now)
+        self._token_at = now
+        if seconds is not None and self._prefill.prompt:
+            self._scheduler.latency.observe_prefill(self._rank, self._prefill, seconds, now)
+        self._scheduler.changed()
+
+    def assume_first_token(self, now: float) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._reservation.first_token()
+            self._scheduler.backlog.done(entry, now)
+            self._scheduler.changed()
+
+    def _ended(self, now: float) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._scheduler.backlog.drop(entry, now)
+        elif not self._handed_on:
+            self._scheduler.latency.observe_residence(now - self._booked)
+
+
+class DecodeBooking(Booking):
+    """Where the answer is made of a prompt that another rank computes."""
+
+    __slots__ = ("_begun", "_onward", "_prefilled", "_streamed")
+
+    def __init__(self, scheduler: Scheduler, onward: Onward, prompt_tokens: int, now: float, streamed: bool) -> None:
+        new = max(0, prompt_tokens - onward.overlap_tokens)
+        reservation = scheduler.book.reserve(onward.rank, 0, prompt_tokens, new_tokens=new)
+        super().__init__(scheduler, onward.rank, reservation, now)
+        self._onward = onward
+        self._streamed = streamed
+        self._begun = False
+        self._prefilled: float | None = None
+
+    def prefilled(self, now: float) -> None:
+        """The prompt is computed: what passes from now on is the transfer."""
+        self._prefilled = now
+
+    def first_token(self, now: float) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        self._token_at = now
+        if self._streamed and self._prefilled is not None:
+            onward = self._onward
+            seconds = max(0.0, now - self._prefilled - onward.step)
+            self._scheduler.disaggregation.transfers.observe(onward.near, onward.work, seconds)
+
+    def assume_first_token(self, now: float) -> None:  # noqa: ARG002 -- a Booking
+        self._begun = True
+
+    def _ended(self, now: float) -> None:
+        if self._begun:
+            self._scheduler.latency.observe_residence(now - self._booked)

@@ -1,0 +1,99 @@
+"""Whole or in two parts, and where the second goes: predicted seconds again, whatever the policy.
+
+A request goes whole to one worker when that is predicted to cost less: its uncached part is short, or moving its KV
+takes longer than it saves. Else the policy chooses who prefills, and here it is chosen who decodes: least of transfer,
+wait for memory, and the steps of the tokens to come. What the decode rank holds already is not moved again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from indexer.matches import Matches
+from indexer.types import WorkerRank
+from router.scheduling.auto import Auto, memory_seconds
+from router.scheduling.decision import Candidates, Split
+from router.scheduling.present import Present
+from router.scheduling.transfer import Transfers
+
+if TYPE_CHECKING:
+    from router.scheduling.scheduler import Scheduler
+
+HORIZON: Final = 64
+"""Tokens of an answer that are weighed: a stream's steps count as much as the wait before it, and how long it will be
+is not known."""
+
+
+class Onward(NamedTuple):
+    """A decode rank for one prefill rank; seconds."""
+
+    candidates: Candidates
+    position: int
+    transfer: float
+    work: float
+    """Of the transfer, on hardware of factor 1."""
+    near: bool
+    memory: float
+    """Until its KV fits."""
+    step: float
+    open: bool
+    """It has room now, or none of ours to wait for."""
+    overlap_tokens: int
+
+    @property
+    def rank(self) -> WorkerRank:
+        return self.candidates.ranks[self.position]
+
+
+class Disaggregation:
+    def __init__(self) -> None:
+        self.transfers = Transfers()
+        self._whole, self._prefill = Auto(), Auto()
+
+    def splits(self, scheduler: Scheduler, whole: Present, prefills: Present, split: Split) -> bool:
+        """Whether the request is to be served in two parts."""
+        if not len(whole.candidates):
+            return True
+        costs = self._prefill.cost(prefills).values
+        position = int(costs.argmin())
+        onward = self.onward(scheduler, split, position, prefills)
+        parted = float(costs[position]) + onward.transfer + onward.memory + HORIZON * onward.step
+        # A stream stands still while a prompt is computed beside it.
+        steps = HORIZON * (1 + self._whole.delay(whole)) * whole.step_seconds
+        return parted < float((self._whole.cost(whole).values + steps).min())
+
+    def onward(self, scheduler: Scheduler, split: Split, position: int, prefills: Present) -> Onward:
+        """Where a request decodes that is prefilled at `position`."""
+        prefill = float(prefills.prefill_seconds[position]) if split.pushes[position] else 0.0
+        return self.decode(scheduler, split, position, prefill, prefills.prompt_tokens, prefills.matches, prefills.now)
+
+    def decode(
+        self,
+        scheduler: Scheduler,
+        split: Split,
+        position: int,
+        hidden: float,
+        prompt_tokens: int,
+        matches: Matches | None,
+        now: float,
+    ) -> Onward:
+        """`hidden` as for `Transfers.work`."""
+        candidates, near = split.decodes[position], split.near[position]
+        present = Present(scheduler, candidates, prompt_tokens, matches, now)
+        new = prompt_tokens - present.overlap_tokens
+        works = self.transfers.work(new, hidden)
+        transfers, steps = works * self.transfers.factors(near), present.step_seconds
+        memory = memory_seconds(present.memory_tokens, new, present.capacity_tokens, present.residence_seconds)
+        costs = transfers + memory + HORIZON * steps
+        best = int(costs.argmin())
+        return Onward(
+            candidates,
+            best,
+            float(transfers[best]),
+            float(works[best]),
+            bool(near[best]),
+            float(memory[best]),
+            float(steps[best]),
+            bool(memory[best] == 0 or present.own_requests[best] == 0),
+            int(present.overlap_tokens[best]),
+        )

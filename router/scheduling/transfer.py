@@ -1,0 +1,45 @@
+"""How long KV takes from one rank to another, learned from what was observed."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from router.scheduling.decision import Figures, Seconds
+
+_BASE: Final = 0.005
+"""Seconds: a handshake, and a step of the engine that asks."""
+_PER_TOKEN: Final = 131_072 / 12.5e9
+"""Seconds: 131 kB a token, as an 8B model with grouped queries has, over 100 Gbit/s. Only its order matters."""
+_GAIN: Final = 0.1
+"""Of one observation in the logarithm of a factor."""
+_OUTLIER: Final = 4.0
+"""An observation further than this factor from what is expected counts as this far."""
+_LEAST, _MOST = 1e-3, 1e4
+
+Near = npt.NDArray[np.bool_]
+
+
+class Transfers:
+    """One factor for ranks on the same host, one for others: how much longer than `work` says."""
+
+    def __init__(self) -> None:
+        self._factors = np.ones(2)
+
+    def work(self, tokens: Figures | Seconds, hidden: float) -> Seconds:
+        """Seconds by the prior. `hidden`: of them that pass while the prefill is still computed, at most."""
+        works: Seconds = _BASE + np.maximum(0.0, tokens * _PER_TOKEN - hidden)
+        return works
+
+    def factors(self, near: Near) -> Seconds:
+        return self._factors[near.astype(np.intp)]
+
+    def observe(self, near: bool, work: float, seconds: float) -> None:
+        """`work` as above took `seconds`."""
+        place = int(near)
+        known = float(self._factors[place])
+        ratio = min(max(seconds / (work * known), 1 / _OUTLIER), _OUTLIER)
+        self._factors[place] = min(max(known * math.exp(_GAIN * math.log(ratio)), _LEAST), _MOST)
