@@ -8,14 +8,15 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from typing import get_args
 
 import uvloop
 import zmq
 
 from engines.sim.fleet import SimFleet
-from engines.sim.settings import SimSettings
+from engines.sim.settings import ConnectorName, Role, SimSettings
 from engines.sim.timing import StepTiming
 
 DEFAULT_PORT = 18_000
@@ -53,12 +54,28 @@ def make_parser() -> argparse.ArgumentParser:
     add("--tokenizer", metavar="PATH", help="folder with tokenizer.json (default: one token per UTF-8 byte)")
     add("--no-kv-events", action="store_true", help="publish no KV events")
     add("--slow", action="append", default=[], type=_slow, metavar="INDEX=FACTOR", help="a slower worker; repeatable")
+    _add_pair_flags(add, default)
     add("--seed", type=int, default=default.seed, help="of the answers' words (default %(default)s)")
     add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="(default %(default)s)")
     for name, text in TIMING_HELP.items():
         flag = "--" + name.replace("_", "-")
         add(flag, type=float, default=getattr(default.timing, name), help=f"{text} (default %(default)s)")
     return parser
+
+
+def _add_pair_flags(add: Callable[..., object], default: SimSettings) -> None:
+    role = "what a worker does of a request: prefill, decode or both; repeatable (default both)"
+    add("--role", action="append", default=[], type=_role, metavar="INDEX=ROLE", help=role)
+    names = get_args(ConnectorName)
+    add("--connector", choices=names, default=default.connector, help="how KV goes between them (default %(default)s)")
+    text = "gigabytes a second of its bandwidth (default %(default)s)"
+    add("--transfer-gb-s", type=float, default=default.transfer_gb_s, help=text)
+    text = "bytes of KV a token (default %(default)s)"
+    add("--kv-bytes-per-token", type=int, default=default.kv_bytes_per_token, help=text)
+    text = "seconds of every transfer (default %(default)s)"
+    add("--transfer-base-s", type=float, default=default.transfer_base_s, help=text)
+    text = "seconds that KV is kept for a decode that does not come (default %(default)s)"
+    add("--lease-s", type=float, default=default.lease_s, help=text)
 
 
 def read_settings(arguments: argparse.Namespace) -> SimSettings:
@@ -68,6 +85,7 @@ def read_settings(arguments: argparse.Namespace) -> SimSettings:
         "loras": tuple(arguments.lora),
         "kv_events": not arguments.no_kv_events,
         "slow": dict(arguments.slow),
+        "roles": dict(arguments.role),
         "timing": StepTiming(**{name: getattr(arguments, name) for name in TIMING_HELP}),
     }
     return SimSettings(**given)
@@ -90,7 +108,10 @@ async def _serve(settings: SimSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with SimFleet(settings) as fleet:
-        sys.stdout.write(json.dumps({"workers": fleet.urls}) + "\n")
+        ready: dict[str, object] = {"workers": fleet.urls}
+        if fleet.bootstraps:
+            ready["bootstraps"] = fleet.bootstraps
+        sys.stdout.write(json.dumps(ready) + "\n")
         sys.stdout.flush()
         await stop.wait()
 
@@ -98,6 +119,14 @@ async def _serve(settings: SimSettings) -> None:
 def _slow(text: str) -> tuple[int, float]:
     index, _, factor = text.partition("=")
     return int(index), float(factor)
+
+
+def _role(text: str) -> tuple[int, Role]:
+    index, _, name = text.partition("=")
+    roles: dict[str, Role] = {role: role for role in get_args(Role)}
+    if name not in roles:
+        raise ValueError(text)
+    return int(index), roles[name]
 
 
 if __name__ == "__main__":

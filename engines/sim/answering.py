@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engines.sim.connectors.base import Leg
 from engines.sim.flavour import ChoiceResult, Flavour, Heading, Json
-from engines.sim.generation import Asked
+from engines.sim.generation import Asked, Refused
 from engines.sim.rank import Sink
 from engines.sim.request import Request
 from engines.sim.tokens import Answers
@@ -35,6 +36,7 @@ class Answer:
         flavour: Flavour,
         answers: Answers,
         transport: asyncio.WriteTransport,
+        leg: Leg,
         break_after: int | None = None,
     ) -> None:
         self.heading = heading
@@ -43,6 +45,7 @@ class Answer:
         self.flavour = flavour
         self.answers = answers
         self.transport = transport
+        self.leg = leg
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unfinished = len(requests)
         self._tokens_left = break_after
@@ -85,7 +88,14 @@ class Answer:
             )
             for request in self.requests
         ]
-        return _encode(self.flavour.answer(self.heading, choices, self.usage(streamed=False)))
+        answer = self.flavour.answer(self.heading, choices, self.usage(streamed=False))
+        params = self.leg.answer_params()
+        return _encode(answer if params is None else {**answer, "kv_transfer_params": params})
+
+    def fail(self, refused: Refused) -> None:
+        """There will be no (further) token."""
+        if not self.done.done():
+            self.done.set_exception(refused)
 
     def stream_end(self) -> bytes:
         """The events after all choices' last tokens."""

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+TRANSFER_FAULTS = frozenset({"transfer_fails", "transfer_hangs"})
 REFUSALS = {"error500": 500, "error503": 503}
 
 
@@ -14,11 +15,21 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of POST /sim/fault.
 
     `error500`, `error503`: that status. `drop_before_first_byte`: the connection is cut. `break_after_tokens`: it is
-    cut after `after` tokens. `hang`: no answer at all. Each strikes the next `count` generation requests. `slow`: every
-    step takes `factor` times as long, until cleared.
+    cut after `after` tokens. `hang`: no answer at all. Each strikes the next `count` generation requests.
+    `transfer_fails`, `transfer_hangs`: the KV of the next `count` prompts that this worker takes from another never
+    comes; with the first the request fails. `slow`: every step takes `factor` times as long, until cleared.
     """
 
-    kind: Literal["error500", "error503", "drop_before_first_byte", "break_after_tokens", "hang", "slow"]
+    kind: Literal[
+        "error500",
+        "error503",
+        "drop_before_first_byte",
+        "break_after_tokens",
+        "hang",
+        "slow",
+        "transfer_fails",
+        "transfer_hangs",
+    ]
     count: int = 1
     after: int = 0
     factor: float = 1.0
@@ -29,16 +40,25 @@ class Faults:
 
     def __init__(self) -> None:
         self._armed: deque[Fault] = deque()
+        self._transfers: deque[str] = deque()
 
     def arm(self, fault: Fault) -> None:
-        self._armed.extend([fault] * fault.count)
+        if fault.kind in TRANSFER_FAULTS:
+            self._transfers.extend([fault.kind] * fault.count)
+        else:
+            self._armed.extend([fault] * fault.count)
 
     def take(self) -> Fault | None:
         """The fault for the request that just came."""
         return self._armed.popleft() if self._armed else None
 
+    def take_transfer(self) -> str | None:
+        """The kind of fault for the transfer that just begins."""
+        return self._transfers.popleft() if self._transfers else None
+
     def clear(self) -> None:
         self._armed.clear()
+        self._transfers.clear()
 
 
 read_fault = msgspec.json.Decoder(Fault).decode

@@ -13,6 +13,7 @@ import msgspec
 
 from engines.sim.cache import CacheEvent
 from engines.sim.generation import Refused
+from engines.sim.place import Place
 from engines.sim.scheduler import Request, Scheduler
 from engines.sim.settings import SimSettings
 
@@ -43,6 +44,7 @@ class WorkerFacts(NamedTuple):
     created: int
     """Unix time."""
     ranks: Sequence[Scheduler]
+    place: Place
 
 
 class Heading(NamedTuple):

@@ -11,9 +11,11 @@ import zmq
 from aiohttp import web
 
 from engines.sim.clock import SimClock
-from engines.sim.server import make_app
+from engines.sim.connectors.base import Fleet
+from engines.sim.server import make_app, make_bootstrap_app
 from engines.sim.settings import SimSettings
 from engines.sim.tokens import load_tokenizer, make_answers
+from engines.sim.transfers import Transfers
 from engines.sim.worker import Worker
 
 
@@ -27,6 +29,8 @@ class SimFleet:
         self.settings = settings
         self.workers: list[Worker] = []
         self.urls: list[str] = []
+        self.bootstraps: dict[str, str] = {}
+        """A prefill worker's URL to that of its bootstrap server, where the connector has one."""
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -44,24 +48,30 @@ class SimFleet:
         tokenizer = load_tokenizer(self.settings.tokenizer)
         answers = make_answers(tokenizer, self.settings.seed)
         clock = SimClock(asyncio.get_running_loop(), self.settings.speedup)
+        pairs = Fleet(Transfers(self.settings, asyncio.get_running_loop(), clock))
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         opening.callback(context.destroy, linger=0)
         for index in range(self.settings.workers):
-            worker = Worker(index, self.settings, tokenizer, answers, clock, context)
+            worker = Worker(index, self.settings, tokenizer, answers, clock, context, pairs)
             opening.push_async_callback(worker.close)
             self.workers.append(worker)
-            runner = web.AppRunner(
-                make_app(worker), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
-            )
-            opening.push_async_callback(runner.cleanup)
-            self.urls.append(await self._serve(runner, index))
+            port = await self._serve(make_app(worker), opening, index)
+            self.urls.append(f"http://{self.settings.host}:{port}")
+            if worker.place.role == "prefill" and worker.connector.bootstraps:
+                app = make_bootstrap_app(worker.place)
+                worker.place.bootstrap_port = await self._serve(app, opening, BOOTSTRAP_PORT_OFFSET + index)
+                self.bootstraps[self.urls[-1]] = worker.place.bootstrap_url
 
-    async def _serve(self, runner: web.AppRunner, index: int) -> str:
+    async def _serve(self, app: web.Application, opening: AsyncExitStack, offset: int) -> int:
+        """The port it is on."""
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        opening.push_async_callback(runner.cleanup)
         await runner.setup()
-        port = self.settings.port and self.settings.port + index
+        port = self.settings.port and self.settings.port + offset
         await web.TCPSite(runner, self.settings.host, port).start()
-        return f"http://{self.settings.host}:{runner.addresses[0][1]}"
+        return int(runner.addresses[0][1])
 
 
+BOOTSTRAP_PORT_OFFSET = 500
 SHUTDOWN_SECONDS = 0.01
 """How long requests may run on when the fleet stops: real engines abort them at once too."""

@@ -31,6 +31,22 @@ class _StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
+class Wire(msgspec.Struct, frozen=True):
+    """What a request says to an engine whose prefill and decode are apart, as it stands in the body."""
+
+    params: dict[str, Any] | None = None
+    host: Any = None
+    port: Any = None
+    room: Any = None
+    prefill_rank: Any = None
+    batch: bool = False
+    """Whether the prompt is a list of prompts."""
+    ignore_eos: bool = False
+    stops: bool = False
+    min_tokens: int = 0
+    stream_options: bool = False
+
+
 class _Body(msgspec.Struct):
     model: str | None = None
     prompt: Any = None
@@ -50,6 +66,12 @@ class _Body(msgspec.Struct):
     return_token_ids: bool | None = None
     kv_transfer_params: dict[str, Any] | None = None
     routed_dp_rank: int | None = None
+    stop: Any = None
+    stop_token_ids: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    disagg_prefill_dp_rank: Any = None
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -71,6 +93,7 @@ class Asked(msgspec.Struct, frozen=True):
     continuous_usage: bool
     return_token_ids: bool
     dp_rank: int | None
+    wire: Wire
 
 
 def read_generation(body: bytes, chat: bool, settings: SimSettings, tokenizer: Tokenizer) -> Asked:
@@ -94,6 +117,23 @@ def read_generation(body: bytes, chat: bool, settings: SimSettings, tokenizer: T
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(fields.return_token_ids),
         dp_rank=fields.routed_dp_rank if settings.flavour == "sglang" else None,
+        wire=_wire(fields),
+    )
+
+
+def _wire(fields: _Body) -> Wire:
+    prompt = fields.prompt
+    return Wire(
+        params=fields.kv_transfer_params,
+        host=fields.bootstrap_host,
+        port=fields.bootstrap_port,
+        room=fields.bootstrap_room,
+        prefill_rank=fields.disagg_prefill_dp_rank,
+        batch=isinstance(prompt, list) and not _is_list_of(int, prompt),
+        ignore_eos=bool(fields.ignore_eos),
+        stops=bool(fields.stop or fields.stop_token_ids),
+        min_tokens=fields.min_tokens or 0,
+        stream_options=fields.stream_options is not None,
     )
 
 

@@ -11,10 +11,12 @@ from typing import Any, NoReturn, cast
 import msgspec
 from aiohttp import web
 
-from engines.sim.answering import Answer, StreamedAnswer
+from engines.sim.answering import DONE, Answer, StreamedAnswer
+from engines.sim.connectors.base import Leg
 from engines.sim.faults import REFUSALS, Fault, read_fault
 from engines.sim.flavour import Heading
 from engines.sim.generation import Asked, Refused, read_generation, read_tokenize
+from engines.sim.place import Place
 from engines.sim.rank import Rank
 from engines.sim.scheduler import Request, make_request
 from engines.sim.worker import Worker
@@ -40,6 +42,18 @@ def make_app(worker: Worker) -> web.Application:
     app.router.add_post("/flush_cache" if worker.flavour.cleared_text else "/reset_prefix_cache", server.reset_cache)
     app.router.add_post("/sim/fault", server.arm_fault)
     app.router.add_post("/sim/faults/clear", server.clear_faults)
+    app.router.add_get("/sim/transfers", server.transfers)
+    return app
+
+
+def make_bootstrap_app(place: Place) -> web.Application:
+    """Where Mooncake's decode workers find out how to reach a prefill worker; SGLang's says nothing here."""
+
+    async def query(_: web.Request) -> web.Response:
+        return _json(place.bootstrap_page())
+
+    app = web.Application()
+    app.router.add_get("/query", query)
     return app
 
 
@@ -99,6 +113,10 @@ class _Server:
             self._worker.faults.arm(fault)
         return _json(msgspec.to_builtins(fault))
 
+    async def transfers(self, _: web.Request) -> web.Response:
+        """Of the whole fleet."""
+        return _json(self._worker.fleet.state())
+
     async def clear_faults(self, _: web.Request) -> web.Response:
         self._worker.faults.clear()
         self._worker.slow_down(1.0)
@@ -113,30 +131,54 @@ class _Server:
             if fault is not None:
                 await _strike(fault, http)
             asked = read_generation(body, chat, worker.settings, worker.tokenizer)
-            rank = worker.rank(_asked_rank(http, asked))
-            return await self._answer(http, asked, rank, fault.after if fault else None)
+            rank = worker.rank(self._asked_rank(http, asked))
+            leg = worker.connector.leg(asked, http.headers.get("X-Request-Id"), worker.ranks.index(rank))
+            return await self._answer(http, asked, rank, leg, fault.after if fault else None)
         finally:
             worker.in_flight -= 1
 
-    async def _answer(self, http: web.Request, asked: Asked, rank: Rank, break_after: int | None) -> web.StreamResponse:
+    async def _answer(
+        self, http: web.Request, asked: Asked, rank: Rank, leg: Leg, break_after: int | None
+    ) -> web.StreamResponse:
         flavour = self._worker.flavour
         answer_id = flavour.answer_id(asked.chat, http.headers.get("X-Request-Id") or self._worker.new_request_id())
         heading = Heading(answer_id, int(time.time()), asked.model, asked.chat)
         kind = StreamedAnswer if asked.stream else Answer
         transport = _transport(http)
-        answer = kind(heading, asked, self._requests(asked), flavour, self._worker.answers, transport, break_after)
-        response = await _begin_stream(http) if asked.stream else None
-        await _run(answer, rank)
-        return response or web.Response(body=answer.whole(), content_type="application/json")
+        requests = self._requests(asked, leg)
+        answer = kind(heading, asked, requests, flavour, self._worker.answers, transport, leg, break_after)
+        if not asked.stream:
+            await _run(answer, rank)
+            return web.Response(body=answer.whole(), content_type="application/json")
+        response = await _begin_stream(http)
+        try:
+            await _run(answer, rank)
+        except Refused as refused:  # too late for another status: both engines tell it in the stream
+            await response.write(b"data: %b\n\n%b" % (msgspec.json.encode(flavour.error(refused)), DONE))
+        return response
 
-    def _requests(self, asked: Asked) -> list[Request]:
+    def _requests(self, asked: Asked, leg: Leg) -> list[Request]:
         return [
             # The worker's own id: a client may use one X-Request-Id twice at once.
             make_request(
-                self._worker.new_request_id(), prompt, length, self._worker.settings.block_size, asked.namespace
+                self._worker.new_request_id(),
+                prompt,
+                leg.max_tokens or length,
+                self._worker.settings.block_size,
+                asked.namespace,
+                remote=leg.remote,
+                keep=leg.keep,
             )
             for prompt, length in zip(asked.prompts, asked.max_tokens, strict=True)
         ]
+
+    def _asked_rank(self, http: web.Request, asked: Asked) -> int | None:
+        header = http.headers.get(RANK_HEADER)
+        if header is None:
+            return self._worker.connector.rank(asked) if asked.dp_rank is None else asked.dp_rank
+        with suppress(ValueError):
+            return int(header)
+        raise Refused(400, f"{RANK_HEADER} must be an integer", RANK_HEADER)
 
 
 async def _begin_stream(http: web.Request) -> web.StreamResponse:
@@ -148,13 +190,19 @@ async def _begin_stream(http: web.Request) -> web.StreamResponse:
 
 async def _run(answer: Answer, rank: Rank) -> None:
     """Until the last token; whatever ends it earlier frees the requests' blocks."""
-    try:
+    leg = answer.leg
+
+    def submit() -> None:
         for request, sink in zip(answer.requests, answer.sinks(), strict=True):
-            rank.submit(request, sink)
+            rank.submit(request, leg.sink(request, sink))
+
+    try:
+        leg.start(answer.requests, rank, submit, answer.fail)
         await answer.done
     finally:
         for request in answer.requests:
             rank.abort(request.request_id)
+        leg.close()
 
 
 async def _strike(fault: Fault, http: web.Request) -> None:
@@ -177,15 +225,6 @@ def _transport(http: web.Request) -> asyncio.WriteTransport:
 async def _until_disconnect() -> NoReturn:
     await asyncio.get_running_loop().create_future()
     raise AssertionError("unreachable")
-
-
-def _asked_rank(http: web.Request, asked: Asked) -> int | None:
-    header = http.headers.get(RANK_HEADER)
-    if header is None:
-        return asked.dp_rank
-    with suppress(ValueError):
-        return int(header)
-    raise Refused(400, f"{RANK_HEADER} must be an integer", RANK_HEADER)
 
 
 def _json(content: Any, status: int = 200) -> web.Response:

@@ -10,6 +10,8 @@ from typing import Literal
 from engines.sim.timing import StepTiming
 
 FlavourName = Literal["vllm", "sglang"]
+Role = Literal["prefill", "decode", "both"]
+ConnectorName = Literal["none", "nixl", "nixl-push", "mooncake", "store", "sglang"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class SimSettings:
     workers: int = 8
     host: str = "127.0.0.1"
     port: int = 0
-    """HTTP port of the first worker, the others follow; events are on port + 1000 and up. 0: free ports."""
+    """HTTP port of the first worker, the others follow; bootstrap servers are on port + 500 and up, events on
+    port + 1000 and up. 0: free ports."""
     flavour: FlavourName = "vllm"
     model: str = "sim"
     loras: tuple[str, ...] = ()
@@ -42,6 +45,18 @@ class SimSettings:
     seed: int = 0
     """Seeds the words that answers are made of, and request ids."""
     timing: StepTiming = field(default_factory=StepTiming)
+    roles: Mapping[int, Role] = field(default_factory=lambda: MappingProxyType({}))
+    """Worker index to what it does of a request; the others do both."""
+    connector: ConnectorName = "none"
+    """How KV goes from prefill to decode workers."""
+    transfer_gb_s: float = 12.5
+    """Bandwidth for one request's KV; 100 GbE."""
+    kv_bytes_per_token: int = 131_072
+    """Llama-3.1-8B's, see `timing`."""
+    transfer_base_s: float = 0.005
+    """Simulated seconds of every transfer, however small."""
+    lease_s: float = 30.0
+    """Simulated seconds that a prefill's KV is kept for a decode that does not come."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "block_size", "max_num_seqs", "max_num_batched_tokens", "dp_size", "max_model_len"):
@@ -53,6 +68,17 @@ class SimSettings:
             raise ValueError("max_num_batched_tokens must not be below max_num_seqs")  # vLLM's rule too
         if any(factor <= 0 or not 0 <= index < self.workers for index, factor in self.slow.items()):
             raise ValueError("slow takes the index of a worker and a factor above 0")
+        self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        if any(not 0 <= index < self.workers for index in self.roles):
+            raise ValueError("roles take the index of a worker")
+        if self.connector == "none" and any(role != "both" for role in self.roles.values()):
+            raise ValueError("prefill and decode workers need a connector")
+        if self.connector != "none" and (self.connector == "sglang") != (self.flavour == "sglang"):
+            raise ValueError("the connector sglang is for the flavour sglang, and the only one for it")
+        if min(self.transfer_gb_s, self.kv_bytes_per_token, self.lease_s) <= 0 or self.transfer_base_s < 0:
+            raise ValueError("transfer_gb_s, kv_bytes_per_token and lease_s must be above 0, transfer_base_s not below")
 
     @property
     def cache_blocks(self) -> int:

@@ -27,6 +27,8 @@ from engines.sim.scheduler import Scheduler
 from indexer.types import SequenceHash
 
 VERSION = "0.5.23"
+BOOTSTRAP_PORT = 8998
+"""SGLang's default; a worker that is no prefill worker has nobody listening there."""
 ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -47,7 +49,7 @@ def _hit_rate(rank: Scheduler) -> float:
 GAUGES: dict[str, Reading] = {
     "sglang:max_total_num_tokens": _capacity,
     "sglang:num_running_reqs": lambda rank: len(rank.running),
-    "sglang:num_queue_reqs": lambda rank: len(rank.waiting),
+    "sglang:num_queue_reqs": lambda rank: len(rank.waiting) + len(rank.loading),
     "sglang:cache_hit_rate": _hit_rate,
     "sglang:token_usage": lambda rank: rank.cache.usage,
     "sglang:num_used_tokens": _used,
@@ -176,8 +178,12 @@ class SglangFlavour(Flavour):
             "tokenizer_path": path,
             "is_generation": True,
             "weight_version": "default",
-            "disaggregation_mode": "null",
+            "disaggregation_mode": self._mode(),
         }
+
+    def _mode(self) -> str:
+        role = self.facts.place.role
+        return "null" if role == "both" else role
 
     def _server_info(self) -> Json:
         settings, rank = self.facts.settings, self.facts.ranks[0]
@@ -201,6 +207,9 @@ class SglangFlavour(Flavour):
             "disable_radix_cache": False,
             "chunked_prefill_size": settings.max_num_batched_tokens,
             "enable_cache_report": True,
+            "disaggregation_mode": self._mode(),
+            "disaggregation_bootstrap_port": self.facts.place.bootstrap_port or BOOTSTRAP_PORT,
+            "disaggregation_transfer_backend": "mooncake",
             "internal_states": [{"effective_max_running_requests_per_dp": settings.max_num_seqs}],
         }
 

@@ -34,7 +34,7 @@ _pack = msgspec.msgpack.Encoder().encode
 
 GAUGES: dict[str, Reading] = {
     "vllm:num_requests_running": lambda rank: len(rank.running),
-    "vllm:num_requests_waiting": lambda rank: len(rank.waiting),
+    "vllm:num_requests_waiting": lambda rank: len(rank.waiting) + len(rank.loading),
     "vllm:kv_cache_usage_perc": lambda rank: rank.cache.usage,
 }
 COUNTERS: dict[str, Reading] = {
@@ -169,13 +169,14 @@ class VllmFlavour(Flavour):
         blocks = (
             f'block_size="{settings.block_size}",enable_prefix_caching="True",num_gpu_blocks="{rank.cache.capacity}"'
         )
-        seconds = "vllm:time_to_first_token_seconds"
+        seconds, source = "vllm:time_to_first_token_seconds", "vllm:prompt_tokens_by_source_total"
         return [
             f'vllm:request_success_total{{{labels},finished_reason="length"}} {float(counters.finished_requests)}',
             f'vllm:request_success_total{{{labels},finished_reason="abort"}} {float(counters.aborted_requests)}',
             f'{seconds}_bucket{{{labels},le="+Inf"}} {float(counters.first_tokens)}',
             f"{seconds}_count{{{labels}}} {float(counters.first_tokens)}",
             f"{seconds}_sum{{{labels}}} {counters.first_token_seconds}",
+            *(f'{source}{{{labels},source="{name}"}} {float(tokens)}' for name, tokens in _sources(rank).items()),
             f"vllm:cache_config_info{{{labels},{blocks}}} 1.0",
         ]
 
@@ -196,6 +197,18 @@ class VllmFlavour(Flavour):
             "max_queue_size": HIGH_WATER_MARK,
             "topic": self.facts.topic,
         }
+
+
+def _sources(rank: Scheduler) -> dict[str, int]:
+    """Where the KV of admitted prompts came from, in tokens; of those that are loading only what is here."""
+    counters = rank.counters
+    to_come = sum(request.prompt_length - request.computed for request in rank.loading.values())
+    elsewhere = counters.prefix_hits + counters.transferred_tokens
+    return {
+        "local_compute": counters.prompt_tokens - elsewhere - to_come,
+        "local_cache_hit": counters.prefix_hits,
+        "external_kv_transfer": counters.transferred_tokens,
+    }
 
 
 def _chunk_fields(heading: Heading) -> Json:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import uuid
 from collections.abc import Callable, Sequence
 
 import zmq
 
 from engines.sim.cache import CacheEvent
 from engines.sim.clock import SimClock
+from engines.sim.connectors import CONNECTORS
+from engines.sim.connectors.base import Fleet
 from engines.sim.event_publisher import EventPublisher, bind_publishers
 from engines.sim.faults import Faults
 from engines.sim.flavour import Flavour, WorkerFacts
 from engines.sim.generation import Refused
+from engines.sim.place import Place
 from engines.sim.rank import Rank
+from engines.sim.request import Request
 from engines.sim.scheduler import Scheduler
 from engines.sim.settings import SimSettings
 from engines.sim.sglang_flavour import SglangFlavour
@@ -24,6 +29,8 @@ from engines.sim.vllm_flavour import VllmFlavour
 
 FLAVOURS: dict[str, type[Flavour]] = {"vllm": VllmFlavour, "sglang": SglangFlavour}
 EVENT_PORT_OFFSET = 1000
+SIDE_PORT = 5600
+"""vLLM's default side channel, VLLM_NIXL_SIDE_CHANNEL_PORT."""
 
 
 class Worker:
@@ -37,6 +44,7 @@ class Worker:
         answers: Answers,
         clock: SimClock,
         context: zmq.Context[zmq.Socket[bytes]],
+        fleet: Fleet,
     ) -> None:
         self.settings = settings
         self.tokenizer = tokenizer
@@ -45,14 +53,21 @@ class Worker:
         self.in_flight = 0
         self._own_slowdown = settings.slow.get(index, 1.0)
         self._ids = random.Random(f"{settings.seed}/{index}")  # noqa: S311 - names, not secrets
+        self.place = self._place(index)
+        fleet.places.append(self.place)
+        self.fleet = fleet
+        self.connector = CONNECTORS[settings.connector](self.place, fleet, settings)
         flavour = FLAVOURS[settings.flavour]
         schedulers = [self._scheduler(flavour.decode_blocks_at_finish) for _ in range(settings.dp_size)]
         topic = f"kv@w{index}@{settings.model}"
         self._publishers, event_port, replay_port = self._bind(index, topic, context)
-        self.flavour = flavour(WorkerFacts(settings, topic, event_port, replay_port, int(time.time()), schedulers))
+        created = int(time.time())
+        fleet.schedulers += schedulers
+        self.flavour = flavour(WorkerFacts(settings, topic, event_port, replay_port, created, schedulers, self.place))
         loop = asyncio.get_running_loop()
         self.ranks = [
-            Rank(scheduler, loop, clock, self._publish_for(number)) for number, scheduler in enumerate(schedulers)
+            Rank(scheduler, loop, clock, self._publish_for(number), self._fetch_for(number))
+            for number, scheduler in enumerate(schedulers)
         ]
 
     def rank(self, asked: int | None) -> Rank:
@@ -61,7 +76,7 @@ class Worker:
         Raises Refused when there is no such rank.
         """
         if asked is None:
-            return min(self.ranks, key=lambda rank: 4 * len(rank.scheduler.waiting) + len(rank.scheduler.running))
+            return min(self.ranks, key=_burden)
         if 0 <= asked < len(self.ranks):
             return self.ranks[asked]
         raise Refused(400, f"data parallel rank {asked} is out of range [0, {len(self.ranks)}).", "data_parallel_rank")
@@ -84,6 +99,21 @@ class Worker:
             rank.close()
         for publisher in self._publishers:
             await publisher.close()
+
+    def _place(self, index: int) -> Place:
+        settings = self.settings
+        prefix = uuid.uuid4().hex  # a restarted engine has another
+        return Place(
+            name=f"worker {index}",
+            role=settings.roles.get(index, "both"),
+            host=settings.host,
+            engine_ids=[f"{prefix}_dp{rank}" for rank in range(settings.dp_size)],
+            side_port=SIDE_PORT + index * settings.dp_size,
+            faults=self.faults,
+        )
+
+    def _fetch_for(self, rank: int) -> Callable[[Request, int], None]:
+        return lambda request, missing: self.connector.fetch(self.ranks[rank], request, missing)
 
     def _scheduler(self, decode_blocks_at_finish: bool) -> Scheduler:
         settings = self.settings
@@ -114,3 +144,8 @@ class Worker:
             return lambda _events: None
         publisher = self._publishers[rank]
         return lambda events: publisher.publish(self.flavour.encode_events(time.time(), events, rank))
+
+
+def _burden(rank: Rank) -> int:
+    scheduler = rank.scheduler
+    return 4 * (len(scheduler.waiting) + len(scheduler.loading)) + len(scheduler.running)

@@ -21,13 +21,14 @@ def parsed(*argv: str) -> SimSettings:
 
 
 def test_defaults_are_those_of_the_settings() -> None:
-    assert parsed("--port", "0") == SimSettings(slow={})
+    assert parsed("--port", "0") == SimSettings(slow={}, roles={})
 
 
 def test_flags() -> None:
     line = """--workers 3 --port 0 --flavour sglang --model m --lora a --lora b --block-size 32 --cache-tokens 4096
         --speedup 2.5 --max-num-seqs 9 --max-num-batched-tokens 512 --dp-size 2 --max-model-len 1000 --no-kv-events
-        --slow 0=2 --slow 2=1.5 --seed 7 --base-s 0.5"""
+        --slow 0=2 --slow 2=1.5 --seed 7 --base-s 0.5 --role 0=prefill --role 2=decode --connector sglang
+        --transfer-gb-s 25 --kv-bytes-per-token 1000 --transfer-base-s 0.25 --lease-s 9"""
     made = parsed(*line.split())
     assert made == SimSettings(
         workers=3,
@@ -44,6 +45,12 @@ def test_flags() -> None:
         kv_events=False,
         slow={0: 2.0, 2: 1.5},
         seed=7,
+        roles={0: "prefill", 2: "decode"},
+        connector="sglang",
+        transfer_gb_s=25.0,
+        kv_bytes_per_token=1000,
+        transfer_base_s=0.25,
+        lease_s=9.0,
         timing=StepTiming(base_s=0.5),
     )
 
@@ -61,6 +68,12 @@ def test_every_timing_constant_has_a_flag() -> None:
         ["--slow", "8=2"],
         ["--slow", "x"],
         ["--max-num-batched-tokens", "8"],
+        ["--role", "0=prefill"],
+        ["--role", "0=encode", "--connector", "nixl"],
+        ["--role", "8=decode", "--connector", "nixl"],
+        ["--connector", "sglang"],
+        ["--connector", "nixl", "--flavour", "sglang"],
+        ["--connector", "nixl", "--lease-s", "0"],
     ],
 )
 def test_nonsense_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
