@@ -7,6 +7,8 @@ from typing import Literal
 import msgspec
 
 EngineKind = Literal["vllm", "sglang", "unknown"]
+Role = Literal["prefill", "decode", "both"]
+"""What a worker does of a request: its prompt for another, the answer to another's prompt, or all of it."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -41,4 +43,9 @@ class EngineDescription(msgspec.Struct, frozen=True):
     max_running: int | None = None
     """Requests that run at once per rank."""
     tokenizer_path: str | None = None
+    role: Role | None = None
+    """None: it does not tell, as vLLM does not."""
+    connector: str | None = None
+    """A name of `engines.disaggregation.CONNECTORS`; None: it does not tell."""
+    bootstrap_port: int | None = None
     problems: tuple[str, ...] = ()

@@ -133,7 +133,14 @@ class App:
         admission = Admission(objectives, settings.slo_action, settings.slo_patience)
         self._queue = Queue(self._scheduler, admission, time.monotonic, _call_later)
         self._brain = Brain(
-            self._fleet, self._book, self._scheduler, self._queue, self._indexer, self._metrics, time.monotonic
+            self._fleet,
+            self._book,
+            self._scheduler,
+            self._queue,
+            self._indexer,
+            self._metrics,
+            time.monotonic,
+            settings.pd_timeout,
         )
         Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(self._metrics)
         self._arms = make_arms(settings)

@@ -7,41 +7,28 @@ whatever happens: the answer's end, a worker's failure, the client's leaving.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
-from router.fleet import Worker
+from engines.disaggregation.answer import Prefilled
+from router.http.edited import EditedBody, EditedEvents
 from router.http.front import Connection
 from router.http.messages import REQUEST_ID, Request, Response
 from router.http.relay import Relay, relay_for
 from router.http.upstream import Head, WorkerConnection
+from router.legs import Leg, Pair, Parted, request_head, response_head
 from router.openai_errors import error_event, error_response
-from router.scheduling.booking import Booking
-from router.scheduling.decision import Decision
+from router.prefill_leg import PrefillLeg
+from router.scheduling.booking import DecodeBooking
+from router.usage import CACHED, read_usage, with_cached
 
 RETRIES = 1
 """Other workers tried after the first, before anything was sent to the client."""
 RETRY_STATUSES = frozenset((500, 502, 503))
 _ERRORS = 400
 """From this status on an answer is none."""
-_USAGE_WINDOW = 4096
-"""Bytes at an answer's end in which its usage is looked for."""
-_CACHED = re.compile(rb'"cached_tokens":\s*(\d+)')
-# Text inside a JSON string has its quotes escaped, so neither pattern can match what a model generated.
-_PROMPT = re.compile(rb'"prompt_tokens":\s*(\d+)')
 
 End = Literal["complete", "broken", "cancelled", "failed"]
-
-
-class Leg(NamedTuple):
-    """One attempt: the worker, why it was chosen, what was booked there, header lines for it and for its answer."""
-
-    worker: Worker
-    decision: Decision
-    reservation: Booking
-    header_lines: bytes
-    answer_lines: bytes = b""
 
 
 class Outcome(NamedTuple):
@@ -54,14 +41,18 @@ class Outcome(NamedTuple):
     duration: float
     prompt_tokens: int | None
     cached_tokens: int | None
-    """As the engine reported them."""
+    """As the engine reported them: the one that prefilled, where another decoded."""
+    parted: Parted | None = None
 
 
 class Routing(Protocol):
     """What an exchange asks of the router around it."""
 
-    def route(self, exclude: frozenset[str], routed: Callable[[Leg | Response], None]) -> None:
-        """Choose and book a worker outside `exclude`, or say why there is none: at once, or later."""
+    def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
+        """Choose and book a worker outside `exclude`, or two, or say why there is none: at once, or later."""
+
+    def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | str:
+        """Choose and book the worker that decodes what `prefill` computed, or say why there is none."""
 
     def withdraw(self) -> None:
         """What was asked for with `route` is wanted no more."""
@@ -69,14 +60,15 @@ class Routing(Protocol):
     def can_retry(self, exclude: frozenset[str]) -> bool:
         """Whether `route` would find one."""
 
-    def failed(self, worker: Worker, reason: str, retried: bool, unreachable: bool = False) -> None:
-        """A worker failed this request: could not be reached, broke off, or answered 5xx."""
+    def failed(self, leg: Leg, reason: str, retried: bool, unreachable: bool = False) -> None:
+        """Its worker failed this request: could not be reached, broke off, or answered 5xx."""
 
     def finished(self, outcome: Outcome) -> None: ...
 
 
 class Exchange:
-    """Implements `front.Exchange` towards the client and `upstream.Receiver` towards the worker."""
+    """Implements `front.Exchange` towards the client, `upstream.Receiver` towards the worker that answers, and
+    `prefill_leg.Owner` where another computes the prompt."""
 
     __slots__ = (
         "_began",
@@ -84,17 +76,23 @@ class Exchange:
         "_clock",
         "_connecting",
         "_connection",
+        "_excluded",
         "_first_byte",
         "_head",
         "_leg",
         "_length",
         "_over",
+        "_pair",
+        "_parted",
+        "_prefill",
+        "_prefilled_at",
         "_relay",
         "_request",
         "_request_id",
+        "_retries",
         "_reused",
         "_routing",
-        "_tried",
+        "_timer",
         "_upstream",
     )
 
@@ -107,12 +105,18 @@ class Exchange:
         self._routing = routing
         self._clock = clock
         self._began = clock()
-        self._tried: frozenset[str] = _NOBODY
+        self._excluded: frozenset[str] = _NOBODY
+        self._retries = 0
         self._leg: Leg | None = None
+        self._pair: Pair | None = None
+        self._prefill: PrefillLeg | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._upstream: WorkerConnection | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._reused = False
         self._first_byte: float | None = None
+        self._parted: Parted | None = None
+        self._prefilled_at = 0.0
         self._over = False
         self._reset_answer()
 
@@ -134,14 +138,16 @@ class Exchange:
         """Choose a worker and send the request; nothing, when the client has gone meanwhile."""
         if self._over:
             return
-        self._routing.route(self._tried, self._on_routed)
+        self._routing.route(self._excluded, self._on_routed)
 
-    def _on_routed(self, leg: Leg | Response) -> None:
-        if isinstance(leg, Response):
-            self.answer(leg)
-            return
-        self._leg = leg
-        self._connect(leg, fresh=False)
+    def _on_routed(self, routed: Leg | Pair | Response) -> None:
+        if isinstance(routed, Response):
+            self.answer(routed)
+        elif isinstance(routed, Pair):
+            self._begin_pair(routed)
+        else:
+            self._leg = routed
+            self._connect(routed, fresh=False)
 
     def _connect(self, leg: Leg, *, fresh: bool) -> None:
         self._reset_answer()
@@ -158,30 +164,125 @@ class Exchange:
         if self._over or leg is None:
             upstream.abort()
             return
+        self._connecting = None
         self._upstream = upstream
         self._reused = upstream.requests > 0
-        upstream.send(self, _request_head(request, self._request_id, leg), request.body, request.head.method == b"HEAD")
+        body = request.body if leg.body is None else leg.body
+        upstream.send(self, request_head(request, self._request_id, leg), body, request.head.method == b"HEAD")
 
     def _on_no_connection(self, reason: str) -> None:
+        self._connecting = None
         if not self._over:
             self._give_up_on_worker(f"cannot be reached: {reason}", unreachable=True)
+
+    # -- in two parts
+
+    def _begin_pair(self, pair: Pair) -> None:
+        """Both legs at once, or the second when the first has answered."""
+        self._pair, self._parted = pair, None
+        self._leg = pair.decode
+        self._prefill = PrefillLeg(pair.prefill, self._request, self._request_id, self, self._clock)
+        self._prefill.start(pair.timeout)
+        if pair.decode:
+            self._connect(pair.decode, fresh=False)
+
+    def on_prefilled(self, answer: Prefilled) -> None:
+        pair, prefill, now = self._pair, self._prefill, self._clock()
+        if pair is None or prefill is None:
+            return
+        self._prefill = None
+        self._prefilled_at = now
+        self._parted = Parted(pair.prefill.worker.id, now - prefill.began, None, answer)
+        if pair.decode is None:
+            self._hand_over(pair, answer)
+        elif self._leg and isinstance(self._leg.reservation, DecodeBooking):
+            self._leg.reservation.prefilled(now)
+        if self._first_byte is None and not self._over:
+            self._watch(pair)
+
+    def _hand_over(self, pair: Pair, answer: Prefilled) -> None:
+        leg = self._routing.go_on(pair.prefill, answer, self._excluded)
+        if isinstance(leg, str):
+            self._retry_or_end(pair.prefill, leg, [frozenset((pair.prefill.worker.id,))])
+            return
+        self._leg = leg
+        self._connect(leg, fresh=False)
+
+    def _watch(self, pair: Pair) -> None:
+        """The decode leg must begin its answer within the time that a leg has."""
+        self._unwatch()
+        self._timer = asyncio.get_running_loop().call_later(pair.timeout, self._time_out, pair.timeout)
+
+    def _unwatch(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _time_out(self, timeout: float) -> None:
+        self._timer = None
+        if not self._over and self._first_byte is None:
+            self._drop_upstream()
+            self._give_up_on_worker(f"sent nothing within {timeout:g} s")
+
+    def on_prefill_failed(self, reason: str, unreachable: bool) -> None:
+        pair = self._pair
+        self._prefill = None
+        if self._over or pair is None or self._first_byte is not None:
+            return  # a decode worker that answers has all that it needs
+        self._drop_decode()
+        self._retry_or_end(pair.prefill, reason, [frozenset((pair.prefill.worker.id,))], unreachable)
+
+    def on_prefill_refused(self, refusal: Response) -> None:
+        self._prefill = None
+        if not self._over and self._first_byte is None:
+            self.answer(refusal)
+
+    def _drop_decode(self) -> None:
+        """What the decode leg has begun is of no use."""
+        self._drop_upstream()
+        if self._leg:
+            self._leg.reservation.release(self._clock())
+            self._leg = None
+
+    def _drop_upstream(self) -> None:
+        self._unwatch()
+        if self._connecting:
+            self._connecting.cancel()
+            self._connecting = None
+        upstream, self._upstream = self._upstream, None
+        if upstream:
+            upstream.abort()
+
+    def _alternatives(self, leg: Leg, unreachable: bool) -> list[frozenset[str]]:
+        """Whom to do without, in the order of preference. An error of a decode worker may be the prefill worker's
+        fault, so the pair is changed whole where there are others."""
+        failed = frozenset((leg.worker.id,))
+        pair = self._pair
+        if pair is None or unreachable:
+            return [failed]
+        prefill = frozenset((pair.prefill.worker.id,))
+        return [failed | prefill, failed, prefill]
 
     # -- upstream.Receiver
 
     def on_head(self, head: Head, length: int | None) -> None:
         if head.status in RETRY_STATUSES and self._may_retry() and self._upstream:
             self._upstream.abort()
+            self._upstream = None
             self._give_up_on_worker(f"answered {head.status}")
             return
         self._head = head
         self._length = length
-        self._relay = relay_for(head, self._request.head.http_1_0)
+        http_1_0 = self._request.head.http_1_0
+        self._relay = relay_for(head, http_1_0) if self._pair is None else self._relay_for_pair(head, http_1_0)
 
     def on_body(self, data: bytes, boundary: int) -> None:
         leg, head, relay, upstream = self._leg, self._head, self._relay, self._upstream
         if leg is None or head is None or relay is None or upstream is None:
             return
         out = relay.body(data, boundary)
+        if isinstance(relay, EditedBody):
+            return
         if self._first_byte is None:
             out = self._begin_answer(leg, head, relay) + out
         if out:
@@ -221,10 +322,7 @@ class Exchange:
         if self._over:
             return
         self._routing.withdraw()
-        if self._connecting:
-            self._connecting.cancel()
-        if self._upstream:
-            self._upstream.abort()
+        self._drop_upstream()
         self._finish(499, "cancelled")
 
     def pause(self) -> None:
@@ -241,21 +339,25 @@ class Exchange:
         """The first byte is here: the prefill is done, and there is no way back to another worker."""
         now = self._clock()
         self._first_byte = now - self._began
+        self._unwatch()
+        if self._parted:
+            self._parted = self._parted._replace(transfer=now - self._prefilled_at)
         if head.status < _ERRORS:
             leg.reservation.first_token(now)
         else:  # a refusal tells nothing of how long a prompt takes
             leg.reservation.assume_first_token(now)
         keep_alive = self._request.head.keep_alive and not relay.until_close and not self._connection.closing
-        length = b"" if self._length is None else b"content-length: %d\r\n" % self._length
+        edited = isinstance(relay, EditedBody)  # which states its own
+        length = b"" if self._length is None or edited else b"content-length: %d\r\n" % self._length
         framing = length + relay.framing if keep_alive else b"%sconnection: close\r\n" % (length + relay.framing)
-        return _response_head(head, leg, self._request_id, framing)
+        return response_head(head, leg, self._request_id, framing)
 
     def _break_answer(self, reason: str) -> None:
         leg, relay = self._leg, self._relay
         if leg is None or relay is None:
             return
         last = relay.broken(error_event(502, f"Worker {leg.worker.id} broke off its answer: {reason}."))
-        self._routing.failed(leg.worker, f"broke off its answer: {reason}", retried=False)
+        self._routing.failed(leg, f"broke off its answer: {reason}", retried=False)
         self._finish(502, "broken")
         if last is None:
             self._connection.abort()
@@ -265,20 +367,60 @@ class Exchange:
 
     def _may_retry(self) -> bool:
         leg = self._leg
-        return leg is not None and len(self._tried) < RETRIES and self._routing.can_retry(self._tried | {leg.worker.id})
+        return leg is not None and self._other(self._alternatives(leg, unreachable=False)) is not None
+
+    def _other(self, alternatives: list[frozenset[str]]) -> frozenset[str] | None:
+        """The first that leaves somebody to try."""
+        if self._retries >= RETRIES:
+            return None
+        wider = (self._excluded | names for names in alternatives)
+        return next((names for names in wider if self._routing.can_retry(names)), None)
 
     def _give_up_on_worker(self, reason: str, *, unreachable: bool = False) -> None:
-        leg = self._leg
+        leg, pair, parted = self._leg, self._pair, self._parted
         if leg is None:
             return
-        retry = self._may_retry()
+        alternatives = self._alternatives(leg, unreachable)
         leg.reservation.release(self._clock())
-        self._routing.failed(leg.worker, reason, retry, unreachable)
-        if retry:
-            self._tried |= {leg.worker.id}
-            self.start()
-        else:
+        if self._prefill:
+            self._prefill.cancel()
+            self._prefill = None
+        if unreachable and pair and pair.decode is None and parted and self._retries < RETRIES:
+            # Nobody was told where the KV is, so another may still be.
+            other = self._routing.go_on(pair.prefill, parted.answer, self._excluded | {leg.worker.id})
+            if isinstance(other, Leg):
+                self._retries += 1
+                self._routing.failed(leg, reason, retried=True, unreachable=True)
+                self._leg = other
+                self._connect(other, fresh=False)
+                return
+        self._retry_or_end(leg, reason, alternatives, unreachable)
+
+    def _retry_or_end(
+        self, leg: Leg, reason: str, alternatives: list[frozenset[str]], unreachable: bool = False
+    ) -> None:
+        self._unwatch()
+        other = self._other(alternatives)
+        self._routing.failed(leg, reason, other is not None, unreachable)
+        if other is None:
             self.answer(error_response(502, f"Worker {leg.worker.id} {reason}."))
+            return
+        self._retries += 1
+        self._excluded = other
+        self._pair = self._parted = None
+        self.start()
+
+    def _relay_for_pair(self, head: Head, http_1_0: bool) -> Relay:
+        """The client is told what was cached where its prompt was computed."""
+        if head.status >= _ERRORS or head.framing == "close":
+            return relay_for(head, http_1_0)
+        if head.events and not http_1_0:
+            return EditedEvents(CACHED, self._with_cached)
+        return EditedBody(head, self._with_cached)
+
+    def _with_cached(self, answer: bytes) -> bytes:
+        cached = self._parted.answer.cached_tokens if self._parted else None
+        return answer if cached is None else with_cached(answer, cached)
 
     def answer(self, response: Response) -> None:
         """End the request with an answer of the router's own."""
@@ -290,49 +432,22 @@ class Exchange:
 
     def _finish(self, status: int, end: End) -> None:
         self._over = True
+        self._unwatch()
         upstream, self._upstream = self._upstream, None
         now = self._clock()
+        prefill, self._prefill = self._prefill, None
+        if prefill:
+            prefill.cancel()
         if self._leg:
             self._leg.reservation.release(now)
         complete = upstream if end == "complete" else None
-        prompt, cached = _usage(complete.recent, complete.latest) if complete else (None, None)
-        self._routing.finished(Outcome(self._leg, status, end, self._first_byte, now - self._began, prompt, cached))
+        prompt, cached = read_usage(complete.recent, complete.latest) if complete else (None, None)
+        parted = self._parted
+        if parted and cached is not None and parted.answer.cached_tokens is not None:
+            cached = parted.answer.cached_tokens
+        leg = self._leg or (self._pair.prefill if self._pair else None)
+        first_byte, duration = self._first_byte, now - self._began
+        self._routing.finished(Outcome(leg, status, end, first_byte, duration, prompt, cached, parted))
 
 
 _NOBODY: frozenset[str] = frozenset()
-_WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
-
-
-def _usage(recent: bytes, latest: bytes) -> tuple[int | None, int | None]:
-    """(prompt tokens, cached tokens) from an answer's last bytes; None for what they do not tell."""
-    end = latest[-_USAGE_WINDOW:] if len(latest) > _USAGE_WINDOW else recent[-_USAGE_WINDOW:] + latest
-    start = end.rfind(b'"usage"')
-    prompt = _PROMPT.search(end, start) if start >= 0 else None
-    if not prompt:
-        return None, None
-    cached = _CACHED.search(end, start)
-    return int(prompt[1]), int(cached[1]) if cached else None
-
-
-def _request_head(request: Request, request_id: bytes, leg: Leg) -> bytes:
-    head, address = request.head, leg.worker.pool.address
-    length = b""
-    if request.body or head.method in _WITH_BODY:
-        length = b"content-length: %d\r\n" % len(request.body)
-    return b"%s %s%s HTTP/1.1\r\n%shost: %s\r\nx-request-id: %s\r\n%s%s\r\n" % (
-        head.method,
-        address.base,
-        head.target,
-        head.passed_on,
-        address.authority,
-        request_id,
-        leg.header_lines,
-        length,
-    )
-
-
-def _response_head(head: Head, leg: Leg, request_id: bytes, framing: bytes) -> bytes:
-    overlap = leg.decision.overlap_tokens
-    told = leg.answer_lines if overlap is None else b"x-router-overlap-tokens: %d\r\n%s" % (overlap, leg.answer_lines)
-    named = leg.worker.id.encode()
-    return b"%sx-request-id: %s\r\nx-router-worker: %s\r\n%s%s\r\n" % (head.passed_on, request_id, named, told, framing)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
-from engines.description import EngineDescription, Model
+from engines.description import EngineDescription, Model, Role
+from engines.disaggregation import Prefiller
 from indexer.types import WorkerRank
 from publishers.logs import log_event
 from router.http.pool import Pool
+from router.pairing import make_split, ranks_of
 from router.scheduling.decision import Candidates
 from router.worker_spec import WorkerSpec
 
@@ -28,6 +30,10 @@ class Worker:
         self.up = False
         self.trouble = "has not answered yet"
         """Why it is down, for people; "" while it is up."""
+        self.engine_ids: Mapping[int, str] = {}
+        """By data-parallel rank, as its connector's bootstrap server tells them."""
+        self.coordinates: Mapping[str, object] | None = None
+        """Where decode workers register for its pushes, as its answers tell it."""
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} {'up' if self.up else 'down: ' + self.trouble}>"
@@ -50,6 +56,38 @@ class Worker:
     @property
     def has_events(self) -> bool:
         return bool(self.spec.events or (self.description and self.description.event_sources))
+
+    @property
+    def role(self) -> Role:
+        """Stated, else found, else both."""
+        if self.spec.role != "auto":
+            return self.spec.role
+        return (self.description.role if self.description else None) or "both"
+
+    @property
+    def connector(self) -> str | None:
+        """Stated, else found."""
+        return self.spec.connector or (self.description.connector if self.description else None)
+
+    @property
+    def bootstrap_port(self) -> int | None:
+        return self.spec.bootstrap_port or (self.description.bootstrap_port if self.description else None)
+
+    @property
+    def host(self) -> str:
+        """Workers of the same host hand KV over without a network."""
+        return self.spec.host or self.pool.address.host
+
+    def prefiller(self, dp_rank: int) -> Prefiller:
+        """As a connector wants to know of one of its ranks."""
+        return Prefiller(
+            self.pool.address.host,
+            dp_rank,
+            self.description.dp_size if self.description else 1,
+            self.bootstrap_port,
+            self.engine_ids,
+            self.coordinates,
+        )
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -85,6 +123,12 @@ class Fleet:
         worker.up, worker.trouble = False, trouble
         self._forget()
 
+    def learn_engine_ids(self, worker: Worker, ids: Mapping[int, str]) -> None:
+        """What its bootstrap server told just now; {} when that was nothing."""
+        if worker.engine_ids != ids:
+            worker.engine_ids = ids
+            self._forget()
+
     @property
     def up(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.up]
@@ -106,15 +150,16 @@ class Fleet:
 
     def candidates_of(self, worker: Worker, model: str | None, exclude: Collection[str] = ()) -> Candidates:
         """The same, of `worker` alone."""
-        if not worker.up or not worker.serves(model) or worker.id in exclude:
+        if not worker.up or not worker.serves(model) or worker.id in exclude or worker.role != "both":
             return _NOBODY
         found = self._ranks.get(worker.id)
         if found is None:
-            found = self._ranks[worker.id] = _ranks_of([worker])
+            found = self._ranks[worker.id] = ranks_of([worker])
         return found
 
     def _serving(self, model: str | None, exclude: Collection[str]) -> Candidates:
-        return _ranks_of(worker for worker in self.up if worker.serves(model) and worker.id not in exclude)
+        able = [worker for worker in self.up if worker.serves(model) and worker.id not in exclude]
+        return ranks_of([worker for worker in able if worker.role == "both"], make_split(able))
 
     def knows(self, model: str) -> bool:
         """Whether any worker, up or not, is known to serve `model`."""
@@ -141,7 +186,3 @@ class Fleet:
 
 
 _NOBODY = Candidates([])
-
-
-def _ranks_of(workers: Iterable[Worker]) -> Candidates:
-    return Candidates(sorted((rank, worker.block_size) for worker in workers for rank in worker.ranks))

@@ -6,17 +6,21 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from engines.disaggregation.answer import Prefilled
 from engines.shaping import rank_headers
 from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
 from indexer.matches import Matches
 from indexer.types import Namespace, WorkerRank
 from publishers.logs import log_event
 from router.arms import Arm
-from router.exchange import Leg, Outcome
+from router.exchange import Outcome
 from router.fleet import Fleet, Worker
 from router.http.messages import ARM, Response, header_lines
+from router.legs import Leg, Pair
 from router.metrics import Metrics
 from router.openai_errors import error_response
+from router.pairing import loneliness
+from router.parting import Parting
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking
 from router.scheduling.decision import Candidates, Decision
@@ -45,6 +49,8 @@ class Asked(NamedTuple):
     streamed: bool = False
     arm: Arm | None = None
     """Of a live A/B test."""
+    body: bytes | None = None
+    """Of a request that may be served in two parts."""
 
 
 class Brain(NamedTuple):
@@ -57,6 +63,8 @@ class Brain(NamedTuple):
     indexer: KVIndexer
     metrics: Metrics
     clock: Callable[[], float]
+    leg_timeout: float = 300.0
+    """Seconds that either part of a split request may take before anything comes of it."""
 
     def hash_prompt(self, token_ids: Sequence[int], namespace: Namespace) -> Prompt:
         """Raises OverflowError or TypeError for what is no token id."""
@@ -77,7 +85,8 @@ class RequestRouting:
         self._model = model
         self._pinned = asked.pinned
         self._exclude: frozenset[str] = frozenset()
-        self._routed: Callable[[Leg | Response], None] = _nowhere
+        self._routed: Callable[[Leg | Pair | Response], None] = _nowhere
+        self._parting = Parting(asked.body)
         self.prompt = Prompt()
         self.arrived = brain.clock()
         self._began: float | None = None
@@ -87,7 +96,7 @@ class RequestRouting:
         self._arm = asked.arm
         self.policy = asked.arm.policy if asked.arm else None
 
-    def route(self, exclude: frozenset[str], routed: Callable[[Leg | Response], None]) -> None:
+    def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
         self._exclude, self._routed = exclude, routed
         brain = self._brain
         if self._pinned is None:
@@ -119,12 +128,60 @@ class RequestRouting:
         return self._brain.matches(self.prompt)
 
     def send(self, decision: Decision, booking: Booking) -> None:
-        worker = self._brain.fleet.workers[decision.rank.worker_id]
-        self._note(decision, worker)
+        self._note(decision)
+        if decision.split is None:
+            routed: Leg | Pair = self._leg(decision, booking)
+        else:
+            routed = self._pair(decision, booking)
         if self._began is not None:
             self._brain.metrics.tallies.decision.observe(self._brain.clock() - self._began)
+        self._routed(routed)
+
+    def _leg(self, decision: Decision, booking: Booking) -> Leg:
+        worker = self._brain.fleet.workers[decision.rank.worker_id]
         told = self._arm.answer_lines if self._arm else b""
-        self._routed(Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told))
+        return Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told)
+
+    # -- in two parts
+
+    def _pair(self, decision: Decision, booking: Booking) -> Pair:
+        leg = self._leg(decision, booking)
+        body, together = self._parting.begin(leg.worker, decision.rank.dp_rank)
+        prefill = leg._replace(body=body, part="prefill")
+        decode = self._decode(prefill, None, frozenset()) if together else None
+        return Pair(prefill, decode, self._brain.leg_timeout)
+
+    def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | str:
+        self._parting.learn(prefill.worker, answer)
+        try:
+            leg = self._decode(prefill, answer, exclude)
+        except ValueError as error:
+            return f"cannot be followed: {error}"
+        return leg or "has computed the prompt, but no decode worker is left"
+
+    def _decode(self, prefill: Leg, answer: Prefilled | None, exclude: frozenset[str]) -> Leg | None:
+        """The leg that decodes, booked; None when there is nobody. Raises ValueError for an answer without a way on."""
+        brain = self._brain
+        decision = self._as_of_now(prefill.decision, exclude)
+        if decision is None:
+            return None
+        body = self._parting.go_on(answer)
+        now = brain.clock()
+        onward = brain.scheduler.select_decode(decision, self.matches(), now, prefilled=answer is not None)
+        booking = brain.scheduler.reserve_decode(onward, self.prompt.tokens, now, self.streamed)
+        if answer:
+            booking.prefilled(now)
+        worker = brain.fleet.workers[onward.rank.worker_id]
+        self._predict(onward.rank, worker)
+        named = b"x-router-prefill-worker: %s\r\n%s" % (prefill.worker.id.encode(), prefill.answer_lines)
+        return Leg(worker, prefill.decision, booking, _rank_lines(worker, onward.rank), named, body, "decode")
+
+    def _as_of_now(self, decision: Decision, exclude: frozenset[str]) -> Decision | None:
+        """The fleet may have changed since; None when nobody can decode any more."""
+        split = self._candidates(exclude - {decision.rank.worker_id}).split
+        if split is None or decision.rank not in split.prefills.ranks:
+            return None
+        return decision.at(split, split.prefills.ranks.index(decision.rank))
 
     def refuse(self, refusal: Refusal) -> None:
         self._brain.metrics.tallies.refused[refusal.objective] += 1
@@ -141,8 +198,10 @@ class RequestRouting:
     # -- the rest of exchange.Routing
 
     def idlest_worker(self) -> Worker | None:
-        """Of those that could serve the request."""
+        """Of those that could serve the request, or a part of it."""
         brain, candidates = self._brain, self._candidates(frozenset())
+        if candidates.split is not None and not len(candidates):
+            candidates = candidates.split.prefills
         if not candidates:
             return None
         idlest = int(brain.book.loads(candidates, brain.clock()).requests.argmin())
@@ -151,13 +210,24 @@ class RequestRouting:
     def can_retry(self, exclude: frozenset[str]) -> bool:
         return bool(self._candidates(exclude))
 
-    def failed(self, worker: Worker, reason: str, retried: bool, unreachable: bool = False) -> None:
+    def failed(self, leg: Leg, reason: str, retried: bool, unreachable: bool = False) -> None:
+        worker, tallies = leg.worker, self._brain.metrics.tallies
         if unreachable:  # the next health check may take it back
             self._brain.fleet.mark_down(worker, reason)
-        tally = self._brain.metrics.tallies.worker(worker.id)
+        tally = tallies.worker(worker.id)
         tally.failures += 1
         tally.retries += retried
-        log_event(logger, logging.WARNING, "Worker failed a request", worker=worker.id, reason=reason, retried=retried)
+        if leg.part != "whole":
+            tallies.parted.failures[leg.part] += 1
+        log_event(
+            logger,
+            logging.WARNING,
+            "Worker failed a request",
+            worker=worker.id,
+            part=leg.part,
+            reason=reason,
+            retried=retried,
+        )
 
     def finished(self, outcome: Outcome) -> None:
         tallies = self._brain.metrics.tallies
@@ -167,26 +237,38 @@ class RequestRouting:
         tally.duration.observe(outcome.duration)
         if outcome.first_byte is not None:
             tally.first_byte.observe(outcome.first_byte)
+        parted = outcome.parted
         if outcome.cached_tokens is not None:
-            tally.reported_tokens += outcome.cached_tokens
+            reporter = tallies.worker(parted.prefill_worker) if parted else tally
+            reporter.reported_tokens += outcome.cached_tokens
+        tallies.parted.finished(parted, outcome.duration - (outcome.first_byte or outcome.duration))
         if self._arm:
             self._arm.tally.finished(outcome)
 
     def _candidates(self, exclude: frozenset[str]) -> Candidates:
         fleet = self._brain.fleet
-        if self._pinned is None:
-            return fleet.candidates(self._model, exclude)
-        return fleet.candidates_of(self._pinned, self._model, exclude)
+        if self._pinned is not None:
+            return fleet.candidates_of(self._pinned, self._model, exclude)
+        found = fleet.candidates(self._model, exclude)
+        return found if found.split is None or self._parting.can(found.split) else found.whole
 
     def _nobody(self) -> Response:
-        if self._pinned:
-            why = self._pinned.trouble or f"it does not serve the model {self._model!r}"
-            return error_response(503, f"Worker {self._pinned.id}, which the request names, cannot serve it: {why}.")
+        fleet, pinned = self._brain.fleet, self._pinned
+        if pinned:
+            why = pinned.trouble or _not_alone(pinned) or f"it does not serve the model {self._model!r}"
+            return error_response(503, f"Worker {pinned.id}, which the request names, cannot serve it: {why}.")
+        up = [worker for worker in fleet.up if worker.serves(self._model)]
+        if up and self._parting.refusal:
+            message = f"The request cannot be served in two parts, because {self._parting.refusal}; "
+            return error_response(400, f"{message}and no worker that serves requests whole is up.")
+        if up and not self._exclude:
+            return error_response(503, f"No worker can serve the request: {_lonely(up)}. See /ready.")
         what = "No worker is up" if self._model is None else f"No worker that serves {self._model!r} is up"
         return error_response(503, f"{what}; see /ready for what each worker lacks.")
 
-    def _note(self, decision: Decision, worker: Worker) -> None:
+    def _note(self, decision: Decision) -> None:
         brain = self._brain
+        worker = brain.fleet.workers[decision.rank.worker_id]
         tally = brain.metrics.tallies.worker(worker.id)
         tally.prompt_tokens += decision.prompt_tokens
         if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
@@ -194,11 +276,25 @@ class RequestRouting:
             brain.metrics.tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
         if self._arm:
             self._arm.tally.routed(decision)
+        self._predict(decision.rank, worker)
+
+    def _predict(self, rank: WorkerRank, worker: Worker) -> None:
+        """What the request will leave there counts at once."""
         if self.prompt.hashes:
-            brain.indexer.predict(decision.rank, self.prompt.hashes, worker.block_size, brain.clock())
+            self._brain.indexer.predict(rank, self.prompt.hashes, worker.block_size, self._brain.clock())
 
 
-def _nowhere(leg: Leg | Response) -> None:
+def _not_alone(worker: Worker) -> str | None:
+    return None if worker.role == "both" else f"it is a {worker.role} worker, which serves no request alone"
+
+
+def _lonely(up: Sequence[Worker]) -> str:
+    """What is wrong with a fleet in which somebody is up and nobody serves."""
+    reasons = (f"{worker.id}: {why}" for worker in up if (why := loneliness(worker, up)))
+    return next(reasons, "its workers serve /v1/completions and /v1/chat/completions only, in two parts")
+
+
+def _nowhere(leg: Leg | Pair | Response) -> None:
     """Where a request goes that was not routed yet."""
 
 

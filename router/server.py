@@ -23,6 +23,7 @@ from router.http.messages import PRIORITY, TTFT_SLO, Request, Response
 from router.inference import ENDPOINTS, Inference, model_of, parse_inference
 from router.metrics import merge
 from router.openai_errors import BadRequest, error_response
+from router.pairing import loneliness
 from router.prompts import Prompts
 from router.routing import Asked, Brain, RequestRouting
 
@@ -90,7 +91,7 @@ class Server:
 
     def _infer(self, request: Request, connection: Connection, inference: Inference) -> Exchange:
         self._check_model(inference.model)
-        asked = self._asked(request, inference.streamed)
+        asked = self._asked(request, inference.streamed)._replace(body=request.body)
         if self._arms and asked.pinned is None:  # one that names its worker is no test of a policy
             asked = asked._replace(arm=self._arms.assign(request.head))
         routing = RequestRouting(self._brain, inference.model, asked)
@@ -190,11 +191,14 @@ class Server:
 
     def _ready(self) -> Response:
         fleet = self._brain.fleet
-        body = {"ready": bool(fleet.up), "workers": [self._worker(worker) for worker in fleet.workers.values()]}
-        return Response(200 if fleet.up else 503, msgspec.json.encode(body))
+        ready = bool(fleet.candidates(None))
+        body = {"ready": ready, "workers": [self._worker(worker) for worker in fleet.workers.values()]}
+        return Response(200 if ready else 503, msgspec.json.encode(body))
 
     def _worker(self, worker: Worker) -> dict[str, object]:
-        description = worker.description
+        description, up = worker.description, self._brain.fleet.up
+        problems = list(description.problems) if description else []
+        lonely = loneliness(worker, up) if worker.up else None
         return {
             "id": worker.id,
             "url": worker.spec.url,
@@ -203,7 +207,9 @@ class Server:
             "engine": description.kind if description else "unknown",
             "models": [model.id for model in worker.models],
             "block_size": worker.block_size,
-            "problems": list(description.problems) if description else [],
+            "role": worker.role,
+            "connector": worker.connector if worker.role != "both" else None,
+            "problems": [*problems, lonely] if lonely else problems,
             "ranks": [self._rank(rank) for rank in worker.ranks],
         }
 

@@ -231,8 +231,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _about(
             "Workers",
             "An engine to route to; repeat the flag for each (ROUTER_WORKER separates them by white space, YAML takes "
-            "a list). Keys: events and replay (ZMQ endpoints), block_size (tokens), role (prefill, decode or both) and "
-            "name.",
+            "a list). Keys: events and replay (ZMQ endpoints), block_size (tokens), role (auto, prefill, decode or "
+            "both), connector (how it hands KV over), bootstrap_port, host and name.",
             "URL[,KEY=VALUE...]",
             takes="an engine's address such as http://127.0.0.1:8000",
             read=read_workers,
@@ -276,6 +276,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
 
     connect_timeout: Annotated[float, _seconds("Upstream", "How long connecting to a worker may take.")] = 5.0
+    pd_timeout: Annotated[
+        float,
+        _seconds("Upstream", "How long the prefill or the decode part of a split request may take to begin answering."),
+    ] = 300.0
     health_interval: Annotated[float, _seconds("Upstream", "Time between two health checks of a worker.")] = 2.0
     load_interval: Annotated[float, _seconds("Upstream", "Time between two readings of a worker's load.")] = 1.0
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.legs import Parted
+
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _DECISION_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
 
@@ -52,6 +54,38 @@ class WorkerTally:
         self.duration = Histogram(_SECONDS)
 
 
+class PartedTally:
+    """Of requests that were served in two parts."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.failures: Counter[str] = Counter()
+        """By the part that failed."""
+        self.prefill = Histogram(_SECONDS)
+        self.transfer = Histogram(_SECONDS)
+        self.decode = Histogram(_SECONDS)
+
+    def finished(self, parted: Parted | None, decode: float) -> None:
+        if parted is None:
+            return
+        self.requests += 1
+        self.prefill.observe(parted.prefill)
+        if parted.transfer is not None:
+            self.transfer.observe(parted.transfer)
+            self.decode.observe(decode)
+
+    def collect(self) -> Iterator[Metric]:
+        yield counter_family("router_pd_requests", "Requests served in two parts.", (), [((), self.requests)])
+        failures = (((part,), self.failures[part]) for part in ("prefill", "decode"))
+        yield counter_family(
+            "router_pd_leg_failures", "Parts that a worker failed, retried or not.", ("leg",), failures
+        )
+        for name, text in _PARTS.items():
+            family = HistogramMetricFamily(f"router_pd_{name}_seconds", text, labels=())
+            getattr(self, name).add_to(family, ())
+            yield family
+
+
 class Tallies(Collector):
     """All that is counted with every request."""
 
@@ -61,6 +95,7 @@ class Tallies(Collector):
         self.refused: Counter[str] = Counter()
         """Requests by the objective that they would have missed."""
         self.decision = Histogram(_DECISION_SECONDS)
+        self.parted = PartedTally()
         self._workers: dict[str, WorkerTally] = {}
 
     def worker(self, worker_id: str) -> WorkerTally:
@@ -96,6 +131,7 @@ class Tallies(Collector):
         refused = "Requests refused because they were predicted to miss an objective."
         counts = (((objective,), self.refused[objective]) for objective in ("ttft", "tbt"))
         yield counter_family("router_refused", refused, ("objective",), counts)
+        yield from self.parted.collect()
         yield GaugeMetricFamily("router_requests_in_flight", "Requests being served.", self.in_flight)
 
     def _ends(self) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -125,6 +161,11 @@ _COUNTERS = (
     ),
     ("router_reported_cached_tokens", "Prompt tokens that the engine reported as cached.", "reported_tokens"),
 )
+_PARTS = {
+    "prefill": "From sending the first part of a request to its answer.",
+    "transfer": "From the first part's answer to the first byte of the second's.",
+    "decode": "From the first byte of the second part's answer to its end.",
+}
 _HISTOGRAMS = (
     (
         "router_first_byte_seconds",

@@ -10,9 +10,11 @@ import aiohttp
 
 from engines import problems
 from engines.description import EngineDescription
+from engines.disaggregation.mooncake import bootstrap_url, read_bootstrap
 from engines.probe import Answer, probe
 from publishers.logs import log_event
 from router.fleet import Fleet, Worker
+from router.pairing import lack
 
 logger = logging.getLogger("router.watch")
 
@@ -45,6 +47,8 @@ class WorkerWatch:
 
     async def _look(self) -> None:
         trouble = await self._check()
+        if trouble is None:
+            await self._ask_bootstrap()
         if trouble is None and not self._worker.up:
             trouble = await self._come_up()
         if trouble and self._worker.up:
@@ -65,6 +69,15 @@ class WorkerWatch:
                 return None
             return f"/health did not answer within {self._interval:g} s"
         return f"/health answered {answer.status}" if answer.status else "cannot be reached"
+
+    async def _ask_bootstrap(self) -> None:
+        """Engine ids change with each start, which may be quicker than two looks."""
+        worker = self._worker
+        if worker.connector != "mooncake" or worker.role != "prefill":
+            return
+        url = bootstrap_url(worker.prefiller(0))
+        answer = await fetch(self._session, url, "/query", self._interval)
+        self._fleet.learn_engine_ids(worker, read_bootstrap(answer.body) if answer.status == 200 else {})
 
     async def _come_up(self) -> str | None:
         """Find out what it is and take it in; what went wrong if that fails, which the next look tries again."""
@@ -94,9 +107,13 @@ class WorkerWatch:
             block_size=worker.block_size,
             ranks=found.dp_size,
             events=worker.has_events,
+            role=worker.role,
         )
         for problem in found.problems:
             log_event(logger, logging.WARNING, problem, worker=worker.id)
+        lacking = lack(worker) if worker.role == "prefill" else None
+        if lacking:
+            log_event(logger, logging.WARNING, f"The worker cannot hand over: {lacking}", worker=worker.id)
 
     async def _describe(self) -> EngineDescription:
         url = self._worker.spec.url

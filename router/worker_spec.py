@@ -5,22 +5,29 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-Role = Literal["prefill", "decode", "both"]
+from engines.description import Role
+from engines.disaggregation import CONNECTORS
+
+StatedRole = Role | Literal["auto"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_KEYS = ("url", "events", "replay", "block_size", "role", "name")
+_KEYS = ("url", "events", "replay", "block_size", "role", "connector", "bootstrap_port", "host", "name")
 _BlockSize = Annotated[int, msgspec.Meta(ge=1)]
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+_ROLES: dict[object, StatedRole] = {name: name for name in ("auto", *get_args(Role))}
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
     """What was stated about one worker; None: to be found out from the engine.
 
     `url` has no trailing slash. `events` and `replay` are rank 0's ZMQ endpoints, `block_size` is in tokens.
+    `connector`: how its KV is moved, a name of `engines.disaggregation.CONNECTORS`; `bootstrap_port`: where that says
+    how. `host`: a name that workers share between which KV need not cross a network.
     """
 
     url: str
@@ -28,7 +35,10 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     events: str | None = None
     replay: str | None = None
     block_size: int | None = None
-    role: Role = "both"
+    role: StatedRole = "auto"
+    connector: str | None = None
+    bootstrap_port: int | None = None
+    host: str | None = None
 
 
 def parse_worker(text: str) -> WorkerSpec:
@@ -46,7 +56,7 @@ def parse_worker(text: str) -> WorkerSpec:
 
 
 def worker_from_mapping(mapping: Mapping[str, object], *, strict: bool = True) -> WorkerSpec:
-    """Keys: url, events, replay, block_size, role, name. Not strict: numbers may be text. Raises ValueError."""
+    """The fields of `WorkerSpec`, and `name`. Not strict: numbers may be text. Raises ValueError."""
     _reject_unknown(mapping)
     if "url" not in mapping:
         raise ValueError("a worker needs a url, such as http://127.0.0.1:8000.")
@@ -56,8 +66,11 @@ def worker_from_mapping(mapping: Mapping[str, object], *, strict: bool = True) -
         worker_id=_name(mapping) or host_and_port,
         events=_endpoint(mapping, "events"),
         replay=_endpoint(mapping, "replay"),
-        block_size=_block_size(mapping.get("block_size"), strict=strict),
-        role=_role(mapping.get("role", "both")),
+        block_size=_number(mapping, "block_size", _BlockSize, "number of tokens, at least 1", strict=strict),
+        role=_role(mapping.get("role", "auto")),
+        connector=_connector(mapping),
+        bootstrap_port=_number(mapping, "bootstrap_port", _Port, "number from 1 to 65535", strict=strict),
+        host=_text(mapping, "host"),
     )
 
 
@@ -146,16 +159,28 @@ def _endpoint(mapping: Mapping[str, object], key: str) -> str | None:
     return value
 
 
-def _block_size(value: object, *, strict: bool) -> int | None:
+def _number(mapping: Mapping[str, object], key: str, kind: Any, wanted: str, *, strict: bool) -> int | None:
+    value = mapping.get(key)
     if value is None:
         return None
     try:
-        return msgspec.convert(value, _BlockSize, strict=strict)
+        number: int = msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError:
-        raise ValueError(f"a worker's block_size takes a whole number of tokens, at least 1, not {value!r}.") from None
+        raise ValueError(f"a worker's {key} takes a whole {wanted}, not {value!r}.") from None
+    return number
 
 
-def _role(value: object) -> Role:
-    if value not in ("prefill", "decode", "both"):
-        raise ValueError(f"a worker's role takes prefill, decode or both, not {value!r}.")
-    return value
+def _role(value: object) -> StatedRole:
+    role = _ROLES.get(value) if isinstance(value, str) else None
+    if role is None:
+        raise ValueError(f"a worker's role takes auto, prefill, decode or both, not {value!r}.")
+    return role
+
+
+def _connector(mapping: Mapping[str, object]) -> str | None:
+    name = _text(mapping, "connector")
+    if name is None or name in CONNECTORS:
+        return name
+    near = difflib.get_close_matches(name, CONNECTORS, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise ValueError(f"a worker's connector takes {', '.join(CONNECTORS)}, not {name!r}{hint}")

@@ -24,7 +24,9 @@ class Mooncake:
     def lacks(self, prefiller: Prefiller) -> str | None:
         if prefiller.dp_rank in prefiller.engine_ids:
             return None
-        return f"its bootstrap server, {_address(prefiller)}, has not told the engine id of rank {prefiller.dp_rank}"
+        return (
+            f"its bootstrap server {bootstrap_url(prefiller)} does not tell the engine id of rank {prefiller.dp_rank}"
+        )
 
     def together(self, prefiller: Prefiller) -> bool:  # noqa: ARG002 -- a Connector
         return True
@@ -41,7 +43,7 @@ class Mooncake:
             {
                 "do_remote_prefill": True,
                 "do_remote_decode": False,
-                "remote_bootstrap_addr": _address(prefiller),
+                "remote_bootstrap_addr": bootstrap_url(prefiller),
                 "remote_engine_id": prefiller.engine_ids[prefiller.dp_rank],
                 "transfer_id": _transfer_id(handover),
             },
@@ -52,6 +54,23 @@ def _transfer_id(handover: Handover) -> str:
     return f"xfer-{handover.number:016x}"
 
 
-def _address(prefiller: Prefiller) -> str:
+def bootstrap_url(prefiller: Prefiller) -> str:
+    """Of the server whose GET /query `read_bootstrap` reads."""
     host = f"[{prefiller.host}]" if ":" in prefiller.host else prefiller.host
     return f"http://{host}:{prefiller.bootstrap_port or BOOTSTRAP_PORT}"
+
+
+def read_bootstrap(body: bytes) -> dict[int, str]:
+    """Engine ids by data-parallel rank; {} for what is no such answer."""
+    try:
+        entries = _decode_entries(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return {int(rank): entry.engine_id for rank, entry in entries.items() if rank.isascii() and rank.isdigit()}
+
+
+class _Entry(msgspec.Struct):
+    engine_id: str
+
+
+_decode_entries = msgspec.json.Decoder(dict[str, _Entry]).decode

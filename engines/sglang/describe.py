@@ -6,11 +6,13 @@ from typing import Any
 
 from engines import problems
 from engines.answers import items, mapping, parse, text, whole
-from engines.description import EngineDescription, EventSource, Model
+from engines.description import EngineDescription, EventSource, Model, Role
 from engines.endpoints import reachable, tcp
 
 MOST_RANKS = 1024
 """More data-parallel ranks than this are a mistake, and each would be a socket."""
+_ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "null": "both"}
+"""By `--disaggregation-mode`."""
 
 
 def describe(host: str, models: tuple[Model, ...], info: object, model_info: object) -> EngineDescription:
@@ -34,6 +36,9 @@ def describe(host: str, models: tuple[Model, ...], info: object, model_info: obj
         total_blocks=tokens // block_size if tokens and block_size else None,
         max_running=_max_running(server, dp_size),
         tokenizer_path=_tokenizer_path(server, mapping(model_info), models),
+        role=_ROLES.get(text(server.get("disaggregation_mode")) or ""),
+        connector="sglang",
+        bootstrap_port=whole(server.get("disaggregation_bootstrap_port"), 1),
         problems=found,
     )
 

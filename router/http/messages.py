@@ -21,7 +21,16 @@ TTFT_SLO = b"x-router-ttft-slo"
 PRIORITY = b"x-router-priority"
 ARM = b"x-router-arm"
 OWN_REQUEST_HEADERS = frozenset((b"host", b"content-length", b"expect", REQUEST_ID, TARGET_WORKER, TTFT_SLO, PRIORITY))
-OWN_RESPONSE_HEADERS = frozenset((b"content-length", REQUEST_ID, b"x-router-worker", b"x-router-overlap-tokens", ARM))
+OWN_RESPONSE_HEADERS = frozenset(
+    (
+        b"content-length",
+        REQUEST_ID,
+        b"x-router-worker",
+        b"x-router-prefill-worker",
+        b"x-router-overlap-tokens",
+        ARM,
+    )
+)
 """Headers that this router writes itself, or keeps to itself."""
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}

@@ -96,7 +96,7 @@ class Events:
     def broken(self, event: bytes) -> bytes | None:
         if self._in_pieces:
             return None
-        return _chunk(event) + _LAST_CHUNK
+        return chunk(event) + _LAST_CHUNK
 
 
 class Rechunked:
@@ -112,14 +112,14 @@ class Rechunked:
 
     def body(self, data: bytes, boundary: int) -> bytes:  # noqa: ARG002 -- a Relay
         self._last = (self._last + data)[-4:]
-        return _chunk(data)
+        return chunk(data)
 
     def end(self) -> bytes:
         return _LAST_CHUNK
 
     def broken(self, event: bytes) -> bytes | None:
         whole = self._events and self._last.endswith((b"\n\n", b"\r\n\r\n"))
-        return _chunk(event) + _LAST_CHUNK if whole else None
+        return chunk(event) + _LAST_CHUNK if whole else None
 
 
 class Unchunked:
@@ -143,5 +143,6 @@ class Unchunked:
         return None
 
 
-def _chunk(data: bytes) -> bytes:
+def chunk(data: bytes) -> bytes:
+    """`data` as one chunk."""
     return b"%x\r\n%s\r\n" % (len(data), data)

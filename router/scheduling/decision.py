@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -44,6 +45,8 @@ class Split(NamedTuple):
     """Which of those are on the prefill rank's own host."""
     pushes: tuple[bool, ...]
     """KV is written to the decode rank while it is computed: only a tail is left when the prefill is done."""
+    connectors: frozenset[str] = frozenset()
+    """How KV is moved between any of them."""
 
 
 class Situation(Protocol):
@@ -246,6 +249,12 @@ class Decision:
         """What each candidate would have cost; {} where nothing costs."""
         costs = [] if self._costs is None else self._costs.tolist()
         return dict(zip(self.candidates.ranks, costs, strict=False))
+
+    def at(self, split: Split, position: int) -> Decision:
+        """The same, where the fleet has changed."""
+        twin = copy(self)
+        twin.candidates, twin.split, twin.position = split.prefills, split, position
+        return twin
 
     @property
     def prefill_tokens(self) -> int:

@@ -11,7 +11,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client import Histogram as TheirHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.tallies import _COUNTERS, _DECISION_SECONDS, _SECONDS, Histogram, Tallies
+from engines.disaggregation.answer import Prefilled
+from router.legs import Parted
+from router.tallies import _COUNTERS, _DECISION_SECONDS, _PARTS, _SECONDS, Histogram, Tallies
 
 Families = dict[str, tuple[str, str, dict[tuple[str, frozenset[tuple[str, str]]], float]]]
 """By name: type, text, and each sample by its name and labels."""
@@ -81,6 +83,19 @@ class Theirs:
         )
         for objective in ("ttft", "tbt"):
             self.refused.labels(objective)
+        self.parted = Counter("router_pd_requests", "Requests served in two parts.", registry=self.registry)
+        self.leg_failures = Counter(
+            "router_pd_leg_failures",
+            "Parts that a worker failed, retried or not.",
+            ["leg"],
+            registry=self.registry,
+        )
+        for leg in ("prefill", "decode"):
+            self.leg_failures.labels(leg)
+        self.parts = {
+            name: TheirHistogram(f"router_pd_{name}_seconds", text, buckets=_SECONDS, registry=self.registry)
+            for name, text in _PARTS.items()
+        }
         self.in_flight = Gauge("router_requests_in_flight", "Requests being served.", registry=self.registry)
 
     def know(self, worker: str) -> None:
@@ -121,6 +136,18 @@ class Both:
         self.ours.refused[objective] += 1
         self.theirs.refused.labels(objective).inc()
 
+    def part(self, prefill: float, transfer: float | None, decode: float) -> None:
+        self.ours.parted.finished(Parted("p", prefill, transfer, Prefilled()), decode)
+        self.theirs.parted.inc()
+        self.theirs.parts["prefill"].observe(prefill)
+        if transfer is not None:
+            self.theirs.parts["transfer"].observe(transfer)
+            self.theirs.parts["decode"].observe(decode)
+
+    def fail(self, leg: str) -> None:
+        self.ours.parted.failures[leg] += 1
+        self.theirs.leg_failures.labels(leg).inc()
+
     def in_flight(self, by: int) -> None:
         self.ours.in_flight += by
         self.theirs.in_flight.inc(by)
@@ -143,6 +170,8 @@ events = st.one_of(
     st.tuples(st.just("time"), workers, st.sampled_from(["first_byte", "duration"]), seconds),
     st.tuples(st.just("decide"), seconds, st.integers(0, 10**12)),
     st.tuples(st.just("refuse"), st.sampled_from(["ttft", "tbt"])),
+    st.tuples(st.just("part"), seconds, st.none() | seconds, seconds),
+    st.tuples(st.just("fail"), st.sampled_from(["prefill", "decode"])),
     st.tuples(st.just("in_flight"), st.sampled_from([1, -1])),
 )
 

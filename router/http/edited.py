@@ -1,0 +1,65 @@
+"""How a worker's body is passed on when a word in it must be changed: event by event, or whole. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router.http.chunked import decode_chunks
+from router.http.relay import Events, chunk
+from router.http.upstream import Head
+
+Edit = Callable[[bytes], bytes]
+
+
+class EditedEvents(Events):
+    """Chunked server-sent events; those that hold `word` are given to `edit`."""
+
+    clean = False
+
+    def __init__(self, word: bytes, edit: Edit) -> None:
+        super().__init__()
+        self._word = word
+        self._edit = edit
+
+    def body(self, data: bytes, boundary: int) -> bytes:
+        whole = not self._in_pieces
+        out = super().body(data, boundary)
+        return self._edited(out) if whole and not self._in_pieces and self._word in out else out
+
+    def _edited(self, chunks: bytes) -> bytes:
+        """Chunks as they came, joined to one; what ends the body stays."""
+        position, content = 0, []
+        while position < len(chunks):
+            end = chunks.index(b"\n", position)
+            length = int(chunks[position:end].partition(b";")[0], 16)
+            if not length:
+                break
+            content.append(chunks[end + 1 : end + 1 + length])
+            position = end + 1 + length + 2
+        return chunk(self._edit(b"".join(content))) + chunks[position:]
+
+
+class EditedBody:
+    """A body that is no stream: sent when all of it is there."""
+
+    until_close = False
+    clean = False
+    framing = b""
+
+    def __init__(self, head: Head, edit: Edit) -> None:
+        self._chunked = head.framing == "chunked"
+        self._edit = edit
+        self._pieces: list[bytes] = []
+
+    def body(self, data: bytes, boundary: int) -> bytes:  # noqa: ARG002 -- a Relay
+        self._pieces.append(data)
+        return b""
+
+    def end(self) -> bytes:
+        body = b"".join(self._pieces)
+        body = self._edit(decode_chunks(body) if self._chunked else body)
+        self.framing = b"content-length: %d\r\n" % len(body)
+        return body
+
+    def broken(self, event: bytes) -> bytes | None:  # noqa: ARG002 -- a Relay
+        return None

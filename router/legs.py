@@ -1,0 +1,73 @@
+"""What an exchange sends to workers: the whole of a request, or its two parts; and the heads that go with them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from engines.disaggregation.answer import Prefilled
+from router.fleet import Worker
+from router.http.messages import Request
+from router.http.upstream import Head
+from router.scheduling.booking import Booking
+from router.scheduling.decision import Decision
+
+Part = Literal["whole", "prefill", "decode"]
+_WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
+
+
+class Leg(NamedTuple):
+    """One attempt: the worker, why it was chosen, what was booked there, header lines for it and for its answer."""
+
+    worker: Worker
+    decision: Decision
+    reservation: Booking
+    header_lines: bytes
+    answer_lines: bytes = b""
+    body: bytes | None = None
+    """None: as the client sent it."""
+    part: Part = "whole"
+
+
+class Pair(NamedTuple):
+    """Two legs of one request. `decode` None: it is chosen when the prefill has answered."""
+
+    prefill: Leg
+    decode: Leg | None
+    timeout: float
+    """Seconds that either leg may take before anything comes of it."""
+
+
+class Parted(NamedTuple):
+    """How the parts of a request went that was served in two, in seconds."""
+
+    prefill_worker: str
+    prefill: float
+    """From sending it to its answer."""
+    transfer: float | None
+    """From then to the first byte of the other's answer."""
+    answer: Prefilled
+
+
+def request_head(request: Request, request_id: bytes, leg: Leg) -> bytes:
+    head, address = request.head, leg.worker.pool.address
+    body = request.body if leg.body is None else leg.body
+    length = b""
+    if body or head.method in _WITH_BODY:
+        length = b"content-length: %d\r\n" % len(body)
+    return b"%s %s%s HTTP/1.1\r\n%shost: %s\r\nx-request-id: %s\r\n%s%s\r\n" % (
+        head.method,
+        address.base,
+        head.target,
+        head.passed_on,
+        address.authority,
+        request_id,
+        leg.header_lines,
+        length,
+    )
+
+
+def response_head(head: Head, leg: Leg, request_id: bytes, framing: bytes) -> bytes:
+    overlap = leg.decision.overlap_tokens
+    told = leg.answer_lines if overlap is None else b"x-router-overlap-tokens: %d\r\n%s" % (overlap, leg.answer_lines)
+    named = leg.worker.id.encode()
+    return b"%sx-request-id: %s\r\nx-router-worker: %s\r\n%s%s\r\n" % (head.passed_on, request_id, named, told, framing)

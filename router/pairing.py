@@ -1,0 +1,79 @@
+"""Which prefill workers can hand over to which decode workers, and why one can to none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engines.disaggregation import CONNECTORS
+from router.scheduling.decision import Candidates, Split
+
+if TYPE_CHECKING:
+    from router.fleet import Worker
+
+_Kind = tuple[str | None, str, frozenset[str], int]
+"""Connector, engine, models and block size: those of a kind understand each other's KV."""
+
+
+def make_split(able: Sequence[Worker]) -> Split | None:
+    """`able`: workers that are up and serve the same model. None when no two of them make a pair."""
+    decodes = _by_kind(worker for worker in able if worker.role == "decode")
+    prefills = [worker for worker in able if worker.role == "prefill" and _kind(worker) in decodes and not lack(worker)]
+    if not prefills:
+        return None
+    candidates = ranks_of(prefills)
+    found = {worker.id: worker for worker in able}
+    sources = [found[rank.worker_id] for rank in candidates.ranks]
+    ranks = {kind: ranks_of(workers) for kind, workers in decodes.items()}
+    targets = [ranks[_kind(source)] for source in sources]
+    near = [
+        np.array([found[rank.worker_id].host == source.host for rank in target.ranks])
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    names = [source.connector or "" for source in sources]
+    pushes = tuple(CONNECTORS[name].pushes for name in names)
+    return Split(candidates, tuple(targets), tuple(near), pushes, frozenset(names))
+
+
+def ranks_of(workers: Iterable[Worker], split: Split | None = None) -> Candidates:
+    return Candidates(sorted((rank, worker.block_size) for worker in workers for rank in worker.ranks), split)
+
+
+def lack(worker: Worker) -> str | None:
+    """What must be known of a prefill worker before it can hand over; None when all is."""
+    connector = CONNECTORS.get(worker.connector or "")
+    if connector is None:
+        return "how its KV is moved is not known: state it with --worker URL,connector=NAME"
+    return next((why for rank in worker.ranks if (why := connector.lacks(worker.prefiller(rank.dp_rank)))), None)
+
+
+def loneliness(worker: Worker, up: Sequence[Worker]) -> str | None:
+    """Why a worker that is up gets nothing to do for want of another; None when it does."""
+    if worker.role == "both":
+        return None
+    missing = lack(worker) if worker.role == "prefill" or worker.connector is None else None
+    if missing:
+        return missing
+    other = "decode" if worker.role == "prefill" else "prefill"
+    others = [one for one in up if one.role == other]
+    if not others:
+        return f"it gets no requests: no {other} worker is up"
+    if all(_kind(one) != _kind(worker) for one in others):
+        return f"it gets no requests: no {other} worker that is up has its model, engine, connector and block size"
+    return None
+
+
+def _by_kind(workers: Iterable[Worker]) -> dict[_Kind, list[Worker]]:
+    found: dict[_Kind, list[Worker]] = {}
+    for worker in workers:
+        if worker.connector is not None:
+            found.setdefault(_kind(worker), []).append(worker)
+    return found
+
+
+def _kind(worker: Worker) -> _Kind:
+    engine = worker.description.kind if worker.description else "unknown"
+    models = frozenset(model.id for model in worker.models if model.parent is None)
+    return worker.connector, engine, models, worker.block_size

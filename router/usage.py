@@ -1,0 +1,31 @@
+"""The usage that an answer reports, in the answer's own bytes.
+
+Text inside a JSON string has its quotes escaped, so no pattern here can match what a model generated.
+"""
+
+from __future__ import annotations
+
+import re
+
+_WINDOW = 4096
+"""Bytes at an answer's end in which its usage is looked for."""
+_PROMPT = re.compile(rb'"prompt_tokens":\s*(\d+)')
+_CACHED = re.compile(rb'"cached_tokens":\s*(\d+)')
+_CACHED_OR_NOT = re.compile(rb'"cached_tokens":\s*(?:\d+|null)')
+CACHED = b'"cached_tokens"'
+
+
+def read_usage(recent: bytes, latest: bytes) -> tuple[int | None, int | None]:
+    """(prompt tokens, cached tokens) from an answer's last two pieces; None for what they do not tell."""
+    end = latest[-_WINDOW:] if len(latest) > _WINDOW else recent[-_WINDOW:] + latest
+    start = end.rfind(b'"usage"')
+    prompt = _PROMPT.search(end, start) if start >= 0 else None
+    if not prompt:
+        return None, None
+    cached = _CACHED.search(end, start)
+    return int(prompt[1]), int(cached[1]) if cached else None
+
+
+def with_cached(answer: bytes, cached_tokens: int) -> bytes:
+    """`answer`, or a part of a stream, with another number of cached tokens."""
+    return _CACHED_OR_NOT.sub(b'"cached_tokens":%d' % cached_tokens, answer)
