@@ -67,8 +67,9 @@ class Rank:
 
     def abort(self, request_id: str) -> None:
         """Nothing happens when the request is no longer here."""
-        self._sinks.pop(request_id, None)
-        self.scheduler.abort(request_id)
+        unheard = self._sinks.pop(request_id, None) is not None
+        if not self.scheduler.abort(request_id) and unheard:
+            self.scheduler.let_go(request_id)  # finished in the step under way, and nobody will know
         self._resume(self._clock.now())
 
     def loaded(self, request_id: str, tokens: int | None = None) -> None:

@@ -340,3 +340,11 @@ def test_a_rank_tells_nothing_of_a_dropped_request_and_resumes_when_blocks_come_
     rank.let_go("b")
     timeline.run(math.inf)
     assert len(waits.tokens) == 1
+
+
+def test_a_rank_keeps_nothing_of_what_is_dropped_in_its_last_step() -> None:
+    timeline = Timeline()
+    rank = Rank(scheduler(), timeline, timeline, ignore)
+    rank.submit(plain("a", prompt(1, 14), keep=True), Heard(timeline))
+    rank.abort("a")
+    assert (rank.scheduler.kept, rank.scheduler.cache.free_blocks) == (0, 100)
