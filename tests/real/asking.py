@@ -43,6 +43,12 @@ class Answer:
         found: dict[str, Any] = next(part["usage"] for part in reversed(self._parts()) if part.get("usage"))
         return found
 
+    @property
+    def token_ids(self) -> list[int]:
+        """What was generated first; for requests with return_token_ids."""
+        choices = (choice for part in self._parts() for choice in part["choices"] if choice["index"] == 0)
+        return [token for choice in choices for token in choice.get("token_ids") or []]
+
     def json(self) -> Any:
         return json.loads(self.body)
 

@@ -22,7 +22,7 @@ CACHE_TOKENS = 4096
 """Small, so that a few prompts push everything else out."""
 LONGEST_PROMPT = 2048
 FILLERS, FILLER_TOKENS = 5, 1024
-EVENTS_OFFSET, REPLAY_OFFSET = 1, 101
+EVENTS_OFFSET, TRANSFER_OFFSET, REPLAY_OFFSET = 1, 2, 101
 
 LIMITS: dict[EngineKind, tuple[str, ...]] = {
     "vllm": ("--max-model-len", str(LONGEST_PROMPT), "--num-gpu-blocks-override", str(CACHE_TOKENS // 32)),
@@ -34,14 +34,22 @@ BLOCK: dict[EngineKind, int] = {"vllm": 32, "sglang": 16}
 
 class Engine:
     def __init__(self, kind: EngineKind, name: str, logs: Path) -> None:
-        port = free_port(EVENTS_OFFSET, REPLAY_OFFSET)
+        port = free_port(EVENTS_OFFSET, TRANSFER_OFFSET, REPLAY_OFFSET)
         self.kind = kind
         self.block = BLOCK[kind]
         self.worker_id = f"127.0.0.1:{port}"
         self.url = f"http://{self.worker_id}"
-        command = [str(ROOT / "scripts/real-engines"), "serve", kind, name, str(port), str(port + EVENTS_OFFSET)]
+        command = [str(ROOT / "scripts/real-engines"), *self._serve(name, port)]
         # VLLM_SERVER_DEV_MODE adds /reset_prefix_cache.
-        self.process = Process([*command, *LIMITS[kind]], logs / f"{name}.log", {"VLLM_SERVER_DEV_MODE": "1"})
+        self.process = Process(command, logs / f"{name}.log", {"VLLM_SERVER_DEV_MODE": "1"})
+
+    def _serve(self, name: str, port: int) -> list[str]:
+        return ["serve", self.kind, name, str(port), str(port + EVENTS_OFFSET), *LIMITS[self.kind]]
+
+    @property
+    def worker(self) -> str:
+        """As --worker takes it."""
+        return self.url
 
     def wait_until_up(self) -> None:
         eventually(self._is_up, within=ENGINE_START)
@@ -67,7 +75,7 @@ class Router:
     """`python -m router`, asked as any client would."""
 
     def __init__(self, name: str, engines: Sequence[Engine], logs: Path, *args: str) -> None:
-        workers = [part for engine in engines for part in ("--worker", engine.url)]
+        workers = [part for engine in engines for part in ("--worker", engine.worker)]
         command = [sys.executable, "-m", "router", "--router-mode", "kv", "--port", "0", *workers, *args]
         self.name = name
         self.process = Process(command, logs / f"{name}.log")

@@ -60,6 +60,10 @@ class Process:
         self._process.wait()
         self._process = None
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def output(self) -> str:
         """What it wrote since its last start."""
         return self.log.read_bytes()[self._log_start :].decode(errors="replace")

@@ -1,0 +1,60 @@
+"""A half dies without a word while requests run, and another of its role takes over: no request is lost, and none is
+answered from KV that was left behind. With NIXL."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.real.asking import Answer
+from tests.real.eventually import eventually
+
+from .halves import ROLES, Half, Role, Scene, Stage
+from .requests import directly, telling
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+
+REQUESTS, REQUESTS_BEFORE = 24, 4
+
+
+class Asked(NamedTuple):
+    bodies: list[dict[str, Any]]
+    expected: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def asked(stage: Stage) -> dict[Role, Asked]:
+    """All before the first death: later there is no room for the plain engine."""
+    plain = stage.plain()
+    bodies: dict[Role, list[dict[str, Any]]] = {
+        role: [telling("ids", f"{role} dies {number}") for number in range(REQUESTS)] for role in ROLES
+    }
+    return {role: Asked(bodies[role], [directly(plain, body).token_ids for body in bodies[role]]) for role in ROLES}
+
+
+def test_prefill_worker_dies(stage: Stage, asked: dict[Role, Asked]) -> None:
+    scene = stage.scene("nixl", prefills=2)
+    assert_none_is_lost(scene, asked["prefill"], victim=scene.prefills[0])
+
+
+def test_decode_worker_dies(stage: Stage, asked: dict[Role, Asked]) -> None:
+    scene = stage.scene("nixl", decodes=2)
+    assert_none_is_lost(scene, asked["decode"], victim=scene.decodes[0])
+
+
+def assert_none_is_lost(scene: Scene, asked: Asked, victim: Half) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(scene.router.ask, body) for body in asked.bodies]
+        eventually(lambda: sum(answer.done() for answer in answers) >= REQUESTS_BEFORE and victim.running())
+        victim.process.kill()
+    found = [answer.result() for answer in answers]
+    assert [answer for answer in found if answer.status != 200] == []
+    assert [answer.token_ids for answer in found] == asked.expected
+    assert victim.worker_id in {half for answer in found[:REQUESTS_BEFORE] for half in halves_of(answer)}
+    assert victim.worker_id not in halves_of(found[-1])
+
+
+def halves_of(answer: Answer) -> tuple[str | None, str | None]:
+    return answer.headers.get("x-router-prefill-worker"), answer.worker
