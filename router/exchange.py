@@ -54,6 +54,9 @@ class Routing(Protocol):
     def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | str:
         """Choose and book the worker that decodes what `prefill` computed, or say why there is none."""
 
+    def prefilled(self, prefill: Leg, answer: Prefilled) -> None:
+        """What a prefill worker has told."""
+
     def withdraw(self) -> None:
         """What was asked for with `route` is wanted no more."""
 
@@ -83,6 +86,7 @@ class Exchange:
         "_length",
         "_over",
         "_pair",
+        "_pair_id",
         "_parted",
         "_prefill",
         "_prefilled_at",
@@ -109,6 +113,8 @@ class Exchange:
         self._retries = 0
         self._leg: Leg | None = None
         self._pair: Pair | None = None
+        self._pair_id = request_id
+        """By which the two parts may meet: another at a second attempt, since the first's KV may still be held."""
         self._prefill: PrefillLeg | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._upstream: WorkerConnection | None = None
@@ -168,7 +174,8 @@ class Exchange:
         self._upstream = upstream
         self._reused = upstream.requests > 0
         body = request.body if leg.body is None else leg.body
-        upstream.send(self, request_head(request, self._request_id, leg), body, request.head.method == b"HEAD")
+        named = self._pair_id if self._pair else self._request_id
+        upstream.send(self, request_head(request, named, leg), body, request.head.method == b"HEAD")
 
     def _on_no_connection(self, reason: str) -> None:
         self._connecting = None
@@ -181,7 +188,9 @@ class Exchange:
         """Both legs at once, or the second when the first has answered."""
         self._pair, self._parted = pair, None
         self._leg = pair.decode
-        self._prefill = PrefillLeg(pair.prefill, self._request, self._request_id, self, self._clock)
+        if self._retries:
+            self._pair_id = b"%s.%d" % (self._request_id, self._retries)
+        self._prefill = PrefillLeg(pair.prefill, self._request, self._pair_id, self, self._clock)
         self._prefill.start(pair.timeout)
         if pair.decode:
             self._connect(pair.decode, fresh=False)
@@ -193,12 +202,13 @@ class Exchange:
         self._prefill = None
         self._prefilled_at = now
         self._parted = Parted(pair.prefill.worker.id, now - prefill.began, None, answer)
+        self._routing.prefilled(pair.prefill, answer)
+        if self._first_byte is None and not self._over:
+            self._watch(pair)
         if pair.decode is None:
             self._hand_over(pair, answer)
         elif self._leg and isinstance(self._leg.reservation, DecodeBooking):
             self._leg.reservation.prefilled(now)
-        if self._first_byte is None and not self._over:
-            self._watch(pair)
 
     def _hand_over(self, pair: Pair, answer: Prefilled) -> None:
         leg = self._routing.go_on(pair.prefill, answer, self._excluded)
@@ -227,14 +237,18 @@ class Exchange:
     def on_prefill_failed(self, reason: str, unreachable: bool) -> None:
         pair = self._pair
         self._prefill = None
-        if self._over or pair is None or self._first_byte is not None:
-            return  # a decode worker that answers has all that it needs
+        if self._over or pair is None:
+            return
+        if self._first_byte is not None:  # a decode worker that answers has all that it needs
+            self._routing.failed(pair.prefill, reason, False, unreachable)
+            return
         self._drop_decode()
         self._retry_or_end(pair.prefill, reason, [frozenset((pair.prefill.worker.id,))], unreachable)
 
     def on_prefill_refused(self, refusal: Response) -> None:
         self._prefill = None
         if not self._over and self._first_byte is None:
+            self._drop_decode()
             self.answer(refusal)
 
     def _drop_decode(self) -> None:
@@ -266,11 +280,14 @@ class Exchange:
     # -- upstream.Receiver
 
     def on_head(self, head: Head, length: int | None) -> None:
-        if head.status in RETRY_STATUSES and self._may_retry() and self._upstream:
-            self._upstream.abort()
-            self._upstream = None
-            self._give_up_on_worker(f"answered {head.status}")
-            return
+        if head.status in RETRY_STATUSES and self._leg and self._upstream:
+            if self._may_retry():
+                self._upstream.abort()
+                self._upstream = None
+                self._give_up_on_worker(f"answered {head.status}")
+                return
+            if self._pair:
+                self._routing.failed(self._leg, f"answered {head.status}", retried=False)
         self._head = head
         self._length = length
         http_1_0 = self._request.head.http_1_0

@@ -148,11 +148,13 @@ class RequestRouting:
         leg = self._leg(decision, booking)
         body, together = self._parting.begin(leg.worker, decision.rank.dp_rank)
         prefill = leg._replace(body=body, part="prefill")
-        decode = self._decode(prefill, None, frozenset()) if together else None
+        decode = self._decode(prefill, None, self._exclude) if together else None
         return Pair(prefill, decode, self._brain.leg_timeout)
 
-    def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | str:
+    def prefilled(self, prefill: Leg, answer: Prefilled) -> None:
         self._parting.learn(prefill.worker, answer)
+
+    def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | str:
         try:
             leg = self._decode(prefill, answer, exclude)
         except ValueError as error:
@@ -219,6 +221,8 @@ class RequestRouting:
         tally.retries += retried
         if leg.part != "whole":
             tallies.parted.failures[leg.part] += 1
+            # An engine that has started anew is elsewhere; its next answer tells.
+            self._brain.fleet.workers[leg.decision.rank.worker_id].coordinates = None
         log_event(
             logger,
             logging.WARNING,
