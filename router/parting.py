@@ -32,7 +32,10 @@ class Parting:
         """Whether the fleet's connectors can serve it in two parts."""
         if self._raw is None:
             return False
-        reasons = (CONNECTORS[name].refuses(self._body) for name in split.connectors)
+        try:
+            reasons = [CONNECTORS[name].refuses(self._body) for name in split.connectors]
+        except ValueError:
+            reasons = ["its body cannot be read"]
         self.refusal = next(filter(None, reasons), None)
         return self.refusal is None
 

@@ -47,8 +47,11 @@ def read_answer(body: bytes) -> Prefilled:
 
 
 def coordinates(params: msgspec.Raw) -> dict[str, Any] | None:
-    """Where decode workers register for a push; None where the worker does not push."""
-    found = _decode_any(params)
+    """Where decode workers register for a push; None where the worker does not push, or says what nobody can read."""
+    try:
+        found = _decode_any(params)
+    except ValueError:
+        return None
     if found.get("transfer_mode") != "push":
         return None
     return {name: found[name] for name in COORDINATES if found.get(name) is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -12,11 +13,13 @@ Body: TypeAlias = dict[str, msgspec.Raw]
 
 TRANSFER = "kv_transfer_params"
 _NULL = b"null"
+_BATCH = re.compile(rb'\[\s*["\[]')
 _FIRST_TOKEN_ONLY = ("stream_options", "min_tokens", "n", "best_of")
 """What a prefill of one token must not be asked for."""
 
 _decode_body = msgspec.json.Decoder(Body).decode
 _decode = msgspec.json.Decoder().decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -66,7 +69,7 @@ class Connector(Protocol):
 
 
 def read_body(raw: bytes) -> Body:
-    """Of a request known to be a JSON object."""
+    """Of a request known to be a JSON object. Raises ValueError where a field's name is no text."""
     return _decode_body(raw)
 
 
@@ -85,10 +88,21 @@ def first_token_only(body: Body) -> Body:
 
 def with_transfer(body: Body, params: Mapping[str, Any]) -> Body:
     """With `params`, and of what the client said there only the prompt's tokens."""
-    given = value_of(body, TRANSFER)
-    ids = given.get("prompt_token_ids") if isinstance(given, dict) else None
+    ids = token_ids_in(body)
     named = {} if ids is None else {"prompt_token_ids": ids}
     return {**body, TRANSFER: raw({**params, **named})}
+
+
+def token_ids_in(body: Body) -> msgspec.Raw | None:
+    """The prompt's tokens where the client says them in `kv_transfer_params`, as it wrote them."""
+    given = body.get(TRANSFER)
+    if given is None or not bytes(given).startswith(b"{"):
+        return None
+    try:
+        ids = fields_of(given).get("prompt_token_ids")
+    except ValueError:  # a name that is no text
+        return None
+    return None if ids is None or bytes(ids) == _NULL else ids
 
 
 def fields_of(value: msgspec.Raw) -> dict[str, msgspec.Raw]:
@@ -97,9 +111,13 @@ def fields_of(value: msgspec.Raw) -> dict[str, msgspec.Raw]:
 
 
 def value_of(body: Body, name: str) -> Any:
-    """None for what is not given; the body is valid JSON."""
+    """None for what is not given, and for what nobody can read: a number that no float can hold, bytes that are no
+    text."""
     given = body.get(name)
-    return None if given is None else _decode(given)
+    try:
+        return None if given is None else _decode(given)
+    except ValueError:
+        return None
 
 
 def raw(value: object) -> msgspec.Raw:
@@ -108,12 +126,9 @@ def raw(value: object) -> msgspec.Raw:
 
 def prompts_in(body: Body) -> int:
     """How many prompts a request holds."""
-    given = bytes(body.get("prompt", msgspec.Raw(_NULL)))
-    if not given.startswith(b"["):
-        return 1
-    prompts = _decode(given)
-    batch = bool(prompts) and isinstance(prompts[0], str | list)
-    return len(prompts) if batch else 1
+    given = body.get("prompt")
+    batch = given is not None and _BATCH.match(bytes(given))  # one of tokens is long, and not looked through
+    return len(_decode_items(given)) if given is not None and batch else 1
 
 
 def answers_wanted(body: Body) -> int:

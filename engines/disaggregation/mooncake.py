@@ -6,6 +6,8 @@ prefill worker's bootstrap server; KV is sent only by a prefill that ended becau
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from engines.disaggregation.legs import Body, Handover, Prefiller, first_token_only, raw, several, with_transfer
@@ -66,11 +68,12 @@ def read_bootstrap(body: bytes) -> dict[int, str]:
         entries = _decode_entries(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
-    return {int(rank): entry.engine_id for rank, entry in entries.items() if rank.isascii() and rank.isdigit()}
+    return {int(rank): entry.engine_id for rank, entry in entries.items() if _RANK.fullmatch(rank)}
 
 
 class _Entry(msgspec.Struct):
     engine_id: str
 
 
+_RANK = re.compile("[0-9]{1,9}")
 _decode_entries = msgspec.json.Decoder(dict[str, _Entry]).decode

@@ -16,7 +16,7 @@ from engines.disaggregation.legs import (
     fields_of,
     first_token_only,
     several,
-    value_of,
+    token_ids_in,
     with_transfer,
 )
 
@@ -53,7 +53,6 @@ def verbatim(body: Body, returned: msgspec.Raw | None) -> Body:
     """With what the prefill worker answered, byte for byte where the client adds no tokens to it."""
     if returned is None:
         raise ValueError("it answered no kv_transfer_params: is it started with the connector that was stated?")
-    given = value_of(body, TRANSFER)
-    if not isinstance(given, dict) or given.get("prompt_token_ids") is None:
+    if token_ids_in(body) is None:
         return {**body, TRANSFER: returned}
     return with_transfer(body, fields_of(returned))
