@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.exchange import Exchange, Leg, Outcome
+from engines.disaggregation.answer import Prefilled
+from router.exchange import Exchange, Outcome
 from router.fleet import Worker
 from router.http.chunked import decode_chunks
 from router.http.front import Connection, Limits
 from router.http.messages import Request, Response
 from router.http.pool import Pool
 from router.http.upstream import BOOKED, KnownHeads, WorkerConnection
+from router.legs import Leg, Pair
 from router.openai_errors import error_response
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.decision import Choice, Decision
@@ -48,7 +50,7 @@ class Relayed:
         self.worker = Worker(parse_worker("http://a:1,name=a"), Pool("http://a:1", 1.0))
         self.outcomes: list[Outcome] = []
         self.failures: list[str] = []
-        self.waiting: Callable[[Leg | Response], None] | None = None
+        self.waiting: Callable[[Leg | Pair | Response], None] | None = None
         self.held = held
         self.withdrawn = 0
         self.client = FakeTransport()
@@ -77,10 +79,16 @@ class Relayed:
 
     # -- router.exchange.Routing
 
-    def route(self, exclude: frozenset[str], routed: Callable[[Leg | Response], None]) -> None:
+    def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
         self.waiting = routed
         if not self.held:
             self.send()
+
+    def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | str:
+        raise AssertionError("no request here has two parts")
+
+    def prefilled(self, prefill: Leg, answer: Prefilled) -> None:
+        raise AssertionError("no request here has two parts")
 
     def withdraw(self) -> None:
         self.withdrawn += 1
@@ -89,7 +97,7 @@ class Relayed:
     def can_retry(self, exclude: frozenset[str]) -> bool:
         return len(exclude) <= self.others
 
-    def failed(self, worker: Worker, reason: str, retried: bool, unreachable: bool = False) -> None:
+    def failed(self, leg: Leg, reason: str, retried: bool, unreachable: bool = False) -> None:
         self.failures.append(reason)
 
     def finished(self, outcome: Outcome) -> None:

@@ -1,0 +1,183 @@
+"""A whole router in front of a strict simulated fleet of prefill and decode workers; whoever uses it also proves that
+nothing is left behind: no booking, no task, no KV, and no violation of what the connector wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from engines.sim.connectors.base import Fleet as SimPairs
+from engines.sim.faults import Fault
+from engines.sim.fleet import SimFleet
+from engines.sim.settings import Role
+from engines.sim.worker import Worker as SimWorker
+from router.app import App
+from router.settings import Settings
+from router.worker_spec import WorkerSpec, parse_worker
+from tests.engines.sim.fleets import client, settings
+from tests.fakes.waiting import until
+from tests.router.proxy.running import RunningRouter
+
+CONNECTORS = ("nixl", "nixl-push", "mooncake", "store", "sglang")
+TOGETHER = ("nixl-push", "mooncake", "sglang")
+TEXT = "/v1/completions"
+CHAT = "/v1/chat/completions"
+PROMPT = list(range(100, 140))
+IDLE = {"offered": 0, "loading": 0, "kept": 0}
+Json = dict[str, Any]
+
+
+class Fleet:
+    """Workers p0, p1, …; d0, …; b0, … in that order, and the router before them."""
+
+    def __init__(self, router: RunningRouter, sim: SimFleet, names: list[str], session: aiohttp.ClientSession) -> None:
+        self.router = router
+        self.sim = sim
+        self.session = session
+        self._index = {name: index for index, name in enumerate(names)}
+
+    @property
+    def pairs(self) -> SimPairs:
+        return self.sim.workers[0].fleet
+
+    def worker(self, name: str) -> SimWorker:
+        return self.sim.workers[self._index[name]]
+
+    def strike(self, names: str, kind: Any, **fields: Any) -> None:
+        """The fault is for whoever of those whose names begin so gets the next request."""
+        for armed in ("_armed", "_transfers"):
+            shared: deque[Any] = deque()
+            for faults in (self.worker(name).faults for name in self._index if name.startswith(names)):
+                setattr(faults, armed, shared)
+        next(self.worker(name) for name in self._index if name.startswith(names)).faults.arm(Fault(kind, **fields))
+
+    async def post(self, body: Json, path: str = TEXT, **headers: str) -> tuple[int, Any]:
+        """Status, and JSON or text."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.post(self.router.url + path, json=body, headers=named) as response:
+            is_json = response.content_type == "application/json"
+            return response.status, await response.json() if is_json else await response.text()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.session.get(self.router.url + path) as response:
+            return response.status, await response.json()
+
+    def failures(self) -> dict[str, int]:
+        """By leg."""
+        counted = {
+            leg: int(self.router.total("router_pd_leg_failures_total", leg=leg)) for leg in ("prefill", "decode")
+        }
+        return {leg: count for leg, count in counted.items() if count}
+
+    async def settled(self) -> None:
+        """The router has nothing under way, and no worker holds anything for anybody. Leases end at once."""
+        await self.router.at_rest()
+        await until(lambda: not any(worker.in_flight for worker in self.sim.workers))
+        transfers = self.pairs.transfers
+        for offer in list(transfers.offers.values()):
+            assert offer.lease is not None
+            transfers.withdraw(offer, "was offered until its lease was over")
+        await until(lambda: {name: self.pairs.state()[name] for name in IDLE} == IDLE)
+        assert all(scheduler.cache.usage == 0 for scheduler in self.pairs.schedulers)
+
+
+@asynccontextmanager
+async def fleet(
+    connector: str,
+    prefills: int = 1,
+    decodes: int = 1,
+    boths: int = 0,
+    sim: Mapping[str, Any] | None = None,
+    violations: int = 0,
+    **router_settings: Any,
+) -> AsyncIterator[Fleet]:
+    """`sim`: changes of the simulated workers' settings. `violations`: how many are meant to come about."""
+    names = [
+        f"{kind}{index}" for kind, count in (("p", prefills), ("d", decodes), ("b", boths)) for index in range(count)
+    ]
+    roles: dict[int, Role] = {index: ROLES[name[0]] for index, name in enumerate(names)}
+    fields: Json = {
+        "workers": len(names),
+        "roles": roles,
+        "connector": connector,
+        "flavour": "sglang" if connector == "sglang" else "vllm",
+        "kv_events": False,
+        **(sim or {}),
+    }
+    async with SimFleet(settings(**fields)) as simulated, aiohttp.ClientSession() as session:
+        specs = tuple(spec_of(simulated, index, name) for index, name in enumerate(names))
+        async with running(specs, **router_settings) as router:
+            fleet = Fleet(router, simulated, names, session)
+            yield fleet
+            await fleet.settled()
+            found = fleet.pairs.transfers.violations
+            assert len(found) == violations, found
+
+
+ROLES: dict[str, Role] = {"p": "prefill", "d": "decode", "b": "both"}
+
+
+def spec_of(simulated: SimFleet, index: int, name: str) -> WorkerSpec:
+    """All is stated of a worker of vLLM, which tells nothing; SGLang is to be asked."""
+    url = simulated.urls[index]
+    if simulated.settings.flavour == "sglang":
+        return parse_worker(f"{url},name={name}")
+    bootstrap = simulated.bootstraps.get(url, "").rpartition(":")[2]
+    port = f",bootstrap_port={bootstrap}" if bootstrap else ""
+    return parse_worker(f"{url},name={name},role={ROLES[name[0]]},connector={simulated.settings.connector}{port}")
+
+
+@asynccontextmanager
+async def running(specs: tuple[WorkerSpec, ...], **changes: Any) -> AsyncIterator[RunningRouter]:
+    others = asyncio.all_tasks()
+    defaults: dict[str, Any] = {
+        "router_mode": "round-robin",
+        "health_interval": 60.0,
+        "connect_timeout": 60.0,
+        "tokenizer": "engine",
+        "kv_events": False,
+        "pd_timeout": 30.0,
+        "seed": 1,
+        "port": 0,
+    }
+    app = App(Settings(workers=specs, **{**defaults, **changes}))
+    try:
+        await app.start()
+        router = RunningRouter(app)
+        yield router
+        await router.at_rest()
+    finally:
+        await app.drain(0)
+        await app.close()
+    await until(lambda: not {task for task in asyncio.all_tasks() - others if _is_routers(task)})
+
+
+def _is_routers(task: asyncio.Task[Any]) -> bool:
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and "/tests/" not in code.co_filename and "/router/" in code.co_filename
+
+
+async def alone(connector: str, body: Json, path: str = TEXT) -> str:
+    """What one worker that does it all says."""
+    async with client(flavour="sglang" if connector == "sglang" else "vllm") as worker:
+        status, answer = await worker.post(path, {**body, "stream": False, "stream_options": None})
+        assert status == 200, answer
+        return text_of(answer)
+
+
+def text_of(answer: Any) -> str:
+    choice = answer["choices"][0]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+def streamed_text(events: list[Any]) -> str:
+    found = ""
+    for event in events:
+        for choice in event["choices"] if isinstance(event, dict) and "choices" in event else ():
+            found += (choice["delta"].get("content") or "") if "delta" in choice else choice["text"]
+    return found

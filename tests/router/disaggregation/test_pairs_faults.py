@@ -1,0 +1,222 @@
+"""Every fault of every part, on the strict simulated fleet: another pair serves the request where it still can, else
+the client gets one proper error; and nothing is left behind (`fleets.fleet` looks)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from engines.sim.timing import StepTiming
+from tests.engines.sim.fleets import events
+from tests.fakes.raw_client import post
+from tests.fakes.waiting import until
+from tests.router.disaggregation.fleets import (
+    CONNECTORS,
+    PROMPT,
+    Fleet,
+    alone,
+    fleet,
+    streamed_text,
+    text_of,
+)
+
+BODY: dict[str, Any] = {"model": "sim", "prompt": PROMPT, "max_tokens": 6}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+BEFORE_FIRST_BYTE = ("drop_before_first_byte", "error500", "error503")
+"""The drop comes first: one on a connection that was used before is no sign of trouble."""
+
+
+async def ask(pairs: Fleet, stream: bool) -> tuple[int, str]:
+    """Status and text."""
+    status, answer = await pairs.post(BODY | (STREAM if stream else {}))
+    if status != 200:
+        return status, str(answer)
+    return status, streamed_text(events(answer.encode())) if stream else text_of(answer)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, str]:
+    async def find() -> dict[str, str]:
+        return {connector: await alone(connector, BODY) for connector in ("nixl", "sglang")}
+
+    found = asyncio.run(find())
+    return {connector: found.get(connector, found["nixl"]) for connector in CONNECTORS}
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_leg_that_fails_before_its_first_byte(connector: str, leg: str, expected: dict[str, str]) -> None:
+    """Another pair serves the request; the failure is counted at the leg that failed."""
+    attempts = [(BEFORE_FIRST_BYTE[0], False), *itertools.product(BEFORE_FIRST_BYTE[1:], (False, True))]
+    async with fleet(connector, prefills=2, decodes=2) as pairs:
+        for number, (kind, stream) in enumerate(attempts, 1):
+            pairs.strike(leg[0], kind)
+            assert await ask(pairs, stream) == (200, expected[connector]), kind
+            assert pairs.failures() == {leg: number}
+            await pairs.settled()
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_leg_that_hangs(connector: str, leg: str, expected: dict[str, str]) -> None:
+    async with fleet(connector, prefills=2, decodes=2, pd_timeout=0.3) as pairs:
+        for number, stream in enumerate((False, True), 1):
+            pairs.strike(leg[0], "hang")
+            assert await ask(pairs, stream) == (200, expected[connector])
+            # A prefill of SGLang waits for its decode to come: which of them hangs cannot be seen.
+            blamed = "prefill" if connector == "sglang" else leg
+            assert pairs.failures() == {blamed: number}
+            await pairs.settled()
+
+
+@pytest.mark.parametrize("kind", BEFORE_FIRST_BYTE)
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_lone_pair_that_fails_once(connector: str, leg: str, kind: str, expected: dict[str, str]) -> None:
+    """There is nobody else: one proper error, and the next request is served."""
+    async with fleet(connector) as pairs:
+        pairs.strike(leg[0], kind)
+        status, answer = await pairs.post(BODY)
+        assert status in {500, 502, 503}
+        assert answer["error"]["message"] if "error" in answer else answer["message"]
+        await pairs.settled()
+        assert await ask(pairs, stream=True) == (200, expected[connector])
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_two_failures_are_enough(connector: str) -> None:
+    async with fleet(connector, prefills=3, decodes=3) as pairs:
+        for names in ("p", "d"):
+            pairs.strike(names, "error503", count=2)
+            status, _ = await pairs.post(BODY)
+            assert status in {502, 503}
+            await pairs.settled()
+            assert (await pairs.post(BODY))[0] == 200
+            await pairs.settled()
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_decode_worker_alone_is_replaced_when_there_is_one_prefill_worker(
+    connector: str, expected: dict[str, str]
+) -> None:
+    async with fleet(connector, prefills=1, decodes=2) as pairs:
+        for number, kind in enumerate(BEFORE_FIRST_BYTE, 1):
+            pairs.strike("d", kind)
+            assert await ask(pairs, stream=False) == (200, expected[connector]), kind
+            assert pairs.failures() == {"decode": number}
+            await pairs.settled()
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_the_second_attempt_is_not_sent_to_the_worker_that_failed(
+    connector: str, expected: dict[str, str]
+) -> None:
+    async with fleet(connector, prefills=2, decodes=2) as pairs:
+        for name in ("d0", "p0"):
+            pairs.strike(name, "error500", count=100)
+            for _ in range(4):
+                assert await ask(pairs, stream=False) == (200, expected[connector])
+            assert pairs.failures()
+            pairs.worker(name).faults.clear()
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_prefill_worker_alone_is_replaced_when_there_is_one_decode_worker(
+    connector: str, expected: dict[str, str]
+) -> None:
+    async with fleet(connector, prefills=2, decodes=1) as pairs:
+        for number, kind in enumerate(BEFORE_FIRST_BYTE, 1):
+            pairs.strike("p", kind)
+            assert await ask(pairs, stream=False) == (200, expected[connector]), kind
+            assert pairs.failures() == {"prefill": number}
+            await pairs.settled()
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_stream_that_breaks_ends_with_an_error_event(connector: str, expected: dict[str, str]) -> None:
+    async with fleet(connector, prefills=2, decodes=2) as pairs:
+        pairs.strike("d", "break_after_tokens", after=3)
+        status, answer = await pairs.post(BODY | STREAM)
+        *told, error = events(answer.encode())
+        # What was written just before the connection was cut may be lost with it.
+        assert (status, streamed_text(told)) in [(200, expected[connector][:length]) for length in (2, 3)]
+        assert "broke off its answer" in error["error"]["message"]
+        assert pairs.failures() == {"decode": 1}
+        assert await ask(pairs, stream=True) == (200, expected[connector])
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_plain_answer_that_breaks_is_asked_for_again(connector: str, expected: dict[str, str]) -> None:
+    async with fleet(connector, prefills=2, decodes=2) as pairs:
+        pairs.strike("d", "break_after_tokens", after=3)
+        assert await ask(pairs, stream=False) == (200, expected[connector])
+        assert pairs.failures() == {"decode": 1}
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_transfer_that_fails(connector: str, expected: dict[str, str]) -> None:
+    async with fleet(connector, prefills=2, decodes=2) as pairs:
+        pairs.strike("d", "transfer_fails")
+        assert await ask(pairs, stream=False) == (200, expected[connector])
+        assert pairs.failures() == {"decode": 1}
+        await pairs.settled()
+        pairs.strike("d", "transfer_fails")
+        status, answer = await pairs.post(BODY | STREAM | {"prompt": PROMPT[::-1]})
+        # The head is out by then: both engines tell it in the stream.
+        assert (status, events(answer.encode())[-1]) == (200, "[DONE]")
+        assert len(events(answer.encode())) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_transfer_that_hangs(connector: str, stream: bool, expected: dict[str, str]) -> None:
+    async with fleet(connector, prefills=2, decodes=2, pd_timeout=0.3) as pairs:
+        pairs.strike("d", "transfer_hangs")
+        assert await ask(pairs, stream) == (200, expected[connector])
+        assert sum(pairs.failures().values()) == 1
+
+
+WITHOUT_END = StepTiming(base_s=3600.0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_client_that_leaves_while_its_prompt_is_computed(connector: str, stream: bool) -> None:
+    async with fleet(connector, sim={"timing": WITHOUT_END}) as pairs, pairs.router.client() as client:
+        client.send(post(body=json.dumps(BODY | {"stream": stream}).encode()))
+        await until(lambda: pairs.worker("p0").ranks[0].scheduler.counters.prefill_tokens)
+        client.vanish()
+        await pairs.settled()
+        assert pairs.router.total("router_requests_total", end="cancelled", status="499") == 1
+        assert pairs.failures() == {}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_client_that_leaves_while_its_kv_is_moved(connector: str, stream: bool) -> None:
+    async with fleet(connector) as pairs, pairs.router.client() as client:
+        pairs.strike("d", "transfer_hangs")
+        client.send(post(body=json.dumps(BODY | {"stream": stream}).encode()))
+        await until(lambda: pairs.worker("d0").ranks[0].scheduler.loading and not pairs.worker("p0").in_flight)
+        client.vanish()
+        await pairs.settled()
+        assert pairs.router.total("router_requests_total", end="cancelled", status="499") == 1
+        assert pairs.failures() == {}
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_client_that_leaves_in_the_middle_of_a_stream(connector: str) -> None:
+    slow = StepTiming(base_s=0.02)
+    async with fleet(connector, sim={"timing": slow}) as pairs, pairs.router.client() as client:
+        client.send(post(body=json.dumps(BODY | {"stream": True, "max_tokens": 1000}).encode()))
+        await client.head()
+        await client.chunk()
+        assert pairs.worker("d0").in_flight == 1
+        client.vanish()
+        await pairs.settled()
+        assert pairs.router.total("router_requests_total", end="cancelled", status="499") == 1
+        assert pairs.failures() == {}

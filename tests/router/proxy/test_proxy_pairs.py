@@ -1,0 +1,257 @@
+"""Two scripted workers behind one request: what each is sent, byte for byte, and what the client gets of their
+answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from router.exchange import Exchange
+from router.worker_spec import parse_worker
+from tests.fakes.raw_client import Answered, post
+from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, events, never, says
+from tests.fakes.waiting import until
+from tests.router.disaggregation.fleets import running
+from tests.router.proxy.running import RunningRouter
+
+BODY = b'{"prompt": "hello", "max_tokens": 8}'
+STREAMED = b'{"prompt": "hello", "max_tokens": 8, "stream": true}'
+USAGE = {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 32}}
+PARAMS = b'{"remote_block_ids": [[1, 2]], "remote_port": 5600, "big": 123456789012345678901234567890, "e": "\\u00e9"}'
+PREFILLED = answer(b'{"id":"x","usage":%s,"kv_transfer_params":%s}' % (json.dumps(USAGE).encode(), PARAMS))
+SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@asynccontextmanager
+async def router_of(connector: str, *workers: ScriptedWorker, **settings: Any) -> AsyncIterator[RunningRouter]:
+    """Workers named p… prefill, those named d… decode, others serve requests whole."""
+    roles = {"p": "prefill", "d": "decode"}
+    specs = tuple(
+        parse_worker(f"{each.url},name={each.name},role={roles.get(each.name[0], 'both')},connector={connector}")
+        for each in workers
+    )
+    async with running(specs, **settings) as router:
+        yield router
+
+
+@pytest.fixture
+async def p() -> AsyncIterator[ScriptedWorker]:
+    async with ScriptedWorker("p", default=PREFILLED) as worker:
+        yield worker
+
+
+@pytest.fixture
+async def d() -> AsyncIterator[ScriptedWorker]:
+    async with ScriptedWorker("d") as worker:
+        yield worker
+
+
+async def ask(router: RunningRouter, body: bytes = BODY, *headers: bytes, path: str = "/v1/completions") -> Answered:
+    async with router.client() as client:
+        return await client.ask(post(path, body, *headers))
+
+
+def failures(router: RunningRouter) -> tuple[float, float]:
+    """Of prefill and decode."""
+    first, second = (router.total("router_pd_leg_failures_total", leg=leg) for leg in ("prefill", "decode"))
+    return first, second
+
+
+async def test_what_the_prefill_worker_answered_goes_to_the_decode_worker_as_it_is(
+    p: ScriptedWorker, d: ScriptedWorker
+) -> None:
+    async with router_of("nixl", p, d) as router:
+        got = await ask(router, BODY, b"x-request-id: mine")
+    assert (got.status, got.header(b"x-router-worker"), got.header(b"x-router-prefill-worker")) == (200, b"d", b"p")
+    assert got.header(b"x-request-id") == b"mine"
+    first, second = p.requests[0], d.requests[0]
+    assert [each.values(b"x-request-id") for each in (first, second)] == [[b"mine"], [b"mine"]]
+    assert [each.values(b"content-length") for each in (first, second)] == [
+        [b"%d" % len(each.body)] for each in (first, second)
+    ]
+    assert second.body == b'{"prompt":"hello","max_tokens":8,"kv_transfer_params":%s}' % PARAMS
+    assert json.loads(first.body)["max_tokens"] == 1
+
+
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+async def test_a_request_that_the_prefill_worker_refuses_is_refused(
+    p: ScriptedWorker, d: ScriptedWorker, connector: str, status: int
+) -> None:
+    """Another would say the same; the decode worker is left, and what it may still say is heard by nobody."""
+
+    async def wait_and_refuse(dialogue: Dialogue) -> None:
+        await until(lambda: connector == "nixl" or d.requests)
+        await answer(b'{"error":"theirs"}', status)(dialogue)
+
+    p.then(wait_and_refuse)
+    if connector != "nixl":
+        d.then(never)
+    async with router_of(connector, p, d) as router, router.client() as client:
+        got = await client.ask(post(body=BODY))
+        assert (got.status, got.body) == (status, b'{"error":"theirs"}')
+        await until(lambda: all(dialogue.is_over for dialogue in d.dialogues))
+        assert failures(router) == (0, 0)
+        again = await client.ask(post(body=BODY))
+        assert (again.status, again.body) == (200, b'{"ok":true}')
+    assert len(p.requests) == 2
+
+
+async def waiting(dialogue: Dialogue) -> None:
+    await dialogue.go_on.wait()
+    await answer()(dialogue)
+
+
+FAILING: dict[str, Script] = {
+    "dropped": drop,
+    "cut in its body": says(b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{", then=Dialogue.drop),
+    "no JSON": answer(b"<html>"),
+    "no object": answer(b"[]"),
+    "not UTF-8": answer(b"\xff{}"),
+    "a stream": events(b"{}"),
+    **{str(status): answer(b"{}", status) for status in (301, 429, 500, 502, 503)},
+}
+
+
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+@pytest.mark.parametrize("failing", FAILING.values(), ids=FAILING.keys())
+async def test_a_prefill_that_fails_is_asked_of_another(
+    p: ScriptedWorker, d: ScriptedWorker, failing: Script, connector: str
+) -> None:
+    async with ScriptedWorker("p2", default=PREFILLED) as other, router_of(connector, p, other, d) as router:
+        for worker in (p, other):
+            worker._default = failing
+        d._default = waiting
+        got = await ask(router)
+        assert got.status == 502
+        assert failures(router) == (2, 0)
+        other._default = PREFILLED
+        d.go_on.set()
+        got = await ask(router)
+        assert (got.status, got.body) == (200, b'{"ok":true}')
+        if connector == "nixl":  # else the decode worker may have answered before its prefill failed
+            assert got.header(b"x-router-prefill-worker") == b"p2"
+        assert failures(router)[1] == 0
+        await until(lambda: all(dialogue.is_over for dialogue in d.dialogues[:-1]))
+
+
+@pytest.mark.parametrize("params", [b"null", b"[]", b'"x"', None])
+async def test_a_prefill_worker_without_its_connector_is_said_so(
+    p: ScriptedWorker, d: ScriptedWorker, params: bytes | None
+) -> None:
+    p.then(answer(b"{}" if params is None else b'{"kv_transfer_params":%s}' % params))
+    async with router_of("nixl", p, d) as router:
+        got = await ask(router)
+    assert got.status == 502
+    assert b"is it started with the connector" in got.body
+    assert d.requests == []
+
+
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+async def test_a_decode_worker_that_cannot_be_reached(p: ScriptedWorker, d: ScriptedWorker, connector: str) -> None:
+    """What was computed for it is used by another, where nobody was told of it yet."""
+    async with ScriptedWorker("d2") as other, router_of(connector, p, d, other) as router:
+        await d.refuse()
+        await other.refuse()
+        assert (await ask(router)).status == 502
+        await other.listen()
+        router.app._fleet.mark_up(router.app._fleet.workers["d"])
+        router.app._fleet.mark_up(router.app._fleet.workers["d2"])
+        before = len(p.requests)
+        got = await ask(router)
+        assert (got.status, got.header(b"x-router-worker")) == (200, b"d2")
+        assert len(p.requests) - before in ({1} if connector == "nixl" else {1, 2})
+        assert failures(router)[0] == 0
+
+
+async def test_a_decode_worker_refuses_a_request(p: ScriptedWorker, d: ScriptedWorker) -> None:
+    d.then(answer(b'{"error":"too long"}', 400))
+    async with router_of("nixl", p, d) as router:
+        got = await ask(router)
+        assert (got.status, got.body) == (400, b'{"error":"too long"}')
+        assert failures(router) == (0, 0)
+
+
+@pytest.mark.parametrize("status", [500, 502, 503])
+async def test_a_lone_decode_workers_5xx_is_passed_on_and_counted(
+    p: ScriptedWorker, d: ScriptedWorker, status: int
+) -> None:
+    d.then(answer(b'{"error":"theirs"}', status, b"retry-after: 3"))
+    async with router_of("nixl", p, d, pd_timeout=5.0) as router:
+        got = await ask(router)
+        assert (got.status, got.body, got.header(b"retry-after")) == (status, b'{"error":"theirs"}', b"3")
+        assert failures(router) == (0, 1)
+
+
+async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker, d: ScriptedWorker) -> None:
+    """Its time is its own: the limit of a part is not for it."""
+
+    async def cannot_be_followed(dialogue: Dialogue) -> None:
+        await dialogue.go_on.wait()
+        await answer(b"{}")(dialogue)
+
+    p.then(cannot_be_followed)
+    async with (
+        ScriptedWorker("b", default=waiting) as b,
+        router_of("nixl", p, d, b) as router,
+        router.client() as client,
+    ):
+        fleet = router.app._fleet
+        fleet.mark_down(fleet.workers["b"], "not yet")
+        client.send(post(body=BODY))
+        await until(lambda: p.requests)
+        fleet.mark_up(fleet.workers["b"])
+        p.go_on.set()
+        await until(lambda: b.requests)
+        assert b.requests[0].body == BODY
+        (connection,) = router.app._connections
+        exchange = connection._exchange
+        assert isinstance(exchange, Exchange)
+        assert exchange._timer is None
+        b.go_on.set()
+        assert (await client.answer()).body == b'{"ok":true}'
+        assert failures(router) == (1, 0)
+
+
+async def test_a_prefill_that_fails_after_the_answer_began_is_counted_and_no_more(
+    p: ScriptedWorker, d: ScriptedWorker
+) -> None:
+    async def late(dialogue: Dialogue) -> None:
+        await dialogue.go_on.wait()
+        dialogue.drop()
+
+    async def stream(dialogue: Dialogue) -> None:
+        dialogue.events_head()
+        dialogue.event(b"1")
+        await dialogue.go_on.wait()
+        dialogue.event(b"[DONE]")
+        dialogue.end()
+
+    p.then(late)
+    d.then(stream)
+    async with router_of("sglang", p, d) as router, router.client() as client:
+        client.send(post(body=STREAMED))
+        await client.head()
+        assert (await client.chunk())[1] == b"data: 1\n\n"
+        p.go_on.set()
+        await until(lambda: failures(router) == (1, 0))
+        d.go_on.set()
+        assert (await client.chunk())[1] == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+async def test_the_ends_of_both_legs_when_the_client_leaves(
+    p: ScriptedWorker, d: ScriptedWorker, connector: str
+) -> None:
+    p.then(never)
+    d.then(never)
+    async with router_of(connector, p, d) as router, router.client() as client:
+        client.send(post(body=BODY))
+        await until(lambda: p.requests and (connector == "nixl" or d.requests))
+        client.vanish()
+        await until(lambda: all(dialogue.is_over for dialogue in [*p.dialogues, *d.dialogues]))
+        assert failures(router) == (0, 0)
