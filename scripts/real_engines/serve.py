@@ -24,6 +24,8 @@ VLLM_ENV = {
 SGLANG_ENV = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 PREFERENCES = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 """Only where the caller's environment says nothing."""
+DUMMIES, WEIGHTS = "--load-format dummy", "--load-format auto --dtype float32"
+"""In bfloat16 an answer to the same prompt depends, after some tokens, on what else is in the batch."""
 
 
 class CannotServe(Exception):
@@ -32,7 +34,7 @@ class CannotServe(Exception):
 
 def serve(engine: str, name: str, port: int, events_port: int, extra: list[str], *, weights: bool = False) -> None:
     venv = _installed(engine, engine)
-    model, load = kept_model(weights=weights), "auto" if weights else "dummy"
+    model, load = kept_model(weights=weights), WEIGHTS if weights else DUMMIES
     events = _events(name, events_port)
     make, special = (_vllm, VLLM_ENV) if engine == "vllm" else (_sglang, SGLANG_ENV)
     _become([*make(venv, model, load, port, events), *extra], special)
@@ -41,7 +43,7 @@ def serve(engine: str, name: str, port: int, events_port: int, extra: list[str],
 def serve_half(half: Half, name: str, port: int, events_port: int, extra: list[str]) -> None:
     """A vLLM that is the prefill or the decode half of a pair."""
     venv = _installed("vllm", "pd")
-    command = _vllm(venv, kept_model(weights=True), "auto", port, _events(name, events_port))
+    command = _vllm(venv, kept_model(weights=True), WEIGHTS, port, _events(name, events_port))
     _become([*command, *half.arguments(), *extra], VLLM_ENV | half.environment())
 
 
@@ -67,7 +69,7 @@ def _events(name: str, port: int) -> dict[str, Any]:
 
 
 def _vllm(venv: Path, model: Path, load: str, port: int, events: dict[str, Any]) -> list[str]:
-    command = f"""{venv}/bin/vllm serve {model} --served-model-name tiny --load-format {load} --max-model-len 8192
+    command = f"""{venv}/bin/vllm serve {model} --served-model-name tiny {load} --max-model-len 8192
         --host 127.0.0.1 --port {port} --enforce-eager --block-size 32 --enable-prefix-caching
         --enable-prompt-tokens-details --kv-events-config"""
     return [*command.split(), json.dumps({"enable_kv_cache_events": True, **events})]
@@ -75,7 +77,7 @@ def _vllm(venv: Path, model: Path, load: str, port: int, events: dict[str, Any])
 
 def _sglang(venv: Path, model: Path, load: str, port: int, events: dict[str, Any]) -> list[str]:
     command = f"""{venv}/bin/python -m sglang.launch_server --model-path {model} --served-model-name tiny
-        --load-format {load} --device cpu --attention-backend torch_native --sampling-backend pytorch --dtype bfloat16
+        --device cpu --attention-backend torch_native --sampling-backend pytorch --dtype bfloat16 {load}
         --context-length 8192 --max-total-tokens 16384 --page-size 16 --chunked-prefill-size 2048
         --max-running-requests 16 --cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled
         --disable-overlap-schedule --skip-server-warmup --sleep-on-idle --grammar-backend none

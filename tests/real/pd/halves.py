@@ -20,6 +20,13 @@ MOST_AT_ONCE = 3
 """Each takes 2.3 GB."""
 
 
+def total(url: str, metric: str, **labels: str) -> float:
+    """Of all of its samples with these labels."""
+    samples = re.findall(rf"^{re.escape(metric)}{{(.*)}} (\S+)$", get(f"{url}/metrics").body.decode(), re.MULTILINE)
+    wanted = {f'{name}="{value}"' for name, value in labels.items()}
+    return sum(float(value) for found, value in samples if wanted <= set(found.split(",")))
+
+
 class Weighted(Engine):
     """A vLLM under whose weights the whole prompt decides each token."""
 
@@ -29,11 +36,8 @@ class Weighted(Engine):
     def _serve(self, name: str, port: int) -> list[str]:
         return ["serve", "--weights", "vllm", name, str(port), str(port + EVENTS_OFFSET)]
 
-    def total(self, metric: str, *labels: str) -> float:
-        """Of all of its samples with these labels, each written NAME="VALUE"."""
-        text = get(f"{self.url}/metrics").body.decode()
-        found = re.findall(rf"^{re.escape(metric)}({{.*}}) (\S+)$", text, re.MULTILINE)
-        return sum(float(value) for names, value in found if all(label in names for label in labels))
+    def total(self, metric: str, **labels: str) -> float:
+        return total(self.url, metric, **labels)
 
     def running(self) -> float:
         """Requests, waiting ones too."""
@@ -41,7 +45,7 @@ class Weighted(Engine):
 
     def fetched(self) -> float:
         """Prompt tokens whose KV came from another engine."""
-        return self.total("vllm:prompt_tokens_by_source_total", 'source="external_kv_transfer"')
+        return self.total("vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
 
 
 class Half(Weighted):

@@ -10,13 +10,15 @@ import pytest
 
 from tests.real.asking import Answer
 from tests.real.eventually import eventually
+from tests.real.prompts import ids
 
-from .halves import ROLES, Half, Role, Scene, Stage
+from .halves import ROLES, Half, Role, Scene, Stage, total
 from .requests import directly, telling
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
-REQUESTS, REQUESTS_BEFORE = 24, 4
+REQUESTS, AT_ONCE, REQUESTS_BEFORE = 20, 6, 4
+PROMPT_TOKENS, ANSWER_TOKENS = 2000, 48
 
 
 class Asked(NamedTuple):
@@ -28,9 +30,7 @@ class Asked(NamedTuple):
 def asked(stage: Stage) -> dict[Role, Asked]:
     """All before the first death: later there is no room for the plain engine."""
     plain = stage.plain()
-    bodies: dict[Role, list[dict[str, Any]]] = {
-        role: [telling("ids", f"{role} dies {number}") for number in range(REQUESTS)] for role in ROLES
-    }
+    bodies = {role: [lasting(f"{role} dies {number}") for number in range(REQUESTS)] for role in ROLES}
     return {role: Asked(bodies[role], [directly(plain, body).token_ids for body in bodies[role]]) for role in ROLES}
 
 
@@ -44,16 +44,24 @@ def test_decode_worker_dies(stage: Stage, asked: dict[Role, Asked]) -> None:
     assert_none_is_lost(scene, asked["decode"], victim=scene.decodes[0])
 
 
+def lasting(topic: str) -> dict[str, Any]:
+    """Keeps either half busy for a moment."""
+    return telling("ids", topic) | {"prompt": ids(topic, PROMPT_TOKENS), "max_tokens": ANSWER_TOKENS}
+
+
 def assert_none_is_lost(scene: Scene, asked: Asked, victim: Half) -> None:
-    with ThreadPoolExecutor(4) as pool:
+    url, name = scene.router.url, victim.worker_id
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = [pool.submit(scene.router.ask, body) for body in asked.bodies]
-        eventually(lambda: sum(answer.done() for answer in answers) >= REQUESTS_BEFORE and victim.running())
+        eventually(lambda: sum(answer.done() for answer in answers) >= REQUESTS_BEFORE)
+        eventually(lambda: total(url, "router_load_requests", worker=name))
         victim.process.kill()
     found = [answer.result() for answer in answers]
     assert [answer for answer in found if answer.status != 200] == []
     assert [answer.token_ids for answer in found] == asked.expected
-    assert victim.worker_id in {half for answer in found[:REQUESTS_BEFORE] for half in halves_of(answer)}
-    assert victim.worker_id not in halves_of(found[-1])
+    assert total(url, "router_retries_total", worker=name) > 0
+    assert name in {half for answer in found[:REQUESTS_BEFORE] for half in halves_of(answer)}
+    assert name not in halves_of(found[-1])
 
 
 def halves_of(answer: Answer) -> tuple[str | None, str | None]:
