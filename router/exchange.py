@@ -7,6 +7,7 @@ whatever happens: the answer's end, a worker's failure, the client's leaving.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
@@ -25,6 +26,8 @@ from router.usage import CACHED, read_usage, with_cached
 RETRIES = 1
 """Other workers tried after the first, before anything was sent to the client."""
 RETRY_STATUSES = frozenset((500, 502, 503))
+_ERROR = re.compile(rb'(?:[0-9a-fA-F]+\r\n)?data: ?\{"(?:error": ?\{|object": ?"error")')
+"""A chunk's first event, as vLLM and SGLang write it when the first token failed."""
 _ERRORS = 400
 """From this status on an answer is none."""
 
@@ -295,7 +298,7 @@ class Exchange:
 
     def on_body(self, data: bytes, boundary: int) -> None:
         leg, head, relay, upstream = self._leg, self._head, self._relay, self._upstream
-        if leg is None or head is None or relay is None or upstream is None:
+        if leg is None or head is None or relay is None or upstream is None or self._fails_in_stream(leg, head, data):
             return
         out = relay.body(data, boundary)
         if isinstance(relay, EditedBody):
@@ -305,6 +308,18 @@ class Exchange:
         if out:
             self._connection.write(out)
         upstream.pass_events(self._connection.write if relay.clean else None)
+
+    def _fails_in_stream(self, leg: Leg, head: Head, data: bytes) -> bool:
+        """Whether others are asked, since the worker says where its stream should begin that the KV did not come."""
+        if self._pair is None or self._first_byte is not None or not head.events or not _ERROR.match(data):
+            return False
+        reason = "answered 200, and an error where its stream should begin"
+        if self._may_retry():
+            self._drop_upstream()
+            self._give_up_on_worker(reason)
+            return True
+        self._routing.failed(leg, reason, retried=False)
+        return False
 
     def on_chunks(self, chunks: int) -> None:
         if self._leg:
