@@ -45,7 +45,5 @@ class EngineDescription(msgspec.Struct, frozen=True):
     tokenizer_path: str | None = None
     role: Role | None = None
     """None: it does not tell, as vLLM does not."""
-    connector: str | None = None
-    """A name of `engines.disaggregation.CONNECTORS`; None: it does not tell."""
     bootstrap_port: int | None = None
     problems: tuple[str, ...] = ()

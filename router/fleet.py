@@ -66,8 +66,9 @@ class Worker:
 
     @property
     def connector(self) -> str | None:
-        """Stated, else found."""
-        return self.spec.connector or (self.description.connector if self.description else None)
+        """A name of `engines.disaggregation.CONNECTORS`: stated, else SGLang's only one."""
+        sglang = self.description is not None and self.description.kind == "sglang"
+        return self.spec.connector or ("sglang" if sglang and self.role != "both" else None)
 
     @property
     def bootstrap_port(self) -> int | None:

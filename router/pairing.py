@@ -19,7 +19,7 @@ _Kind = tuple[str | None, str, frozenset[str], int]
 
 def make_split(able: Sequence[Worker]) -> Split | None:
     """`able`: workers that are up and serve the same model. None when no two of them make a pair."""
-    decodes = _by_kind(worker for worker in able if worker.role == "decode")
+    decodes = _by_kind(worker for worker in able if worker.role != "prefill")
     prefills = [worker for worker in able if worker.role == "prefill" and _kind(worker) in decodes and not lack(worker)]
     if not prefills:
         return None
@@ -56,12 +56,13 @@ def loneliness(worker: Worker, up: Sequence[Worker]) -> str | None:
     missing = lack(worker) if worker.role == "prefill" or worker.connector is None else None
     if missing:
         return missing
-    other = "decode" if worker.role == "prefill" else "prefill"
-    others = [one for one in up if one.role == other]
+    decodes = worker.role == "decode"
+    others = [one for one in up if (one.role == "prefill" if decodes else one.role != "prefill" and one.connector)]
+    other = "prefill worker" if decodes else "worker that decodes, and whose connector is known,"
     if not others:
-        return f"it gets no requests: no {other} worker is up"
+        return f"it gets no requests: no {other} is up"
     if all(_kind(one) != _kind(worker) for one in others):
-        return f"it gets no requests: no {other} worker that is up has its model, engine, connector and block size"
+        return f"it gets no requests: no {other} that is up has its model, engine, connector and block size"
     return None
 
 

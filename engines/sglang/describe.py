@@ -37,7 +37,6 @@ def describe(host: str, models: tuple[Model, ...], info: object, model_info: obj
         max_running=_max_running(server, dp_size),
         tokenizer_path=_tokenizer_path(server, mapping(model_info), models),
         role=_ROLES.get(text(server.get("disaggregation_mode")) or ""),
-        connector="sglang",
         bootstrap_port=whole(server.get("disaggregation_bootstrap_port"), 1),
         problems=found,
     )

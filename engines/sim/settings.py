@@ -49,8 +49,8 @@ class SimSettings:
     """Worker index to what it does of a request; the others do both."""
     connector: ConnectorName = "none"
     """How KV goes from prefill to decode workers."""
-    transfer_gb_s: float = 12.5
-    """Bandwidth for one request's KV; 100 GbE."""
+    transfer_gb_s: float = 50.0
+    """Bandwidth for one request's KV: 400 Gbit/s, the network card that each GPU of a DGX H100 has."""
     kv_bytes_per_token: int = 131_072
     """Llama-3.1-8B's, see `timing`."""
     transfer_base_s: float = 0.005

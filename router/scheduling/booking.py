@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from indexer.types import WorkerRank
 from router.scheduling.backlog import Entry
-from router.scheduling.decision import Decision
+from router.scheduling.decision import Decision, Onward
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Reservation
 
 if TYPE_CHECKING:
-    from router.scheduling.disaggregation import Onward
     from router.scheduling.scheduler import Scheduler
 
 
@@ -60,9 +59,10 @@ class Booking:
 
 
 class PrefillBooking(Booking):
-    """Where the prompt is computed: its turn in the backlog too."""
+    """Where the prompt is computed: its turn in the backlog too. If it is then to be handed over, and the other rank is
+    only chosen when it has been computed, load is booked there meanwhile, lest that rank be taken for idle."""
 
-    __slots__ = ("_entry", "_handed_on", "_prefill", "_streamed")
+    __slots__ = ("_ahead", "_entry", "_handed_on", "_prefill", "_streamed")
 
     def __init__(self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool) -> None:
         tokens = decision.prefill_tokens
@@ -73,6 +73,10 @@ class PrefillBooking(Booking):
         self._prefill = Prefill(tokens, decision.prompt_tokens)
         work = scheduler.latency.prefill_work(self._prefill)
         self._entry: Entry | None = scheduler.backlog.add(decision.rank, self._prefill, work, now)
+        self._ahead: DecodeBooking | None = None
+        split, onward = decision.split, decision.onward
+        if split and onward and not split.pushes[decision.position]:
+            self._ahead = DecodeBooking(scheduler, onward, decision.prompt_tokens, now, streamed)
 
     def first_token(self, now: float) -> None:
         if not self._streamed:  # the first that is heard is the whole answer
@@ -96,6 +100,8 @@ class PrefillBooking(Booking):
             self._scheduler.changed()
 
     def _ended(self, now: float) -> None:
+        if self._ahead:
+            self._ahead.release(now)
         entry, self._entry = self._entry, None
         if entry is not None:
             self._scheduler.backlog.drop(entry, now)

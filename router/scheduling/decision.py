@@ -49,6 +49,29 @@ class Split(NamedTuple):
     """How KV is moved between any of them."""
 
 
+class Onward(NamedTuple):
+    """A decode rank for one prefill rank; seconds."""
+
+    candidates: Candidates
+    position: int
+    transfer: float
+    work: float
+    """Of the transfer, on hardware of factor 1."""
+    near: bool
+    memory: float
+    """Until its KV fits."""
+    queue: float
+    """Until the rank has computed the prompts that it has before it: none gets a token meanwhile."""
+    step: float
+    open: bool
+    """It has room now, or none of ours to wait for."""
+    overlap_tokens: int
+
+    @property
+    def rank(self) -> WorkerRank:
+        return self.candidates.ranks[self.position]
+
+
 class Situation(Protocol):
     """All that a policy may look at; each figure is worked out when it is first asked for."""
 
@@ -198,6 +221,7 @@ class Decision:
         "best_overlap_tokens",
         "candidates",
         "hold",
+        "onward",
         "overlap_tokens",
         "position",
         "prompt_tokens",
@@ -231,6 +255,8 @@ class Decision:
         self.overlap_tokens = overlap_tokens
         self.best_overlap_tokens = best_overlap_tokens
         self.split = split
+        self.onward: Onward | None = None
+        """Where it would decode, had it been prefilled already."""
 
     def __repr__(self) -> str:
         return (

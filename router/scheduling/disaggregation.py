@@ -7,12 +7,11 @@ wait for memory, and the steps of the tokens to come. What the decode rank holds
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from indexer.matches import Matches
-from indexer.types import WorkerRank
 from router.scheduling.auto import Auto, memory_seconds
-from router.scheduling.decision import Candidates, Split
+from router.scheduling.decision import Onward, Split
 from router.scheduling.present import Present
 from router.scheduling.transfer import Transfers
 
@@ -22,27 +21,10 @@ if TYPE_CHECKING:
 HORIZON: Final = 64
 """Tokens of an answer that are weighed: a stream's steps count as much as the wait before it, and how long it will be
 is not known."""
-
-
-class Onward(NamedTuple):
-    """A decode rank for one prefill rank; seconds."""
-
-    candidates: Candidates
-    position: int
-    transfer: float
-    work: float
-    """Of the transfer, on hardware of factor 1."""
-    near: bool
-    memory: float
-    """Until its KV fits."""
-    step: float
-    open: bool
-    """It has room now, or none of ours to wait for."""
-    overlap_tokens: int
-
-    @property
-    def rank(self) -> WorkerRank:
-        return self.candidates.ranks[self.position]
+STALL: Final = 0.5
+"""Of a second for which a prompt's prefill stops a stream of the same rank, against a second for which it makes a first
+token wait. With 1 too little is computed on ranks that could, with 0.1 streams stop for seconds (docs/disaggregation.md
+has the figures)."""
 
 
 class Disaggregation:
@@ -57,10 +39,11 @@ class Disaggregation:
         costs = self._prefill.cost(prefills).values
         position = int(costs.argmin())
         onward = self.onward(scheduler, split, position, prefills)
-        parted = float(costs[position]) + onward.transfer + onward.memory + HORIZON * onward.step
-        # A stream stands still while a prompt is computed beside it.
+        parted = float(costs[position]) + onward.transfer + onward.memory + onward.queue + HORIZON * onward.step
+        # A stream stands still while a prompt is computed beside it: its own by those to come, others by this one.
         steps = HORIZON * (1 + self._whole.delay(whole)) * whole.step_seconds
-        return parted < float((self._whole.cost(whole).values + steps).min())
+        stalls = STALL * whole.requests * whole.prefill_seconds
+        return parted < float((self._whole.cost(whole).values + steps + stalls).min())
 
     def onward(self, scheduler: Scheduler, split: Split, position: int, prefills: Present) -> Onward:
         """Where a request decodes that is prefilled at `position`."""
@@ -84,7 +67,7 @@ class Disaggregation:
         works = self.transfers.work(new, hidden)
         transfers, steps = works * self.transfers.factors(near), present.step_seconds
         memory = memory_seconds(present.memory_tokens, new, present.capacity_tokens, present.residence_seconds)
-        costs = transfers + memory + HORIZON * steps
+        costs = transfers + memory + HORIZON * steps + present.queue_seconds
         best = int(costs.argmin())
         return Onward(
             candidates,
@@ -93,6 +76,7 @@ class Disaggregation:
             float(works[best]),
             bool(near[best]),
             float(memory[best]),
+            float(present.queue_seconds[best]),
             float(steps[best]),
             bool(memory[best] == 0 or present.own_requests[best] == 0),
             int(present.overlap_tokens[best]),

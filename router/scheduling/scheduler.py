@@ -10,8 +10,18 @@ from indexer.matches import Matches
 from indexer.types import WorkerRank
 from router.scheduling.backlog import Backlog
 from router.scheduling.booking import Booking, DecodeBooking, PrefillBooking
-from router.scheduling.decision import Candidates, Choice, Decision, Policy, Prediction, Seconds, Split, Uniform
-from router.scheduling.disaggregation import Disaggregation, Onward
+from router.scheduling.decision import (
+    Candidates,
+    Choice,
+    Decision,
+    Onward,
+    Policy,
+    Prediction,
+    Seconds,
+    Split,
+    Uniform,
+)
+from router.scheduling.disaggregation import Disaggregation
 from router.scheduling.latency import LatencyModel
 from router.scheduling.load import LoadBook
 from router.scheduling.present import Present
@@ -71,7 +81,9 @@ class Scheduler:
         onward = self.disaggregation.onward(self, split, choice.position, prefills)
         if not onward.open:
             choice = choice._replace(hold=True)
-        return _decision(prefills, choice, partial(_predict_split, prefills, choice.position, onward), split)
+        decision = _decision(prefills, choice, partial(_predict_split, prefills, choice.position, onward), split)
+        decision.onward = onward
+        return decision
 
     def select_decode(self, prefill: Decision, matches: Matches | None, now: float, prefilled: bool) -> Onward:
         """Where a request decodes whose prefill was decided; `prefilled`: it is done, so that nothing hides behind it.

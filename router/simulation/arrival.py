@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from engines.sim.scheduler import Request
 from indexer.matches import Matches, MostOfMatches
+from indexer.types import WorkerRank
 from router.ab.trace import Row
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking
 from router.scheduling.decision import Candidates, Decision, Policy
+from router.simulation.parts import HOP, Parts
 from router.simulation.prompts import make_request, sequence_hashes
 
 if TYPE_CHECKING:
     from router.simulation.fleet import VirtualFleet
 
-HOP: Final = 0.001
-"""Seconds from the router to a worker or back: a proxy on a local network."""
 BOOK_EVERY: Final = 16
 """Tokens of a stream that are booked together."""
 RETRIES: Final = 1
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     cached_tokens: int
     output_tokens: int
     worker: int
-    """The last that it was sent to; −1: none."""
+    """The last that it was sent to, to prefill if it was parted; −1: none."""
     fate: Fate = "answered"
 
     @property
@@ -71,6 +71,8 @@ class Arrival:
         self._worker = -1
         self._first: float | None = None
         self._failures = 0
+        self._parts: Parts | None = None
+        self._ranks: list[WorkerRank] = []
 
     # -- queue.Waiting
 
@@ -86,10 +88,30 @@ class Arrival:
     def send(self, decision: Decision, booking: Booking) -> None:
         fleet = self._fleet
         self._booking = booking
-        fleet.predicted.store(decision.rank, self._hashes, fleet.timeline.now())
+        self._predict(decision.rank)
         self._worker = fleet.numbers[decision.rank]
-        self._request = make_request(self._index, self._row, self._hashes)
-        fleet.deliver(decision.rank, self._request, self)
+        if decision.split:
+            self._parts = Parts(fleet, self, decision, booking)
+            return
+        self._request = self.request()
+        self._ranks = [decision.rank]
+        fleet.deliver(decision.rank, self._request, self, self)
+
+    def request(self) -> Request:
+        """Anew, as the client asks it."""
+        return make_request(self._index, self._row, self._hashes)
+
+    def prefilling(self, request: Request) -> None:
+        """One worker computes the prompt; it is that one's cache which counts."""
+        self._request = request
+
+    def decoding(self, rank: WorkerRank, booking: Booking) -> None:
+        """Another answers."""
+        self._booking = booking
+        self._predict(rank)
+
+    def _predict(self, rank: WorkerRank) -> None:
+        self._fleet.predicted.store(rank, self._hashes, self._fleet.timeline.now())
 
     def refuse(self, refusal: Refusal) -> None:  # noqa: ARG002 -- a Waiting
         self._end("refused")
@@ -115,22 +137,32 @@ class Arrival:
         if finished:
             self._end("answered")
 
-    def lose(self) -> None:
-        """Its worker is gone. Another is tried as long as there was no first token, and once at most."""
-        if self._booking is not None:
-            self._booking.release(self._fleet.timeline.now())
-            self._booking = None
+    def lose(self, rank: WorkerRank) -> None:
+        """That worker is gone. Others are tried as long as there was no first token, and once at most."""
+        if self._parts and self._first is not None and not self._parts.decodes_at(rank):
+            return  # it has given all that it had
+        self._drop()
         self._failures += 1
         if self._first is None and self._failures <= RETRIES:
             self._fleet.queue.submit(self)
         else:
             self._end("failed")
 
-    def _end(self, fate: Fate) -> None:
-        now, row = self._fleet.timeline.now(), self._row
+    def _drop(self) -> None:
+        now, parts, ranks = self._fleet.timeline.now(), self._parts, self._ranks
+        self._parts, self._ranks = None, []
+        if parts:
+            parts.end()
+        for rank in ranks:
+            self._fleet.leave(rank, self)
         if self._booking is not None:
             self._booking.release(now)
+            self._booking = None
+
+    def _end(self, fate: Fate) -> None:
+        now, row = self._fleet.timeline.now(), self._row
+        self._drop()
         cached = self._request.cached_tokens if self._request else 0
         first, worker = self._first, self._worker
         sizes = row.input_length, cached, row.output_length
-        self._fleet.end(self, Sample(self._index, self.arrived, first, now, *sizes, worker, fate))
+        self._fleet.end(Sample(self._index, self.arrived, first, now, *sizes, worker, fate))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +30,8 @@ class Figures(msgspec.Struct, frozen=True):
     failed: int
     ttft: Spread
     tpot: Spread
+    itl: Spread
+    """Between two tokens of a stream, as its worker makes them."""
     hit_ratio: float
     imbalance: float
     """Of prompt tokens that were not cached."""
@@ -36,8 +41,11 @@ class Figures(msgspec.Struct, frozen=True):
     """From the first arrival to the last answer."""
 
 
-def summarise(samples: Sequence[Sample], workers: int, arriving: float, goal: Goal) -> Figures:
-    """`arriving`: seconds for which requests came; `workers`: that there were at the beginning."""
+def summarise(
+    samples: Sequence[Sample], gaps: Mapping[float, int], workers: int, arriving: float, goal: Goal
+) -> Figures:
+    """`gaps`: seconds between two tokens, to how many tokens came so; `arriving`: seconds for which requests came;
+    `workers`: that there were at the beginning."""
     fine = [sample for sample in samples if sample.fate == "answered"]
     uncached: Counter[str] = Counter()
     for sample in fine:
@@ -50,6 +58,7 @@ def summarise(samples: Sequence[Sample], workers: int, arriving: float, goal: Go
         failed=fates["failed"],
         ttft=spread(sample.ttft for sample in fine),
         tpot=spread(sample.tpot for sample in fine),
+        itl=counted_spread(gaps),
         hit_ratio=sum(sample.cached_tokens for sample in fine) / prompt if prompt else 0.0,
         imbalance=imbalance(uncached, workers),
         goodput=sum(_keeps(sample, goal) for sample in fine) / arriving,
@@ -59,3 +68,14 @@ def summarise(samples: Sequence[Sample], workers: int, arriving: float, goal: Go
 
 def _keeps(sample: Sample, goal: Goal) -> bool:
     return (sample.ttft or 0.0) <= goal.ttft and (sample.tpot or 0.0) <= goal.tpot
+
+
+def counted_spread(counts: Mapping[float, int]) -> Spread:
+    """Of values that came so often each."""
+    total = sum(counts.values())
+    if not total:
+        return Spread(*[math.nan] * 5)
+    values = sorted(counts)
+    ends = list(accumulate(counts[value] for value in values))
+    mean = math.fsum(value * count for value, count in counts.items()) / total
+    return Spread(mean, *(values[bisect_left(ends, share * total)] for share in (0.5, 0.9, 0.99, 1.0)))

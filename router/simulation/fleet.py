@@ -7,13 +7,15 @@ between, HTTP and the event plane, takes a fixed time.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from engines.description import Role
 from engines.sim.cache import CacheEvent, Cleared, Stored
-from engines.sim.rank import Rank
+from engines.sim.rank import Rank, Sink
 from engines.sim.scheduler import Request
 from engines.sim.scheduler import Scheduler as Engine
 from engines.sim.timing import StepTiming
@@ -23,11 +25,12 @@ from indexer.prefix_index import PrefixIndex
 from indexer.types import Tier, WorkerRank
 from router.ab.trace import Row
 from router.scheduling.admission import Admission
-from router.scheduling.decision import Candidates, Policy
+from router.scheduling.decision import Candidates, Policy, Split
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
-from router.simulation.arrival import BOOK_EVERY, HOP, Arrival, Sample
+from router.simulation.arrival import BOOK_EVERY, Arrival, Sample
+from router.simulation.parts import HOP, Parts
 from router.simulation.timeline import Timeline
 
 EVENT_DELAY = 0.003
@@ -40,12 +43,31 @@ class FleetSettings(NamedTuple):
     """Tokens; `slow`: worker index to the factor that its steps take longer."""
 
     workers: int = 8
+    """In all. The first `prefill` of them and the next `decode` serve requests in two parts, the others either way."""
+    prefill: int = 0
+    decode: int = 0
+    push: bool = False
+    """KV is written to the decode worker while it is computed."""
+    transfer_gb_s: float = 50.0
+    """For one request's KV, as in `engines.sim.settings`."""
+    transfer_base_s: float = 0.005
+    kv_bytes_per_token: int = 131_072
+    """As in `engines.sim.timing`."""
     cache_tokens: int = 262_144
     block_size: int = 16
     slow: Mapping[int, float] = {}
     timing: StepTiming = StepTiming()
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
+
+    def role(self, number: int) -> Role:
+        if number < self.prefill:
+            return "prefill"
+        return "decode" if number < self.prefill + self.decode else "both"
+
+    def transfer_seconds(self, tokens: int) -> float:
+        """Without the base."""
+        return tokens * self.kv_bytes_per_token / (self.transfer_gb_s * 1e9)
 
 
 class VirtualFleet:
@@ -73,6 +95,10 @@ class VirtualFleet:
         self.open: list[WorkerRank] = []
         """Those that may get requests."""
         self._sent: dict[WorkerRank, dict[Arrival, None]] = {}
+        self.fetching: dict[Request, Parts] = {}
+        """Requests that wait for their prompt's KV."""
+        self.gaps: Counter[float] = Counter()
+        """Of workers that are gone: seconds between two tokens, and how many tokens came so."""
         self._rows_left = self._in_flight = 0
         self.join(settings.workers)
 
@@ -101,6 +127,7 @@ class VirtualFleet:
         worker = self.workers.pop(rank, None)
         if worker:
             worker.close()
+            self.gaps += worker.scheduler.gaps
             self.timeline.call_later(HOP, self._lose, number)
 
     def _lose(self, number: int) -> None:
@@ -110,7 +137,7 @@ class VirtualFleet:
         self.predicted.forget(rank)
         self.scheduler.forget(rank)
         for arrival in list(self._sent.pop(rank)):
-            arrival.lose()
+            arrival.lose(rank)
         self.queue.wake()
 
     def slow_down(self, number: int, factor: float) -> None:
@@ -120,7 +147,17 @@ class VirtualFleet:
             worker.scheduler.slowdown = factor
 
     def _open_changed(self) -> None:
-        self.candidates = Candidates((rank, self.settings.block_size) for rank in self.open)
+        size, role = self.settings.block_size, self.settings.role
+        ranks: dict[Role, list[tuple[WorkerRank, int]]] = {"prefill": [], "decode": [], "both": []}
+        for rank in self.open:
+            ranks[role(self.numbers[rank])].append((rank, size))
+        self.candidates = Candidates(ranks["both"], self._split(ranks["prefill"], ranks["decode"] + ranks["both"]))
+
+    def _split(self, prefill: list[tuple[WorkerRank, int]], decode: list[tuple[WorkerRank, int]]) -> Split | None:
+        if not prefill or not decode:
+            return None
+        decodes, near, count = Candidates(decode), np.zeros(len(decode), np.bool_), len(prefill)
+        return Split(Candidates(prefill), (decodes,) * count, (near,) * count, (self.settings.push,) * count)
 
     def _worker(self, number: int, rank: WorkerRank) -> Rank:
         settings = self.settings
@@ -135,7 +172,12 @@ class VirtualFleet:
         )
         engine.slowdown = settings.slow.get(number, 1.0)
         self.scheduler.watch(rank, settings.block_size)
-        return Rank(engine, self.timeline, self.timeline, lambda events: self._publish(rank, events))
+        return Rank(engine, self.timeline, self.timeline, lambda events: self._publish(rank, events), self._fetch)
+
+    def _fetch(self, request: Request, tokens: int) -> None:
+        parts = self.fetching.pop(request, None)
+        if parts:
+            parts.fetch(tokens)
 
     # -- a run
 
@@ -162,21 +204,28 @@ class VirtualFleet:
         self._in_flight += 1
         self.queue.submit(Arrival(self, index, row))
 
-    def deliver(self, rank: WorkerRank, request: Request, arrival: Arrival) -> None:
+    def deliver(self, rank: WorkerRank, request: Request, arrival: Arrival, sink: Sink) -> None:
         """Send it on its way."""
-        self._sent[rank][arrival] = None
-        self.timeline.call_later(HOP, self._reach, rank, request, arrival)
+        self._sent.get(rank, {})[arrival] = None
+        self.timeline.call_later(HOP, self._reach, rank, request, sink)
 
-    def _reach(self, rank: WorkerRank, request: Request, arrival: Arrival) -> None:
+    def _reach(self, rank: WorkerRank, request: Request, sink: Sink) -> None:
         worker = self.workers.get(rank)
         if worker:  # else it is lost with the others that were there
-            worker.submit(request, arrival)
+            worker.submit(request, sink)
 
-    def end(self, arrival: Arrival, sample: Sample) -> None:
+    def leave(self, rank: WorkerRank, arrival: Arrival) -> None:
+        """It needs nothing of that worker any more."""
+        self._sent.get(rank, {}).pop(arrival, None)
+
+    def end(self, sample: Sample) -> None:
         self._in_flight -= 1
         self.samples.append(sample)
-        if sample.worker >= 0:
-            self._sent.get(self.ranks[sample.worker], {}).pop(arrival, None)
+
+    @property
+    def token_gaps(self) -> Counter[float]:
+        """Seconds between two tokens of a stream, to how many tokens came so."""
+        return sum((worker.scheduler.gaps for worker in self.workers.values()), self.gaps)
 
     def _publish(self, rank: WorkerRank, events: list[CacheEvent]) -> None:
         self.timeline.call_later(EVENT_DELAY, self._apply, rank, events)

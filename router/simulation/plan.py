@@ -14,7 +14,7 @@ import msgspec
 from engines.sim.timing import StepTiming
 from router.ab.arrivals import Arrivals
 from router.ab.errors import RunError
-from router.ab.flags import count, positive
+from router.ab.flags import count, positive, whole
 from router.ab.trace import BLOCK_TOKENS
 from router.scheduling.admission import SloAction
 from router.simulation.changes import Change, parse_change, parse_slow, unknown_worker
@@ -115,6 +115,8 @@ def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
         slow = {index: factor for index, factor in slow.items() if index < workers or index in dict(given.slow)}
     if any(index >= workers for index in slow):
         raise RunError(f"--slow: there are only {workers} workers, counted from 0")
+    if given.prefill + given.decode > workers or given.prefill == workers or given.decode > 0 == given.prefill:
+        raise RunError(f"--prefill and --decode take a part of the {workers} workers each, and prefills need a decode")
     if BLOCK_TOKENS % given.block_size:
         raise RunError(f"--block-size must divide {BLOCK_TOKENS}, the tokens that one hash id stands for")
     timing = StepTiming(**{field.name: getattr(given, field.name) for field in fields(StepTiming)})
@@ -126,6 +128,12 @@ def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
         timing=timing,
         max_num_seqs=given.max_num_seqs,
         max_num_batched_tokens=given.max_num_batched_tokens,
+        prefill=given.prefill,
+        decode=given.decode,
+        push=given.push,
+        transfer_gb_s=given.transfer_gb_s,
+        transfer_base_s=given.transfer_base_s,
+        kv_bytes_per_token=given.kv_bytes_per_token,
     )
 
 
@@ -155,6 +163,12 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     add("--workers", type=count, metavar="N", help="(default: the workload's, else 8)")
     add("--cache-tokens", type=count, metavar="N", help="per worker (default: the workload's, else 262144)")
     add("--block-size", type=count, default=16, metavar="N", help="tokens a block (default: 16)")
+    add("--prefill", type=whole, default=0, metavar="N", help="the first N workers compute prompts for others")
+    add("--decode", type=whole, default=0, metavar="N", help="the next N answer prompts that others computed")
+    add("--push", action="store_true", help="KV is written to the decode worker while it is computed, not pulled after")
+    for name, unit in (("transfer_gb_s", "GB/S"), ("transfer_base_s", "SECONDS"), ("kv_bytes_per_token", "BYTES")):
+        flag, usual = "--" + name.replace("_", "-"), getattr(default, name)
+        add(flag, type=positive, default=usual, metavar=unit, help="as of python -m engines.sim (default: %(default)s)")
     _add_checked(group, "--slow", parse_slow, "INDEX=FACTOR", "a slower worker; repeatable")
     _add_checked(
         group, "--change", parse_change, "T:WHAT", "in second T slow:INDEX=FACTOR, kill:INDEX, drain:INDEX, join:COUNT"

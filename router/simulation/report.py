@@ -38,6 +38,7 @@ METRICS = (
     _Metric("TTFT s p99", lambda f: f.ttft.p99),
     _Metric("TPOT ms p50", lambda f: f.tpot.p50 * 1000, "{:.1f}"),
     _Metric("TPOT ms p99", lambda f: f.tpot.p99 * 1000, "{:.1f}"),
+    _Metric("ITL ms p99", lambda f: f.itl.p99 * 1000, "{:.1f}"),
     _Metric("hit ratio %", lambda f: f.hit_ratio * 100, "{:.1f}"),
     _Metric("imbalance", lambda f: f.imbalance, "{:.2f}", compared=False),
     _Metric("refused", lambda f: f.refused, "{:,.0f}", compared=False),

@@ -54,7 +54,8 @@ class Run(NamedTuple):
         fleet = VirtualFleet(self.fleet, find_policy(self.policy), self.seed, self._admission())
         enough = None if self.most_ttft is None else _exceeds(self.most_ttft * len(rows))
         samples = fleet.run(rows, lambda fleet: plan_changes(fleet, self.changes), enough)
-        return summarise(samples, self.fleet.workers, max(1e-3, rows[-1].timestamp / 1000), self.goal)
+        arriving = max(1e-3, rows[-1].timestamp / 1000)
+        return summarise(samples, fleet.token_gaps, self.fleet.workers, arriving, self.goal)
 
     def _admission(self) -> Admission:
         slo = self.slo

@@ -66,7 +66,6 @@ def test_sglang_as_recorded(served: dict[str, Answer], version: str) -> None:
         total_blocks=128,
         max_running=4,
         tokenizer_path="MODEL",
-        connector="sglang",
     )
     assert asked == ["/v1/models", "/server_info", "/model_info"]
 

@@ -18,9 +18,11 @@ def test_a_run_in_numbers() -> None:
         Sample(3, 1.0, None, 1.0, 100, 0, 11, -1, "refused"),
         Sample(4, 1.0, 1.2, 1.5, 100, 0, 11, 0, "failed"),
     ]
-    figures = summarise(samples, 2, 10.0, Goal(1.0, 0.1))
+    figures = summarise(samples, {0.01: 99, 0.5: 1}, 2, 10.0, Goal(1.0, 0.1))
     assert (figures.requests, figures.refused, figures.failed) == (5, 1, 1)
     assert figures.ttft.mean == pytest.approx((0.5 + 1.5 + 0.6) / 3)
     assert figures.hit_ratio == pytest.approx(50 / 300)
     assert figures.imbalance == pytest.approx(150 / 125)
     assert figures.goodput == pytest.approx(0.1)  # one kept to both goals
+    assert (figures.itl.p50, figures.itl.p99, figures.itl.max) == (0.01, 0.01, 0.5)
+    assert figures.itl.mean == pytest.approx(0.0149)

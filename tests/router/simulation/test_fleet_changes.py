@@ -8,9 +8,10 @@ from engines.sim.timing import StepTiming
 from router.ab.trace import Row
 from router.scheduling.admission import Admission, Objectives
 from router.scheduling.balance import LeastLoaded, RoundRobin
-from router.simulation.arrival import HOP, Sample
+from router.simulation.arrival import Sample
 from router.simulation.changes import Change, parse_change, parse_slow, plan_changes, unknown_worker
 from router.simulation.fleet import FleetSettings, VirtualFleet
+from router.simulation.parts import HOP
 
 TIMING = StepTiming(
     base_s=0.01, prefill_tokens_per_s=1e4, attention_s_per_pair=0, decode_s_per_sequence=0, kv_read_s_per_token=0

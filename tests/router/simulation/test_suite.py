@@ -19,7 +19,7 @@ from router.simulation.workloads import WORKLOADS
 
 
 def figures(mean: float) -> Figures:
-    return msgspec.structs.replace(summarise([], 1, 1.0, Goal()), ttft=Spread(mean, mean, mean, 2 * mean, 3 * mean))
+    return msgspec.structs.replace(summarise([], {}, 1, 1.0, Goal()), ttft=Spread(mean, mean, mean, 2 * mean, 3 * mean))
 
 
 def line(workload: str, load: float, auto: float, best: float) -> Line:
