@@ -9,6 +9,8 @@ from router.http.relay import Events, chunk
 from router.http.upstream import Head
 
 Edit = Callable[[bytes], bytes]
+_LINES_OF_ONE = 4
+"""In a chunk that is one event: its size, two of the event, and its end."""
 
 
 class EditedEvents(Events):
@@ -24,10 +26,11 @@ class EditedEvents(Events):
     def body(self, data: bytes, boundary: int) -> bytes:
         whole = not self._in_pieces
         out = super().body(data, boundary)
-        return self._edited(out) if whole and not self._in_pieces and self._word in out else out
+        found = self._word in out or out.count(b"\n") > _LINES_OF_ONE  # between two chunks it may be cut
+        return self._edited(out) if found and whole and not self._in_pieces else out
 
     def _edited(self, chunks: bytes) -> bytes:
-        """Chunks as they came, joined to one; what ends the body stays."""
+        """Chunks as they came; joined to one where there is something to edit. What ends the body stays."""
         position, content = 0, []
         while position < len(chunks):
             end = chunks.index(b"\n", position)
@@ -36,7 +39,8 @@ class EditedEvents(Events):
                 break
             content.append(chunks[end + 1 : end + 1 + length])
             position = end + 1 + length + 2
-        return chunk(self._edit(b"".join(content))) + chunks[position:]
+        joined = b"".join(content)
+        return chunk(self._edit(joined)) + chunks[position:] if self._word in joined else chunks
 
 
 class EditedBody:
