@@ -6,17 +6,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
+from aiohttp import web
 
 from engines.sim.connectors.base import Fleet as SimPairs
 from engines.sim.faults import Fault
 from engines.sim.fleet import SimFleet
-from engines.sim.settings import Role
+from engines.sim.settings import Role, SimSettings
 from engines.sim.worker import Worker as SimWorker
 from router.app import App
+from router.exchange import Exchange
+from router.scheduling.load import Load
 from router.settings import Settings
 from router.worker_spec import WorkerSpec, parse_worker
 from tests.engines.sim.fleets import client, settings
@@ -32,10 +35,39 @@ IDLE = {"offered": 0, "loading": 0, "kept": 0}
 Json = dict[str, Any]
 
 
+class MortalFleet(SimFleet):
+    """Its workers can be killed one by one."""
+
+    def __init__(self, of: SimSettings) -> None:
+        super().__init__(of)
+        self._runners: dict[int, web.AppRunner] = {}
+
+    async def _serve(self, app: web.Application, opening: AsyncExitStack, offset: int) -> int:
+        runner = self._runners[offset] = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01
+        )
+        opening.push_async_callback(runner.cleanup)
+        await runner.setup()
+        await web.TCPSite(runner, self.settings.host, 0).start()
+        return int(runner.addresses[0][1])
+
+    async def kill(self, index: int) -> None:
+        """Its connections break, its port refuses, and what it held for others is gone: who waits for that is told."""
+        await self._runners[index].cleanup()
+        worker, transfers = self.workers[index], self.workers[index].fleet.transfers
+        for offer in [each for each in transfers.offers.values() if each.rank in worker.ranks]:
+            want = transfers.wants.get(offer.key)
+            transfers.withdraw(offer, "was on a worker that died")
+            if want:
+                transfers._lose(want)
+
+
 class Fleet:
     """Workers p0, p1, …; d0, …; b0, … in that order, and the router before them."""
 
-    def __init__(self, router: RunningRouter, sim: SimFleet, names: list[str], session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, router: RunningRouter, sim: MortalFleet, names: list[str], session: aiohttp.ClientSession
+    ) -> None:
         self.router = router
         self.sim = sim
         self.session = session
@@ -67,16 +99,40 @@ class Fleet:
         async with self.session.get(self.router.url + path) as response:
             return response.status, await response.json()
 
+    def busy(self, kind: str) -> list[str]:
+        """The workers of a kind that have a request."""
+        return [name for name in self._index if name.startswith(kind) and self.worker(name).in_flight]
+
+    async def kill(self, name: str) -> None:
+        await self.sim.kill(self._index[name])
+
+    async def run_out_of_time(self, leg: str) -> None:
+        """The time of a part of the one request under way is over, once it runs."""
+        exchange = await self._exchange()
+        if leg == "prefill":
+            assert exchange._prefill
+            exchange._prefill._time_out(0.0)
+        else:
+            await until(lambda: exchange._timer)
+            assert exchange._timer
+            assert not exchange._timer.cancelled()
+            exchange._timer.cancel()
+            exchange._time_out(0.0)
+
+    async def _exchange(self) -> Exchange:
+        connections = self.router.app._connections
+        await until(lambda: any(connection._exchange for connection in connections))
+        (exchange,) = (connection._exchange for connection in connections if connection._exchange)
+        assert isinstance(exchange, Exchange)
+        return exchange
+
     def failures(self) -> dict[str, int]:
         """By leg."""
-        counted = {
-            leg: int(self.router.total("router_pd_leg_failures_total", leg=leg)) for leg in ("prefill", "decode")
-        }
-        return {leg: count for leg, count in counted.items() if count}
+        return dict(self.router.app._metrics.tallies.parted.failures)
 
     async def settled(self) -> None:
         """The router has nothing under way, and no worker holds anything for anybody. Leases end at once."""
-        await self.router.at_rest()
+        await at_rest(self.router.app)
         await until(lambda: not any(worker.in_flight for worker in self.sim.workers))
         transfers = self.pairs.transfers
         for offer in list(transfers.offers.values()):
@@ -109,7 +165,7 @@ async def fleet(
         "kv_events": False,
         **(sim or {}),
     }
-    async with SimFleet(settings(**fields)) as simulated, aiohttp.ClientSession() as session:
+    async with MortalFleet(settings(**fields)) as simulated, aiohttp.ClientSession() as session:
         specs = tuple(spec_of(simulated, index, name) for index, name in enumerate(names))
         async with running(specs, **router_settings) as router:
             fleet = Fleet(router, simulated, names, session)
@@ -122,7 +178,7 @@ async def fleet(
 ROLES: dict[str, Role] = {"p": "prefill", "d": "decode", "b": "both"}
 
 
-def spec_of(simulated: SimFleet, index: int, name: str) -> WorkerSpec:
+def spec_of(simulated: MortalFleet, index: int, name: str) -> WorkerSpec:
     """All is stated of a worker of vLLM, which tells nothing; SGLang is to be asked."""
     url = simulated.urls[index]
     if simulated.settings.flavour == "sglang":
@@ -150,11 +206,18 @@ async def running(specs: tuple[WorkerSpec, ...], **changes: Any) -> AsyncIterato
         await app.start()
         router = RunningRouter(app)
         yield router
-        await router.at_rest()
+        await at_rest(app)
     finally:
         await app.drain(0)
         await app.close()
     await until(lambda: not {task for task in asyncio.all_tasks() - others if _is_routers(task)})
+
+
+async def at_rest(app: App) -> None:
+    """What `RunningRouter.at_rest` finds in the metrics, of which there are too many here to be rendered often."""
+    await until(lambda: not app._metrics.tallies.in_flight)
+    ranks = [rank for worker in app._fleet.workers.values() for rank in worker.ranks]
+    assert {app._book.load(rank, 0.0) for rank in ranks} == {Load()}
 
 
 def _is_routers(task: asyncio.Task[Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engines.sim.timing import StepTiming
-from tests.engines.sim.fleets import events
+from tests.engines.sim.fleets import INSTANT, events
 from tests.fakes.raw_client import post
 from tests.fakes.waiting import until
 from tests.router.disaggregation.fleets import (
@@ -63,14 +63,27 @@ async def test_a_leg_that_fails_before_its_first_byte(connector: str, leg: str, 
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
 @pytest.mark.parametrize("connector", CONNECTORS)
 async def test_a_leg_that_hangs(connector: str, leg: str, expected: dict[str, str]) -> None:
-    async with fleet(connector, prefills=2, decodes=2, pd_timeout=0.3) as pairs:
+    # A prefill of SGLang waits for its decode to come: which of them hangs cannot be seen.
+    blamed = "prefill" if connector == "sglang" else leg
+    async with fleet(connector, prefills=2, decodes=2) as pairs:
         for number, stream in enumerate((False, True), 1):
             pairs.strike(leg[0], "hang")
-            assert await ask(pairs, stream) == (200, expected[connector])
-            # A prefill of SGLang waits for its decode to come: which of them hangs cannot be seen.
-            blamed = "prefill" if connector == "sglang" else leg
+            asking = asyncio.create_task(ask(pairs, stream))
+            await until(lambda: pairs.busy(leg[0]) and pairs.busy(blamed[0]))
+            await pairs.run_out_of_time(blamed)
+            assert await asking == (200, expected[connector])
             assert pairs.failures() == {blamed: number}
             await pairs.settled()
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_a_leg_has_its_own_limit(leg: str, expected: dict[str, str]) -> None:
+    async with fleet("nixl", pd_timeout=0.1) as pairs:
+        pairs.strike(leg[0], "hang")
+        status, answer = await pairs.post(BODY)
+        assert status == 502
+        assert answer["error"]["message"].endswith("within 0.1 s.")
+        assert pairs.failures() == {leg: 1}
 
 
 @pytest.mark.parametrize("kind", BEFORE_FIRST_BYTE)
@@ -159,25 +172,83 @@ async def test_a_plain_answer_that_breaks_is_asked_for_again(connector: str, exp
 
 @pytest.mark.parametrize("connector", CONNECTORS)
 async def test_a_transfer_that_fails(connector: str, expected: dict[str, str]) -> None:
+    """In a stream, which has begun by then, both engines say it where the first token should be."""
     async with fleet(connector, prefills=2, decodes=2) as pairs:
+        for number, stream in enumerate((False, True), 1):
+            pairs.strike("d", "transfer_fails")
+            assert await ask(pairs, stream) == (200, expected[connector])
+            assert pairs.failures() == {"decode": number}
+            await pairs.settled()
+            for worker in pairs.sim.workers:
+                assert worker.reset_cache()
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_transfer_that_fails_where_there_is_nobody_else(connector: str, expected: dict[str, str]) -> None:
+    async with fleet(connector) as pairs:
         pairs.strike("d", "transfer_fails")
-        assert await ask(pairs, stream=False) == (200, expected[connector])
+        status, answer = await pairs.post(BODY | STREAM)
+        error, done = events(answer.encode())
+        assert (status, done) == (200, "[DONE]")
+        assert "message" in error.get("error", error)
         assert pairs.failures() == {"decode": 1}
         await pairs.settled()
-        pairs.strike("d", "transfer_fails")
-        status, answer = await pairs.post(BODY | STREAM | {"prompt": PROMPT[::-1]})
-        # The head is out by then: both engines tell it in the stream.
-        assert (status, events(answer.encode())[-1]) == (200, "[DONE]")
-        assert len(events(answer.encode())) == 2
+        assert await ask(pairs, stream=True) == (200, expected[connector])
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("connector", CONNECTORS)
 async def test_a_transfer_that_hangs(connector: str, stream: bool, expected: dict[str, str]) -> None:
-    async with fleet(connector, prefills=2, decodes=2, pd_timeout=0.3) as pairs:
+    async with fleet(connector, prefills=2, decodes=2) as pairs:
         pairs.strike("d", "transfer_hangs")
-        assert await ask(pairs, stream) == (200, expected[connector])
-        assert sum(pairs.failures().values()) == 1
+        asking = asyncio.create_task(ask(pairs, stream))
+        await until(lambda: pairs.pairs.state()["loading"] and not pairs.busy("p"))
+        await pairs.run_out_of_time("decode")
+        assert await asking == (200, expected[connector])
+        assert pairs.failures() == {"decode": 1}
+
+
+STAGES = ("prefilling", "moving", "decoding")
+
+
+@pytest.mark.parametrize("victim", ["p", "d"])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_worker_that_dies(
+    connector: str, stream: bool, stage: str, victim: str, expected: dict[str, str]
+) -> None:
+    sim = {"timing": StepTiming(base_s=0.05 if stage == "prefilling" else 0.01), "transfer_base_s": 0.05}
+    async with fleet(connector, prefills=2, decodes=2, sim=sim) as pairs:
+        asking = asyncio.create_task(pairs.post(BODY | (STREAM if stream else {})))
+
+        def reached() -> bool:
+            """The stage is; of a worker that has the request the counters tell more."""
+            decodes = [pairs.worker(name).ranks[0].scheduler for name in pairs.busy("d")]
+            if stage == "prefilling":
+                return any(pairs.worker(name).ranks[0].scheduler.counters.prefill_tokens for name in pairs.busy("p"))
+            if stage == "moving":
+                return not pairs.busy("p") and any(scheduler.loading for scheduler in decodes)
+            return any(scheduler.counters.generated_tokens > 2 for scheduler in decodes)
+
+        await until(reached)
+        prefilled = {name for name in ("p0", "p1") if pairs.worker(name).ranks[0].scheduler.counters.prefill_tokens}
+        dying = pairs.busy(victim) or sorted(prefilled if victim == "p" else {"d0"})
+        await pairs.kill(dying[0])
+        status, answer = await asking
+        assert status == 200, answer
+        if stream and stage == "decoding" and victim == "d":
+            *told, error = events(answer.encode())
+            assert "broke off" in error["error"]["message"]
+            assert expected[connector].startswith(streamed_text(told))
+        else:
+            text = streamed_text(events(answer.encode())) if stream else text_of(answer)
+            assert text == expected[connector]
+        await pairs.settled()
+        for scheduler in pairs.pairs.schedulers:
+            scheduler.timing = INSTANT
+        for _ in range(2):
+            assert await ask(pairs, stream) == (200, expected[connector])
 
 
 WITHOUT_END = StepTiming(base_s=3600.0)

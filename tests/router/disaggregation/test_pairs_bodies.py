@@ -1,0 +1,139 @@
+"""Requests that are odd, or that two parts cannot serve; and workers that are not what they were."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.fakes.raw_client import post
+from tests.router.disaggregation.fleets import CHAT, CONNECTORS, PROMPT, Fleet, alone, fleet, text_of
+
+BODY = {"model": "sim", "prompt": PROMPT, "max_tokens": 6}
+ODD = [
+    b'{"prompt":"x","n":1e400}',
+    b'{"prompt":[1e400]}',
+    b'{"prompt":"x","\xff":1}',
+    b'{"prompt":"\xff"}',
+    b'{"prompt":["\xff"]}',
+    b'{"prompt":["\xff","y"]}',
+    b'{"prompt":"x","kv_transfer_params":{"a":1e400}}',
+    b'{"prompt":"x","kv_transfer_params":{"\xff":1}}',
+    b'{"prompt":"x","kv_transfer_params":[' + b"[" * 500 + b"]" * 500 + b"]}",
+    b'{"prompt":"x","n":123456789012345678901234567890}',
+]
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_body_that_nobody_can_read_ends_no_connection(connector: str) -> None:
+    """Its parameters for a transfer are replaced; of the rest the engine says what it wants."""
+    async with fleet(connector) as pairs, pairs.router.client() as client:
+        for body in ODD:
+            got = await client.ask(post(body=body))
+            assert got.status < 500, (body[:60], got)
+            assert json.loads(got.body)
+        await pairs.settled()
+        assert (await client.ask(post(body=json.dumps(BODY).encode()))).status == 200
+        pairs.pairs.transfers.violations.clear()  # some of these an engine would have refused before its connector
+
+
+BATCH = {"model": "sim", "prompt": [PROMPT, PROMPT[::-1]], "max_tokens": 3}
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_a_batch(connector: str) -> None:
+    """Served in two parts where the engines can, by a worker that does it all where there is one, else refused."""
+    expected = [await alone(connector, {**BATCH, "prompt": prompt}) for prompt in BATCH["prompt"]]  # type: ignore[attr-defined]
+    able = connector in {"sglang", "store"}
+    async with fleet(connector) as pairs:
+        status, answer = await pairs.post(BATCH)
+        if able:
+            assert status == 200, answer
+            assert [text_of({"choices": [choice]}) for choice in answer["choices"]] == expected
+        else:
+            assert status == 400
+            assert "several prompts" in answer["error"]["message"]
+        await pairs.settled()
+    if not able:
+        async with fleet(connector, boths=1) as pairs:
+            status, answer = await pairs.post(BATCH)
+            assert status == 200
+            assert [text_of({"choices": [choice]}) for choice in answer["choices"]] == expected
+
+
+@pytest.mark.parametrize("connector", ["mooncake", "sglang", "nixl", "nixl-push"])
+async def test_ranks(connector: str) -> None:
+    """Of several each has its own engine id, room or place; the answer is the same."""
+    expected = await alone(connector, BODY)
+    async with fleet(connector, sim={"dp_size": 3}, router_mode="round-robin") as pairs:
+        answers = await asyncio.gather(*(pairs.post(BODY) for _ in range(9)))
+        assert [(status, text_of(answer)) for status, answer in answers] == [(200, expected)] * 9
+        used = [rank.scheduler.counters.prefill_tokens for rank in pairs.worker("p0").ranks]
+        assert all(used), used
+
+
+async def test_a_client_that_uses_its_id_again(expected_text: str) -> None:
+    async with fleet("nixl-push") as pairs:
+        for _ in range(3):
+            status, answer = await pairs.post(BODY, X_Request_Id="mine")
+            assert (status, text_of(answer)) == (200, expected_text)
+
+
+@pytest.fixture(scope="module")
+def expected_text() -> str:
+    return asyncio.run(alone("nixl", BODY))
+
+
+async def test_an_engine_that_has_started_anew_is_found_again(expected_text: str) -> None:
+    """Where it was is forgotten when a decode part fails, and told by its next answer."""
+    async with fleet("nixl-push", violations=1) as pairs:
+        assert (await pairs.post(BODY))[0] == 200
+        await _move(pairs)
+        statuses = [(await pairs.post(BODY))[0]]
+        await pairs.settled()
+        status, answer = await pairs.post(BODY)
+        assert (status, text_of(answer)) == (200, expected_text)
+        assert statuses == [500]
+    async with fleet("nixl-push", decodes=2, violations=1) as pairs:
+        assert (await pairs.post(BODY))[0] == 200
+        await _move(pairs)
+        status, answer = await pairs.post(BODY)
+        assert (status, text_of(answer)) == (200, expected_text), "another decode worker, told by the answer"
+
+
+async def _move(pairs: Fleet) -> None:
+    place = pairs.worker("p0").place
+    place.engine_ids = [f"{engine_id}-anew" for engine_id in place.engine_ids]
+
+
+async def test_embeddings_and_the_like_need_a_worker_that_does_it_all() -> None:
+    async with fleet("nixl") as pairs:
+        status, answer = await pairs.post({"model": "sim", "input": "x"}, "/v1/embeddings")
+        assert status == 503
+        assert "in two parts" in answer["error"]["message"]
+    async with fleet("nixl", boths=1) as pairs:
+        status, _ = await pairs.post({"model": "sim", "input": "x"}, "/v1/embeddings")
+        assert status == 404, "as the simulated worker says"
+
+
+@pytest.mark.parametrize("name", ["p0", "d0"])
+async def test_a_worker_of_one_part_serves_nothing_alone(name: str) -> None:
+    async with fleet("nixl", boths=1) as pairs:
+        status, answer = await pairs.post(BODY, X_Router_Target_Worker=name)
+        assert status == 503
+        assert "serves no request alone" in answer["error"]["message"]
+        status, _ = await pairs.post(BODY, X_Router_Target_Worker="b0")
+        assert status == 200
+        assert pairs.worker(name).ranks[0].scheduler.counters.prompt_tokens == 0
+
+
+@pytest.mark.parametrize("mode", ["kv", "random", "round-robin", "least-loaded", "power-of-two"])
+async def test_every_policy_can_choose_who_prefills(mode: str, expected_text: str) -> None:
+    messages = [{"role": "user", "content": "a question that fills more than one block"}]
+    async with fleet("nixl", prefills=2, decodes=2, boths=1, router_mode=mode) as pairs:
+        for _ in range(3):
+            status, answer = await pairs.post(BODY)
+            assert (status, text_of(answer)) == (200, expected_text)
+            status, _ = await pairs.post({"model": "sim", "messages": messages, "max_tokens": 3}, CHAT)
+            assert status == 200
