@@ -29,12 +29,8 @@ def relayed(pieces: list[bytes]) -> bytes:
     return b"".join(relay.body(piece, body.feed(piece)) for piece in pieces) + relay.end()
 
 
-events = st.lists(
-    st.sampled_from(
-        [TOLD % b"5", TOLD % b"null", TOLD % b"0", MADE, b"data: {}\n\n", b": comment\n\n", b"data: [DONE]\n\n"]
-    ),
-    max_size=8,
-)
+PLAIN = [b"data: {}\n\n", b": comment\n\n", b"data: [DONE]\n\n"]
+events = st.lists(st.sampled_from([TOLD % b"5", TOLD % b"null", TOLD % b"0", MADE, *PLAIN]), max_size=8)
 cuts = st.lists(st.integers(0, 900), max_size=12)
 
 
@@ -66,6 +62,13 @@ def test_a_stream_that_breaks_ends_behind_a_whole_event(stream: list[bytes], bro
     assert passed in [edit(b"".join(stream[:count])) for count in range(len(stream) + 1)]
 
 
+@pytest.mark.parametrize("end", range(1, len(TOLD)))
+def test_chunks_that_end_in_the_middle_of_the_word(end: int) -> None:
+    event = TOLD % b"5"
+    sent = relayed([chunk(event[:end]) + chunk(event[end:]) + LAST])
+    assert decode_chunks(sent) == edit(event)
+
+
 def test_what_is_not_to_be_changed_comes_as_it_came() -> None:
     odd = b"00A;x=y\r\ndata: {}\n\n\r\n"
     assert relayed([odd, LAST]) == odd + LAST
@@ -73,8 +76,7 @@ def test_what_is_not_to_be_changed_comes_as_it_came() -> None:
 
 def test_a_long_event_in_pieces_is_passed_on() -> None:
     content = b"data: " + b"x" * 300_000 + b"\n\n"
-    came = chunk(content) + chunk(TOLD % b"5") + LAST
-    sent = relayed(pieces_of(came, [70_000, 150_000, 299_000]))
+    sent = relayed([*pieces_of(chunk(content), [70_000, 150_000, 299_000]), chunk(TOLD % b"5") + LAST])
     assert decode_chunks(sent) == content + edit(TOLD % b"5")
 
 
