@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.http.chunked import ChunkedBody, decode_chunks
@@ -95,6 +95,7 @@ ANSWERS = [
 @pytest.mark.parametrize("framing", ["sized", "chunked"])
 @pytest.mark.parametrize("spaced", [False, True])
 @pytest.mark.parametrize("answer", ANSWERS, ids=range(len(ANSWERS)))
+@settings(max_examples=10)
 @given(cuts)
 def test_a_whole_body(answer: dict[str, object], spaced: bool, framing: Framing, where: list[int]) -> None:
     body = json.dumps(answer, separators=None if spaced else (",", ":")).encode()
