@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -84,7 +85,7 @@ def head(framing: Framing) -> Head:
     return Head(200, framing, events=False, keep_alive=True, passed_on=b"")
 
 
-ANSWERS = [
+ANSWERS: list[dict[str, Any]] = [
     {"usage": {"prompt_tokens_details": {"cached_tokens": 7}}},
     {"usage": {"prompt_tokens_details": {"cached_tokens": None}}},
     {"usage": {"prompt_tokens_details": None}},
@@ -97,7 +98,7 @@ ANSWERS = [
 @pytest.mark.parametrize("answer", ANSWERS, ids=range(len(ANSWERS)))
 @settings(max_examples=10)
 @given(cuts)
-def test_a_whole_body(answer: dict[str, object], spaced: bool, framing: Framing, where: list[int]) -> None:
+def test_a_whole_body(answer: dict[str, Any], spaced: bool, framing: Framing, where: list[int]) -> None:
     body = json.dumps(answer, separators=None if spaced else (",", ":")).encode()
     came = chunk(body[:10]) + chunk(body[10:]) + LAST if framing == "chunked" else body
     relay = EditedBody(head(framing), edit)

@@ -1,0 +1,226 @@
+"""Whole or in two parts, who decodes, and that what is booked for both parts is given back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexer.events import LoadReport
+from indexer.types import WorkerRank
+from router.scheduling.balance import LeastLoaded
+from router.scheduling.booking import Booking
+from router.scheduling.decision import Candidates, Choice, Decision, Split
+from router.scheduling.load import Load, LoadBook
+from router.scheduling.scheduler import Scheduler
+from tests.router.scheduling.candidates import HeldOnGpu, Scripted, named, rank
+
+P, D1, D2, B = rank("p"), rank("d1"), rank("d2"), rank("b")
+BLOCK = 16
+
+
+def fleet(whole: Sequence[str] = ("b",), near: Sequence[bool] = (False, False), pushes: bool = False) -> Candidates:
+    """p prefills for d1 and d2."""
+    split = Split(named(["p"]), (named(["d1", "d2"]),), (np.array(near),), (pushes,))
+    return Candidates([(rank(name), BLOCK) for name in whole], split)
+
+
+def scheduler() -> Scheduler:
+    made = Scheduler(LeastLoaded(), LoadBook(), Scripted([0.5] * 1000))
+    for each in (P, D1, D2, B):
+        made.watch(each, BLOCK)
+    return made
+
+
+def occupy(choosing: Scheduler, where: str, tokens: int, requests: int = 1) -> list[Booking]:
+    """Streams that decode there."""
+    bookings = []
+    for _ in range(requests):
+        booking = choosing.reserve(Decision(named([where]), Choice(0, None, ""), tokens, None, None), 0.0)
+        booking.assume_first_token(0.0)
+        bookings.append(booking)
+    return bookings
+
+
+def chosen(
+    choosing: Scheduler, candidates: Candidates, tokens: int, held: Mapping[WorkerRank, int] | None = None
+) -> str:
+    return choosing.select(candidates, tokens, HeldOnGpu(held or {}), 0.0).rank.worker_id
+
+
+def decodes(
+    choosing: Scheduler, candidates: Candidates, tokens: int, held: Mapping[WorkerRank, int] | None = None
+) -> str:
+    matches = HeldOnGpu(held or {})
+    decision = choosing.select(candidates, tokens, matches, 0.0)
+    assert decision.split
+    return choosing.select_decode(decision, matches, 0.0, prefilled=False).rank.worker_id
+
+
+def slower(choosing: Scheduler, factor: float) -> None:
+    """Transfers between hosts take so many times what is assumed."""
+    for _ in range(400):
+        choosing.disaggregation.transfers.observe(near=False, work=1.0, seconds=factor)
+
+
+def test_an_idle_fleet_serves_requests_whole() -> None:
+    for tokens in (1, 1000, 64_000):
+        assert chosen(scheduler(), fleet(), tokens) == "b"
+
+
+def test_the_longer_the_prompt_the_rather_it_is_parted() -> None:
+    """It would stop the streams of a worker that does it all."""
+    choosing = scheduler()
+    slower(choosing, 5)
+    for name in ("b", "d1", "d2"):
+        occupy(choosing, name, 500, requests=3)
+    fates = [chosen(choosing, fleet(), tokens) for tokens in (16, 64, 256, 1024, 4096, 16_384, 65_536)]
+    assert fates == sorted(fates), "from b to p once, never back"
+    assert (fates[0], fates[-1]) == ("b", "p")
+
+
+def test_what_is_held_counts_as_short() -> None:
+    choosing = scheduler()
+    slower(choosing, 5)
+    occupy(choosing, "b", 500, requests=3)
+    assert chosen(choosing, fleet(), 65_536) == "p"
+    assert chosen(choosing, fleet(), 65_536, {B: 4095, P: 4095}) == "b"
+
+
+def test_a_transfer_that_takes_long_is_avoided() -> None:
+    choosing = scheduler()
+    occupy(choosing, "b", 500, requests=2)
+    assert chosen(choosing, fleet(), 65_536) == "p"
+    slower(choosing, 1e4)
+    assert chosen(choosing, fleet(), 65_536) == "b"
+    assert chosen(choosing, fleet(near=(True, False)), 65_536) == "p", "on the same host it does not"
+
+
+def test_where_the_prefix_lies_nothing_is_moved() -> None:
+    choosing = scheduler()
+    occupy(choosing, "b", 500, requests=2)
+    assert chosen(choosing, fleet(), 65_536) == "p"
+    assert chosen(choosing, fleet(), 65_536, {B: 4095}) == "b"
+
+
+def test_without_a_worker_for_it_all_every_request_is_parted() -> None:
+    for tokens in (0, 1, 65_536):
+        assert chosen(scheduler(), fleet(whole=()), tokens) == "p"
+
+
+def test_who_decodes_by_load() -> None:
+    choosing = scheduler()
+    occupy(choosing, "d1", 3000, requests=10)
+    assert decodes(choosing, fleet(whole=()), 1000) == "d2"
+    occupy(choosing, "d2", 30_000, requests=20)
+    assert decodes(choosing, fleet(whole=()), 1000) == "d1"
+
+
+def test_who_decodes_by_host() -> None:
+    for near, name in (((True, False), "d1"), ((False, True), "d2")):
+        choosing = scheduler()
+        for _ in range(200):
+            choosing.disaggregation.transfers.observe(near=True, work=1.0, seconds=0.1)
+        assert decodes(choosing, fleet(whole=(), near=near), 20_000) == name
+
+
+def test_who_decodes_by_what_it_holds() -> None:
+    assert decodes(scheduler(), fleet(whole=()), 50_000, {D2: 3000}) == "d2"
+    assert decodes(scheduler(), fleet(whole=()), 50_000, {D1: 3000}) == "d1"
+
+
+def full(choosing: Scheduler, *names: str) -> None:
+    for name in names:
+        report = LoadReport(name, 0, 1, -1, True, request_active_slots=0, kv_active_blocks=980, kv_total_blocks=1000)
+        choosing.book.on_report(report, 0.0)
+
+
+def test_who_decodes_by_memory() -> None:
+    choosing = scheduler()
+    full(choosing, "d1")
+    assert decodes(choosing, fleet(whole=()), 8000) == "d2"
+
+
+@pytest.mark.parametrize(("names", "held"), [(("d1",), False), (("d1", "d2"), True)])
+def test_a_request_that_nobody_has_room_to_decode_waits(names: tuple[str, ...], held: bool) -> None:
+    choosing = scheduler()
+    for name in ("d1", "d2"):
+        occupy(choosing, name, 100)
+    full(choosing, *names)
+    assert choosing.select(fleet(whole=()), 8000, HeldOnGpu({}), 0.0).hold is held
+
+
+def test_it_does_not_wait_for_what_is_not_ours() -> None:
+    choosing = scheduler()
+    full(choosing, "d1", "d2")
+    assert not choosing.select(fleet(whole=()), 8000, HeldOnGpu({}), 0.0).hold
+
+
+def test_a_push_counts_only_the_tail() -> None:
+    pulled = scheduler().select(fleet(whole=()), 50_000, HeldOnGpu({}), 0.0).predicted
+    pushed = scheduler().select(fleet(whole=(), pushes=True), 50_000, HeldOnGpu({}), 0.0).predicted
+    assert pulled
+    assert pushed
+    assert pushed.prefill == pulled.prefill
+    assert 0 < pushed.transfer < pulled.transfer / 5
+
+
+STEPS = ("first token", "generated", "prefilled", "released")
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from(STEPS)), max_size=12),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 50_000),
+)
+def test_whatever_happens_both_bookings_are_given_back(
+    steps: list[tuple[bool, str]], streamed: bool, pushes: bool, tokens: int
+) -> None:
+    choosing, matches = scheduler(), HeldOnGpu({D1: 10})
+    decision = choosing.select(fleet(whole=(), pushes=pushes), tokens, matches, 0.0)
+    first = choosing.reserve(decision, 0.0, streamed)
+    onward = choosing.select_decode(decision, matches, 0.0, prefilled=not pushes)
+    second = choosing.reserve_decode(onward, tokens, 0.0, streamed)
+    now = itertools.count(1)
+    for decode, step in steps:
+        booking = second if decode else first
+        match step:
+            case "first token":
+                booking.first_token(float(next(now)))
+            case "generated":
+                booking.generated(3, float(next(now)))
+            case "prefilled":
+                second.prefilled(float(next(now)))
+            case _:
+                booking.release(float(next(now)))
+    first.release(float(next(now)))
+    second.release(float(next(now)))
+    for each in (P, D1, D2):
+        assert choosing.book.load(each, 100.0) == Load()
+    seconds = choosing.backlog.seconds(named(["p", "d1", "d2"]), np.ones(3), 100.0)
+    assert seconds.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_transfer_is_learned_from_streams_alone() -> None:
+    for streamed, learned in ((True, True), (False, False)):
+        choosing = scheduler()
+        decision = choosing.select(fleet(whole=()), 5000, HeldOnGpu({}), 0.0)
+        onward = choosing.select_decode(decision, HeldOnGpu({}), 0.0, prefilled=True)
+        booking = choosing.reserve_decode(onward, 5000, 0.0, streamed)
+        booking.prefilled(1.0)
+        booking.first_token(9.0)
+        booking.release(10.0)
+        factor = float(choosing.disaggregation.transfers.factors(np.array([False]))[0])
+        assert (factor > 1) == learned
+
+
+def test_who_decodes_cannot_be_asked_of_a_request_that_is_whole() -> None:
+    choosing = scheduler()
+    decision = choosing.select(named(["b"]), 10, HeldOnGpu({}), 0.0)
+    with pytest.raises(LookupError):
+        choosing.select_decode(decision, None, 0.0, prefilled=True)
