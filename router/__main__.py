@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     # Imported late: --help and mistakes are answered without loading the server.
     module = "router.app" if settings.processes == 1 else "router.processes"
-    run = cast("Callable[[Settings], int]", importlib.import_module(module).run)
-    return run(settings)
+    run = cast("Callable[[Settings, Callable[[], Settings]], int]", importlib.import_module(module).run)
+    return run(settings, lambda: load_settings(arguments, os.environ))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 import aiohttp
+import msgspec
 
 import publishers.rank
 import router.scheduling.warm_up
@@ -44,6 +45,7 @@ from router.server import Server
 from router.settings import Settings, SettingsError
 from router.tokens import find_tokenizer
 from router.watch import WorkerWatch
+from router.worker_spec import ROLE_FIELDS
 
 logger = logging.getLogger("router")
 
@@ -51,8 +53,9 @@ FIRST_LOOK = 5.0
 """Seconds that the router waits, before it listens, for workers to be looked at once; it serves without them after."""
 
 
-def run(settings: Settings, member: Member | None = None) -> int:
-    """Serve until a signal; returns the process's exit status. `member`: as one of several processes."""
+def run(settings: Settings, reload: Callable[[], Settings] | None = None, member: Member | None = None) -> int:
+    """Serve until a signal; returns the process's exit status. `reload`: reads the settings anew, at SIGHUP. `member`:
+    as one of several processes."""
     try:
         check_tokenizer(settings)
         make_policy(settings)
@@ -68,7 +71,7 @@ def run(settings: Settings, member: Member | None = None) -> int:
     except ImportError:
         runner = asyncio.Runner()
     with runner:
-        return runner.run(_serve(settings, member))
+        return runner.run(_serve(settings, reload, member))
 
 
 def check_tokenizer(settings: Settings) -> None:
@@ -77,10 +80,12 @@ def check_tokenizer(settings: Settings) -> None:
         find_tokenizer(settings.tokenizer, (), None)
 
 
-async def _serve(settings: Settings, member: Member | None) -> int:
+async def _serve(settings: Settings, reload: Callable[[], Settings] | None, member: Member | None) -> int:
     app = App(settings, member)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    if reload:
+        loop.add_signal_handler(signal.SIGHUP, app.on_hangup, reload)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, app.on_signal, stop)
     try:
@@ -235,6 +240,18 @@ class App:
         self._publishers[worker.id] = (worker.description, publisher)
         await publisher.start()
 
+    def on_hangup(self, reload: Callable[[], Settings]) -> None:
+        """Take over what the settings now say of the workers' roles; what else has changed takes a restart."""
+        try:
+            settings = reload()
+        except SettingsError as error:
+            log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
+            return
+        changed = self._fleet.take_roles(settings.workers)
+        log_event(logger, logging.INFO, "Settings read again", workers_changed=",".join(changed) or "none")
+        if _without_roles(settings) != _without_roles(self._settings):
+            log_event(logger, logging.WARNING, "Other settings have changed too: they take a restart")
+
     def on_signal(self, stop: asyncio.Event) -> None:
         """The first asks to drain, the second to end at once."""
         if stop.is_set():
@@ -275,6 +292,11 @@ class App:
             worker.pool.close()
         if self._session:
             await self._session.close()
+
+
+def _without_roles(settings: Settings) -> Settings:
+    workers = tuple(msgspec.structs.replace(spec, **dict.fromkeys(ROLE_FIELDS)) for spec in settings.workers)
+    return msgspec.structs.replace(settings, workers=workers)
 
 
 def _call_later(seconds: float, callback: Callable[[], None]) -> None:

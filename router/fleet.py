@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
+import msgspec
+
 from engines.description import EngineDescription, Model, Role
 from engines.disaggregation import Prefiller
 from indexer.types import WorkerRank
@@ -12,7 +14,7 @@ from publishers.logs import log_event
 from router.http.pool import Pool
 from router.pairing import make_split, ranks_of
 from router.scheduling.decision import Candidates
-from router.worker_spec import WorkerSpec
+from router.worker_spec import ROLE_FIELDS, WorkerSpec
 
 logger = logging.getLogger("router.fleet")
 
@@ -129,6 +131,20 @@ class Fleet:
         if worker.engine_ids != ids:
             worker.engine_ids = ids
             self._forget()
+
+    def take_roles(self, specs: Iterable[WorkerSpec]) -> list[str]:
+        """What is stated now of known workers' roles, from the next request on; returns whose changed."""
+        changed = []
+        for spec in specs:
+            worker = self.workers.get(spec.worker_id)
+            if worker is None:
+                continue
+            told = msgspec.structs.replace(worker.spec, **{name: getattr(spec, name) for name in ROLE_FIELDS})
+            if told != worker.spec:
+                worker.spec = told
+                changed.append(worker.id)
+        self._forget()
+        return changed
 
     @property
     def up(self) -> list[Worker]:

@@ -132,4 +132,4 @@ def main() -> int:
         start = msgspec.json.decode(told.readline(), type=Start)
     from router.app import run  # noqa: PLC0415 -- it imports this module
 
-    return run(start.settings, start.member)
+    return run(start.settings, member=start.member)

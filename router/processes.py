@@ -88,6 +88,7 @@ class _Parent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, _stay)
         count = self._settings.processes
         # The first alone: where something has to be compiled, the others find it done.
         listening = [await self._start(0)]
@@ -137,6 +138,10 @@ class _Parent:
             await self._start(number)
 
 
-def run(settings: Settings) -> int:
+def _stay() -> None:
+    log_event(logger, logging.WARNING, "Settings are not read again with --processes: they take a restart")
+
+
+def run(settings: Settings, reload: object = None) -> int:  # noqa: ARG001 -- as `app.run` has it
     configure_logging(settings.log_level, settings.log_format)
     return asyncio.run(supervise(settings))

@@ -41,6 +41,10 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     host: str | None = None
 
 
+ROLE_FIELDS = ("role", "connector", "bootstrap_port", "host")
+"""What may change while the router runs."""
+
+
 def parse_worker(text: str) -> WorkerSpec:
     """`URL[,key=value…]`; raises ValueError with a sentence that names the part at fault."""
     url, *rest = text.strip().split(",")

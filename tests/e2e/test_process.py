@@ -162,3 +162,32 @@ async def _stream(client: aiohttp.ClientSession, begun: asyncio.Semaphore) -> tu
         return answer.headers["x-router-worker"], "whole"
     assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == 502
     return answer.headers["x-router-worker"], "error"
+
+
+async def test_a_hangup_reads_roles_again(slow: Sim, logs: Path, tmp_path: Path) -> None:
+    config = tmp_path / "router.yaml"
+
+    def say(role: str, timeout: int = 60) -> None:
+        worker = f"{slow.urls[0]},name=a,role={role},connector=nixl"
+        config.write_text(f"pd_timeout: {timeout}\nworker: ['{worker}']\n")
+
+    say("both")
+    with Router([], "--config", str(config), log=logs) as router:
+        asked = {"model": "sim", "prompt": "hi", "max_tokens": 1}
+        async with aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE)) as client:
+            assert (await client.post("/v1/completions", json=asked)).status == 200
+            say("decode")
+            router.process.send_signal(signal.SIGHUP)
+            wait_for(lambda: "Settings read again" in router.log)
+            refused = await client.post("/v1/completions", json=asked)
+            assert refused.status == 503
+            assert "no prefill worker is up" in await refused.text()
+            assert "they take a restart" not in router.log
+            config.write_text("worker: [nonsense]\n")
+            router.process.send_signal(signal.SIGHUP)
+            wait_for(lambda: "The settings stay as they are" in router.log)
+            say("both", timeout=1)
+            router.process.send_signal(signal.SIGHUP)
+            wait_for(lambda: "they take a restart" in router.log)
+            assert (await client.post("/v1/completions", json=asked)).status == 200
+        assert "Traceback" not in router.log
