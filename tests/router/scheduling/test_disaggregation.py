@@ -75,7 +75,7 @@ def test_an_idle_fleet_serves_requests_whole() -> None:
 def test_the_longer_the_prompt_the_rather_it_is_parted() -> None:
     """It would stop the streams of a worker that does it all."""
     choosing = scheduler()
-    slower(choosing, 5)
+    slower(choosing, 7)
     for name in ("b", "d1", "d2"):
         occupy(choosing, name, 500, requests=3)
     fates = [chosen(choosing, fleet(), tokens) for tokens in (16, 64, 256, 1024, 4096, 16_384, 65_536)]
@@ -85,7 +85,7 @@ def test_the_longer_the_prompt_the_rather_it_is_parted() -> None:
 
 def test_what_is_held_counts_as_short() -> None:
     choosing = scheduler()
-    slower(choosing, 5)
+    slower(choosing, 7)
     occupy(choosing, "b", 500, requests=3)
     assert chosen(choosing, fleet(), 65_536) == "p"
     assert chosen(choosing, fleet(), 65_536, {B: 4095, P: 4095}) == "b"
