@@ -255,3 +255,37 @@ async def test_the_ends_of_both_legs_when_the_client_leaves(
         client.vanish()
         await until(lambda: all(dialogue.is_over for dialogue in [*p.dialogues, *d.dialogues]))
         assert failures(router) == (0, 0)
+
+
+TOLD = b'{"usage":{"prompt_tokens":40,"prompt_tokens_details":{"cached_tokens":%s}}}'
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+@pytest.mark.parametrize("cached", [b"40", b"null", b"0"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_client_is_told_what_was_cached_where_its_prompt_was_computed(
+    p: ScriptedWorker, d: ScriptedWorker, version: bytes, cached: bytes, stream: bool
+) -> None:
+    d.then(events(TOLD % cached, b"[DONE]") if stream else answer(TOLD % cached))
+    async with router_of("nixl", p, d) as router, router.client() as client:
+        request = post(body=STREAMED if stream else BODY).replace(b"HTTP/1.1", version)
+        got = await client.ask(request)
+        expected = TOLD % b"32"
+        assert got.body == (b"data: %s\n\ndata: [DONE]\n\n" % expected if stream else expected)
+        assert (got.header(b"transfer-encoding") == b"chunked") == (stream and version == b"HTTP/1.1")
+        if got.header(b"content-length"):
+            assert got.header(b"content-length") == b"%d" % len(got.body)
+        assert router.samples("router_reported_cached_tokens_total") == ({} if cached == b"null" else {"p": 32})
+
+
+async def test_what_is_said_of_requests_in_two_parts(p: ScriptedWorker, d: ScriptedWorker) -> None:
+    p.then(answer(b"", 503))
+    async with router_of("nixl", p, d) as router:
+        assert (await ask(router)).status == 502
+        assert router.total("router_pd_requests_total") == 0
+        assert (await ask(router)).status == 200
+        assert router.total("router_pd_requests_total") == 1
+        assert router.total("router_pd_leg_failures_total", leg="prefill") == 1
+        assert router.samples("router_worker_failures_total") == {"p": 1}
+        for name in ("prefill", "transfer", "decode"):
+            assert router.total(f"router_pd_{name}_seconds_count") == 1
