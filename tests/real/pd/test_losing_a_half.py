@@ -18,7 +18,8 @@ from .requests import directly, telling
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
 REQUESTS, AT_ONCE, REQUESTS_BEFORE = 20, 6, 4
-PROMPT_TOKENS, ANSWER_TOKENS = 2000, 48
+TOKENS: dict[Role, tuple[int, int]] = {"prefill": (4000, 16), "decode": (500, 200)}
+"""Of a prompt and its answer: the half that is to die must be at work when it does."""
 
 
 class Asked(NamedTuple):
@@ -30,7 +31,7 @@ class Asked(NamedTuple):
 def asked(stage: Stage) -> dict[Role, Asked]:
     """All before the first death: later there is no room for the plain engine."""
     plain = stage.plain()
-    bodies = {role: [lasting(f"{role} dies {number}") for number in range(REQUESTS)] for role in ROLES}
+    bodies = {role: [lasting(role, number) for number in range(REQUESTS)] for role in ROLES}
     return {role: Asked(bodies[role], [directly(plain, body).token_ids for body in bodies[role]]) for role in ROLES}
 
 
@@ -44,9 +45,10 @@ def test_decode_worker_dies(stage: Stage, asked: dict[Role, Asked]) -> None:
     assert_none_is_lost(scene, asked["decode"], victim=scene.decodes[0])
 
 
-def lasting(topic: str) -> dict[str, Any]:
-    """Keeps either half busy for a moment."""
-    return telling("ids", topic) | {"prompt": ids(topic, PROMPT_TOKENS), "max_tokens": ANSWER_TOKENS}
+def lasting(role: Role, number: int) -> dict[str, Any]:
+    """Keeps that half busy for a moment."""
+    (prompt, answer), topic = TOKENS[role], f"{role} dies {number}"
+    return telling("ids", topic) | {"prompt": ids(topic, prompt), "max_tokens": answer}
 
 
 def assert_none_is_lost(scene: Scene, asked: Asked, victim: Half) -> None:
