@@ -45,5 +45,7 @@ class EngineDescription(msgspec.Struct, frozen=True):
     tokenizer_path: str | None = None
     role: Role | None = None
     """None: it does not tell, as vLLM does not."""
+    connector: str | None = None
+    """A name of `engines.disaggregation.CONNECTORS`; None: it does not tell, or has none."""
     bootstrap_port: int | None = None
     problems: tuple[str, ...] = ()

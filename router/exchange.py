@@ -7,7 +7,6 @@ whatever happens: the answer's end, a worker's failure, the client's leaving.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
@@ -19,6 +18,7 @@ from router.http.relay import Relay, relay_for
 from router.http.upstream import Head, WorkerConnection
 from router.legs import Leg, Pair, Parted, request_head, response_head
 from router.openai_errors import error_event, error_response
+from router.opening import Opening
 from router.prefill_leg import PrefillLeg
 from router.scheduling.booking import DecodeBooking
 from router.usage import CACHED, read_usage, with_cached
@@ -26,8 +26,6 @@ from router.usage import CACHED, read_usage, with_cached
 RETRIES = 1
 """Other workers tried after the first, before anything was sent to the client."""
 RETRY_STATUSES = frozenset((500, 502, 503))
-_ERROR = re.compile(rb'(?:[0-9a-fA-F]+\r\n)?data: ?\{"(?:error": ?\{|object": ?"error")')
-"""A chunk's first event, as vLLM and SGLang write it when the first token failed."""
 _ERRORS = 400
 """From this status on an answer is none."""
 
@@ -87,6 +85,7 @@ class Exchange:
         "_head",
         "_leg",
         "_length",
+        "_opening",
         "_over",
         "_pair",
         "_pair_id",
@@ -117,7 +116,7 @@ class Exchange:
         self._leg: Leg | None = None
         self._pair: Pair | None = None
         self._pair_id = request_id
-        """By which the two parts may meet: another at a second attempt, since the first's KV may still be held."""
+        """By which the two parts may meet: another for each pair, whatever ids clients give, since KV may be held."""
         self._prefill: PrefillLeg | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._upstream: WorkerConnection | None = None
@@ -139,6 +138,7 @@ class Exchange:
         self._head: Head | None = None
         self._length: int | None = None
         self._relay: Relay | None = None
+        self._opening: Opening | None = None
         self._chunks = 0
 
     # -- to the worker
@@ -191,10 +191,9 @@ class Exchange:
         """Both legs at once, or the second when the first has answered."""
         self._pair, self._parted = pair, None
         self._leg = pair.decode
-        if self._retries:
-            self._pair_id = b"%s.%d" % (self._request_id, self._retries)
+        self._pair_id = b"%s.%016x" % (self._request_id, pair.number)
         self._prefill = PrefillLeg(pair.prefill, self._request, self._pair_id, self, self._clock)
-        self._prefill.start(pair.timeout)
+        self._prefill.start(pair.prefill_timeout)
         if pair.decode:
             self._connect(pair.decode, fresh=False)
 
@@ -207,7 +206,7 @@ class Exchange:
         self._parted = Parted(pair.prefill.worker.id, now - prefill.began, None, answer)
         self._routing.prefilled(pair.prefill, answer)
         if self._first_byte is None and not self._over:
-            self._watch(pair)
+            self._watch(pair.decode_timeout)
         if pair.decode is None:
             self._hand_over(pair, answer)
         elif self._leg and isinstance(self._leg.reservation, DecodeBooking):
@@ -221,10 +220,11 @@ class Exchange:
         self._leg = leg
         self._connect(leg, fresh=False)
 
-    def _watch(self, pair: Pair) -> None:
-        """The decode leg must begin its answer within the time that a leg has."""
+    def _watch(self, limit: float | None) -> None:
+        """The decode leg must begin its answer within `limit` seconds."""
         self._unwatch()
-        self._timer = asyncio.get_running_loop().call_later(pair.timeout, self._time_out, pair.timeout)
+        if limit is not None:
+            self._timer = asyncio.get_running_loop().call_later(limit, self._time_out, limit)
 
     def _unwatch(self) -> None:
         if self._timer:
@@ -237,7 +237,7 @@ class Exchange:
             self._drop_upstream()
             self._give_up_on_worker(f"sent nothing within {timeout:g} s")
 
-    def on_prefill_failed(self, reason: str, unreachable: bool) -> None:
+    def on_prefill_failed(self, reason: str, unreachable: bool, answer: Response | None) -> None:
         pair = self._pair
         self._prefill = None
         if self._over or pair is None:
@@ -246,7 +246,7 @@ class Exchange:
             self._routing.failed(pair.prefill, reason, False, unreachable)
             return
         self._drop_decode()
-        self._retry_or_end(pair.prefill, reason, [frozenset((pair.prefill.worker.id,))], unreachable)
+        self._retry_or_end(pair.prefill, reason, [frozenset((pair.prefill.worker.id,))], unreachable, answer)
 
     def on_prefill_refused(self, refusal: Response) -> None:
         self._prefill = None
@@ -294,12 +294,21 @@ class Exchange:
         self._head = head
         self._length = length
         http_1_0 = self._request.head.http_1_0
-        self._relay = relay_for(head, http_1_0) if self._pair is None else self._relay_for_pair(head, http_1_0)
+        if self._pair is None:
+            self._relay = relay_for(head, http_1_0)
+        else:
+            self._relay = self._relay_for_pair(head, http_1_0)
+            self._opening = Opening() if head.events else None
 
     def on_body(self, data: bytes, boundary: int) -> None:
         leg, head, relay, upstream = self._leg, self._head, self._relay, self._upstream
-        if leg is None or head is None or relay is None or upstream is None or self._fails_in_stream(leg, head, data):
+        if leg is None or head is None or relay is None or upstream is None:
             return
+        opening = self._opening
+        if opening and self._first_byte is None:
+            data, boundary = opening.add(data, boundary)
+            if self._fails_in_stream(leg, opening.fails(data)) or opening.hold(data, boundary):
+                return
         out = relay.body(data, boundary)
         if isinstance(relay, EditedBody):
             return
@@ -309,9 +318,9 @@ class Exchange:
             self._connection.write(out)
         upstream.pass_events(self._connection.write if relay.clean else None)
 
-    def _fails_in_stream(self, leg: Leg, head: Head, data: bytes) -> bool:
+    def _fails_in_stream(self, leg: Leg, fails: bool) -> bool:
         """Whether others are asked, since the worker says where its stream should begin that the KV did not come."""
-        if self._pair is None or self._first_byte is not None or not head.events or not _ERROR.match(data):
+        if not fails:
             return False
         reason = "answered 200, and an error where its stream should begin"
         if self._may_retry():
@@ -319,6 +328,7 @@ class Exchange:
             self._give_up_on_worker(reason)
             return True
         self._routing.failed(leg, reason, retried=False)
+        self._opening = None  # it is the client's
         return False
 
     def on_chunks(self, chunks: int) -> None:
@@ -330,7 +340,8 @@ class Exchange:
         leg, head, relay = self._leg, self._head, self._relay
         if leg is None or head is None or relay is None:
             return
-        out = relay.end()
+        held = relay.body(*self._opening.add(b"", 0)) if self._opening else b""
+        out = held + relay.end()
         if self._first_byte is None:
             out = self._begin_answer(leg, head, relay) + out
         if out:
@@ -429,13 +440,19 @@ class Exchange:
         self._retry_or_end(leg, reason, alternatives, unreachable)
 
     def _retry_or_end(
-        self, leg: Leg, reason: str, alternatives: list[frozenset[str]], unreachable: bool = False
+        self,
+        leg: Leg,
+        reason: str,
+        alternatives: list[frozenset[str]],
+        unreachable: bool = False,
+        answer: Response | None = None,
     ) -> None:
+        """`answer`: what the worker said of it, for the client if nobody else can be asked."""
         self._unwatch()
         other = self._other(alternatives)
         self._routing.failed(leg, reason, other is not None, unreachable)
         if other is None:
-            self.answer(error_response(502, f"Worker {leg.worker.id} {reason}."))
+            self.answer(answer or error_response(502, f"Worker {leg.worker.id} {reason}."))
             return
         self._retries += 1
         self._excluded = other

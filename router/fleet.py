@@ -68,9 +68,12 @@ class Worker:
 
     @property
     def connector(self) -> str | None:
-        """A name of `engines.disaggregation.CONNECTORS`: stated, else SGLang's only one."""
-        sglang = self.description is not None and self.description.kind == "sglang"
-        return self.spec.connector or ("sglang" if sglang and self.role != "both" else None)
+        """A name of `engines.disaggregation.CONNECTORS`: stated, else found; but for SGLang, which has one only, and
+        only where it does not serve requests whole."""
+        description = self.description
+        if description is not None and description.kind == "sglang":
+            return "sglang" if self.role != "both" else None
+        return self.spec.connector or (description.connector if description else None)
 
     @property
     def bootstrap_port(self) -> int | None:

@@ -33,8 +33,12 @@ class Pair(NamedTuple):
 
     prefill: Leg
     decode: Leg | None
-    timeout: float
-    """Seconds that either leg may take before anything comes of it."""
+    number: int
+    """No other pair's."""
+    prefill_timeout: float
+    """Seconds that the first leg may take."""
+    decode_timeout: float | None
+    """Seconds that may pass after it until the second begins to answer; None: for ever."""
 
 
 class Parted(NamedTuple):

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from engines.disaggregation import CONNECTORS, Body, Connector, Handover
 from engines.disaggregation.answer import Prefilled, coordinates
-from engines.disaggregation.legs import read_body, write_body
+from engines.disaggregation.legs import answer_limit, read_body, write_body
 from router.fleet import Worker
 from router.scheduling.decision import Split
 
@@ -46,6 +46,16 @@ class Parting:
         self._handover = Handover(worker.prefiller(dp_rank), random.getrandbits(63))
         body = connector.prefill(self._body, self._handover)
         return write_body(body), connector.together(self._handover.prefiller)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """That the answer may have, where the request says so."""
+        return answer_limit(self._body)
+
+    @property
+    def number(self) -> int:
+        """Names the transfer that was begun last."""
+        return self._handover.number
 
     def learn(self, worker: Worker, answer: Prefilled) -> None:
         """What holds for the worker's next requests too."""

@@ -22,7 +22,8 @@ class Owner(Protocol):
 
     def on_prefilled(self, answer: Prefilled) -> None: ...
 
-    def on_prefill_failed(self, reason: str, unreachable: bool) -> None: ...
+    def on_prefill_failed(self, reason: str, unreachable: bool, answer: Response | None) -> None:
+        """`answer`: the worker's own, where there was one."""
 
     def on_prefill_refused(self, refusal: Response) -> None:
         """The worker says that the request is wrong: another would say the same."""
@@ -125,7 +126,8 @@ class PrefillLeg:
             self._release(done=False)
             self._owner.on_prefill_refused(Response(head.status, body))
         else:
-            self._fail(f"answered {head.status}")
+            own = Response(head.status, body) if head.status >= _BUSY else None
+            self._fail(f"answered {head.status}", answer=own)
 
     def on_broken(self, reason: str) -> None:
         if self._reused and self._head is None and not self._over:
@@ -147,10 +149,10 @@ class PrefillLeg:
         self._release(done=True)
         self._owner.on_prefilled(answer)
 
-    def _fail(self, reason: str, *, unreachable: bool = False) -> None:
+    def _fail(self, reason: str, *, unreachable: bool = False, answer: Response | None = None) -> None:
         if self._end():
             self._release(done=False)
-            self._owner.on_prefill_failed(reason, unreachable)
+            self._owner.on_prefill_failed(reason, unreachable, answer)
 
     def _release(self, *, done: bool) -> None:
         now, booking = self._clock(), self.leg.reservation

@@ -31,6 +31,10 @@ from router.scheduling.scheduler import Scheduler
 logger = logging.getLogger("router.routing")
 
 
+_SLOWEST_TOKEN = 0.5
+"""Seconds: ten times what a crowded engine takes."""
+
+
 class Prompt(NamedTuple):
     """What is known of a prompt. `hashes` None: overlaps are not looked up; `tokens` may then be an estimate, or 0."""
 
@@ -149,7 +153,15 @@ class RequestRouting:
         body, together = self._parting.begin(leg.worker, decision.rank.dp_rank)
         prefill = leg._replace(body=body, part="prefill")
         decode = self._decode(prefill, None, self._exclude) if together else None
-        return Pair(prefill, decode, self._brain.leg_timeout)
+        return Pair(prefill, decode, self._parting.number, self._brain.leg_timeout, self._decode_timeout())
+
+    def _decode_timeout(self) -> float | None:
+        """What is not streamed begins to answer when it ends."""
+        limit = self._brain.leg_timeout
+        if self.streamed:
+            return limit
+        tokens = self._parting.most_tokens
+        return None if tokens is None else limit + _SLOWEST_TOKEN * tokens
 
     def prefilled(self, prefill: Leg, answer: Prefilled) -> None:
         self._parting.learn(prefill.worker, answer)

@@ -14,8 +14,7 @@ Body: TypeAlias = dict[str, msgspec.Raw]
 TRANSFER = "kv_transfer_params"
 _NULL = b"null"
 _BATCH = re.compile(rb'\[\s*["\[]')
-_FIRST_TOKEN_ONLY = ("stream_options", "min_tokens", "n", "best_of")
-"""What a prefill of one token must not be asked for."""
+_NOT_FOR_ONE_TOKEN = ("stream_options", "min_tokens", "n", "best_of")
 
 _decode_body = msgspec.json.Decoder(Body).decode
 _decode = msgspec.json.Decoder().decode
@@ -79,7 +78,7 @@ def write_body(body: Body) -> bytes:
 
 def first_token_only(body: Body) -> Body:
     """The same prompt, for one token in one piece."""
-    kept = {name: value for name, value in body.items() if name not in _FIRST_TOKEN_ONLY}
+    kept = {name: value for name, value in body.items() if name not in _NOT_FOR_ONE_TOKEN}
     kept |= {"max_tokens": raw(1), "stream": raw(False)}
     if "max_completion_tokens" in kept:
         kept["max_completion_tokens"] = raw(1)
@@ -137,10 +136,14 @@ def answers_wanted(body: Body) -> int:
     return max(wanted, default=1)
 
 
-def several(body: Body) -> str | None:
-    """Why a connector that moves one sequence's KV cannot serve the request; None when it can."""
-    if answers_wanted(body) > 1:
-        return "it asks for several answers (n or best_of), and the connector moves one sequence's KV"
+def answer_limit(body: Body) -> int | None:
+    """Tokens that each answer may have, as far as the request says."""
+    given = [value_of(body, name) for name in ("max_completion_tokens", "max_tokens")]
+    return next((limit for limit in given if isinstance(limit, int)), None)
+
+
+def several_prompts(body: Body) -> str | None:
+    """Why a connector that is told of one sequence's KV cannot serve the request; None when it can."""
     if prompts_in(body) > 1:
-        return "it holds several prompts, and the connector moves one sequence's KV"
+        return "it holds several prompts, and the connector is told of one sequence's KV"
     return None

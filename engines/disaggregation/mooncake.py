@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from engines.disaggregation.legs import Body, Handover, Prefiller, first_token_only, raw, several, with_transfer
+from engines.disaggregation.legs import Body, Handover, Prefiller, first_token_only, raw, several_prompts, with_transfer
 
 BOOTSTRAP_PORT = 8998
 """vLLM's default of VLLM_MOONCAKE_BOOTSTRAP_PORT."""
@@ -21,7 +21,7 @@ class Mooncake:
     pushes = True
 
     def refuses(self, body: Body) -> str | None:
-        return several(body)
+        return several_prompts(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:
         if prefiller.dp_rank in prefiller.engine_ids:

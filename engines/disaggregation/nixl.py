@@ -15,7 +15,7 @@ from engines.disaggregation.legs import (
     Prefiller,
     fields_of,
     first_token_only,
-    several,
+    several_prompts,
     token_ids_in,
     with_transfer,
 )
@@ -34,7 +34,7 @@ class Nixl:
     pushes = False
 
     def refuses(self, body: Body) -> str | None:
-        return several(body)
+        return several_prompts(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
         return None

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import msgspec
 
-from engines.disaggregation.legs import Body, Handover, Prefiller, first_token_only, several, with_transfer
+from engines.disaggregation.legs import (
+    Body,
+    Handover,
+    Prefiller,
+    answers_wanted,
+    first_token_only,
+    several_prompts,
+    with_transfer,
+)
 from engines.disaggregation.nixl import TO_PREFILL, verbatim
 
 COORDINATES = ("remote_engine_id", "remote_host", "remote_port", "tp_size", "dcp_size", "pp_size")
@@ -19,7 +27,9 @@ class NixlPush:
     pushes = True
 
     def refuses(self, body: Body) -> str | None:
-        return several(body)
+        if answers_wanted(body) > 1:
+            return "it asks for several answers (n or best_of), of which each would register for the same push"
+        return several_prompts(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
         return None

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import engines.sglang.describe
+import engines.vllm.describe
 from engines import problems
 from engines.description import EngineDescription, EventSource, Model
 from engines.probe import Answer, probe
@@ -292,3 +294,20 @@ def test_a_nonsense_model_list_raises_nothing(answer: Answer) -> None:
 
 def test_deep_nesting_reads_as_no_answer() -> None:
     assert describe({**VLLM, "/kv_event_sources": Answer(200, b"[" * 100_000)}).problems == (problems.NO_EVENT_SOURCES,)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "connector"), [(b"", None), (b'\nvllm:nixl_num_failed_transfers{engine="0"} 0.0\n', "nixl")]
+)
+def test_vllm_shows_that_it_moves_kv_by_nixl(metrics: bytes, connector: str | None) -> None:
+    found = engines.vllm.describe.describe("h", (), {"version": "0.32.0"}, None, metrics)
+    assert (found.role, found.connector) == (None, connector)
+
+
+@pytest.mark.parametrize(
+    ("mode", "role"), [("null", "both"), ("prefill", "prefill"), ("decode", "decode"), (None, None)]
+)
+def test_sglang_tells_its_role(mode: str | None, role: str | None) -> None:
+    info = {"page_size": 16, "disaggregation_mode": mode, "disaggregation_bootstrap_port": 8999}
+    found = engines.sglang.describe.describe("h", (), info, None)
+    assert (found.role, found.bootstrap_port) == (role, 8999)

@@ -80,7 +80,7 @@ async def test_a_leg_that_hangs(connector: str, leg: str, expected: dict[str, st
 async def test_a_leg_has_its_own_limit(leg: str, expected: dict[str, str]) -> None:
     async with fleet("nixl", pd_timeout=0.1) as pairs:
         pairs.strike(leg[0], "hang")
-        status, answer = await pairs.post(BODY)
+        status, answer = await pairs.post(BODY | STREAM)
         assert status == 502
         assert answer["error"]["message"].endswith("within 0.1 s.")
         assert pairs.failures() == {leg: 1}

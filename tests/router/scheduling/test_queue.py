@@ -12,6 +12,7 @@ from router.scheduling.admission import Objectives, Refusal
 from router.scheduling.auto import ENOUGH, Auto
 from router.scheduling.backlog import Entry
 from router.scheduling.balance import LeastLoaded
+from router.scheduling.booking import PrefillBooking
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Candidates
 from router.scheduling.load import Load
@@ -544,7 +545,7 @@ class Desks(RuleBasedStateMachine):
         entries: dict[WorkerRank, list[Entry]] = {each: [] for each in self.desk.candidates.ranks}
         for request in live:
             assert request.decision
-            assert request.booking
+            assert isinstance(request.booking, PrefillBooking)
             requests[request.decision.rank] += 1
             if request.booking._entry:
                 entries[request.decision.rank].append(request.booking._entry)

@@ -1,0 +1,36 @@
+"""The beginning of a decode worker's stream, held back until it shows that the KV has come (pure).
+
+Engines answer 200 before they know. Where it has not come an error event follows, in a chat behind the chunk with the
+role.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ERROR = re.compile(rb'(?:[0-9a-fA-F]+\r\n)?data: ?\{"(?:error": ?\{|object": ?"error")')
+"""A chunk's first event, as vLLM and SGLang write it when the first token failed."""
+_ROLE = re.compile(rb'"delta": ?\{"role": ?"assistant"(?:, ?"content": ?(?:""|null))?(?:, ?"[a-z_]+": ?null)*\}')
+
+
+class Opening:
+    def __init__(self) -> None:
+        self._held = b""
+        self._boundary = 0
+
+    def add(self, data: bytes, boundary: int) -> tuple[bytes, int]:
+        """All that has come, and the boundary in it as in `Receiver.on_body`."""
+        held, self._held = self._held, b""
+        return held + data, len(held) + boundary if boundary else self._boundary
+
+    def hold(self, data: bytes, boundary: int) -> bool:
+        """Keep it, if it is no more than the role."""
+        if data.count(b"data:") != 1 or not _ROLE.search(data):
+            return False
+        self._held, self._boundary = data, boundary
+        return True
+
+    def fails(self, data: bytes) -> bool:
+        """Whether an error comes before anything that a client could use. `data`: all so far."""
+        first, _, rest = data.partition(b"\n\n")
+        return bool(_ERROR.match(data) or (_ROLE.search(first) and _ERROR.match(rest.lstrip(b"\r\n"))))
