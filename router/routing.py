@@ -97,6 +97,7 @@ class RequestRouting:
         self.ttft_slo = asked.ttft_slo
         self.priority = asked.priority
         self.streamed = asked.streamed
+        self.stored_tokens = 0
         self._arm = asked.arm
         self.policy = asked.arm.policy if asked.arm else None
 

@@ -50,6 +50,7 @@ class Auto:
             situation.queue_seconds,
             situation.held_seconds,
             situation.prefill_seconds,
+            situation.load_seconds,
             situation.step_seconds,
             situation.requests,
             situation.own_requests,
@@ -83,6 +84,7 @@ def _costs(
     queue: Seconds,
     held: Seconds,
     own: Seconds,
+    load: Seconds,
     step: Seconds,
     requests: Figures,
     own_requests: Figures,
@@ -101,7 +103,7 @@ def _costs(
     for at in range(len(queue)):
         excess = max(0.0, taken[at] + new[at] - _ROOM * capacity[at])
         memory = excess * residence / taken[at] if taken[at] else 0.0
-        seconds = queue[at] + held[at] + weight * own[at] + _STEPS * step[at]
+        seconds = queue[at] + held[at] + weight * own[at] + load[at] + _STEPS * step[at]
         values[at] = seconds * (requests[at] + 1.0) ** _CROWD + memory
         ready = queue[at] < ENOUGH and memory == 0.0 and held[at] == 0.0
         may_go[at] = ready or own_requests[at] == 0

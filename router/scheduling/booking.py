@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from indexer.types import WorkerRank
 from router.scheduling.backlog import Entry
 from router.scheduling.decision import Decision, Onward
@@ -62,16 +64,18 @@ class PrefillBooking(Booking):
     """Where the prompt is computed: its turn in the backlog too. If it is then to be handed over, and the other rank is
     only chosen when it has been computed, load is booked there meanwhile, lest that rank be taken for idle."""
 
-    __slots__ = ("_ahead", "_entry", "_handed_on", "_prefill", "_streamed")
+    __slots__ = ("_ahead", "_entry", "_handed_on", "_load_work", "_prefill", "_streamed")
 
     def __init__(self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool) -> None:
         tokens = decision.prefill_tokens
-        reservation = scheduler.book.reserve(decision.rank, tokens, decision.prompt_tokens)
+        reservation = scheduler.book.reserve(decision.rank, tokens, decision.prompt_tokens, decision.new_tokens)
         super().__init__(scheduler, decision.rank, reservation, now)
         self._streamed = streamed
         self._handed_on = decision.split is not None
         self._prefill = Prefill(tokens, decision.prompt_tokens)
         work = scheduler.latency.prefill_work(self._prefill)
+        stored = decision.stored_tokens
+        self._load_work = float(scheduler.loads.work(np.array([stored]), 0.0)[0]) if stored else 0.0
         self._entry: Entry | None = scheduler.backlog.add(decision.rank, self._prefill, work, now)
         self._ahead: DecodeBooking | None = None
         split, onward = decision.split, decision.onward
@@ -89,8 +93,17 @@ class PrefillBooking(Booking):
         seconds = self._scheduler.backlog.done(entry, now)
         self._token_at = now
         if seconds is not None and self._prefill.prompt:
-            self._scheduler.latency.observe_prefill(self._rank, self._prefill, seconds, now)
+            self._learn(seconds, entry.work, now)
         self._scheduler.changed()
+
+    def _learn(self, seconds: float, expected: float, now: float) -> None:
+        """Where KV was loaded too, the time says more of that than of the prefill; where it was loaded while others
+        were computed, it says nothing."""
+        scheduler = self._scheduler
+        if not self._load_work:
+            scheduler.latency.observe_prefill(self._rank, self._prefill, seconds, now)
+        elif seconds >= now - self._booked:
+            scheduler.loads.observe(False, self._load_work, max(0.0, seconds - expected))
 
     def assume_first_token(self, now: float) -> None:
         entry, self._entry = self._entry, None

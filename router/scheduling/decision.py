@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -23,12 +23,20 @@ class Candidates(RankSet):
     With `split` there are others that could serve it in two parts: then they may be none themselves, and still be true.
     """
 
-    def __init__(self, ranks: Iterable[tuple[WorkerRank, int]], split: Split | None = None) -> None:
+    def __init__(
+        self,
+        ranks: Iterable[tuple[WorkerRank, int]],
+        split: Split | None = None,
+        without_store: Collection[WorkerRank] = (),
+    ) -> None:
+        """`without_store`: those that take nothing from a shared store."""
         pairs = list(ranks)
         super().__init__(rank for rank, _ in pairs)
         self.block_sizes: Figures = np.array([size for _, size in pairs], np.int64)
+        self.stored = np.array([rank not in without_store for rank, _ in pairs], np.bool_)
+        """Who takes from a shared store what it does not hold itself."""
         self.split = split
-        self.whole: Candidates = self if split is None else Candidates(pairs)
+        self.whole: Candidates = self if split is None else Candidates(pairs, None, without_store)
         """Those that could serve it alone."""
 
     def __bool__(self) -> bool:
@@ -111,6 +119,10 @@ class Situation(Protocol):
         """The same, weighed by how cheap each tier is to use."""
 
     @property
+    def stored_tokens(self) -> Figures:
+        """Leading prompt tokens that a shared store has beyond a rank's own; 0 for ranks that do not use it."""
+
+    @property
     def memory_tokens(self) -> Figures:
         """KV that the requests in flight take up; what they share counts once where the engine reports it."""
 
@@ -128,7 +140,11 @@ class Situation(Protocol):
 
     @property
     def prefill_seconds(self) -> Seconds:
-        """Of this request, with what each rank holds of it."""
+        """Of this request, with what each rank holds of it and what it would load from a store."""
+
+    @property
+    def load_seconds(self) -> Seconds:
+        """Until what a rank takes from a store is there; it computes other prompts meanwhile."""
 
     @property
     def whole_prefill_seconds(self) -> float:
@@ -199,7 +215,7 @@ class Prediction(NamedTuple):
     idle: bool
     """Nothing is in flight there."""
     transfer: float = 0.0
-    """Of its KV to another rank, where that decodes; `step` is that one's."""
+    """Of its KV, from a store, or to another rank where that decodes; `step` is that one's."""
 
     @property
     def ttft(self) -> float:
@@ -228,6 +244,7 @@ class Decision:
         "rank",
         "reason",
         "split",
+        "stored_tokens",
     )
 
     def __init__(
@@ -255,6 +272,8 @@ class Decision:
         self.overlap_tokens = overlap_tokens
         self.best_overlap_tokens = best_overlap_tokens
         self.split = split
+        self.stored_tokens = 0
+        """Beyond the overlap, that the rank will load from a store."""
         self.onward: Onward | None = None
         """Where it would decode, had it been prefilled already."""
 
@@ -285,4 +304,9 @@ class Decision:
     @property
     def prefill_tokens(self) -> int:
         """Prompt tokens that the chosen rank has to compute."""
+        return max(0, self.prompt_tokens - (self.overlap_tokens or 0) - self.stored_tokens)
+
+    @property
+    def new_tokens(self) -> int:
+        """Prompt tokens that take up memory of the chosen rank that was not taken before."""
         return max(0, self.prompt_tokens - (self.overlap_tokens or 0))

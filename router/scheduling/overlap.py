@@ -13,6 +13,9 @@ from router.scheduling.decision import Cost, Situation
 LOWER_TIER_CREDIT = 0.75
 """Of a token's prefill saved when its block must first be loaded from a tier below the GPU: Dynamo's default weight for
 host memory."""
+STORE_CREDIT = 0.5
+"""The same where the block must first be loaded from a store over the network: Dynamo's default weight for what is
+further than host memory is half of that one's. Policies in seconds know better."""
 
 
 class OverlapCost:

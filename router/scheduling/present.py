@@ -11,7 +11,7 @@ from indexer.matches import Matches
 from router.scheduling.decision import Candidates, Costs, Figures, Seconds
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Loads
-from router.scheduling.overlap import LOWER_TIER_CREDIT
+from router.scheduling.overlap import LOWER_TIER_CREDIT, STORE_CREDIT
 
 if TYPE_CHECKING:
     from router.scheduling.scheduler import Scheduler
@@ -28,13 +28,16 @@ class Present:
         matches: Matches | None,
         now: float,
         held: Seconds | None = None,
+        stored: int = 0,
     ) -> None:
+        """`stored`: leading prompt tokens that lie in a shared store."""
         self.candidates = candidates
         self.prompt_tokens = prompt_tokens
         self.now = now
         self._scheduler = scheduler
         self.matches = matches
         self._held = held
+        self._stored = stored
 
     @cached_property
     def _loads(self) -> Loads:
@@ -80,7 +83,23 @@ class Present:
         return held
 
     @cached_property
+    def stored_tokens(self) -> Figures:
+        candidates = self.candidates
+        if not self._stored:
+            return np.zeros(len(candidates), np.int64)
+        beyond = np.minimum(self._stored // candidates.block_sizes * candidates.block_sizes, self._usable)
+        stored: Figures = np.maximum(0, beyond - self.overlap_tokens) * candidates.stored
+        return stored
+
+    @cached_property
     def credit_tokens(self) -> Figures | Costs:
+        if not self._stored:
+            return self._own_credit
+        credit: Costs = self._own_credit + STORE_CREDIT * self.stored_tokens
+        return credit
+
+    @cached_property
+    def _own_credit(self) -> Figures | Costs:
         candidates, matches, held = self.candidates, self.matches, self.overlap_tokens
         if matches is None:
             return held
@@ -107,8 +126,18 @@ class Present:
 
     @cached_property
     def prefill_seconds(self) -> Seconds:
-        new = np.maximum(0.0, self.prompt_tokens - self.credit_tokens)
+        held = self._own_credit + self.stored_tokens if self._stored else self._own_credit
+        new = np.maximum(0.0, self.prompt_tokens - held)
         return self._factors * self._scheduler.latency.prefill_works(new, self.prompt_tokens)
+
+    @cached_property
+    def load_seconds(self) -> Seconds:
+        tokens = self.stored_tokens
+        if not self._stored:
+            return np.zeros(len(tokens))
+        loads = self._scheduler.loads
+        seconds: Seconds = np.where(tokens > 0, loads.work(tokens, 0.0) * loads.factor, 0.0)
+        return seconds
 
     @cached_property
     def whole_prefill_seconds(self) -> float:

@@ -46,6 +46,10 @@ class Waiting(Protocol):
     @property
     def ttft_slo(self) -> float | None: ...
     @property
+    def stored_tokens(self) -> int:
+        """Of the prompt's leading ones, those in a shared store."""
+
+    @property
     def streamed(self) -> bool:
         """Whether its first token will be seen."""
 
@@ -167,6 +171,7 @@ class Queue:
             now,
             held=ahead,
             policy=waiting.policy,
+            stored=waiting.stored_tokens,
         )
         verdict = self._judge(waiting, decision, now)
         if verdict is Verdict.HOLD:

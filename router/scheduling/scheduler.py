@@ -25,6 +25,7 @@ from router.scheduling.disaggregation import Disaggregation
 from router.scheduling.latency import LatencyModel
 from router.scheduling.load import LoadBook
 from router.scheduling.present import Present
+from router.scheduling.transfer import Transfers
 
 
 class Scheduler:
@@ -42,6 +43,8 @@ class Scheduler:
         self.backlog = backlog or Backlog()
         self.latency = latency or LatencyModel()
         self.disaggregation = Disaggregation()
+        self.loads = Transfers()
+        """From a shared store."""
         self._unheard: deque[tuple[float, Booking]] = deque()
         self.changed: Callable[[], None] = _nothing
         """Called when a prefill is done or a request has ended."""
@@ -55,19 +58,21 @@ class Scheduler:
         pinned: bool = False,
         held: Mapping[Candidates, Seconds] | None = None,
         policy: Policy | None = None,
+        stored: int = 0,
     ) -> Decision:
         """Choose among `candidates`, of which there is one at least.
 
         `matches` None means that none were looked up. A `pinned` request takes the least loaded of its candidates, all
         of the worker that it named. `held`: what waits in the router, see `Situation.held_seconds`. `policy`: another
-        than the scheduler's own.
+        than the scheduler's own. `stored`: leading prompt tokens that lie in a shared store.
         """
         self._settle(now)
         held = held or {}
         whole, split = candidates.whole, candidates.split
-        present = Present(self, whole, prompt_tokens, matches, now, held.get(whole))
+        present = Present(self, whole, prompt_tokens, matches, now, held.get(whole), stored)
         if split:
-            prefills = Present(self, split.prefills, prompt_tokens, matches, now, held.get(split.prefills))
+            waiting = held.get(split.prefills)
+            prefills = Present(self, split.prefills, prompt_tokens, matches, now, waiting, stored)
             if self.disaggregation.splits(self, present, prefills, split):
                 return self._select_prefill(prefills, split, policy)
         if pinned:
@@ -141,7 +146,9 @@ def _decision(
         return Decision(present.candidates, choice, present.prompt_tokens, None, None, split=split)
     overlaps = present.overlap_tokens
     own, best = int(overlaps[choice.position]), int(overlaps.max())
-    return Decision(present.candidates, choice, present.prompt_tokens, own, best, predict, split)
+    decision = Decision(present.candidates, choice, present.prompt_tokens, own, best, predict, split)
+    decision.stored_tokens = int(present.stored_tokens[choice.position])
+    return decision
 
 
 def _predict(present: Present, position: int) -> Prediction:
@@ -151,8 +158,10 @@ def _predict(present: Present, position: int) -> Prediction:
         float(present.prefill_seconds[position]),
         float(present.step_seconds[position]),
         not present.requests[position],
+        float(present.load_seconds[position]),
     )
 
 
 def _predict_split(prefills: Present, position: int, onward: Onward) -> Prediction:
-    return _predict(prefills, position)._replace(step=onward.step, transfer=onward.transfer + onward.memory)
+    prediction = _predict(prefills, position)
+    return prediction._replace(step=onward.step, transfer=prediction.transfer + onward.transfer + onward.memory)

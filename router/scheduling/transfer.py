@@ -37,6 +37,11 @@ class Transfers:
     def factors(self, near: Near) -> Seconds:
         return self._factors[near.astype(np.intp)]
 
+    @property
+    def factor(self) -> float:
+        """Where none are near, as with a store."""
+        return float(self._factors[0])
+
     def observe(self, near: bool, work: float, seconds: float) -> None:
         """`work` as above took `seconds`."""
         place = int(near)

@@ -64,6 +64,7 @@ class Arrival:
         self.arrived = fleet.timeline.now()
         self.priority = 0
         self.ttft_slo: float | None = None
+        self.stored_tokens = 0
         self.streamed = True
         self.policy: Policy | None = None
         self._booking: Booking | None = None

@@ -54,11 +54,13 @@ class Plain:
     active_tokens: Figures
     overlap_tokens: Figures
     credit_tokens: Figures | Costs
+    stored_tokens: Figures
     memory_tokens: Figures
     capacity_tokens: Figures
     queue_seconds: Seconds
     held_seconds: Seconds
     prefill_seconds: Seconds
+    load_seconds: Seconds
     whole_prefill_seconds: float
     step_seconds: Seconds
     residence_seconds: float = 10.0
@@ -81,6 +83,7 @@ def situation(
     queue: Sequence[float] = (),
     held: Sequence[float] = (),
     prefill: Sequence[float] = (),
+    load: Sequence[float] = (),
     whole: Sequence[float] = (),
     step: Sequence[float] = (),
     residence: float = 10.0,
@@ -105,11 +108,13 @@ def situation(
         figures(active),
         figures(overlap),
         figures(overlap) if credit is None else np.array(credit),
+        figures(()),
         figures(memory or active),
         figures(capacity, UNBOUNDED),
         seconds(queue),
         seconds(held),
         seconds(prefill),
+        seconds(load),
         float(np.mean(whole or prefill or [0.0])),
         seconds(step),
         residence,

@@ -126,6 +126,7 @@ class Request:
         self.arrived = desk.clock.now
         self.priority = priority
         self.ttft_slo = ttft_slo
+        self.stored_tokens = 0
         self.streamed = streamed
         self.policy: Policy | None = None
         self._matches = matches
