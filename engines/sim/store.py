@@ -27,6 +27,7 @@ class StoreCounters:
     evicted: int = 0
     expired: int = 0
     reused: int = 0
+    """Loaded."""
     lost: int = 0
     """With their last owner."""
 
@@ -78,8 +79,8 @@ class Store:
                 return count
         return len(hashes)
 
-    def take(self, hashes: Sequence[SequenceHash], now: float) -> int:
-        """As `prefix`, for somebody who loads them."""
+    def take(self, hashes: Sequence[SequenceHash], now: float, held: int = 0) -> int:
+        """As `prefix`, for somebody who has the first `held` himself and loads the others."""
         self._expire(now)
         found = self.prefix(hashes, now)
         for key in hashes[:found]:
@@ -88,7 +89,7 @@ class Store:
             if self._eviction == "lru":
                 self._unlink(entry)
                 self._link(entry)
-        self.counters.reused += found
+        self.counters.reused += max(0, found - held)
         return found
 
     def put(self, hashes: Iterable[SequenceHash], owner: Owner, now: float) -> None:

@@ -35,10 +35,13 @@ class Sample(NamedTuple):
     last: float
     prompt_tokens: int
     cached_tokens: int
+    """That its worker had."""
     output_tokens: int
     worker: int
     """The last that it was sent to, to prefill if it was parted; −1: none."""
     fate: Fate = "answered"
+    stored_tokens: int = 0
+    """Of the prompt, loaded from the store."""
 
     @property
     def ttft(self) -> float | None:
@@ -64,7 +67,6 @@ class Arrival:
         self.arrived = fleet.timeline.now()
         self.priority = 0
         self.ttft_slo: float | None = None
-        self.stored_tokens = 0
         self.streamed = True
         self.policy: Policy | None = None
         self._booking: Booking | None = None
@@ -74,6 +76,9 @@ class Arrival:
         self._failures = 0
         self._parts: Parts | None = None
         self._ranks: list[WorkerRank] = []
+        self._loaded = 0
+        """Tokens, from the store."""
+        self._block_hashes: list[int] = self._hashes.tolist()
 
     # -- queue.Waiting
 
@@ -85,6 +90,12 @@ class Arrival:
         fleet.predicted.expire(fleet.timeline.now())
         known, predicted = fleet.index.find_matches(self._hashes), fleet.predicted.find_matches(self._hashes)
         return MostOfMatches(known, predicted) if predicted else known
+
+    @property
+    def stored_tokens(self) -> int:
+        """Looked up anew whenever it is asked for."""
+        shared = self._fleet.shared
+        return shared.tokens(self._block_hashes) if shared and self._fleet.settings.store_credit else 0
 
     def send(self, decision: Decision, booking: Booking) -> None:
         fleet = self._fleet
@@ -100,7 +111,7 @@ class Arrival:
 
     def request(self) -> Request:
         """Anew, as the client asks it."""
-        return make_request(self._index, self._row, self._hashes)
+        return make_request(self._index, self._row, self._block_hashes, remote=self._fleet.shared is not None)
 
     def prefilling(self, request: Request) -> None:
         """One worker computes the prompt; it is that one's cache which counts."""
@@ -154,6 +165,8 @@ class Arrival:
         self._parts, self._ranks = None, []
         if parts:
             parts.end()
+        if self._fleet.shared and self._request:
+            self._loaded = self._fleet.shared.loaded_tokens.pop(self._request, 0)
         for rank in ranks:
             self._fleet.leave(rank, self)
         if self._booking is not None:
@@ -166,4 +179,4 @@ class Arrival:
         cached = self._request.cached_tokens if self._request else 0
         first, worker = self._first, self._worker
         sizes = row.input_length, cached, row.output_length
-        self._fleet.end(Sample(self._index, self.arrived, first, now, *sizes, worker, fate))
+        self._fleet.end(Sample(self._index, self.arrived, first, now, *sizes, worker, fate, self._loaded))

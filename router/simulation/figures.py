@@ -33,24 +33,32 @@ class Figures(msgspec.Struct, frozen=True):
     itl: Spread
     """Between two tokens of a stream, as its worker makes them."""
     hit_ratio: float
+    """In the workers' own caches."""
     imbalance: float
     """Of prompt tokens that were not cached."""
     goodput: float
     """Answers a second that kept the goal, while requests arrived."""
     seconds: float
     """From the first arrival to the last answer."""
+    store_ratio: float | None = None
+    """Of prompt tokens that were loaded from the store; None: there is none."""
 
 
 def summarise(
-    samples: Sequence[Sample], gaps: Mapping[float, int], workers: int, arriving: float, goal: Goal
+    samples: Sequence[Sample],
+    gaps: Mapping[float, int],
+    workers: int,
+    arriving: float,
+    goal: Goal,
+    store: bool = False,
 ) -> Figures:
     """`gaps`: seconds between two tokens, to how many tokens came so; `arriving`: seconds for which requests came;
-    `workers`: that there were at the beginning."""
+    `workers`: that there were at the beginning; `store`: there was one."""
     fine = [sample for sample in samples if sample.fate == "answered"]
     uncached: Counter[str] = Counter()
     for sample in fine:
-        uncached[str(sample.worker)] += sample.prompt_tokens - sample.cached_tokens
-    prompt = sum(sample.prompt_tokens for sample in fine)
+        uncached[str(sample.worker)] += sample.prompt_tokens - sample.cached_tokens - sample.stored_tokens
+    prompt = max(1, sum(sample.prompt_tokens for sample in fine))
     fates = Counter(sample.fate for sample in samples)
     return Figures(
         requests=len(samples),
@@ -59,10 +67,11 @@ def summarise(
         ttft=spread(sample.ttft for sample in fine),
         tpot=spread(sample.tpot for sample in fine),
         itl=counted_spread(gaps),
-        hit_ratio=sum(sample.cached_tokens for sample in fine) / prompt if prompt else 0.0,
+        hit_ratio=sum(sample.cached_tokens for sample in fine) / prompt,
         imbalance=imbalance(uncached, workers),
         goodput=sum(_keeps(sample, goal) for sample in fine) / arriving,
         seconds=max((sample.last for sample in samples), default=0.0),
+        store_ratio=sum(sample.stored_tokens for sample in fine) / prompt if store else None,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from engines.sim.cache import CacheEvent, Cleared, Stored
 from engines.sim.rank import Rank, Sink
 from engines.sim.scheduler import Request
 from engines.sim.scheduler import Scheduler as Engine
+from engines.sim.store import Eviction
 from engines.sim.timing import StepTiming
 from indexer.events import LoadReport
 from indexer.predicted import PredictedPrefixes
@@ -31,6 +33,7 @@ from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.simulation.arrival import BOOK_EVERY, Arrival, Sample
 from router.simulation.parts import HOP, Parts
+from router.simulation.storing import SharedStore, StoringEngine
 from router.simulation.timeline import Timeline
 
 EVENT_DELAY = 0.003
@@ -53,6 +56,16 @@ class FleetSettings(NamedTuple):
     transfer_base_s: float = 0.005
     kv_bytes_per_token: int = 131_072
     """As in `engines.sim.timing`."""
+    store_tokens: int = 0
+    """That a store shared by all workers holds; 0: there is none."""
+    store_gb_s: float = 10.0
+    """From the store into one worker."""
+    store_base_s: float = 0.005
+    """For each load."""
+    store_eviction: Eviction = "lru"
+    store_ttl_s: float | None = None
+    store_credit: bool = True
+    """The router is told what lies in the store."""
     cache_tokens: int = 262_144
     block_size: int = 16
     slow: Mapping[int, float] = {}
@@ -96,7 +109,8 @@ class VirtualFleet:
         """Those that may get requests."""
         self._sent: dict[WorkerRank, dict[Arrival, None]] = {}
         self.fetching: dict[Request, Parts] = {}
-        """Requests that wait for their prompt's KV."""
+        """Requests that wait for their prompt's KV from another worker."""
+        self.shared = SharedStore(self) if settings.store_tokens else None
         self.gaps: Counter[float] = Counter()
         """Of workers that are gone: seconds between two tokens, and how many tokens came so."""
         self._rows_left = self._in_flight = 0
@@ -128,6 +142,8 @@ class VirtualFleet:
         if worker:
             worker.close()
             self.gaps += worker.scheduler.gaps
+            if self.shared:
+                self.shared.lose(rank)
             self.timeline.call_later(HOP, self._lose, number)
 
     def _lose(self, number: int) -> None:
@@ -161,7 +177,8 @@ class VirtualFleet:
 
     def _worker(self, number: int, rank: WorkerRank) -> Rank:
         settings = self.settings
-        engine = Engine(
+        kind = partial(StoringEngine, self, self.shared, rank) if self.shared else Engine
+        engine = kind(
             cache_blocks=settings.cache_tokens // settings.block_size,
             block_size=settings.block_size,
             max_num_seqs=settings.max_num_seqs,

@@ -29,7 +29,7 @@ def sequence_hashes(row: Row, block_size: int) -> SequenceHashes:
     return mixed ^ (mixed >> _LAST)
 
 
-def make_request(index: int, row: Row, hashes: SequenceHashes) -> Request:
+def make_request(index: int, row: Row, hashes: list[int], *, remote: bool = False) -> Request:
     """For a `Scheduler` whose answers are long enough that no two requests' answers are alike."""
     return Request(
         request_id=str(index),
@@ -37,6 +37,7 @@ def make_request(index: int, row: Row, hashes: SequenceHashes) -> Request:
         prompt_length=row.input_length,
         max_tokens=row.output_length,
         namespace=PLAIN,
-        hashes=hashes.tolist(),
+        hashes=list(hashes),
         answer_start=index,
+        remote=remote,
     )

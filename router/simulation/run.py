@@ -55,7 +55,8 @@ class Run(NamedTuple):
         enough = None if self.most_ttft is None else _exceeds(self.most_ttft * len(rows))
         samples = fleet.run(rows, lambda fleet: plan_changes(fleet, self.changes), enough)
         arriving = max(1e-3, rows[-1].timestamp / 1000)
-        return summarise(samples, fleet.token_gaps, self.fleet.workers, arriving, self.goal)
+        store = self.fleet.store_tokens > 0
+        return summarise(samples, fleet.token_gaps, self.fleet.workers, arriving, self.goal, store)
 
     def _admission(self) -> Admission:
         slo = self.slo
