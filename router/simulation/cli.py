@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 
 from router.ab.errors import RunError
+from router.simulation.crediting import credit_table, credit_verdicts, run_credit
 from router.simulation.figures import Figures
 from router.simulation.knee import Knee
 from router.simulation.plan import BASELINES, Plan, read_plan
@@ -61,6 +62,8 @@ def _study(plan: Plan, runs: Runner, console: Console, argv: Sequence[str]) -> d
         knee = Knee(plan.run, BASELINES, plan.seeds, runs, console.print).find()
         console.print(f"The knee is at rate {knee:g}")
         return {"knee": knee}
+    if plan.store_sweep:
+        return _store_sweep(plan, runs, console)
     return {"runs": _compare(plan, runs, console)}
 
 
@@ -96,6 +99,17 @@ def _suite(plan: Plan, runs: Runner, console: Console, argv: Sequence[str]) -> d
     if plan.page:
         Path(plan.page).write_text(page(lines, shlex.join(["python", "-m", "router", "simulate", *argv])), "utf-8")
     return {"lines": lines, "verdict": judge(lines)}
+
+
+def _store_sweep(plan: Plan, runs: Runner, console: Console) -> dict[str, object]:
+    lines = []
+    for line in run_credit(plan, runs):
+        lines.append(line)
+        console.print(f"{line.policy} at {line.gb_s:g} GB/s: {line.ratio:.3f}")
+    console.print(credit_table(lines))
+    for text in credit_verdicts(lines):
+        console.print(text)
+    return {"credit": lines}
 
 
 def _suite_knees(plan: Plan, runs: Runner, console: Console) -> dict[str, object]:

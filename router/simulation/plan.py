@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
 
+from engines.sim.store import Eviction
 from engines.sim.timing import StepTiming
 from router.ab.arrivals import Arrivals
 from router.ab.errors import RunError
@@ -19,6 +20,7 @@ from router.ab.trace import BLOCK_TOKENS
 from router.scheduling.admission import SloAction
 from router.simulation.changes import Change, parse_change, parse_slow, unknown_worker
 from router.simulation.figures import Goal
+from router.simulation.flags_file import with_flags_file
 from router.simulation.fleet import FleetSettings
 from router.simulation.run import Run, Slo, find_policy
 from router.simulation.source import Requests
@@ -41,6 +43,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     baseline: str
     seeds: tuple[int, ...]
     rates: tuple[float, ...]
+    store_sweep: tuple[float, ...]
+    """GB/s."""
     slo: Slo
     changes: tuple[Change, ...]
     goal: Goal
@@ -63,7 +67,7 @@ class _Parser(argparse.ArgumentParser):
 
 def read_plan(argv: Sequence[str]) -> Plan:
     """Raises RunError for flags that cannot be used; `--help` prints and raises SystemExit(0)."""
-    given = make_parser().parse_args(argv)
+    given = make_parser().parse_args(with_flags_file(argv))
     requests, policies = _requests(given), given.policies
     fleet = _fleet(given, requests)
     for policy in policies:
@@ -74,6 +78,8 @@ def read_plan(argv: Sequence[str]) -> Plan:
     unknown = unknown_worker(fleet.workers, given.change)
     if unknown is not None:
         raise RunError(f"--change: there is no worker {unknown} then; workers are counted from 0")
+    if given.store_sweep and not fleet.store_tokens:
+        raise RunError("--store-sweep needs a store; give --store-tokens")
     return Plan(
         requests=requests,
         fleet=fleet,
@@ -81,6 +87,7 @@ def read_plan(argv: Sequence[str]) -> Plan:
         baseline=baseline,
         seeds=given.seeds,
         rates=given.sweep or (given.rate,),
+        store_sweep=given.store_sweep or (),
         slo=Slo(given.ttft_slo, given.tbt_slo, given.slo_action, given.slo_patience),
         changes=tuple(given.change),
         goal=Goal(given.goal_ttft, given.goal_tpot),
@@ -134,13 +141,21 @@ def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
         transfer_gb_s=given.transfer_gb_s,
         transfer_base_s=given.transfer_base_s,
         kv_bytes_per_token=given.kv_bytes_per_token,
+        store_tokens=given.store_tokens,
+        store_gb_s=given.store_gb_s,
+        store_base_s=given.store_base_s,
+        store_eviction=given.store_eviction,
+        store_ttl_s=given.store_ttl,
+        store_credit=given.store_credit,
     )
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="kv-router simulate", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--flags", metavar="FILE", help="YAML of these flags by name; those of the command line win")
     _add_traffic(parser.add_argument_group("Traffic"))
     _add_fleet(parser.add_argument_group("Fleet"))
+    _add_store(parser.add_argument_group("Store"))
     _add_router(parser.add_argument_group("Router"))
     _add_study(parser.add_argument_group("Study"))
     return parser
@@ -179,6 +194,20 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     for field in fields(StepTiming):
         flag, usual = "--" + field.name.replace("_", "-"), getattr(default.timing, field.name)
         add(flag, type=float, default=usual, metavar="X", help="as of python -m engines.sim (default: %(default)s)")
+
+
+def _add_store(group: argparse._ArgumentGroup) -> None:
+    add, default = group.add_argument, FleetSettings()
+    add("--store-tokens", type=whole, default=0, metavar="N", help="a store that all workers share (default: 0, none)")
+    speed, base = default.store_gb_s, default.store_base_s
+    add("--store-gb-s", type=positive, default=speed, metavar="GB/S", help="into each worker (default: %(default)s)")
+    add("--store-base-s", type=positive, default=base, metavar="SECONDS", help="of each load (default: %(default)s)")
+    policies = get_args(Eviction)
+    add("--store-eviction", choices=policies, default=default.store_eviction, help="(default: %(default)s)")
+    add("--store-ttl", type=positive, metavar="SECONDS", help="a block's life (default: until it is evicted)")
+    add("--no-store-credit", dest="store_credit", action="store_false", help="the router is not told of the store")
+    text = "mean TTFT with the router told of the store, and not, at each of these --store-gb-s"
+    add("--store-sweep", type=_listed(positive), metavar="X,Y", help=text)
 
 
 def _add_router(group: argparse._ArgumentGroup) -> None:

@@ -45,6 +45,8 @@ METRICS = (
     _Metric("failed", lambda f: f.failed, "{:,.0f}", compared=False),
     _Metric("goodput /s", lambda f: f.goodput, "{:.2f}"),
 )
+STORE_METRIC = _Metric("store hits %", lambda f: (f.store_ratio or 0.0) * 100, "{:.1f}")
+"""Where there is a store."""
 
 Results = Mapping[str, Sequence[Figures]]
 """By policy, one for each seed."""
@@ -56,7 +58,8 @@ def table(results: Results, baseline: str, title: str) -> Table:
     grid.add_column("virtual seconds")
     for policy in results:
         grid.add_column(policy, justify="right")
-    for metric in METRICS:
+    stored = any(one.store_ratio is not None for figures in results.values() for one in figures)
+    for metric in (*METRICS, *([STORE_METRIC] if stored else [])):
         values = {policy: [metric.of(one) for one in figures] for policy, figures in results.items()}
         base = values[baseline] if metric.compared else []
         grid.add_row(metric.title, *(_cell(metric, its, [] if its is base else base) for its in values.values()))

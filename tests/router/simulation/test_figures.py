@@ -26,3 +26,11 @@ def test_a_run_in_numbers() -> None:
     assert figures.goodput == pytest.approx(0.1)  # one kept to both goals
     assert (figures.itl.p50, figures.itl.p99, figures.itl.max) == (0.01, 0.01, 0.5)
     assert figures.itl.mean == pytest.approx(0.0149)
+
+
+def test_what_came_from_a_store_is_counted_apart() -> None:
+    samples = [sample(0, 0.5, cached=50)._replace(stored_tokens=25), sample(1, 0.5, worker=1)]
+    figures = summarise(samples, {}, 2, 10.0, Goal(), store=True)
+    assert (figures.hit_ratio, figures.store_ratio) == (0.25, 0.125)
+    assert figures.imbalance == pytest.approx(100 / 62.5)
+    assert summarise(samples[1:], {}, 2, 10.0, Goal()).store_ratio is None

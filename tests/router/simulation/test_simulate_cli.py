@@ -12,7 +12,9 @@ from router.ab.errors import RunError
 from router.simulation.plan import Plan, make_parser, read_plan
 from router.simulation.workloads import WORKLOADS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text("utf-8")
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "simulate.md").read_text("utf-8")
+STORE = ROOT / "configs" / "store-simulation.yaml"
 SMALL = ["--workload", "rag", "--duration", "2", "--jobs", "1"]
 
 
@@ -117,7 +119,7 @@ def test_every_flag_is_on_the_page_and_no_other() -> None:
 def test_the_pages_examples_are_read() -> None:
     examples = re.findall(r"^python -m router simulate (.*)$", PAGE, re.MULTILINE)
     assert len(examples) >= 5
-    for example in examples:
+    for example in (text.replace("configs/", f"{ROOT}/configs/") for text in examples):
         if "conversation_trace" in example:
             with pytest.raises(RunError, match="cannot read the trace"):
                 plan(example)
@@ -130,3 +132,63 @@ def test_help_names_every_workload(capsys: pytest.CaptureFixture[str]) -> None:
         main(["simulate", "--help"])
     told = capsys.readouterr().out.replace("\n", "").replace(" ", "")
     assert all(name in told for name in WORKLOADS)
+
+
+def test_flags_come_from_a_file_and_the_command_line_wins(tmp_path: Path) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text("workers: 4\nseeds: [0, 1]\npush: true\nreuse-not: false\nslow: 1=2.5\n", "utf-8")
+    own = plan(f"--flags {file} --workers 3")
+    assert (own.fleet.workers, own.seeds, own.fleet.push, own.fleet.slow) == (3, (0, 1), True, {1: 2.5})
+
+
+def test_the_stores_flags_reach_the_fleet() -> None:
+    given = plan(f"--flags {STORE} --workload rag --store-eviction sieve --store-ttl 9 --store-base-s 0.5").fleet
+    assert (given.workers, given.store_tokens, given.store_eviction) == (16, 20_000_000, "sieve")
+    assert (given.store_ttl_s, given.store_base_s, given.store_credit) == (9.0, 0.5, True)
+    small = plan("--store-tokens 5 --store-gb-s 3 --no-store-credit").fleet
+    assert (small.store_tokens, small.store_gb_s, small.store_ttl_s, small.store_credit) == (5, 3.0, None, False)
+    assert plan("").fleet.store_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("workers: [", "is not YAML"),
+        ("- workers", "must map flags to values"),
+        ("workers: {}", "workers must be a flag's value"),
+        ("workers:", "workers must be a flag's value"),
+        ("flags: other.yaml", "flags must be a flag's value"),
+        ("labourers: 3", "unrecognized arguments: --labourers 3"),
+    ],
+)
+def test_a_flags_file_that_cannot_be_used_is_told(content: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "flags.yaml").write_text(content, "utf-8")
+    with pytest.raises(RunError, match=complaint):
+        plan(f"--flags {tmp_path / 'flags.yaml'}")
+
+
+def test_a_flags_file_that_is_not_there_is_told() -> None:
+    for given, complaint in {"--flags /nowhere": "cannot read /nowhere", "--flags": "expected one argument"}.items():
+        with pytest.raises(RunError, match=complaint):
+            plan(given)
+
+
+def test_what_credit_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "credit.json"
+    store = ["--store-tokens", "500000", "--store-sweep", "1,20", "--workers", "3", "--policies", "auto,overlap"]
+    assert main(["simulate", *SMALL, *store, "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "with/without credit, worst speed" in told
+    lines = json.loads(out.read_bytes())["credit"]
+    assert [(line["gb_s"], line["policy"]) for line in lines] == [
+        (gb_s, policy) for gb_s in (1, 20) for policy in ("auto", "overlap")
+    ]
+    with pytest.raises(RunError, match="needs a store"):
+        plan("--store-sweep 1")
+
+
+def test_a_store_has_a_row_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *SMALL, "--policies", "auto", "--store-tokens", "100000"]) == 0
+    assert "store hits %" in capsys.readouterr().out
+    assert main(["simulate", *SMALL, "--policies", "auto"]) == 0
+    assert "store hits" not in capsys.readouterr().out

@@ -1,0 +1,83 @@
+"""What it is worth to the router to be told of the store, at several speeds of that store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Final
+
+import msgspec
+from rich.table import Table
+
+from router.page.intervals import ratio_interval
+from router.simulation.figures import Figures
+from router.simulation.plan import Plan
+from router.simulation.run import Run, Runner
+
+GOAL: Final = 0.75
+"""Of mean TTFT with credit over without, where the store is fast."""
+GOAL_WORST: Final = 1.02
+"""However slow it is."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One policy at one speed; a figure for each seed."""
+
+    gb_s: float
+    policy: str
+    without: tuple[Figures, ...]
+    told: tuple[Figures, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Of mean TTFTs, told over not."""
+        return ratio_interval(_means(self.told), _means(self.without)).mean
+
+
+def run_credit(plan: Plan, runs: Runner) -> Iterator[Line]:
+    """All policies and seeds of the plan at its first rate."""
+    asked = [(gb_s, policy) for gb_s in plan.store_sweep for policy in plan.policies]
+    found = runs(
+        _run(plan, gb_s, policy, seed, credit)
+        for gb_s, policy in asked
+        for credit in (False, True)
+        for seed in plan.seeds
+    )
+    for gb_s, policy in asked:
+        without = tuple(next(found) for _ in plan.seeds)
+        yield Line(gb_s, policy, without, tuple(next(found) for _ in plan.seeds))
+
+
+def _run(plan: Plan, gb_s: float, policy: str, seed: int, credit: bool) -> Run:
+    run = plan.run(policy, seed, plan.rates[0])
+    return run._replace(fleet=run.fleet._replace(store_gb_s=gb_s, store_credit=credit))
+
+
+def credit_table(lines: Sequence[Line]) -> Table:
+    grid = Table(
+        title="Mean TTFT in virtual seconds; prompt tokens from own caches and from the store", title_justify="left"
+    )
+    for head in ("GB/s", "policy", "without credit", "own + store %", "with credit", "own + store %", "ratio"):
+        grid.add_column(head, justify="left" if head == "policy" else "right")
+    for line in lines:
+        sides = [cell for side in (line.without, line.told) for cell in (f"{fmean(_means(side)):.3f}", _hits(side))]
+        grid.add_row(f"{line.gb_s:g}", line.policy, *sides, f"{line.ratio:.3f}")
+    return grid
+
+
+def credit_verdicts(lines: Sequence[Line]) -> list[str]:
+    """Both goals in words."""
+    ratios = [line.ratio for line in lines]
+    return [
+        f"with/without credit, best speed: {min(ratios):.3f}, goal {GOAL}",
+        f"with/without credit, worst speed: {max(ratios):.3f}, goal {GOAL_WORST}",
+    ]
+
+
+def _means(side: Sequence[Figures]) -> list[float]:
+    return [figures.ttft.mean for figures in side]
+
+
+def _hits(side: Sequence[Figures]) -> str:
+    own, store = fmean(one.hit_ratio for one in side), fmean(one.store_ratio or 0.0 for one in side)
+    return f"{own * 100:.1f} + {store * 100:.1f}"

@@ -1,0 +1,45 @@
+"""`--flags FILE`: flags of `simulate` in YAML, by their names without the dashes, for runs that are to be repeated."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from router.ab.errors import RunError
+
+
+def with_flags_file(argv: Sequence[str]) -> list[str]:
+    """What the file says, then the command line, which wins. RunError for a file that cannot be used."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--flags")
+    try:
+        path = parser.parse_known_args(argv)[0].flags
+    except argparse.ArgumentError:
+        return list(argv)  # the whole command line's reader will say what is wrong
+    return list(argv) if path is None else [*_read(Path(path)), *argv]
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}; give another FILE to --flags") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{path} must map flags to values, as in workers: 8")
+    return [part for name, value in content.items() for part in _flag(path, name, value)]
+
+
+def _flag(path: Path, name: object, value: object) -> list[str]:
+    """`true` is a flag without a value, `false` none; a list is written with commas."""
+    if isinstance(value, bool):
+        return [f"--{name}"] if value else []
+    if isinstance(value, list):
+        return [f"--{name}", ",".join(map(str, value))]
+    if not isinstance(value, str | int | float) or name == "flags":
+        raise RunError(f"{path}: {name} must be a flag's value, not {value!r}")
+    return [f"--{name}", str(value)]
