@@ -1,0 +1,46 @@
+"""The names under which engines keep their blocks in Mooncake Store, and what its master tells of them.
+
+Pure: tokens to keys, answers to facts. Who asks, when, and what it is worth is the router's business.
+"""
+
+from __future__ import annotations
+
+from engines.store.keys import DIGEST_BYTES, Digest, StoreKeys, Verdict
+from engines.store.messages import HashName
+from engines.store.query import Segment, Stored, query_path, read_keys, read_query, read_segments
+from engines.store.sglang import SglangLayout
+from engines.store.size import bytes_per_token
+from engines.store.verify import verify
+from engines.store.vllm import (
+    DEFAULT_SEED,
+    GroupBlockSize,
+    HashBlockSize,
+    SchedulerBlockSize,
+    VllmGroup,
+    VllmLayout,
+    scheduler_block_size,
+)
+
+__all__ = [
+    "DEFAULT_SEED",
+    "DIGEST_BYTES",
+    "Digest",
+    "GroupBlockSize",
+    "HashBlockSize",
+    "HashName",
+    "SchedulerBlockSize",
+    "Segment",
+    "SglangLayout",
+    "StoreKeys",
+    "Stored",
+    "Verdict",
+    "VllmGroup",
+    "VllmLayout",
+    "bytes_per_token",
+    "query_path",
+    "read_keys",
+    "read_query",
+    "read_segments",
+    "scheduler_block_size",
+    "verify",
+]

@@ -1,0 +1,129 @@
+"""What a Mooncake master tells over HTTP, on its metrics port. None of it takes a lease on an object.
+
+GET /batch_query_keys?keys=K,K,…   {"success": true, "data": {K: {"ok": …, "values": [replica, …], …}, …}}
+GET /get_all_keys                  a key a line
+GET /get_segments_detail           {"segments": [{"segment_name", "te_endpoint", …}, …]}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from indexer.types import Tier
+
+BATCH_QUERY, ALL_KEYS, SEGMENTS = "/batch_query_keys", "/get_all_keys", "/get_segments_detail"
+_PLAIN = "@:/,"
+_PLAIN_KEYS = re.compile(rf"[A-Za-z0-9_.~{_PLAIN}-]*")
+"""Sent as they are: what vLLM and SGLang write then stays short."""
+
+
+class Stored(NamedTuple):
+    """An object that can be read. `owners`: where its replicas in memory are, as `Segment.endpoint` calls them."""
+
+    size: int
+    tier: Tier
+    owners: tuple[str, ...] = ()
+
+
+class Segment(NamedTuple):
+    """Memory that a process offers to the store."""
+
+    name: str
+    endpoint: str
+    size: int = 0
+    used: int = 0
+
+
+def query_path(keys: Sequence[str]) -> str | None:
+    """Of the request. None: one key has a comma, and cannot be asked for."""
+    asked = ",".join(keys)
+    if asked.count(",") != len(keys) - 1:
+        return None
+    plain = _PLAIN_KEYS.fullmatch(asked) is not None
+    return f"{BATCH_QUERY}?keys={asked if plain else quote(asked, safe=_PLAIN, errors='surrogatepass')}"
+
+
+def read_query(body: bytes) -> dict[str, Stored]:
+    """The objects of a /batch_query_keys answer that are there. Raises ValueError for anything but such an answer."""
+    answer = _decoded(body)
+    if not answer.success or answer.data is None:
+        raise ValueError(f"the store answered with an error: {answer.error or 'it did not say which'}")
+    return {key: stored for key, object_ in answer.data.items() if (stored := _stored(object_)) is not None}
+
+
+def read_keys(body: bytes) -> list[str]:
+    """Of /get_all_keys. Raises ValueError for what is no text."""
+    return body.decode().splitlines()
+
+
+def read_segments(body: bytes) -> list[Segment]:
+    """Of /get_segments_detail. Raises ValueError for anything else."""
+    try:
+        found = _decode_segments(body)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    return [Segment(s.segment_name, s.te_endpoint, s.size_bytes, s.allocator_used_bytes) for s in found.segments]
+
+
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Replica(msgspec.Struct):
+    size_: _Size = 0
+    transport_endpoint_: str = ""
+
+
+class _OnDisk(msgspec.Struct):
+    size_: _Size = 0
+    object_size: _Size = 0
+
+
+class _Object(msgspec.Struct):
+    ok: bool
+    values: list[_Replica] | None = None
+    disk_values: list[_OnDisk] | None = None
+    local_disk_values: list[_OnDisk] | None = None
+    nof_values: list[_OnDisk] | None = None
+
+
+class _Answer(msgspec.Struct):
+    success: bool
+    data: dict[str, _Object] | None = None
+    error: str | None = None
+
+
+class _Segment(msgspec.Struct):
+    segment_name: str
+    te_endpoint: str = ""
+    size_bytes: _Size = 0
+    allocator_used_bytes: _Size = 0
+
+
+class _Segments(msgspec.Struct):
+    segments: list[_Segment]
+
+
+def _decoded(body: bytes) -> _Answer:
+    try:
+        return _decode_answer(body)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _stored(found: _Object) -> Stored | None:
+    if not found.ok:
+        return None
+    if found.values:
+        owners = dict.fromkeys(part.transport_endpoint_ for part in found.values)
+        return Stored(found.values[0].size_, Tier.CPU, tuple(owners))
+    on_disk = found.disk_values or found.local_disk_values or found.nof_values
+    return Stored(on_disk[0].size_ or on_disk[0].object_size, Tier.DISK) if on_disk else None
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_segments = msgspec.json.Decoder(_Segments).decode

@@ -1,0 +1,235 @@
+"""Names of blocks in Mooncake Store, against real keys: from a recorded store, and from the engines' own code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.events import BlockStored
+from engines.sglang.decode import decode as decode_sglang
+from engines.store import (
+    DEFAULT_SEED,
+    Digest,
+    GroupBlockSize,
+    HashBlockSize,
+    HashName,
+    SchedulerBlockSize,
+    SglangLayout,
+    StoreKeys,
+    VllmGroup,
+    VllmLayout,
+    read_keys,
+    scheduler_block_size,
+    verify,
+)
+from engines.vllm.decode import decode
+from indexer.hashing import Tokens, pack_tokens
+from indexer.types import PLAIN, EngineHash, Namespace
+from tests.engines.recordings import answer, payloads
+
+GOLDEN = Path(__file__).parents[1] / "real/store/golden"
+LORAS = {"adapter": "/models/adapter"}
+BLOCK = SchedulerBlockSize(16)
+TINY = VllmLayout(model="tiny", block_size=BLOCK)
+HASHES: tuple[HashName, ...] = ("sha256", "sha256_cbor")
+
+
+def cases(engine: str, holding: str) -> list[dict[str, Any]]:
+    lines = (GOLDEN / f"{engine}.jsonl").read_text().splitlines()
+    return [case for case in map(json.loads, lines) if holding in case]
+
+
+def name_of(case: dict[str, Any]) -> str:
+    told = ("hash", "hash_seed", "lora", "salt", "tp", "pp", "kv_heads", "holds", "mla", "tag", "prefix")
+    return " ".join(f"{key}={case[key]}" for key in told if case.get(key) is not None)
+
+
+@pytest.mark.parametrize("case", cases("vllm", "digests"), ids=name_of)
+def test_digests_are_those_of_vllm(case: dict[str, Any]) -> None:
+    seed = case.get("hash_seed") or DEFAULT_SEED
+    layout = VllmLayout(model="m", block_size=case["block_size"], hash=case["hash"], hash_seed=seed, loras=LORAS)
+    assert_digests(layout, case)
+
+
+@pytest.mark.parametrize("case", cases("sglang", "digests"), ids=name_of)
+def test_digests_are_those_of_sglang(case: dict[str, Any]) -> None:
+    assert_digests(SglangLayout(model="m", block_size=case["block_size"], loras=LORAS), case)
+
+
+def assert_digests(layout: StoreKeys, case: dict[str, Any]) -> None:
+    """Whole, and continued from each block."""
+    tokens, namespace = pack_tokens(case["tokens"]), Namespace(case.get("lora"), case.get("salt"))
+    digests = layout.hashes(tokens, namespace)
+    assert digests is not None
+    assert [digest.hex() for digest in digests] == case["digests"]
+    for number, digest in enumerate(digests, 1):
+        assert layout.hashes(tokens[number * layout.block_size :], namespace, digest) == digests[number:]
+
+
+@pytest.mark.parametrize("case", cases("vllm", "keys"), ids=name_of)
+def test_keys_are_those_of_vllm(case: dict[str, Any]) -> None:
+    groups = tuple(VllmGroup(number, holds) for number, holds in enumerate(case["holds"]))
+    layout = VllmLayout(
+        model=case["model"],
+        block_size=BLOCK,
+        tp=case["tp"],
+        pp=case.get("pp", 1),
+        kv_heads=case["kv_heads"],
+        prefix=case.get("prefix", ""),
+        groups=groups,
+    )
+    keys = keys_of_last_block(layout, case)
+    assert sorted(keys) == sorted(case["asked"])
+    assert set(keys) <= set(case["keys"])
+    assert set(keys) == set(case["keys"]) or case["tp"] % case["kv_heads"]  # as vLLM: uneven heads leave a rank out
+
+
+@pytest.mark.parametrize("case", cases("sglang", "keys"), ids=name_of)
+def test_keys_are_those_of_sglang(case: dict[str, Any]) -> None:
+    layout = SglangLayout(
+        model=case["model"], block_size=16, tp=case["tp"], pp=case["pp"], mla=case["mla"], tag=case["tag"]
+    )
+    assert sorted(keys_of_last_block(layout, case)) == case["keys"]
+
+
+def keys_of_last_block(layout: StoreKeys, case: dict[str, Any]) -> tuple[str, ...]:
+    digests = layout.hashes(pack_tokens(case["tokens"]), PLAIN)
+    assert digests is not None
+    return layout.keys(digests[-1])
+
+
+def test_recorded_store_has_the_names_of_recorded_blocks() -> None:
+    """A real vLLM's blocks, as its events tell them, and the first keys that the master listed."""
+    layout = VllmLayout(model="tiny", block_size=SchedulerBlockSize(32))
+    digests: dict[EngineHash, Digest] = {}
+    for stored in stored_blocks("vllm-0.32.0-mooncake"):
+        parent = None if stored.parent is None else digests[stored.parent]
+        found = layout.hashes(pack_tokens(stored.token_ids), stored.namespace, parent)
+        assert found is not None
+        assert [layout.event_hash(digest) for digest in found] == list(stored.engine_hashes)
+        digests |= zip(stored.engine_hashes, found, strict=True)
+    listed = read_keys(answer("vllm-0.32.0-mooncake", "master /get_all_keys").body)
+    assert len(listed) == 8
+    assert set(listed) <= {key for digest in digests.values() for key in layout.keys(digest)}
+    assert verify(listed, layout).agrees
+
+
+def stored_blocks(recording: str) -> list[BlockStored]:
+    batches = map(decode, payloads(recording))
+    return [event for batch in batches for event in batch.events if isinstance(event, BlockStored)]
+
+
+def test_recorded_pages_are_hashed_as_in_the_store() -> None:
+    """But for salted ones, whose events have a seed of their own."""
+    layout = SglangLayout(model="tiny", block_size=16)
+    digests: dict[EngineHash, Digest] = {}
+    for stored in [e for b in map(decode_sglang, payloads("sglang-0.5.23")) for e in b.events]:
+        if isinstance(stored, BlockStored) and stored.namespace == PLAIN:
+            parent = None if stored.parent is None else digests[stored.parent]
+            found = layout.hashes(pack_tokens(stored.token_ids), PLAIN, parent)
+            assert found is not None
+            assert [layout.event_hash(digest) for digest in found] == list(stored.engine_hashes)
+            digests |= zip(stored.engine_hashes, found, strict=True)
+    assert digests
+
+
+token_lists = st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([0, 23, 24, 255, 256, 65535, 65536, 2**31]))
+texts = st.none() | st.text(max_size=300).filter(lambda text: len(text) != 1)
+
+
+@given(tokens=token_lists, block=st.integers(1, 40), lora=texts, salt=texts)
+def test_digests_are_of_what_pickle_writes(tokens: list[int], block: int, lora: str | None, salt: str | None) -> None:
+    layout = VllmLayout(model="m", block_size=SchedulerBlockSize(block), loras={} if lora is None else {lora: "/path"})
+    # A text of its own: pickle writes one that it has seen only once.
+    salts, parent, expected = [("cache_salt", "".join(list(salt)))] if salt else [], pickled(DEFAULT_SEED), []
+    loras = [] if lora is None else [("lora", lora, "/path")]
+    for at in range(0, len(tokens) - block + 1, block):
+        extra = (*loras, *(salts if at == 0 else []))
+        parent = pickled((parent, tuple(tokens[at : at + block]), extra or None))
+        expected.append(parent)
+    assert layout.hashes(pack_tokens(tokens), Namespace(lora, salt)) == expected
+
+
+def pickled(value: object) -> bytes:
+    return hashlib.sha256(pickle.dumps(value, protocol=5)).digest()
+
+
+@pytest.mark.parametrize("block", [3, 4, 8192, 8193, 20_000])
+def test_blocks_of_unusual_sizes(block: int) -> None:
+    tokens = np.arange(block, dtype=np.uint32) * np.uint32(7919)
+    layout = VllmLayout(model="m", block_size=SchedulerBlockSize(block))
+    assert layout.hashes(tokens, PLAIN) == [pickled((pickled(DEFAULT_SEED), tuple(tokens.tolist()), None))]
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_salt_is_in_the_first_block_only(name: HashName) -> None:
+    layout = VllmLayout(model="m", block_size=BLOCK, hash=name)
+    tokens, salted = tokens_of(48), Namespace(cache_salt="s" * 300)
+    digests = layout.hashes(tokens, salted)
+    assert digests is not None
+    assert digests[0] not in (layout.hashes(tokens, PLAIN) or [])
+    assert layout.hashes(tokens[16:], PLAIN, digests[0]) == digests[1:]
+    assert layout.hashes(tokens, Namespace(cache_salt="")) == layout.hashes(tokens, PLAIN)
+
+
+@pytest.mark.parametrize("layout", [TINY, SglangLayout(model="tiny", block_size=16)], ids=["vllm", "sglang"])
+def test_adapter_that_is_not_known_has_no_names(layout: StoreKeys) -> None:
+    assert layout.hashes(tokens_of(32), Namespace("adapter")) is None
+
+
+@pytest.mark.parametrize("layout", [TINY, SglangLayout(model="tiny", block_size=16)], ids=["vllm", "sglang"])
+@pytest.mark.parametrize("tokens", [0, 15])
+def test_less_than_a_block_has_no_names(layout: StoreKeys, tokens: int) -> None:
+    assert layout.hashes(tokens_of(tokens), PLAIN) == []
+    assert layout.hashes(tokens_of(tokens), Namespace(cache_salt="salt")) == []
+
+
+def test_blocks_of_hybrid_models_need_every_groups_keys() -> None:
+    """What is hashed, what each group keeps and what is scheduled differ; a group's block goes by its last hash."""
+    groups = (VllmGroup(0, "heads", GroupBlockSize(32)), VllmGroup(1, "state", GroupBlockSize(64)))
+    layout = VllmLayout(
+        model="m", block_size=scheduler_block_size(groups), groups=groups, hash_block_size=HashBlockSize(16), tp=2,
+        kv_heads=1,
+    )  # fmt: skip
+    tokens = tokens_of(16 * 9)
+    fine = VllmLayout(model="m", block_size=BLOCK).hashes(tokens, PLAIN)
+    assert fine is not None
+    assert layout.problem is None
+    blocks = layout.hashes(tokens, PLAIN)
+    assert blocks == [b"".join(fine[:4]), b"".join(fine[4:8])]
+    assert layout.hashes(tokens[64:], PLAIN, blocks[0]) == blocks[1:]
+    assert layout.keys(blocks[0]) == (
+        f"m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{fine[1].hex()}",
+        f"m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{fine[3].hex()}",
+        f"m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:1@{fine[3].hex()}",
+        f"m@tp_rank:1@pcp0@dcp0@pp_rank:0@group:1@{fine[3].hex()}",
+    )
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        VllmLayout(model="m", block_size=BLOCK, tp=2, dcp=2),
+        VllmLayout(model="m", block_size=BLOCK, hash_block_size=HashBlockSize(24)),
+        VllmLayout(model="m", block_size=BLOCK, groups=(VllmGroup(block_size=GroupBlockSize(32)),)),
+        SglangLayout(model="m", block_size=16, tp=2, dcp=2, mla=True),
+    ],
+    ids=["vllm dcp", "hash size", "group size", "sglang dcp"],
+)
+def test_what_cannot_be_known_is_said(layout: VllmLayout | SglangLayout) -> None:
+    assert layout.problem
+    verdict = verify(["m@tp_rank:0"], layout)
+    assert verdict.agrees is None
+    assert layout.problem in verdict.why
+
+
+def tokens_of(count: int) -> Tokens:
+    return np.arange(count, dtype=np.uint32) * np.uint32(331)
