@@ -43,6 +43,7 @@ from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.server import Server
 from router.settings import Settings, SettingsError
+from router.shared_store import SharedStore
 from router.tokens import find_tokenizer
 from router.watch import WorkerWatch
 from router.worker_spec import ROLE_FIELDS
@@ -146,6 +147,7 @@ class App:
             self._metrics,
             time.monotonic,
             settings.pd_timeout,
+            settings.store is not None,
         )
         Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(self._metrics)
         self._arms = make_arms(settings)
@@ -158,6 +160,7 @@ class App:
         self._server: asyncio.Server | None = None
         self._session: aiohttp.ClientSession | None = None
         self._prompts: Prompts | None = None
+        self._store: SharedStore | None = None
         self.port = settings.port
 
     async def start(self) -> None:
@@ -172,6 +175,9 @@ class App:
         await self._ingest.start()
         if reads_prompts(settings):
             self._prompts = Prompts(settings.tokenizer, self._brain, self._session)
+            if settings.store:
+                self._store = SharedStore(settings.store, self._fleet, self._session, time.monotonic)
+                self._metrics.registry.register(self._store)
         watches = [
             WorkerWatch(worker, self._fleet, self._session, settings.health_interval, self._on_described)
             for worker in self._fleet.workers.values()
@@ -189,7 +195,7 @@ class App:
             await sockets.start()
         everybodys = sockets.everybodys if sockets else None
         direct = settings.router_mode == "direct"
-        surface = Server(self._brain, self._prompts, direct, int(time.time()), everybodys, self._arms)
+        surface = Server(self._brain, self._prompts, direct, int(time.time()), everybodys, self._arms, self._store)
         limits = Limits(settings.max_body_size)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
@@ -217,6 +223,8 @@ class App:
             await self._publish_for(worker)
         if self._prompts:
             await self._prompts.learn(worker)
+        if self._store:
+            await self._store.learn(worker)
 
     async def _publish_for(self, worker: Worker) -> None:
         """In-process: the same publisher that runs beside an engine; a new one when the engine came back different."""
@@ -286,6 +294,8 @@ class App:
             await publisher.close()
         if self._sockets:
             self._sockets.close()
+        if self._store:
+            await self._store.close()
         await self._ingest.close()
         await self._plane.close()
         for worker in self._fleet.workers.values():

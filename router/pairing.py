@@ -38,7 +38,11 @@ def make_split(able: Sequence[Worker]) -> Split | None:
 
 
 def ranks_of(workers: Iterable[Worker], split: Split | None = None) -> Candidates:
-    return Candidates(sorted((rank, worker.block_size) for worker in workers for rank in worker.ranks), split)
+    found = list(workers)
+    without_store = {rank for worker in found if not worker.spec.store for rank in worker.ranks}
+    return Candidates(
+        sorted((rank, worker.block_size) for worker in found for rank in worker.ranks), split, without_store
+    )
 
 
 def lack(worker: Worker) -> str | None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from engines.disaggregation.answer import Prefilled
 from engines.shaping import rank_headers
+from indexer.hashing import Tokens, pack_tokens
 from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
 from indexer.matches import Matches
 from indexer.types import Namespace, WorkerRank
@@ -40,6 +41,9 @@ class Prompt(NamedTuple):
 
     tokens: int = 0
     hashes: PromptHashes | None = None
+    ids: Tokens | None = None
+    """Kept where a shared store is to be asked, with what else decides a block's name there."""
+    namespace: Namespace = Namespace()
 
 
 class Asked(NamedTuple):
@@ -69,10 +73,15 @@ class Brain(NamedTuple):
     clock: Callable[[], float]
     leg_timeout: float = 300.0
     """Seconds that either part of a split request may take before anything comes of it."""
+    has_store: bool = False
+    """The workers share one."""
 
     def hash_prompt(self, token_ids: Sequence[int], namespace: Namespace) -> Prompt:
         """Raises OverflowError or TypeError for what is no token id."""
-        return Prompt(len(token_ids), hash_prompt(token_ids, self.fleet.block_sizes, namespace))
+        hashes = hash_prompt(token_ids, self.fleet.block_sizes, namespace)
+        if not self.has_store:
+            return Prompt(len(token_ids), hashes)
+        return Prompt(len(token_ids), hashes, pack_tokens(token_ids), namespace)
 
     def matches(self, prompt: Prompt) -> Matches | None:
         if prompt.hashes is None:
@@ -114,7 +123,8 @@ class RequestRouting:
             self.nobody()
             return
         now = brain.clock()
-        decision = brain.scheduler.select(candidates, self.prompt.tokens, self.matches(), now, pinned=True)
+        stored = self.stored_tokens
+        decision = brain.scheduler.select(candidates, self.prompt.tokens, self.matches(), now, True, stored=stored)
         self.send(decision, brain.scheduler.reserve(decision, now, self.streamed))
 
     def withdraw(self) -> None:
@@ -145,6 +155,8 @@ class RequestRouting:
     def _leg(self, decision: Decision, booking: Booking) -> Leg:
         worker = self._brain.fleet.workers[decision.rank.worker_id]
         told = self._arm.answer_lines if self._arm else b""
+        if self._brain.has_store:
+            told += b"x-router-store-tokens: %d\r\n" % decision.stored_tokens
         return Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told)
 
     # -- in two parts
@@ -291,6 +303,7 @@ class RequestRouting:
         if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
             tally.predicted_tokens += decision.overlap_tokens
             brain.metrics.tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
+        brain.metrics.tallies.stored_tokens += decision.stored_tokens
         if self._arm:
             self._arm.tally.routed(decision)
         self._predict(decision.rank, worker)

@@ -26,6 +26,7 @@ from router.openai_errors import BadRequest, error_response
 from router.pairing import loneliness
 from router.prompts import Prompts
 from router.routing import Asked, Brain, RequestRouting
+from router.shared_store import SharedStore
 
 logger = logging.getLogger("router.server")
 
@@ -45,6 +46,7 @@ class Server:
         started: int,
         everybodys_metrics: Callable[[], Awaitable[dict[int, bytes]]] | None = None,
         arms: Arms | None = None,
+        store: SharedStore | None = None,
     ) -> None:
         """`everybodys_metrics`: of all processes that share the port, where there are several."""
         self._brain = brain
@@ -53,6 +55,7 @@ class Server:
         self._started = started
         self._everybodys_metrics = everybodys_metrics
         self._arms = arms
+        self._store = store
         self._tasks: set[asyncio.Task[None]] = set()
         self._pages: dict[bytes, Callable[[], Response]] = {
             b"/health": lambda: Response(200, b'{"status":"ok"}'),
@@ -96,12 +99,21 @@ class Server:
             asked = asked._replace(arm=self._arms.assign(request.head))
         routing = RequestRouting(self._brain, inference.model, asked)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
+        if self._store and self._prompts:
+            pending = self._look_up(self._store, pending, routing, inference)
         exchange = self._exchange(request, connection, routing)
         if pending is None:
             exchange.start()
         else:
             self._start_later(exchange, pending)
         return exchange
+
+    async def _look_up(
+        self, store: SharedStore, pending: Awaitable[None] | None, routing: RequestRouting, inference: Inference
+    ) -> None:
+        if pending:
+            await pending
+        routing.stored_tokens = await store.leading_tokens(routing.prompt, inference.model)
 
     def _start_later(self, exchange: Exchange, pending: Awaitable[None]) -> None:
         """The prompt's tokens must first be asked for; the exchange starts then, unless its client has gone."""
@@ -193,6 +205,8 @@ class Server:
         fleet = self._brain.fleet
         ready = bool(fleet.candidates(None))
         body = {"ready": ready, "workers": [self._worker(worker) for worker in fleet.workers.values()]}
+        if self._store:
+            body["store"] = {"up": self._store.healthy, "problems": self._store.problems}
         return Response(200 if ready else 503, msgspec.json.encode(body))
 
     def _worker(self, worker: Worker) -> dict[str, object]:

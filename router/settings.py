@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 
 from router.arm_spec import read_arms
+from router.store_spec import StoreSpec, read_store
 from router.worker_spec import WorkerSpec, read_workers
 
 RouterMode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
@@ -238,6 +239,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             read=read_workers,
         ),
     ] = msgspec.field(default=(), name="worker")
+
+    store: Annotated[
+        StoreSpec | None,
+        _about(
+            "Workers",
+            "The master of a Mooncake Store that the workers share, at its metrics port. Keys: model, hash, hash_seed, "
+            "tp, pp, block_size, budget_ms.",
+            "URL[,KEY=VALUE...]",
+            takes="the master's address such as http://10.0.0.5:9003, or none",
+            read=read_store,
+        ),
+    ] = None
 
     event_plane: Annotated[
         str,

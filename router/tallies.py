@@ -92,6 +92,7 @@ class Tallies(Collector):
     def __init__(self) -> None:
         self.in_flight = 0
         self.regret_tokens = 0
+        self.stored_tokens = 0
         self.refused: Counter[str] = Counter()
         """Requests by the objective that they would have missed."""
         self.decision = Histogram(_DECISION_SECONDS)
@@ -128,6 +129,8 @@ class Tallies(Collector):
         yield decision
         regret = "Cached tokens given up: best overlap anywhere less the chosen one."
         yield counter_family("router_overlap_regret_tokens", regret, (), [((), self.regret_tokens)])
+        stored = "Prompt tokens expected to be loaded from the shared store."
+        yield counter_family("router_predicted_store_tokens", stored, (), [((), self.stored_tokens)])
         refused = "Requests refused because they were predicted to miss an objective."
         counts = (((objective,), self.refused[objective]) for objective in ("ttft", "tbt"))
         yield counter_family("router_refused", refused, ("objective",), counts)

@@ -16,7 +16,7 @@ from engines.disaggregation import CONNECTORS
 StatedRole = Role | Literal["auto"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_KEYS = ("url", "events", "replay", "block_size", "role", "connector", "bootstrap_port", "host", "name")
+_KEYS = ("url", "events", "replay", "block_size", "role", "connector", "bootstrap_port", "host", "store", "name")
 _BlockSize = Annotated[int, msgspec.Meta(ge=1)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 _ROLES: dict[object, StatedRole] = {name: name for name in ("auto", *get_args(Role))}
@@ -39,6 +39,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     connector: str | None = None
     bootstrap_port: int | None = None
     host: str | None = None
+    store: bool = True
 
 
 ROLE_FIELDS = ("role", "connector", "bootstrap_port", "host")
@@ -75,6 +76,7 @@ def worker_from_mapping(mapping: Mapping[str, object], *, strict: bool = True) -
         connector=_connector(mapping),
         bootstrap_port=_number(mapping, "bootstrap_port", _Port, "number from 1 to 65535", strict=strict),
         host=_text(mapping, "host"),
+        store=_flag(mapping, "store"),
     )
 
 
@@ -172,6 +174,13 @@ def _number(mapping: Mapping[str, object], key: str, kind: Any, wanted: str, *, 
     except msgspec.ValidationError:
         raise ValueError(f"a worker's {key} takes a whole {wanted}, not {value!r}.") from None
     return number
+
+
+def _flag(mapping: Mapping[str, object], key: str) -> bool:
+    value = mapping.get(key, True)
+    if value not in (True, False, "true", "false"):
+        raise ValueError(f"a worker's {key} takes true or false, not {value!r}.")
+    return value in (True, "true")
 
 
 def _role(value: object) -> StatedRole:

@@ -28,6 +28,7 @@ OWN_RESPONSE_HEADERS = frozenset(
         b"x-router-worker",
         b"x-router-prefill-worker",
         b"x-router-overlap-tokens",
+        b"x-router-store-tokens",
         ARM,
     )
 )

@@ -162,7 +162,7 @@ def test_a_mistake_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, function: str, calls: list[object]) -> None:
     module = ModuleType(name)
 
-    def record(argument: object) -> int:
+    def record(argument: object, *_: object) -> int:
         calls.append(argument)
         return 7
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple, cast, get_args
 
 import pytest
 
@@ -22,6 +22,8 @@ from router.readings import _REPORTED as FIGURES
 from router.readings import Readings
 from router.scheduling.load import LoadBook
 from router.settings import GROUPS, Option, options
+from router.shared_store import SharedStore
+from router.store_spec import StoreSpec
 from router.tokens.cannot import Reason
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -80,6 +82,8 @@ def registered() -> dict[str, Documented]:
     metrics = Metrics()
     Readings(Fleet([]), LoadBook(), KVIndexer(), LocalPlane(), lambda: 0.0).register(metrics)
     metrics.registry.register(Arms([], [], None, random.Random(0)))
+    nobody = cast("aiohttp.ClientSession", None)
+    metrics.registry.register(SharedStore(StoreSpec(url="http://h:1"), Fleet([]), nobody, lambda: 0.0))
     found = {}
     for collector in metrics.registry._collector_to_names:
         # One of prometheus_client's own knows its labels itself, ours say them with each family.

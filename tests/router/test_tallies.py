@@ -75,6 +75,11 @@ class Theirs:
             "Cached tokens given up: best overlap anywhere less the chosen one.",
             registry=self.registry,
         )
+        self.stored = Counter(
+            "router_predicted_store_tokens",
+            "Prompt tokens expected to be loaded from the shared store.",
+            registry=self.registry,
+        )
         self.refused = Counter(
             "router_refused",
             "Requests refused because they were predicted to miss an objective.",
@@ -126,7 +131,9 @@ class Both:
         self.theirs.know(worker)
         getattr(self.theirs, what).labels(worker).observe(seconds)
 
-    def decide(self, seconds: float, regret: int) -> None:
+    def decide(self, seconds: float, regret: int, stored: int) -> None:
+        self.ours.stored_tokens += stored
+        self.theirs.stored.inc(stored)
         self.ours.decision.observe(seconds)
         self.ours.regret_tokens += regret
         self.theirs.decision.observe(seconds)
@@ -168,7 +175,7 @@ events = st.one_of(
     st.tuples(st.just("end"), workers, st.sampled_from([200, 404, 499, 502]), ends),
     st.tuples(st.just("count"), workers, figures, st.integers(0, 100_000)),
     st.tuples(st.just("time"), workers, st.sampled_from(["first_byte", "duration"]), seconds),
-    st.tuples(st.just("decide"), seconds, st.integers(0, 10**12)),
+    st.tuples(st.just("decide"), seconds, st.integers(0, 10**12), st.integers(0, 10**12)),
     st.tuples(st.just("refuse"), st.sampled_from(["ttft", "tbt"])),
     st.tuples(st.just("part"), seconds, st.none() | seconds, seconds),
     st.tuples(st.just("fail"), st.sampled_from(["prefill", "decode"])),
@@ -198,7 +205,7 @@ def test_a_bound_belongs_to_the_bucket_that_it_ends(bound: float) -> None:
 
 def test_asking_twice_counts_once() -> None:
     both = Both()
-    both.decide(0.5, 3)
+    both.decide(0.5, 3, 5)
     both.time("a", "duration", 2.0)
     first = generate_latest(both.registry)
     assert generate_latest(both.registry) == first

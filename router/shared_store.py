@@ -1,0 +1,146 @@
+"""The store that the workers share, as routing sees it: what each model's blocks are called there, and whom to ask."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engines.description import Model
+from engines.store import DEFAULT_SEED, SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout
+from indexer.hashing import chain_hashes, root_hash
+from publishers.logs import log_event
+from router.fleet import Fleet, Worker
+from router.routing import Prompt
+from router.store_lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
+from router.store_spec import StoreSpec
+from router.tallies import Histogram, counter_family
+
+logger = logging.getLogger("router.shared_store")
+
+
+class SharedStore(Collector):
+    def __init__(
+        self, spec: StoreSpec, fleet: Fleet, session: aiohttp.ClientSession, clock: Callable[[], float]
+    ) -> None:
+        self._spec = spec
+        self._fleet = fleet
+        self._session = session
+        self._clock = clock
+        self._seconds = Histogram(LOOKUP_BOUNDS)
+        self._lookups: dict[str, StoreLookup | None] = {}
+        """By base model; None: its blocks' names cannot be known."""
+        self.problems: dict[str, str] = {}
+        """By base model, for people."""
+
+    async def leading_tokens(self, prompt: Prompt, model: str | None) -> int:
+        """Of the prompt's, those that the store has; 0 for whatever cannot be asked."""
+        base = self._base(model)
+        lookup = self._lookups.get(base.id) if base else None
+        if lookup is None or prompt.hashes is None or prompt.ids is None:
+            return 0
+        chain = prompt.hashes.chains.get(lookup.block_size)
+        if chain is None:  # no worker's own blocks are of that size
+            chain = chain_hashes(prompt.ids, lookup.block_size, root_hash(prompt.namespace))
+        return await lookup.lookup(prompt.ids, chain, prompt.namespace)
+
+    def _base(self, name: str | None) -> Model | None:
+        """The base model behind `name`, as requests name it."""
+        models = self._fleet.models()
+        if name is None:
+            bases = [model for _, model in models.values() if model.parent is None]
+            return bases[0] if len(bases) == 1 else None
+        found = models.get(name)
+        if found is None:
+            return None
+        parent = models.get(found[1].parent) if found[1].parent else None
+        return parent[1] if parent else found[1]
+
+    async def learn(self, worker: Worker) -> None:
+        """A worker was described: find out what the blocks of its models are called."""
+        for model in worker.models:
+            if model.parent is None and model.id not in self._lookups and worker.spec.store:
+                self._lookups[model.id] = await self._make(worker, model)
+
+    async def _make(self, worker: Worker, model: Model) -> StoreLookup | None:
+        spec = self._spec
+        layout = layout_of(worker, model, spec)
+        if layout is None or layout.problem:
+            self._say(model, layout.problem if layout and layout.problem else "its engine is none whose keys are known")
+            return None
+        lookup = StoreLookup(spec.url, spec.budget_ms / 1000, layout, self._session, self._clock, self._seconds)
+        verdict = await lookup.check()
+        if verdict.agrees is False:
+            self._say(model, verdict.why)
+        log_event(
+            logger, logging.INFO, "Looking up blocks in the store", model=model.id, store=spec.url, keys=verdict.why
+        )
+        return lookup
+
+    def _say(self, model: Model, problem: str) -> None:
+        self.problems[model.id] = problem
+        log_event(logger, logging.ERROR, "The store may not help this model", model=model.id, reason=problem)
+
+    @property
+    def healthy(self) -> bool:
+        lookups = [lookup for lookup in self._lookups.values() if lookup]
+        return bool(lookups) and all(lookup.healthy for lookup in lookups)
+
+    # -- prometheus_client's Collector
+
+    def describe(self) -> Iterator[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        lookups = [lookup for lookup in self._lookups.values() if lookup]
+        yield GaugeMetricFamily("router_store_up", "1 while the store's master answers.", float(self.healthy))
+        counts = [((outcome,), sum(lookup.lookups[outcome] for lookup in lookups)) for outcome in OUTCOMES]
+        yield counter_family("router_store_lookups", "Prompts looked up, by outcome.", ("outcome",), counts)
+        seconds = HistogramMetricFamily("router_store_lookup_seconds", "Naming a prompt's blocks and asking for them.")
+        self._seconds.add_to(seconds, ())
+        yield seconds
+
+    async def close(self) -> None:
+        for lookup in self._lookups.values():
+            if lookup:
+                await lookup.close()
+
+
+def layout_of(worker: Worker, model: Model, spec: StoreSpec) -> VllmLayout | SglangLayout | None:
+    """What is stated, else what the engine and the model's own config tell. None: an engine of no known kind."""
+    kind = worker.description.kind if worker.description else "unknown"
+    size, name = spec.block_size or worker.block_size, spec.model or model.root or model.id
+    config = _config(model.root)
+    latent, tp, pp = "kv_lora_rank" in config, spec.tp or 1, spec.pp
+    loras = {each.id: each.root for each in worker.models if each.parent and each.root}
+    if kind == "sglang":
+        served = spec.model or model.id
+        return SglangLayout(model=served, block_size=size, tp=tp, pp=pp, mla=latent, loras=loras)
+    if kind != "vllm":
+        return None
+    return VllmLayout(
+        model=name,
+        block_size=SchedulerBlockSize(size),
+        hash=spec.hash,
+        hash_seed=spec.hash_seed or DEFAULT_SEED,
+        tp=tp,
+        pp=pp,
+        kv_heads=config.get("num_key_value_heads"),
+        groups=(VllmGroup(holds="latent" if latent else "heads"),),
+        loras=loras,
+    )
+
+
+def _config(root: str | None) -> dict[str, Any]:
+    """The model's config.json, where this machine has it."""
+    try:
+        config = msgspec.json.decode((Path(root or "/nowhere") / "config.json").read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return config if isinstance(config, dict) else {}

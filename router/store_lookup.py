@@ -1,0 +1,184 @@
+"""What lies in the shared store of a prompt: asked of its master, within a budget of time, and never in the way.
+
+The master is asked by `GET /batch_query_keys`, which takes no lease, and so does not distort what the store evicts.
+Whatever goes wrong, the answer is that nothing is there, and routing goes on by what the workers hold themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Literal, get_args
+
+import aiohttp
+from yarl import URL
+
+from engines.store import Digest, StoreKeys, Verdict, query_path, read_keys, read_query, verify
+from engines.store.query import ALL_KEYS
+from engines.store.sglang import SglangLayout
+from engines.store.vllm import VllmLayout
+from indexer.hashing import SequenceHashes, Tokens
+from indexer.types import Namespace
+from publishers.logs import log_event
+from router.tallies import Histogram
+
+logger = logging.getLogger("router.store")
+
+KNOWN: Final = 100_000
+"""Blocks whose names are remembered; each costs some 300 bytes."""
+SEEN_LIFE: Final = 2.0
+"""Seconds for which a block that was there is taken to be there still: the store evicts in bulk, rarely."""
+PATIENCE: Final = 1.0
+"""Seconds that the master has in all; a request waits for less, but what comes late serves the next."""
+MOST_KEYS: Final = 1024**2
+"""Bytes of the list of all keys that are looked at: it may be gigabytes."""
+FAILURES, PAUSE = 3, 2.0
+"""After so many failures in a row nothing is asked for so many seconds."""
+LOOKUP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
+
+Outcome = Literal["answered", "late", "failed", "paused", "known"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+"""The master answered; after the request had gone on; not at all; it is not asked for a while; nothing was to be asked.
+"""
+
+
+class StoreLookup:
+    """Of one model's prompts."""
+
+    def __init__(
+        self,
+        url: str,
+        budget: float,
+        keys: VllmLayout | SglangLayout,
+        session: aiohttp.ClientSession,
+        clock: Callable[[], float],
+        seconds: Histogram,
+    ) -> None:
+        """`budget`: seconds that a request waits. `seconds`: what lookups took."""
+        self._url = url
+        self._budget = budget
+        self._keys: StoreKeys = keys
+        self._layout = keys
+        self._session = session
+        self._clock = clock
+        self._digests: OrderedDict[int, Digest] = OrderedDict()
+        """By our own sequence hash: what the engine calls the block."""
+        self._seen: OrderedDict[Digest, float] = OrderedDict()
+        self._failures = 0
+        self._paused_until = 0.0
+        self._running: set[asyncio.Task[int]] = set()
+        self.lookups = dict.fromkeys(OUTCOMES, 0)
+        self._seconds = seconds
+
+    @property
+    def block_size(self) -> int:
+        return self._keys.block_size
+
+    @property
+    def healthy(self) -> bool:
+        return not self._failures
+
+    async def lookup(self, tokens: Tokens, chain: SequenceHashes, namespace: Namespace) -> int:
+        """Leading tokens of the prompt that the store has. `chain`: its sequence hashes in blocks of `block_size`."""
+        began = self._clock()
+        if began < self._paused_until:
+            self.lookups["paused"] += 1
+            return 0
+        digests = self._name(tokens, chain, namespace)
+        known = self._leading(digests, began)
+        if known == len(digests):
+            self.lookups["known"] += 1
+            return known * self.block_size
+        task = asyncio.ensure_future(self._ask(digests, known))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        done, _ = await asyncio.wait((task,), timeout=self._budget)
+        self._seconds.observe(self._clock() - began)
+        if not done:
+            self.lookups["late"] += 1
+            return known * self.block_size
+        return task.result() * self.block_size
+
+    def _name(self, tokens: Tokens, chain: SequenceHashes, namespace: Namespace) -> list[Digest]:
+        """The engine's digests of the prompt's blocks; only those that are new are worked out."""
+        names, found = chain.tolist(), []
+        for name in names:
+            digest = self._digests.get(name)
+            if digest is None:
+                break
+            self._digests.move_to_end(name)
+            found.append(digest)
+        if len(found) < len(names):
+            rest, parent = tokens[len(found) * self.block_size :], found[-1] if found else None
+            new = self._keys.hashes(rest, namespace, parent) or []
+            for name, digest in zip(names[len(found) :], new, strict=False):
+                self._digests[name] = digest
+            found += new
+            while len(self._digests) > KNOWN:
+                self._digests.popitem(last=False)
+        return found
+
+    def _leading(self, digests: Sequence[Digest], now: float) -> int:
+        """How many were seen there just now."""
+        since = now - SEEN_LIFE
+        return next((at for at, one in enumerate(digests) if self._seen.get(one, -1.0) < since), len(digests))
+
+    async def _ask(self, digests: Sequence[Digest], known: int) -> int:
+        """How many leading blocks are there; the first that is missing ends the prefix."""
+        wanted = digests[known:]
+        keys = [self._keys.keys(digest) for digest in wanted]
+        try:
+            present = await self._query([key for of_block in keys for key in of_block])
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            self._fail(error)
+            return known
+        self._failures = 0
+        self.lookups["answered"] += 1
+        missing = (at for at, of_block in enumerate(keys) if any(key not in present for key in of_block))
+        there = next(missing, len(keys))
+        self._remember(wanted[:there])
+        return known + there
+
+    async def _query(self, keys: Sequence[str]) -> Collection[str]:
+        path = query_path(keys)
+        if path is None:
+            return ()
+        url = URL(self._url + path, encoded=True)
+        async with self._session.get(url, timeout=aiohttp.ClientTimeout(PATIENCE)) as answer:
+            if answer.status != 200:
+                raise ValueError(f"it answered {answer.status}")
+            return read_query(await answer.read())
+
+    async def check(self) -> Verdict:
+        """Whether the keys that are there look like those that will be asked for."""
+        try:
+            url, timeout = self._url + ALL_KEYS, aiohttp.ClientTimeout(PATIENCE)
+            async with self._session.get(url, timeout=timeout) as answer:
+                listed = await answer.content.read(MOST_KEYS) if answer.status == 200 else b""
+            return verify(read_keys(listed.rpartition(b"\n")[0]), self._layout)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            return Verdict(None, f"The store's keys cannot be listed: {error or type(error).__name__}.")
+
+    def _remember(self, digests: Sequence[Digest]) -> None:
+        now = self._clock()
+        for digest in digests:
+            self._seen[digest] = now
+            self._seen.move_to_end(digest)
+        while len(self._seen) > KNOWN:
+            self._seen.popitem(last=False)
+
+    def _fail(self, error: Exception) -> None:
+        self.lookups["failed"] += 1
+        self._failures += 1
+        if self._failures % FAILURES == 0:
+            self._paused_until = self._clock() + PAUSE
+        if self._failures == FAILURES:
+            reason = str(error) or type(error).__name__
+            log_event(logger, logging.WARNING, "The store cannot be asked: routing goes on without it", reason=reason)
+
+    async def close(self) -> None:
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)

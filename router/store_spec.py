@@ -1,0 +1,62 @@
+"""The shared store as the operator names it: `http://MASTER:METRICS_PORT[,key=value…]`, or a mapping in YAML."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+HashName = Literal["sha256", "sha256_cbor"]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class StoreSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """None: found out, from the engines or from the keys that are there.
+
+    `url`: of the master's HTTP surface. `model`: as it stands in the keys. `hash`, `hash_seed`: vLLM's
+    `--prefix-caching-hash-algo` and PYTHONHASHSEED. `tp`, `pp`: ranks that each keep a part of a block. `block_size` in
+    tokens. `budget_ms`: how long a request waits for an answer.
+    """
+
+    url: str
+    model: str | None = None
+    hash: HashName = "sha256"
+    hash_seed: str | None = None
+    tp: Count | None = None
+    pp: Count = 1
+    block_size: Count | None = None
+    budget_ms: Annotated[float, msgspec.Meta(gt=0)] = 2.0
+
+
+def read_store(value: object) -> object:
+    """Text or a mapping as a StoreSpec, anything else as it is. ValueError says what is wrong."""
+    if isinstance(value, str):
+        if value == "none":
+            return None
+        url, *rest = value.strip().split(",")
+        pairs = [part.partition("=") for part in rest]
+        if any(not equals for _, equals, _ in pairs):
+            raise ValueError(f"{value!r} is not http://HOST:PORT[,key=value...].")
+        return _from({"url": url, **{key: given for key, _, given in pairs}}, strict=False)
+    return _from(value, strict=True) if isinstance(value, Mapping) else value
+
+
+def _from(mapping: Mapping[str, object], *, strict: bool) -> StoreSpec:
+    known = StoreSpec.__struct_fields__
+    for key in mapping:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known[1:])}."
+            raise ValueError(f"the store has no {str(key)!r}; {hint}")
+    stated = {key: value for key, value in mapping.items() if value != "auto"}
+    parts = urlsplit(str(stated.get("url", "")))
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+        raise ValueError("the store's url is that of the master's metrics port, such as http://10.0.0.5:9003.")
+    try:
+        spec = msgspec.convert(stated, StoreSpec, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the store has a wrong value: {error}.") from None
+    return msgspec.structs.replace(spec, url=spec.url.rstrip("/"))

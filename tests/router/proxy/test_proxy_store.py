@@ -1,0 +1,82 @@
+"""A whole router in front of workers that share a store: what is told, what is counted, what is never in the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from engines.store import SchedulerBlockSize, VllmLayout
+from indexer.hashing import pack_tokens
+from router.store_spec import StoreSpec
+from tests.fakes.raw_client import Answered, RawClient, post
+from tests.fakes.scripted_worker import ScriptedWorker
+from tests.fakes.store_master import Master, serving
+from tests.router.proxy.running import running
+
+TOKENS = list(range(1, 101))
+LAYOUT = VllmLayout(model="tiny", block_size=SchedulerBlockSize(16))
+
+
+@pytest.fixture
+async def master() -> AsyncIterator[Master]:
+    async with serving(LAYOUT) as found:
+        yield found
+
+
+def spec(master: Master, **more: Any) -> StoreSpec:
+    return StoreSpec(url=master.url, block_size=16, **{"budget_ms": 10_000.0, **more})
+
+
+async def ask(client: RawClient, tokens: list[int] = TOKENS) -> Answered:
+    return await client.ask(post("/v1/completions", json.dumps({"model": "tiny", "prompt": tokens}).encode()))
+
+
+async def test_what_lies_in_the_store_is_told_and_counted(a: ScriptedWorker, master: Master) -> None:
+    master.put(pack_tokens(TOKENS), 4)
+    async with running(a, router_mode="kv", store=spec(master)) as router, router.client() as client:
+        got = await ask(client)
+        assert (got.status, got.header(b"x-router-store-tokens")) == (200, b"64")
+        assert got.header(b"x-router-overlap-tokens") == b"0"
+        got = await ask(client)  # the worker has it by now, as far as the router knows
+        assert (got.header(b"x-router-overlap-tokens"), got.header(b"x-router-store-tokens")) == (b"96", b"0")
+        got = await ask(client, [5] * 40)
+        assert got.header(b"x-router-store-tokens") == b"0"
+        assert router.total("router_predicted_store_tokens_total") == 64
+        assert router.total("router_store_up") == 1
+        assert router.total("router_store_lookups_total", outcome="answered") == 3
+
+
+async def test_a_worker_that_does_not_use_the_store_is_not_credited(a: ScriptedWorker, master: Master) -> None:
+    master.put(pack_tokens(TOKENS), 4)
+    settings: dict[str, Any] = {"router_mode": "kv", "store": spec(master), "options": ",store=false"}
+    async with running(a, **settings) as router, router.client() as client:
+        assert (await ask(client)).header(b"x-router-store-tokens") == b"0"
+    assert not master.asked
+
+
+async def test_without_a_store_nothing_is_told(a: ScriptedWorker) -> None:
+    async with running(a, router_mode="kv") as router, router.client() as client:
+        assert (await ask(client)).header(b"x-router-store-tokens") is None
+
+
+async def test_a_master_that_does_not_answer_delays_nobody_for_long(a: ScriptedWorker, master: Master) -> None:
+    master.put(pack_tokens(TOKENS), 4)
+    async with running(a, router_mode="kv", store=spec(master, budget_ms=1.0)) as router, router.client() as client:
+        master.go_on.clear()
+        got = await ask(client)
+        assert (got.status, got.header(b"x-router-store-tokens")) == (200, b"0")
+        assert router.total("router_store_lookups_total", outcome="late") == 1
+        master.go_on.set()
+
+
+async def test_ready_tells_of_keys_that_are_not_as_expected(a: ScriptedWorker, master: Master) -> None:
+    master.put(pack_tokens(TOKENS), 4)
+    master.there = {key.replace("tiny@", "huge@") for key in master.there}
+    async with running(a, router_mode="kv", store=spec(master)) as router, router.client() as client:
+        ready = json.loads((await client.ask(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")).body)
+        assert ready["store"]["up"]
+        assert "'huge'" in ready["store"]["problems"]["tiny"]
+        assert (await ask(client)).status == 200

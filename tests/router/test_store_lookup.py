@@ -1,0 +1,136 @@
+"""What is asked of a store's master, and what becomes of it when that does not answer as it should."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import numpy as np
+import pytest
+from aiohttp import web
+
+from engines.store import SchedulerBlockSize, VllmLayout
+from indexer.hashing import Tokens, chain_hashes, pack_tokens, root_hash
+from indexer.types import Namespace
+from router.store_lookup import FAILURES, LOOKUP_BOUNDS, PAUSE, SEEN_LIFE, StoreLookup
+from router.tallies import Histogram
+from tests.fakes.store_master import PLAIN, Master, serving
+from tests.fakes.waiting import until
+
+SIZE = 16
+LAYOUT = VllmLayout(model="m", block_size=SchedulerBlockSize(SIZE), tp=2)
+PROMPT = pack_tokens(list(range(10, 10 + 10 * SIZE + 5)))
+
+
+class Desk:
+    def __init__(self, master: Master, lookup: StoreLookup) -> None:
+        self.master = master
+        self.lookup = lookup
+        self.now = 100.0
+
+    async def ask(self, tokens: Tokens = PROMPT, namespace: Namespace = PLAIN) -> int:
+        return await self.lookup.lookup(tokens, chain_hashes(tokens, SIZE, root_hash(namespace)), namespace)
+
+
+@asynccontextmanager
+async def desk(budget: float = 10.0) -> AsyncIterator[Desk]:
+    async with serving(LAYOUT) as master, aiohttp.ClientSession() as session:
+        seconds = Histogram(LOOKUP_BOUNDS)
+        found = Desk(master, StoreLookup(master.url, budget, LAYOUT, session, lambda: found.now, seconds))
+        try:
+            yield found
+        finally:
+            master.go_on.set()
+            await found.lookup.close()
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 7, 10])
+async def test_the_leading_blocks_that_are_there(blocks: int) -> None:
+    async with desk() as asking:
+        asking.master.put(PROMPT, blocks)
+        assert await asking.ask() == blocks * SIZE
+        assert len(asking.master.asked) == 1
+        assert len(asking.master.asked[0]) == 20, "each block has an object for each of two ranks"
+        assert asking.lookup.lookups["answered"] == 1
+
+
+async def test_a_block_of_which_a_rank_is_missing_ends_the_prefix() -> None:
+    async with desk() as asking:
+        asking.master.put(PROMPT, 10)
+        fourth = (LAYOUT.hashes(PROMPT, PLAIN) or [])[3]
+        asking.master.there.remove(LAYOUT.keys(fourth)[1])
+        assert await asking.ask() == 3 * SIZE
+
+
+async def test_what_was_just_seen_is_not_asked_again_for_a_while() -> None:
+    async with desk() as asking:
+        asking.master.put(PROMPT, 10)
+        await asking.ask()
+        assert await asking.ask() == 10 * SIZE
+        assert len(asking.master.asked) == 1
+        assert asking.lookup.lookups["known"] == 1
+        longer = np.concatenate((PROMPT[: 10 * SIZE], pack_tokens([7] * 2 * SIZE)))
+        assert await asking.ask(longer) == 10 * SIZE
+        assert [len(keys) for keys in asking.master.asked] == [20, 4], "only what is new"
+        asking.now += SEEN_LIFE + 0.1
+        asking.master.there.clear()
+        assert await asking.ask() == 0
+
+
+async def test_names_depend_on_the_namespace() -> None:
+    async with desk() as asking:
+        asking.master.put(PROMPT, 10, Namespace(cache_salt="a"))
+        assert await asking.ask() == 0
+        assert await asking.ask(namespace=Namespace(cache_salt="b")) == 0
+        assert await asking.ask(namespace=Namespace(cache_salt="a")) == 10 * SIZE
+        assert await asking.ask(namespace=Namespace("adapter")) == 0, "whose path is not known"
+
+
+async def test_a_late_answer_serves_the_next() -> None:
+    async with desk(budget=0.005) as asking:
+        asking.master.put(PROMPT, 10)
+        asking.master.go_on.clear()
+        assert await asking.ask() == 0
+        assert asking.lookup.lookups["late"] == 1
+        asking.master.go_on.set()
+        await until(lambda: asking.lookup.lookups["answered"])
+        assert await asking.ask() == 10 * SIZE
+
+
+BAD: dict[str, Callable[[], web.Response]] = {
+    "500": lambda: web.Response(status=500),
+    "no JSON": lambda: web.Response(text="<html>"),
+    "another answer": lambda: web.json_response([1]),
+    "an error": lambda: web.Response(body=json.dumps({"success": False, "error": "busy"}).encode()),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_a_master_that_answers_badly_counts_as_an_empty_store(name: str) -> None:
+    async with desk() as asking:
+        asking.master.put(PROMPT, 10)
+        asking.master.answer = BAD[name]
+        for _ in range(FAILURES):
+            assert await asking.ask() == 0
+        assert asking.lookup.lookups["failed"] == FAILURES
+        assert not asking.lookup.healthy
+        assert await asking.ask() == 0, "and is left alone for a while"
+        assert len(asking.master.asked) == FAILURES
+        assert asking.lookup.lookups["paused"] == 1
+        asking.master.answer = None
+        asking.now += PAUSE + 0.1
+        assert await asking.ask() == 10 * SIZE
+        assert asking.lookup.healthy
+
+
+async def test_keys_of_another_model_are_found_out() -> None:
+    async with desk() as asking:
+        assert (await asking.lookup.check()).agrees is None, "an empty store tells nothing"
+        asking.master.put(PROMPT, 2)
+        assert (await asking.lookup.check()).agrees
+        asking.master.there = {key.replace("m@tp", "other@tp") for key in asking.master.there}
+        verdict = await asking.lookup.check()
+        assert verdict.agrees is False
+        assert "other" in verdict.why
