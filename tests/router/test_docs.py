@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
+import aiohttp
 import pytest
 
 from indexer.cursor import View
