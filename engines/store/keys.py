@@ -29,15 +29,15 @@ class StoreKeys(Protocol):
         """Why the names cannot be known, for people; None when they can."""
 
     def hashes(self, tokens: Tokens, namespace: Namespace, parent: Digest | None = None) -> list[Digest] | None:
-        """Of all full blocks of `tokens`, which follow `parent`, or begin the prompt. None: the names of this
-        namespace cannot be known."""
+        """Of all full blocks of `tokens`, which follow `parent`, or begin the prompt. None: there is a
+        problem, or the names of this namespace cannot be known."""
 
     def keys(self, digest: Digest) -> tuple[str, ...]:
         """Every object without which the block does not count."""
 
     def event_hash(self, digest: Digest) -> int:
-        """What the engine's events call this block of the plain namespace, as our decoders read it, where the engine
-        does not publish whole digests. That tells whether both hash alike."""
+        """What the engine's events call this block of the plain namespace, modulo 2^64; that tells whether both hash
+        alike. (An engine may be told to publish whole digests.)"""
 
 
 class Verdict(NamedTuple):

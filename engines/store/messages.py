@@ -28,8 +28,9 @@ _PICKLE_TOKENS_END = b"t\x94"
 _PICKLE_END = b"\x87\x94."
 _PICKLE_GAP = 13
 _FRAME_AT, _FRAME_START = 3, 11
-_SMALLEST, _LARGEST = 4, 8192
-"""Blocks of less are pickled with other opcodes, those of more in several frames; no engine has either."""
+PICKLED_BLOCKS = range(4, 8193)
+"""Tokens of blocks that can be written: less is pickled with other opcodes, more in several frames; no engine has
+either."""
 _SHORT_TUPLE_ENDS = (b")", b"\x85\x94", b"\x86\x94", b"\x87\x94")
 
 _CBOR_GAP = 3  # array(3), bytes of one byte's length, 32
@@ -47,8 +48,6 @@ def chain(
 ) -> list[Digest]:
     """`first` and `others`: the extra keys of the first block and of those behind it."""
     blocks = len(tokens) // block_size
-    if name == "sha256" and not _SMALLEST <= block_size <= _LARGEST:
-        return _pickled_one_by_one(tokens, block_size, parent, first, others)
     if first == others:
         return _digests(name, tokens[: blocks * block_size], block_size, parent, others)
     [*head] = _digests(name, tokens[: min(blocks, 1) * block_size], block_size, parent, first)
@@ -73,18 +72,6 @@ def _digests(name: HashName, tokens: Tokens, block_size: int, parent: Digest, ex
         parent = sha256(messages[at:end]).digest()
         digests.append(parent)
         at = end
-    return digests
-
-
-def _pickled_one_by_one(
-    tokens: Tokens, block_size: int, parent: Digest, first: ExtraKeys, others: ExtraKeys
-) -> list[Digest]:
-    digests, numbers, extra = [], tokens.tolist(), first
-    for at in range(0, len(numbers) - block_size + 1, block_size):
-        block = (parent, tuple(numbers[at : at + block_size]), extra or None)
-        parent = hashlib.sha256(pickle.dumps(block, protocol=5)).digest()
-        digests.append(parent)
-        extra = others
     return digests
 
 

@@ -45,7 +45,7 @@ class SglangLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return None
 
     def hashes(self, tokens: Tokens, namespace: Namespace, parent: Digest | None = None) -> list[Digest] | None:
-        if namespace.lora_name is not None and namespace.lora_name not in self.loras:
+        if self.problem or (namespace.lora_name is not None and namespace.lora_name not in self.loras):
             return None
         before = parent or self._seed(namespace)
         data = memoryview(np.ascontiguousarray(tokens, "<u4").tobytes())

@@ -16,7 +16,7 @@ from typing import Literal, NewType
 import msgspec
 
 from engines.store.keys import DIGEST_BYTES, Digest
-from engines.store.messages import ExtraKeys, HashName, chain, seed_digest
+from engines.store.messages import PICKLED_BLOCKS, ExtraKeys, HashName, chain, seed_digest
 from indexer.hashing import Tokens
 from indexer.types import Namespace
 
@@ -66,7 +66,7 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     loras: Mapping[str, str] = {}
     """Paths by adapter: both are hashed."""
 
-    @property
+    @cached_property
     def problem(self) -> str | None:
         if self.dcp > 1:
             return "which keys a block has cannot be known under decode context parallelism (dcp above 1)"
@@ -76,11 +76,13 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f"the block sizes do not divide each other: {unit} tokens hashed, {sizes} in the groups of layers, "
                 f"{self.block_size} scheduled"
             )
+        if self.hash == "sha256" and unit not in PICKLED_BLOCKS:
+            return f"how vLLM hashes blocks of {unit} tokens is not known here"
         return None
 
     def hashes(self, tokens: Tokens, namespace: Namespace, parent: Digest | None = None) -> list[Digest] | None:
         lora = self._lora(namespace)
-        if lora is None:
+        if lora is None or self.problem:
             return None
         salted: ExtraKeys = (("cache_salt", namespace.cache_salt),) if namespace.cache_salt else ()
         first = lora if parent else lora + salted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.events import BlockStored
+from engines.events import BlockStored, EngineBatch
 from engines.sglang.decode import decode as decode_sglang
 from engines.store import (
     DEFAULT_SEED,
@@ -109,43 +110,46 @@ def keys_of_last_block(layout: StoreKeys, case: dict[str, Any]) -> tuple[str, ..
 def test_recorded_store_has_the_names_of_recorded_blocks() -> None:
     """A real vLLM's blocks, as its events tell them, and the first keys that the master listed."""
     layout = VllmLayout(model="tiny", block_size=SchedulerBlockSize(32))
-    digests: dict[EngineHash, Digest] = {}
-    for stored in stored_blocks("vllm-0.32.0-mooncake"):
-        parent = None if stored.parent is None else digests[stored.parent]
-        found = layout.hashes(pack_tokens(stored.token_ids), stored.namespace, parent)
-        assert found is not None
-        assert [layout.event_hash(digest) for digest in found] == list(stored.engine_hashes)
-        digests |= zip(stored.engine_hashes, found, strict=True)
+    digests = recorded_digests(layout, decode, "vllm-0.32.0-mooncake")
     listed = read_keys(answer("vllm-0.32.0-mooncake", "master /get_all_keys").body)
     assert len(listed) == 8
-    assert set(listed) <= {key for digest in digests.values() for key in layout.keys(digest)}
+    assert set(listed) <= {key for digest in digests for key in layout.keys(digest)}
     assert verify(listed, layout).agrees
-
-
-def stored_blocks(recording: str) -> list[BlockStored]:
-    batches = map(decode, payloads(recording))
-    return [event for batch in batches for event in batch.events if isinstance(event, BlockStored)]
 
 
 def test_recorded_pages_are_hashed_as_in_the_store() -> None:
     """But for salted ones, whose events have a seed of their own."""
     layout = SglangLayout(model="tiny", block_size=16)
-    digests: dict[EngineHash, Digest] = {}
-    for stored in [e for b in map(decode_sglang, payloads("sglang-0.5.23")) for e in b.events]:
-        if isinstance(stored, BlockStored) and stored.namespace == PLAIN:
-            parent = None if stored.parent is None else digests[stored.parent]
-            found = layout.hashes(pack_tokens(stored.token_ids), PLAIN, parent)
+    assert len(recorded_digests(layout, decode_sglang, "sglang-0.5.23", salted=False)) > 100
+
+
+def recorded_digests(
+    layout: StoreKeys, decoded: Callable[[bytes], EngineBatch], recording: str, *, salted: bool = True
+) -> list[Digest]:
+    """Of all blocks that an engine told of; each is called as the engine called it."""
+    digests: dict[int, Digest] = {}
+    batches = map(decoded, payloads(recording))
+    for stored in [event for batch in batches for event in batch.events if isinstance(event, BlockStored)]:
+        if salted or stored.namespace == PLAIN:
+            parent = None if stored.parent is None else digests[unsigned(stored.parent)]
+            found = layout.hashes(pack_tokens(stored.token_ids), stored.namespace, parent)
             assert found is not None
-            assert [layout.event_hash(digest) for digest in found] == list(stored.engine_hashes)
-            digests |= zip(stored.engine_hashes, found, strict=True)
-    assert digests
+            names = list(map(unsigned, stored.engine_hashes))
+            assert list(map(layout.event_hash, found)) == names
+            digests |= zip(names, found, strict=True)
+    return list(digests.values())
+
+
+def unsigned(name: EngineHash) -> int:
+    assert not isinstance(name, bytes)
+    return int(name) % 2**64
 
 
 token_lists = st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([0, 23, 24, 255, 256, 65535, 65536, 2**31]))
 texts = st.none() | st.text(max_size=300).filter(lambda text: len(text) != 1)
 
 
-@given(tokens=token_lists, block=st.integers(1, 40), lora=texts, salt=texts)
+@given(tokens=token_lists, block=st.integers(4, 40), lora=texts, salt=texts)
 def test_digests_are_of_what_pickle_writes(tokens: list[int], block: int, lora: str | None, salt: str | None) -> None:
     layout = VllmLayout(model="m", block_size=SchedulerBlockSize(block), loras={} if lora is None else {lora: "/path"})
     # A text of its own: pickle writes one that it has seen only once.
@@ -162,8 +166,8 @@ def pickled(value: object) -> bytes:
     return hashlib.sha256(pickle.dumps(value, protocol=5)).digest()
 
 
-@pytest.mark.parametrize("block", [3, 4, 8192, 8193, 20_000])
-def test_blocks_of_unusual_sizes(block: int) -> None:
+@pytest.mark.parametrize("block", [4, 255, 256, 8192])
+def test_smallest_and_largest_blocks(block: int) -> None:
     tokens = np.arange(block, dtype=np.uint32) * np.uint32(7919)
     layout = VllmLayout(model="m", block_size=SchedulerBlockSize(block))
     assert layout.hashes(tokens, PLAIN) == [pickled((pickled(DEFAULT_SEED), tuple(tokens.tolist()), None))]
@@ -220,12 +224,14 @@ def test_blocks_of_hybrid_models_need_every_groups_keys() -> None:
         VllmLayout(model="m", block_size=BLOCK, tp=2, dcp=2),
         VllmLayout(model="m", block_size=BLOCK, hash_block_size=HashBlockSize(24)),
         VllmLayout(model="m", block_size=BLOCK, groups=(VllmGroup(block_size=GroupBlockSize(32)),)),
+        VllmLayout(model="m", block_size=SchedulerBlockSize(3)),
         SglangLayout(model="m", block_size=16, tp=2, dcp=2, mla=True),
     ],
-    ids=["vllm dcp", "hash size", "group size", "sglang dcp"],
+    ids=["vllm dcp", "hash size", "group size", "tiny blocks", "sglang dcp"],
 )
 def test_what_cannot_be_known_is_said(layout: VllmLayout | SglangLayout) -> None:
     assert layout.problem
+    assert layout.hashes(tokens_of(64), PLAIN) is None
     verdict = verify(["m@tp_rank:0"], layout)
     assert verdict.agrees is None
     assert layout.problem in verdict.why
