@@ -14,7 +14,8 @@ from router.cli import load_settings, make_parser
 from router.settings import GROUPS, Settings, SettingsError, options
 
 WORKER = ["--worker", "http://a:1"]
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if not path.stem.endswith("-simulation"))
 
 
 def write(folder: Path, text: str) -> str:
