@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
-from typing import Final, Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple, get_args
 
 import aiohttp
 from yarl import URL
 
-from engines.store import Digest, StoreKeys, Verdict, query_path, read_keys, read_query, verify
+from engines.store import Digest, StoreKeys, Verdict, query_path, read_keys, read_present, verify
 from engines.store.query import ALL_KEYS
 from engines.store.sglang import SglangLayout
 from engines.store.vllm import VllmLayout
@@ -27,7 +27,7 @@ from router.tallies import Histogram
 logger = logging.getLogger("router.store")
 
 KNOWN: Final = 100_000
-"""Blocks whose names are remembered; each costs some 300 bytes."""
+"""Blocks whose names are remembered; each costs some 400 bytes."""
 SEEN_LIFE: Final = 2.0
 """Seconds for which a block that was there is taken to be there still: the store evicts in bulk, rarely."""
 PATIENCE: Final = 1.0
@@ -42,6 +42,13 @@ Outcome = Literal["answered", "late", "failed", "paused", "known"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """The master answered; after the request had gone on; not at all; it is not asked for a while; nothing was to be asked.
 """
+
+
+class _Block(NamedTuple):
+    """What the engine calls a block, and every object that must be there for it."""
+
+    digest: Digest
+    keys: tuple[str, ...]
 
 
 class StoreLookup:
@@ -63,8 +70,8 @@ class StoreLookup:
         self._layout = keys
         self._session = session
         self._clock = clock
-        self._digests: OrderedDict[int, Digest] = OrderedDict()
-        """By our own sequence hash: what the engine calls the block."""
+        self._blocks: OrderedDict[int, _Block] = OrderedDict()
+        """By our own sequence hash."""
         self._seen: OrderedDict[Digest, float] = OrderedDict()
         self._failures = 0
         self._paused_until = 0.0
@@ -86,70 +93,67 @@ class StoreLookup:
         if began < self._paused_until:
             self.lookups["paused"] += 1
             return 0
-        digests = self._name(tokens, chain, namespace)
-        known = self._leading(digests, began)
-        if known == len(digests):
+        blocks = self._name(tokens, chain, namespace)
+        known = self._leading(blocks, began)
+        if known == len(blocks):
             self.lookups["known"] += 1
             return known * self.block_size
-        task = asyncio.ensure_future(self._ask(digests, known))
+        task = asyncio.ensure_future(self._ask(blocks[known:]))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         done, _ = await asyncio.wait((task,), timeout=self._budget)
         self._seconds.observe(self._clock() - began)
         if not done:
             self.lookups["late"] += 1
-            return known * self.block_size
-        return task.result() * self.block_size
+        more = task.result() if done else 0
+        return (known + more) * self.block_size
 
-    def _name(self, tokens: Tokens, chain: SequenceHashes, namespace: Namespace) -> list[Digest]:
-        """The engine's digests of the prompt's blocks; only those that are new are worked out."""
-        names, found = chain.tolist(), []
-        for name in names:
-            digest = self._digests.get(name)
-            if digest is None:
+    def _name(self, tokens: Tokens, chain: SequenceHashes, namespace: Namespace) -> list[_Block]:
+        """The engine's names of the prompt's blocks; only those that are new are worked out."""
+        ours, found = chain.tolist(), []
+        for own in ours:
+            block = self._blocks.get(own)
+            if block is None:
                 break
-            self._digests.move_to_end(name)
-            found.append(digest)
-        if len(found) < len(names):
-            rest, parent = tokens[len(found) * self.block_size :], found[-1] if found else None
-            new = self._keys.hashes(rest, namespace, parent) or []
-            for name, digest in zip(names[len(found) :], new, strict=False):
-                self._digests[name] = digest
+            self._blocks.move_to_end(own)
+            found.append(block)
+        if len(found) < len(ours):
+            rest, parent = tokens[len(found) * self.block_size :], found[-1].digest if found else None
+            digests = self._keys.hashes(rest, namespace, parent) or []
+            new = [_Block(digest, self._keys.keys(digest)) for digest in digests]
+            self._blocks.update(zip(ours[len(found) :], new, strict=False))
             found += new
-            while len(self._digests) > KNOWN:
-                self._digests.popitem(last=False)
+            while len(self._blocks) > KNOWN:
+                self._blocks.popitem(last=False)
         return found
 
-    def _leading(self, digests: Sequence[Digest], now: float) -> int:
+    def _leading(self, blocks: Sequence[_Block], now: float) -> int:
         """How many were seen there just now."""
         since = now - SEEN_LIFE
-        return next((at for at, one in enumerate(digests) if self._seen.get(one, -1.0) < since), len(digests))
+        return next((at for at, one in enumerate(blocks) if self._seen.get(one.digest, -1.0) < since), len(blocks))
 
-    async def _ask(self, digests: Sequence[Digest], known: int) -> int:
-        """How many leading blocks are there; the first that is missing ends the prefix."""
-        wanted = digests[known:]
-        keys = [self._keys.keys(digest) for digest in wanted]
+    async def _ask(self, blocks: Sequence[_Block]) -> int:
+        """How many leading ones are there; the first that is missing ends the prefix."""
         try:
-            present = await self._query([key for of_block in keys for key in of_block])
+            present = await self._query([key for block in blocks for key in block.keys])
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             self._fail(error)
-            return known
+            return 0
         self._failures = 0
         self.lookups["answered"] += 1
-        missing = (at for at, of_block in enumerate(keys) if any(key not in present for key in of_block))
-        there = next(missing, len(keys))
-        self._remember(wanted[:there])
-        return known + there
+        there = next((at for at, block in enumerate(blocks) if not present.issuperset(block.keys)), len(blocks))
+        self._remember(blocks[:there])
+        return there
 
-    async def _query(self, keys: Sequence[str]) -> Collection[str]:
+    async def _query(self, keys: Sequence[str]) -> set[str]:
         path = query_path(keys)
         if path is None:
-            return ()
+            return set()
         url = URL(self._url + path, encoded=True)
         async with self._session.get(url, timeout=aiohttp.ClientTimeout(PATIENCE)) as answer:
             if answer.status != 200:
                 raise ValueError(f"it answered {answer.status}")
-            return read_query(await answer.read())
+            return read_present(await answer.read())
 
     async def check(self) -> Verdict:
         """Whether the keys that are there look like those that will be asked for."""
@@ -161,11 +165,11 @@ class StoreLookup:
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             return Verdict(None, f"The store's keys cannot be listed: {error or type(error).__name__}.")
 
-    def _remember(self, digests: Sequence[Digest]) -> None:
+    def _remember(self, blocks: Sequence[_Block]) -> None:
         now = self._clock()
-        for digest in digests:
-            self._seen[digest] = now
-            self._seen.move_to_end(digest)
+        for block in blocks:
+            self._seen[block.digest] = now
+            self._seen.move_to_end(block.digest)
         while len(self._seen) > KNOWN:
             self._seen.popitem(last=False)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from engines.store.keys import DIGEST_BYTES, Digest, StoreKeys, Verdict
 from engines.store.messages import HashName
-from engines.store.query import Segment, Stored, query_path, read_keys, read_query, read_segments
+from engines.store.query import Segment, Stored, query_path, read_keys, read_present, read_query, read_segments
 from engines.store.sglang import SglangLayout
 from engines.store.size import bytes_per_token
 from engines.store.verify import verify
@@ -39,6 +39,7 @@ __all__ = [
     "bytes_per_token",
     "query_path",
     "read_keys",
+    "read_present",
     "read_query",
     "read_segments",
     "scheduler_block_size",

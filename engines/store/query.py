@@ -56,6 +56,18 @@ def read_query(body: bytes) -> dict[str, Stored]:
     return {key: stored for key, object_ in answer.data.items() if (stored := _stored(object_)) is not None}
 
 
+def read_present(body: bytes) -> set[str]:
+    """The keys of a /batch_query_keys answer whose objects can be read. Raises ValueError as `read_query` does. Of a
+    thousand keys that takes a fifth of the time."""
+    try:
+        answer = _decode_presence(body)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not answer.success or answer.data is None:
+        raise ValueError(f"the store answered with an error: {answer.error or 'it did not say which'}")
+    return {key for key, found in answer.data.items() if found.ok and found.has_any}
+
+
 def read_keys(body: bytes) -> list[str]:
     """Of /get_all_keys. Raises ValueError for what is no text."""
     return body.decode().splitlines()
@@ -97,6 +109,30 @@ class _Answer(msgspec.Struct):
     error: str | None = None
 
 
+_ABSENT = msgspec.Raw()
+_NONE = (b"", b"[]", b"null")
+
+
+class _Presence(msgspec.Struct):
+    ok: bool
+    values: msgspec.Raw = _ABSENT
+    disk_values: msgspec.Raw = _ABSENT
+    local_disk_values: msgspec.Raw = _ABSENT
+    nof_values: msgspec.Raw = _ABSENT
+
+    @property
+    def has_any(self) -> bool:
+        if self.values is not _ABSENT and bytes(self.values) not in _NONE:
+            return True  # in memory, as nearly all are
+        return any(bytes(one) not in _NONE for one in (self.disk_values, self.local_disk_values, self.nof_values))
+
+
+class _Presences(msgspec.Struct):
+    success: bool
+    data: dict[str, _Presence] | None = None
+    error: str | None = None
+
+
 class _Segment(msgspec.Struct):
     segment_name: str
     te_endpoint: str = ""
@@ -126,4 +162,5 @@ def _stored(found: _Object) -> Stored | None:
 
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_presence = msgspec.json.Decoder(_Presences).decode
 _decode_segments = msgspec.json.Decoder(_Segments).decode

@@ -19,6 +19,7 @@ from engines.store import (
     VllmLayout,
     bytes_per_token,
     query_path,
+    read_present,
     read_query,
     read_segments,
     verify,
@@ -219,3 +220,28 @@ def test_bytes_per_token_of_another_type_in_the_cache() -> None:
 def test_any_config_has_a_size_or_none(config: dict[str, Any]) -> None:
     found = bytes_per_token(config)
     assert found is None or found > 0
+
+
+LISTS = st.sampled_from([None, [], [{"size_": 3, "transport_endpoint_": "a:1"}], [{"object_size": 4}]])
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"])),
+        st.fixed_dictionaries(
+            {"ok": st.booleans()},
+            optional=dict.fromkeys(("values", "disk_values", "local_disk_values", "nof_values"), LISTS),
+        ),
+    )
+)
+def test_what_is_there_is_told_the_same_in_short(data: dict[str, dict[str, object]]) -> None:
+    body = json.dumps({"success": True, "data": data}).encode()
+    assert read_present(body) == read_query(body).keys()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"success": false, "error": "no"}', b'{"success": true}', b"[" * 100_000]
+)
+def test_no_answer_tells_nothing_in_short_either(body: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_present(body)
