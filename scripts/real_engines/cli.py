@@ -11,7 +11,8 @@ from .install import CannotInstall, install
 from .model import make_model
 from .pair import CONNECTORS, ROLES, Half
 from .places import engines_folder
-from .serve import CannotServe, serve, serve_half
+from .serve import CannotServe, serve, serve_half, serve_master, serve_member
+from .store import Member
 
 PARTS = ("vllm", "sglang", "mooncake", "pd")
 WEIGHTS = "fixed random weights instead of dummy ones: then the whole prompt decides each token"
@@ -40,6 +41,10 @@ def _run(args: argparse.Namespace) -> None:
     elif args.command == "serve-pd":
         half = Half(args.connector, args.role, args.transfer_port)
         serve_half(half, args.name, args.port, args.events_port, args.engine_args)
+    elif args.command == "serve-store":
+        serve_member(Member(args.master_port), args.name, args.port, args.events_port, args.engine_args)
+    elif args.command == "store-master":
+        serve_master(args.rpc_port, args.http_port, args.engine_args)
     else:
         print(engines_folder())
 
@@ -54,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("folder", type=Path, metavar="FOLDER")
     _add_serve(commands.add_parser("serve", help="run an engine in the foreground; SIGTERM ends it"))
     _add_serve_pd(commands.add_parser("serve-pd", help="run one half of a prefill/decode pair of vLLMs, with weights"))
+    _add_serve_store(commands.add_parser("serve-store", help="run a vLLM that shares its blocks, with weights"))
+    _add_master(commands.add_parser("store-master", help="run the master of a Mooncake Store"))
     commands.add_parser("path", help="print the folder that holds the engines' environments")
     return parser
 
@@ -72,6 +79,18 @@ def _add_serve_pd(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "transfer_port", type=int, help="NIXL's side channel, or the bootstrap server of Mooncake's prefill"
     )
+    _add_engine_args(parser)
+
+
+def _add_serve_store(parser: argparse.ArgumentParser) -> None:
+    _add_name_and_ports(parser)
+    parser.add_argument("master_port", type=int, help="the RPC port of the store's master")
+    _add_engine_args(parser)
+
+
+def _add_master(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("rpc_port", type=int, help="for the engines, on 127.0.0.1")
+    parser.add_argument("http_port", type=int, help="metrics and queries, on 127.0.0.1")
     _add_engine_args(parser)
 
 

@@ -1,5 +1,5 @@
 """Turns this process into an engine that serves the tiny model and publishes its KV events. The weights are dummies,
-which the engine makes itself, unless a prefill/decode pair is to be told right from wrong."""
+which the engine makes itself, unless KV from another engine is to be told right from wrong."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .install import is_installed
 from .model import kept_model
 from .pair import Half
 from .places import engines_folder
+from .store import Member, master_arguments
 
 REPLAY_OFFSET = 100
 COMMON_ENV = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -45,6 +46,18 @@ def serve_half(half: Half, name: str, port: int, events_port: int, extra: list[s
     venv = _installed("vllm", "pd")
     command = _vllm(venv, kept_model(weights=True), WEIGHTS, port, _events(name, events_port))
     _become([*command, *half.arguments(), *extra], VLLM_ENV | half.environment())
+
+
+def serve_member(member: Member, name: str, port: int, events_port: int, extra: list[str]) -> None:
+    """A vLLM that keeps its blocks in a store too."""
+    venv = _installed("vllm", "mooncake")
+    command = _vllm(venv, kept_model(weights=True), WEIGHTS, port, _events(name, events_port))
+    _become([*command, *member.arguments(), *extra], VLLM_ENV | member.environment(engines_folder()))
+
+
+def serve_master(rpc_port: int, http_port: int, extra: list[str]) -> None:
+    venv = _installed("vllm", "mooncake")
+    _become([f"{venv}/bin/mooncake_master", *master_arguments(rpc_port, http_port), *extra], {})
 
 
 def _installed(engine: str, part: str) -> Path:

@@ -93,6 +93,22 @@ def test_keys_are_those_of_vllm(case: dict[str, Any]) -> None:
     assert set(keys) == set(case["keys"]) or case["tp"] % case["kv_heads"]  # as vLLM: uneven heads leave a rank out
 
 
+@pytest.mark.parametrize("case", cases("vllm-running", "stored"), ids=name_of)
+def test_keys_are_those_that_a_running_vllm_stored(case: dict[str, Any]) -> None:
+    layout = VllmLayout(
+        model=case["model"],
+        block_size=case["block_size"],
+        hash=case["hash"],
+        hash_seed=case["hash_seed"] or DEFAULT_SEED,
+        tp=case.get("tp", 1),
+        kv_heads=case.get("kv_heads"),
+    )
+    digests = layout.hashes(pack_tokens(case["tokens"]), Namespace(cache_salt=case["salt"]))
+    assert digests is not None
+    assert sorted(key for digest in digests for key in layout.keys(digest)) == case["stored"]
+    assert verify(case["stored"], layout).agrees
+
+
 @pytest.mark.parametrize("case", cases("sglang", "keys"), ids=name_of)
 def test_keys_are_those_of_sglang(case: dict[str, Any]) -> None:
     layout = SglangLayout(

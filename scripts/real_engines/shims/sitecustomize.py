@@ -1,7 +1,7 @@
-"""Loaded by Python itself in each process of an engine of a prefill/decode pair, as this folder is on its PYTHONPATH.
+"""Loaded by Python itself in each process of an engine that shares its KV, as this folder is on its PYTHONPATH.
 
-Changes three modules once they are imported, so that a pair works on two cores and no accelerator. No result depends on
-the first two: without them the engines spin, four processes on two cores, and a request takes up to 30 s."""
+Changes modules once they are imported, so that such engines work on two cores and no accelerator. No result depends on
+the pauses: without them the engines spin, four processes on two cores, and a request takes up to 30 s."""
 
 from __future__ import annotations
 
@@ -52,13 +52,30 @@ def say_that_device_is_zero(connector: ModuleType) -> None:
     connector.torch.accelerator.current_device_index = lambda: 0
 
 
+class NothingToWaitFor:
+    """In place of an accelerator's event: on a CPU all that was asked for is done."""
+
+    def record(self, *_: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+def need_no_events(worker: ModuleType) -> None:
+    """Mooncake's store connector waits for an accelerator's event before it reads the KV."""
+    worker.torch.cuda.Event = NothingToWaitFor
+
+
 def sleep_when_yielding() -> None:
     """vLLM's queues in shared memory yield the processor in a loop for a second after each message."""
     os.sched_yield = lambda: time.sleep(YIELD_S)
 
 
 sleep_when_yielding()
+MOONCAKE = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake"
 sys.meta_path[:0] = [
     AfterImport("nixl_cu12._api", wait_in_progress_thread),
-    AfterImport("vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector", say_that_device_is_zero),
+    AfterImport(f"{MOONCAKE}.mooncake_connector", say_that_device_is_zero),
+    AfterImport(f"{MOONCAKE}.store.worker", need_no_events),
 ]
