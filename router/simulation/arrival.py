@@ -78,6 +78,8 @@ class Arrival:
         self._ranks: list[WorkerRank] = []
         self._loaded = 0
         """Tokens, from the store."""
+        self._looked_up: tuple[int | None, int] = None, 0
+        """In the store: its changes until then, and how many tokens."""
         self._block_hashes: list[int] = self._hashes.tolist()
 
     # -- queue.Waiting
@@ -95,7 +97,12 @@ class Arrival:
     def stored_tokens(self) -> int:
         """Looked up anew whenever it is asked for."""
         shared = self._fleet.shared
-        return shared.tokens(self._block_hashes) if shared and self._fleet.settings.store_credit else 0
+        if not shared or not self._fleet.settings.store_credit:
+            return 0
+        changes = shared.changes
+        if changes is None or changes != self._looked_up[0]:
+            self._looked_up = changes, shared.tokens(self._block_hashes)
+        return self._looked_up[1]
 
     def send(self, decision: Decision, booking: Booking) -> None:
         fleet = self._fleet

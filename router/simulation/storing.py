@@ -39,6 +39,13 @@ class SharedStore:
         """How many leading ones are here now."""
         return self.store.prefix(hashes, self._fleet.timeline.now()) * self._size
 
+    @property
+    def changes(self) -> int | None:
+        """Grows whenever what is here changes; None where it does so by itself."""
+        done = self.store.counters
+        expires = self._fleet.settings.store_ttl_s is not None
+        return None if expires else done.stored + done.evicted + done.lost
+
     def lose(self, rank: WorkerRank) -> None:
         """Its memory was a part of the store."""
         self.store.fail(rank)
