@@ -64,7 +64,7 @@ class PrefillBooking(Booking):
     """Where the prompt is computed: its turn in the backlog too. If it is then to be handed over, and the other rank is
     only chosen when it has been computed, load is booked there meanwhile, lest that rank be taken for idle."""
 
-    __slots__ = ("_ahead", "_entry", "_handed_on", "_load_work", "_prefill", "_streamed")
+    __slots__ = ("_ahead", "_entry", "_handed_on", "_load_work", "_loading", "_prefill", "_streamed")
 
     def __init__(self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool) -> None:
         tokens = decision.prefill_tokens
@@ -75,7 +75,10 @@ class PrefillBooking(Booking):
         self._prefill = Prefill(tokens, decision.prompt_tokens)
         work = scheduler.latency.prefill_work(self._prefill)
         stored = decision.stored_tokens
-        self._load_work = float(scheduler.loads.work(np.array([stored]), 0.0)[0]) if stored else 0.0
+        self._loading = stored
+        if stored:
+            scheduler.loading[decision.rank] += stored
+        self._load_work = scheduler.loads.work(np.array([stored]), 0.0).item() if stored else 0.0
         self._entry: Entry | None = scheduler.backlog.add(decision.rank, self._prefill, work, now)
         self._ahead: DecodeBooking | None = None
         split, onward = decision.split, decision.onward
@@ -90,6 +93,7 @@ class PrefillBooking(Booking):
         self._reservation.first_token()
         if entry is None:
             return
+        self._loaded()
         seconds = self._scheduler.backlog.done(entry, now)
         self._token_at = now
         if seconds is not None and self._prefill.prompt:
@@ -108,14 +112,24 @@ class PrefillBooking(Booking):
     def assume_first_token(self, now: float) -> None:
         entry, self._entry = self._entry, None
         if entry is not None:
+            self._loaded()
             self._reservation.first_token()
             self._scheduler.backlog.done(entry, now)
             self._scheduler.changed()
+
+    def _loaded(self) -> None:
+        if self._loading:
+            loading = self._scheduler.loading
+            loading[self._rank] -= self._loading
+            if not loading[self._rank]:
+                del loading[self._rank]
+            self._loading = 0
 
     def _ended(self, now: float) -> None:
         if self._ahead:
             self._ahead.release(now)
         entry, self._entry = self._entry, None
+        self._loaded()
         if entry is not None:
             self._scheduler.backlog.drop(entry, now)
         elif not self._handed_on:

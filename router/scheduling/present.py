@@ -135,8 +135,9 @@ class Present:
         tokens = self.stored_tokens
         if not self._stored:
             return np.zeros(len(tokens))
-        loads = self._scheduler.loads
-        seconds: Seconds = np.where(tokens > 0, loads.work(tokens, 0.0) * loads.factor, 0.0)
+        loads, loading = self._scheduler.loads, self._scheduler.loading
+        before = np.array([loading[rank] for rank in self.candidates.ranks]) if loading else 0
+        seconds: Seconds = np.where(tokens > 0, loads.work(tokens + before, 0.0) * loads.factor, 0.0)
         return seconds
 
     @cached_property

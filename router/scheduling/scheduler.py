@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -45,6 +45,8 @@ class Scheduler:
         self.disaggregation = Disaggregation()
         self.loads = Transfers()
         """From a shared store."""
+        self.loading: Counter[WorkerRank] = Counter()
+        """Tokens that each rank takes from there now: those of several requests come one after the other."""
         self._unheard: deque[tuple[float, Booking]] = deque()
         self.changed: Callable[[], None] = _nothing
         """Called when a prefill is done or a request has ended."""

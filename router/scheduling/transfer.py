@@ -15,9 +15,11 @@ _BASE: Final = 0.005
 _PER_TOKEN: Final = 131_072 / 12.5e9
 """Seconds: 131 kB a token, as an 8B model with grouped queries has, over 100 Gbit/s. Only its order matters."""
 _GAIN: Final = 0.1
-"""Of one observation in the logarithm of a factor."""
+"""Of one observation in the logarithm of a factor; the n-th counts 1/(n + 1), if that is more."""
 _OUTLIER: Final = 4.0
-"""An observation further than this factor from what is expected counts as this far."""
+"""An observation further than this factor from what is expected counts as this far; of the first `_FEW`, as its square,
+for the prior may be far off."""
+_FEW: Final = 4
 _LEAST, _MOST = 1e-3, 1e4
 
 Near = npt.NDArray[np.bool_]
@@ -28,6 +30,7 @@ class Transfers:
 
     def __init__(self) -> None:
         self._factors = np.ones(2)
+        self._observed = [0, 0]
 
     def work(self, tokens: Figures | Seconds, hidden: float) -> Seconds:
         """Seconds by the prior. `hidden`: of them that pass while the prefill is still computed, at most."""
@@ -45,6 +48,9 @@ class Transfers:
     def observe(self, near: bool, work: float, seconds: float) -> None:
         """`work` as above took `seconds`."""
         place = int(near)
-        known = float(self._factors[place])
-        ratio = min(max(seconds / (work * known), 1 / _OUTLIER), _OUTLIER)
-        self._factors[place] = min(max(known * math.exp(_GAIN * math.log(ratio)), _LEAST), _MOST)
+        known, count = float(self._factors[place]), self._observed[place]
+        most = _OUTLIER if count >= _FEW else _OUTLIER**2
+        ratio = min(max(seconds / (work * known), 1 / most), most)
+        self._observed[place] = count + 1
+        gain = max(_GAIN, 1 / (count + 2))
+        self._factors[place] = min(max(known * math.exp(gain * math.log(ratio)), _LEAST), _MOST)

@@ -37,7 +37,19 @@ def test_one_odd_observation_changes_little(seconds: float) -> None:
     transfers = Transfers()
     before = expected(transfers)
     transfers.observe(near=False, work=before, seconds=seconds)
+    assert 1 / 4 <= expected(transfers) / before <= 4, "the first tells more than the prior"
+    for _ in range(100):
+        transfers.observe(near=False, work=before, seconds=before)
+    transfers.observe(near=False, work=before, seconds=seconds)
     assert 0.8 < expected(transfers) / before < 1.25
+
+
+def test_a_network_far_from_the_prior_is_known_soon() -> None:
+    transfers = Transfers()
+    work = expected(transfers)
+    for _ in range(20):
+        transfers.observe(near=False, work=work, seconds=100 * work)
+    assert 0.5 < expected(transfers) / (100 * work) < 2
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.005, 1e3), st.floats(0, 1e6)), max_size=200))
