@@ -1,0 +1,60 @@
+"""One store, two vLLMs that share it and a router in front of them, started once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.real.conftest import running
+from tests.real.fleet import Router
+
+from .members import Master, Member
+
+
+@pytest.fixture(scope="session")
+def master(logs: Path) -> Iterator[Master]:
+    found = Master(logs)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.process.kill()
+
+
+@pytest.fixture(scope="session")
+def members(master: Master, logs: Path) -> Iterator[list[Member]]:
+    found = [Member(name, master, logs) for name in ("store-a", "store-b")]
+    with ExitStack() as stack:
+        for member in found:
+            stack.callback(member.process.kill)
+            member.process.start()
+        for member in found:
+            member.wait_until_up()
+        yield found
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda member: member.process.stop(), found))
+
+
+@pytest.fixture
+def a(members: list[Member]) -> Member:
+    return members[0]
+
+
+@pytest.fixture
+def b(members: list[Member]) -> Member:
+    return members[1]
+
+
+@pytest.fixture(scope="session")
+def store_router(master: Master, members: list[Member], logs: Path) -> Iterator[Router]:
+    yield from running(Router("router-store", members, logs, "--store", master.url))
+
+
+@pytest.fixture
+def router(store_router: Router) -> Router:
+    store_router.until_all_are_up()
+    return store_router
