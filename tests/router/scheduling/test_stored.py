@@ -1,0 +1,107 @@
+"""What lies in a shared store: credited to whom it helps, loaded and not computed, and given back however it ends."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from indexer.matches import Overlap
+from router.scheduling.auto import Auto
+from router.scheduling.cheapest import Cheapest
+from router.scheduling.decision import Candidates, CostPolicy
+from router.scheduling.latency import Prefill
+from router.scheduling.load import Load, LoadBook
+from router.scheduling.overlap import OverlapCost
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.ttft import PredictedTTFT
+from tests.router.scheduling.candidates import Held, named, rank
+
+A, B = rank("a"), rank("b")
+POLICIES = [Auto, PredictedTTFT, lambda: OverlapCost(1.0)]
+
+
+def scheduler(candidates: Candidates, policy: CostPolicy | None = None) -> Scheduler:
+    choosing = Scheduler(Cheapest(policy or Auto()), LoadBook(), random.Random(0))
+    for each in candidates.ranks:
+        choosing.watch(each, 16)
+    return choosing
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_busy_holder_is_passed_over_when_another_can_load(policy: type[CostPolicy]) -> None:
+    candidates, prompt = named("ab"), 8_000
+    choosing = scheduler(candidates, policy())
+    held = Held({A: Overlap(400, 400)})
+    choosing.reserve(choosing.select(named("a"), 3_000, Held({}), 0.0), 0.0)
+    assert choosing.select(candidates, prompt, held, 0.0).rank == A
+    found = choosing.select(candidates, prompt, held, 0.0, stored=6_400)
+    assert found.rank == B
+    assert (found.overlap_tokens, found.stored_tokens, found.prefill_tokens) == (0, 6_400, 1_600)
+
+
+def test_what_a_rank_holds_itself_is_not_loaded() -> None:
+    candidates = named("a")
+    found = scheduler(candidates).select(candidates, 1_000, Held({A: Overlap(10, 10)}), 0.0, stored=320)
+    assert (found.overlap_tokens, found.stored_tokens, found.prefill_tokens) == (160, 160, 680)
+    found = scheduler(candidates).select(candidates, 1_000, Held({A: Overlap(40, 40)}), 0.0, stored=320)
+    assert (found.overlap_tokens, found.stored_tokens) == (640, 0)
+
+
+def test_the_last_token_is_always_computed() -> None:
+    candidates = named("a")
+    found = scheduler(candidates).select(candidates, 64, Held({}), 0.0, stored=64)
+    assert (found.stored_tokens, found.prefill_tokens) == (48, 16)
+
+
+def test_ranks_without_the_store_are_not_credited() -> None:
+    candidates = Candidates([(A, 16), (B, 16)], without_store=[A])
+    found = scheduler(candidates).select(candidates, 8_000, Held({}), 0.0, stored=6_400)
+    assert (found.rank, found.stored_tokens) == (B, 6_400)
+
+
+@pytest.mark.parametrize("ending", ["first token", "assumed", "none"])
+def test_what_is_loaded_is_booked_until_it_is_there(ending: str) -> None:
+    candidates = named("a")
+    choosing = scheduler(candidates)
+    decision = choosing.select(candidates, 1_000, Held({}), 0.0, stored=320)
+    booking = choosing.reserve(decision, 0.0)
+    assert choosing.loading == {A: 320}
+    assert choosing.book.load(A, 0.0) == Load(1, 680, 1_000)
+    if ending == "first token":
+        booking.first_token(1.0)
+    elif ending == "assumed":
+        booking.assume_first_token(1.0)
+    else:
+        booking.release(1.0)
+    assert not choosing.loading
+    booking.release(2.0)
+    assert choosing.book.load(A, 2.0) == Load()
+
+
+def test_loads_that_come_before_delay_the_next() -> None:
+    candidates = named("a")
+    choosing = scheduler(candidates)
+    alone = choosing.select(candidates, 100_000, Held({}), 0.0, stored=80_000).predicted
+    choosing.reserve(choosing.select(candidates, 100_000, Held({}), 0.0, stored=80_000), 0.0)
+    second = choosing.select(candidates, 100_000, Held({}), 0.0, stored=80_000).predicted
+    assert alone
+    assert second
+    assert second.transfer > 1.8 * alone.transfer
+
+
+def test_how_long_loading_takes_is_learned_and_prefill_is_not_blamed() -> None:
+    candidates = named("a")
+    choosing = scheduler(candidates)
+    before = choosing.latency.prefill_work(Prefill(680, 1_000))
+    now = 0.0
+    for _ in range(30):
+        decision = choosing.select(candidates, 1_000, Held({}), now, stored=320)
+        booking = choosing.reserve(decision, now)
+        now += 5.0
+        booking.first_token(now)
+        booking.release(now)
+    predicted = choosing.select(candidates, 1_000, Held({}), now, stored=320).predicted
+    assert predicted
+    assert predicted.transfer == pytest.approx(5.0, rel=0.3)
+    assert choosing.latency.prefill_work(Prefill(680, 1_000)) == before
