@@ -51,7 +51,7 @@ def b(members: list[Member]) -> Member:
 
 @pytest.fixture(scope="session")
 def store_router(master: Master, members: list[Member], logs: Path) -> Iterator[Router]:
-    yield from running(Router("router-store", members, logs, "--store", master.url))
+    yield from running(Router("router-store", members, logs, "--store", f"{master.url},budget_ms=500"))
 
 
 @pytest.fixture
