@@ -6,7 +6,7 @@ Pure: tokens to keys, answers to facts. Who asks, when, and what it is worth is 
 from __future__ import annotations
 
 from engines.store.keys import DIGEST_BYTES, Digest, StoreKeys, Verdict
-from engines.store.messages import HashName
+from engines.store.messages import HashName, warm_up
 from engines.store.query import Segment, Stored, query_path, read_keys, read_present, read_query, read_segments
 from engines.store.sglang import SglangLayout
 from engines.store.size import bytes_per_token
@@ -44,4 +44,5 @@ __all__ = [
     "read_segments",
     "scheduler_block_size",
     "verify",
+    "warm_up",
 ]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from engines.store.keys import DIGEST_BYTES, Digest
-from indexer.hashing import Tokens
+from indexer.hashing import Tokens, pack_tokens
 from indexer.jit import kernel
 
 HashName = Literal["sha256", "sha256_cbor"]
@@ -54,6 +54,12 @@ def chain(
     if blocks < 2:
         return head
     return head + _digests(name, tokens[block_size : blocks * block_size], block_size, head[0], others)
+
+
+def warm_up() -> None:
+    """Compiles what writes the blocks, or reads it from disk; else the first request waits for it."""
+    for name in get_args(HashName):
+        chain(name, pack_tokens([0] * PICKLED_BLOCKS.start), PICKLED_BLOCKS.start, bytes(DIGEST_BYTES), (), ())
 
 
 def _digests(name: HashName, tokens: Tokens, block_size: int, parent: Digest, extra: ExtraKeys) -> list[Digest]:
