@@ -15,6 +15,7 @@ from collections.abc import Callable
 import aiohttp
 import msgspec
 
+import engines.store
 import publishers.rank
 import router.scheduling.warm_up
 from engines.description import EngineDescription
@@ -176,6 +177,7 @@ class App:
         if reads_prompts(settings):
             self._prompts = Prompts(settings.tokenizer, self._brain, self._session)
             if settings.store:
+                engines.store.warm_up()
                 self._store = SharedStore(settings.store, self._fleet, self._session, time.monotonic)
                 self._metrics.registry.register(self._store)
         watches = [

@@ -118,6 +118,7 @@ def layout_of(worker: Worker, model: Model, spec: StoreSpec) -> VllmLayout | Sgl
     size, name = spec.block_size or worker.block_size, spec.model or model.root or model.id
     config = _config(model.root)
     latent, tp, pp = "kv_lora_rank" in config, spec.tp or 1, spec.pp
+    heads = config.get("num_key_value_heads")
     loras = {each.id: each.root for each in worker.models if each.parent and each.root}
     if kind == "sglang":
         served = spec.model or model.id
@@ -131,7 +132,7 @@ def layout_of(worker: Worker, model: Model, spec: StoreSpec) -> VllmLayout | Sgl
         hash_seed=spec.hash_seed or DEFAULT_SEED,
         tp=tp,
         pp=pp,
-        kv_heads=config.get("num_key_value_heads"),
+        kv_heads=heads if isinstance(heads, int) else None,
         groups=(VllmGroup(holds="latent" if latent else "heads"),),
         loras=loras,
     )

@@ -12,6 +12,7 @@ PURE = (
     "faults",
     "place",
     "rank",
+    "store",
     "transfers",
     "connectors",
     "connectors.base",
