@@ -33,6 +33,7 @@ from router.ingest import Ingest
 from router.member import Member, Sockets, parent_ended, shared_books
 from router.metrics import Metrics
 from router.openai_errors import error_response
+from router.pairing import loneliness
 from router.policies import make_policy
 from router.prompts import Prompts
 from router.readings import Readings
@@ -188,7 +189,14 @@ class App:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK):
                 await asyncio.gather(*(watch.first_look.wait() for watch in watches))
+        self._tell_of_the_lonely()
         await self._listen()
+
+    def _tell_of_the_lonely(self) -> None:
+        """Workers that are there for others which are not."""
+        for worker in self._fleet.up:
+            if why := loneliness(worker, self._fleet.up):
+                log_event(logger, logging.WARNING, "A worker gets nothing to do", worker=worker.id, reason=why)
 
     async def _listen(self) -> None:
         settings = self._settings

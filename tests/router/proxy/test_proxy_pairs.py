@@ -294,3 +294,21 @@ async def test_what_is_said_of_requests_in_two_parts(p: ScriptedWorker, d: Scrip
         assert router.samples("router_worker_failures_total") == {"p": 1}
         for name in ("prefill", "transfer", "decode"):
             assert router.total(f"router_pd_{name}_seconds_count") == 1
+
+
+async def test_workers_that_lack_their_others_are_named_at_the_start(
+    p: ScriptedWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with router_of("nixl", p) as router:
+        (said,) = [record for record in caplog.records if record.message == "A worker gets nothing to do"]
+        assert "no worker that decodes" in str(said.__dict__)
+        got = await ask(router)
+        assert got.status == 503
+        assert b"no worker that decodes" in got.body
+
+
+async def test_a_whole_fleet_is_started_without_a_word(
+    p: ScriptedWorker, d: ScriptedWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with router_of("nixl", p, d):
+        assert "A worker gets nothing to do" not in caplog.messages
