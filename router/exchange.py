@@ -176,9 +176,9 @@ class Exchange:
         self._connecting = None
         self._upstream = upstream
         self._reused = upstream.requests > 0
-        body = request.body if leg.body is None else leg.body
         named = self._pair_id if self._pair else self._request_id
-        upstream.send(self, request_head(request, named, leg), body, request.head.method == b"HEAD")
+        head_only = request.head.method == b"HEAD"
+        upstream.send(self, request_head(request, named, leg), leg.body_of(request), head_only)
 
     def _on_no_connection(self, reason: str) -> None:
         self._connecting = None

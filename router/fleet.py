@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -115,6 +115,7 @@ class Fleet:
         self._candidates: dict[str | None, Candidates] = {}
         self._ranks: dict[str, Candidates] = {}
         self._models: dict[str, tuple[Worker, Model]] | None = None
+        self._bases: dict[str | None, Model] | None = None
         self._block_sizes: frozenset[int] | None = None
 
     def mark_up(self, worker: Worker) -> None:
@@ -199,6 +200,12 @@ class Fleet:
                     self._models.setdefault(model.id, (worker, model))
         return self._models
 
+    def base_model(self, name: str | None) -> Model | None:
+        """The base model behind `name`, an adapter's or its own; a request may leave out the name of the only one."""
+        if self._bases is None:
+            self._bases = _bases([model for _, model in self.models().values()])
+        return self._bases.get(name)
+
     def lora_name(self, model: str | None) -> str | None:
         """`model` if it is a LoRA adapter: engines hash its name into its blocks."""
         found = self.models().get(model) if model else None
@@ -206,3 +213,11 @@ class Fleet:
 
 
 _NOBODY = Candidates([])
+
+
+def _bases(models: Sequence[Model]) -> dict[str | None, Model]:
+    """By what a request may name."""
+    known = {model.id: model for model in models}
+    found: dict[str | None, Model] = {m.id: known.get(m.parent, m) if m.parent else m for m in models}
+    bases = [model for model in models if model.parent is None]
+    return found | {None: bases[0]} if len(bases) == 1 else found

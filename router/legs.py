@@ -27,6 +27,10 @@ class Leg(NamedTuple):
     """None: as the client sent it."""
     part: Part = "whole"
 
+    def body_of(self, request: Request) -> bytes:
+        """What the worker is sent of `request`."""
+        return request.body if self.body is None else self.body
+
 
 class Pair(NamedTuple):
     """Two legs of one request. `decode` None: it is chosen when the prefill has answered."""
@@ -54,7 +58,7 @@ class Parted(NamedTuple):
 
 def request_head(request: Request, request_id: bytes, leg: Leg) -> bytes:
     head, address = request.head, leg.worker.pool.address
-    body = request.body if leg.body is None else leg.body
+    body = leg.body_of(request)
     length = b""
     if body or head.method in _WITH_BODY:
         length = b"content-length: %d\r\n" % len(body)

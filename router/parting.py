@@ -15,8 +15,6 @@ from router.scheduling.decision import Split
 class Parting:
     """`body` None: of a request that has no parts."""
 
-    __slots__ = ("__dict__", "_connector", "_handover", "_raw", "refusal")
-
     def __init__(self, body: bytes | None) -> None:
         self._raw = body
         self.refusal: str | None = None

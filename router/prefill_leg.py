@@ -84,8 +84,8 @@ class PrefillLeg:
             return
         self._upstream = upstream
         self._reused = upstream.requests > 0
-        body = self.leg.body or b""
-        upstream.send(self, request_head(self._request, self._request_id, self.leg), body, head_only=False)
+        head, body = request_head(self._request, self._request_id, self.leg), self.leg.body_of(self._request)
+        upstream.send(self, head, body, head_only=False)
 
     def _on_no_connection(self, reason: str) -> None:
         self._connecting = None

@@ -52,9 +52,6 @@ class Prompts:
         self._tokenizers: dict[str, Tokenizer | None] = {}
         self._ids_only = PromptTokens(None)
         read_ids(b"[1]")  # compiles it, before any request
-        self._models: object = None
-        """As `fleet.models` gave them when `_bases` was made."""
-        self._bases: dict[str | None, Model] = {}
 
     def prepare(self, inference: Inference, routing: RequestRouting) -> Awaitable[None] | None:
         """Gives `routing` its prompt, at once (None) or when the awaitable is done. BadRequest: it is too long."""
@@ -63,7 +60,7 @@ class Prompts:
         except msgspec.ValidationError:  # strange, but for the engine to judge
             self._give_up(routing, inference, "malformed")
             return None
-        base = self._base(inference.model)
+        base = self._brain.fleet.base_model(inference.model)
         tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
         try:
             if inference.endpoint == "completions":
@@ -141,13 +138,6 @@ class Prompts:
         self._brain.metrics.untokenized.labels(reason).inc()
         routing.prompt = Prompt(len(inference.raw) // BYTES_PER_TOKEN)
 
-    def _base(self, name: str | None) -> Model | None:
-        """The base model behind `name`, an adapter's or its own; a request may leave out the name of the only one."""
-        models = self._brain.fleet.models()
-        if models is not self._models:
-            self._models, self._bases = models, _bases([model for _, model in models.values()])
-        return self._bases.get(name)
-
     # -- one model
 
     async def _find(self, worker: Worker, model: Model) -> Tokenizer | None:
@@ -197,14 +187,6 @@ class Prompts:
                 return 0, b""
 
         return EngineTokens(_kind(worker), post)
-
-
-def _bases(models: Sequence[Model]) -> dict[str | None, Model]:
-    """By what a request may name."""
-    known = {model.id: model for model in models}
-    found: dict[str | None, Model] = {m.id: known.get(m.parent, m) if m.parent else m for m in models}
-    bases = [model for model in models if model.parent is None]
-    return found | {None: bases[0]} if len(bases) == 1 else found
 
 
 def _starts_with_id(prompt: Any) -> TypeGuard[list[int]]:

@@ -41,7 +41,7 @@ class SharedStore(Collector):
 
     async def leading_tokens(self, prompt: Prompt, model: str | None) -> int:
         """Of the prompt's, those that the store has; 0 for whatever cannot be asked."""
-        base = self._base(model)
+        base = self._fleet.base_model(model)
         lookup = self._lookups.get(base.id) if base else None
         if lookup is None or prompt.hashes is None or prompt.ids is None:
             return 0
@@ -49,18 +49,6 @@ class SharedStore(Collector):
         if chain is None:  # no worker's own blocks are of that size
             chain = chain_hashes(prompt.ids, lookup.block_size, root_hash(prompt.namespace))
         return await lookup.lookup(prompt.ids, chain, prompt.namespace)
-
-    def _base(self, name: str | None) -> Model | None:
-        """The base model behind `name`, as requests name it."""
-        models = self._fleet.models()
-        if name is None:
-            bases = [model for _, model in models.values() if model.parent is None]
-            return bases[0] if len(bases) == 1 else None
-        found = models.get(name)
-        if found is None:
-            return None
-        parent = models.get(found[1].parent) if found[1].parent else None
-        return parent[1] if parent else found[1]
 
     async def learn(self, worker: Worker) -> None:
         """A worker was described: find out what the blocks of its models are called."""

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import aiohttp
 from yarl import URL
 
-from engines.store import Digest, StoreKeys, Verdict, query_path, read_keys, read_present, verify
+from engines.store import Digest, Verdict, query_path, read_keys, read_present, verify
 from engines.store.query import ALL_KEYS
 from engines.store.sglang import SglangLayout
 from engines.store.vllm import VllmLayout
@@ -66,8 +66,7 @@ class StoreLookup:
         """`budget`: seconds that a request waits. `seconds`: what lookups took."""
         self._url = url
         self._budget = budget
-        self._keys: StoreKeys = keys
-        self._layout = keys
+        self._keys = keys
         self._session = session
         self._clock = clock
         self._blocks: OrderedDict[int, _Block] = OrderedDict()
@@ -161,7 +160,7 @@ class StoreLookup:
             url, timeout = self._url + ALL_KEYS, aiohttp.ClientTimeout(PATIENCE)
             async with self._session.get(url, timeout=timeout) as answer:
                 listed = await answer.content.read(MOST_KEYS) if answer.status == 200 else b""
-            return verify(read_keys(listed.rpartition(b"\n")[0]), self._layout)
+            return verify(read_keys(listed.rpartition(b"\n")[0]), self._keys)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             return Verdict(None, f"The store's keys cannot be listed: {error or type(error).__name__}.")
 

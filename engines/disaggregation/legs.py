@@ -19,7 +19,6 @@ _NOT_FOR_ONE_TOKEN = ("stream_options", "min_tokens", "n", "best_of")
 _decode_body = msgspec.json.Decoder(Body).decode
 _decode = msgspec.json.Decoder().decode
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Prefiller(NamedTuple):
@@ -67,8 +66,8 @@ class Connector(Protocol):
         and missing."""
 
 
-def read_body(raw: bytes) -> Body:
-    """Of a request known to be a JSON object. Raises ValueError where a field's name is no text."""
+def read_body(raw: bytes | msgspec.Raw) -> Body:
+    """An object's fields, as they came. Raises ValueError for anything else, and where a field's name is no text."""
     return _decode_body(raw)
 
 
@@ -98,15 +97,10 @@ def token_ids_in(body: Body) -> msgspec.Raw | None:
     if given is None or not bytes(given).startswith(b"{"):
         return None
     try:
-        ids = fields_of(given).get("prompt_token_ids")
+        ids = read_body(given).get("prompt_token_ids")
     except ValueError:  # a name that is no text
         return None
     return None if ids is None or bytes(ids) == _NULL else ids
-
-
-def fields_of(value: msgspec.Raw) -> dict[str, msgspec.Raw]:
-    """Of an object, as they came. Raises ValueError for anything else."""
-    return _decode_fields(value)
 
 
 def value_of(body: Body, name: str) -> Any:

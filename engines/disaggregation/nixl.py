@@ -13,8 +13,8 @@ from engines.disaggregation.legs import (
     Body,
     Handover,
     Prefiller,
-    fields_of,
     first_token_only,
+    read_body,
     several_prompts,
     token_ids_in,
     with_transfer,
@@ -55,4 +55,4 @@ def verbatim(body: Body, returned: msgspec.Raw | None) -> Body:
         raise ValueError("it answered no kv_transfer_params: is it started with the connector that was stated?")
     if token_ids_in(body) is None:
         return {**body, TRANSFER: returned}
-    return with_transfer(body, fields_of(returned))
+    return with_transfer(body, read_body(returned))

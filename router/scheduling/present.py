@@ -132,9 +132,9 @@ class Present:
 
     @cached_property
     def load_seconds(self) -> Seconds:
-        tokens = self.stored_tokens
         if not self._stored:
-            return np.zeros(len(tokens))
+            return np.zeros(len(self.candidates))
+        tokens = self.stored_tokens
         loads, loading = self._scheduler.loads, self._scheduler.loading
         before = np.array([loading[rank] for rank in self.candidates.ranks]) if loading else 0
         seconds: Seconds = np.where(tokens > 0, loads.work(tokens + before, 0.0) * loads.factor, 0.0)

@@ -113,15 +113,16 @@ async def test_two_failures_are_enough(connector: str) -> None:
             await pairs.settled()
 
 
+@pytest.mark.parametrize(("leg", "prefills", "decodes"), [("decode", 1, 2), ("prefill", 2, 1)])
 @pytest.mark.parametrize("connector", CONNECTORS)
-async def test_a_decode_worker_alone_is_replaced_when_there_is_one_prefill_worker(
-    connector: str, expected: dict[str, str]
+async def test_the_half_of_which_there_are_two_is_replaced(
+    connector: str, leg: str, prefills: int, decodes: int, expected: dict[str, str]
 ) -> None:
-    async with fleet(connector, prefills=1, decodes=2) as pairs:
+    async with fleet(connector, prefills=prefills, decodes=decodes) as pairs:
         for number, kind in enumerate(BEFORE_FIRST_BYTE, 1):
-            pairs.strike("d", kind)
+            pairs.strike(leg[0], kind)
             assert await ask(pairs, stream=False) == (200, expected[connector]), kind
-            assert pairs.failures() == {"decode": number}
+            assert pairs.failures() == {leg: number}
             await pairs.settled()
 
 
@@ -136,18 +137,6 @@ async def test_the_second_attempt_is_not_sent_to_the_worker_that_failed(
                 assert await ask(pairs, stream=False) == (200, expected[connector])
             assert pairs.failures()
             pairs.worker(name).faults.clear()
-
-
-@pytest.mark.parametrize("connector", CONNECTORS)
-async def test_a_prefill_worker_alone_is_replaced_when_there_is_one_decode_worker(
-    connector: str, expected: dict[str, str]
-) -> None:
-    async with fleet(connector, prefills=2, decodes=1) as pairs:
-        for number, kind in enumerate(BEFORE_FIRST_BYTE, 1):
-            pairs.strike("p", kind)
-            assert await ask(pairs, stream=False) == (200, expected[connector]), kind
-            assert pairs.failures() == {"prefill": number}
-            await pairs.settled()
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
