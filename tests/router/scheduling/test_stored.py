@@ -7,6 +7,7 @@ import random
 import pytest
 
 from indexer.matches import Overlap
+from indexer.types import WorkerRank
 from router.scheduling.auto import Auto
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Candidates, CostPolicy
@@ -54,10 +55,11 @@ def test_the_last_token_is_always_computed() -> None:
     assert (found.stored_tokens, found.prefill_tokens) == (48, 16)
 
 
-def test_ranks_without_the_store_are_not_credited() -> None:
-    candidates = Candidates([(A, 16), (B, 16)], without_store=[A])
+@pytest.mark.parametrize(("without", "chosen"), [(A, B), (B, A)])
+def test_ranks_without_the_store_are_not_credited(without: WorkerRank, chosen: WorkerRank) -> None:
+    candidates = Candidates([(A, 16), (B, 16)], without_store=[without])
     found = scheduler(candidates).select(candidates, 8_000, Held({}), 0.0, stored=6_400)
-    assert (found.rank, found.stored_tokens) == (B, 6_400)
+    assert (found.rank, found.stored_tokens) == (chosen, 6_400)
 
 
 @pytest.mark.parametrize("ending", ["first token", "assumed", "none"])

@@ -47,7 +47,10 @@ def test_one_odd_observation_changes_little(seconds: float) -> None:
 def test_a_network_far_from_the_prior_is_known_soon() -> None:
     transfers = Transfers()
     work = expected(transfers)
-    for _ in range(20):
+    for _ in range(10):
+        transfers.observe(near=False, work=work, seconds=100 * work)
+    assert 0.4 < expected(transfers) / (100 * work) < 2
+    for _ in range(10):
         transfers.observe(near=False, work=work, seconds=100 * work)
     assert 0.5 < expected(transfers) / (100 * work) < 2
 
