@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import random
@@ -316,7 +317,7 @@ class App:
 
 def _without_roles(settings: Settings) -> Settings:
     workers = tuple(msgspec.structs.replace(spec, **dict.fromkeys(ROLE_FIELDS)) for spec in settings.workers)
-    return msgspec.structs.replace(settings, workers=workers)
+    return dataclasses.replace(settings, workers=workers)
 
 
 def _call_later(seconds: float, callback: Callable[[], None]) -> None:

@@ -11,9 +11,9 @@ import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
-import msgspec
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -148,8 +148,9 @@ def reads_prompts(settings: Settings) -> bool:
 
 def _policy(settings: Settings, spec: ArmSpec) -> Policy:
     weight = settings.kv_overlap_score_weight if spec.policy in {None, "overlap"} else None
-    told = {"router_mode": spec.mode, "kv_policy": spec.policy or settings.kv_policy, "kv_overlap_score_weight": weight}
+    policy = spec.policy or settings.kv_policy
+    told = replace(settings, router_mode=spec.mode, kv_policy=policy, kv_overlap_score_weight=weight)
     try:
-        return make_policy(msgspec.structs.replace(settings, **told))
+        return make_policy(told)
     except SettingsError as error:
         raise SettingsError(f"--ab: the arm {spec.name}: {error}") from None

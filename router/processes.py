@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
@@ -43,7 +44,7 @@ async def supervise(settings: Settings) -> int:
         memory.truncate(8 * int(np.prod(books_shape(settings, settings.processes))))
         port = reserved.getsockname()[1]
         async with _embedded_server(settings.event_plane) as plane:
-            told = msgspec.structs.replace(settings, port=port, event_plane=plane)
+            told = replace(settings, port=port, event_plane=plane)
             return await _Parent(told, memory, folder).run()
 
 

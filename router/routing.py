@@ -144,6 +144,8 @@ class RequestRouting:
 
     def send(self, decision: Decision, booking: Booking) -> None:
         self._note(decision)
+        if logger.isEnabledFor(logging.DEBUG):
+            _tell(decision)
         if decision.split is None:
             routed: Leg | Pair = self._leg(decision, booking)
         else:
@@ -312,6 +314,23 @@ class RequestRouting:
         """What the request will leave there counts at once."""
         if self.prompt.hashes:
             self._brain.indexer.predict(rank, self.prompt.hashes, worker.block_size, self._brain.clock())
+
+
+def _tell(decision: Decision) -> None:
+    """Why this worker, for whoever looks into one request; the costs are those of the moment."""
+    costs = ", ".join(f"{rank} {cost:.4g}" for rank, cost in decision.costs.items())
+    log_event(
+        logger,
+        logging.DEBUG,
+        "Decided",
+        worker=decision.rank,
+        reason=decision.reason,
+        prompt=decision.prompt_tokens,
+        overlap=decision.overlap_tokens,
+        stored=decision.stored_tokens,
+        predicted=decision.predicted,
+        costs=costs,
+    )
 
 
 def _not_alone(worker: Worker) -> str | None:

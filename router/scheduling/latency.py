@@ -50,7 +50,7 @@ _REFRESH = 0.5
 _FAST, _SLOW = 5.0, 60.0
 """Seconds after which an observation of a rank's factor counts 1/e: to follow a change, and to remember a worker."""
 _FAST_PRIOR, _SLOW_PRIOR = 0.3, 2.0
-"""Seconds of expected work that the slow factor (and 1) counts for beside what was observed."""
+"""Seconds of expected work that the slow factor, and the fleet's, count for beside what was observed of the rank."""
 
 
 class Shape:
@@ -98,27 +98,35 @@ class Shape:
 
 
 class Factors:
-    """Each rank's observed over expected seconds, by two memories: the fast one leans on the slow, that on 1."""
+    """Each rank's observed over expected seconds, by two memories: the fast one leans on the slow, that on the fleet's.
+
+    Not on 1: where all are twice as slow as the shape says, one of which nothing is known would seem twice as fast as
+    the others, and get all the work.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[int, tuple[float, float, float, float, float]] = {}
         """By place: fast observed and expected, slow observed and expected, and when."""
+        self._fleets = 1.0
         self._known = np.ones(1)
-        """The last is nobody's and stays 1: ranks without a place, −1, are read there."""
+        """The last is nobody's: ranks without a place, −1, are read there."""
         self._refreshed = -math.inf
 
     def forget(self, place: int) -> None:
         if self._sums.pop(place, None):
-            self._known[place] = 1.0
+            self._known[place] = self._fleets
 
     def observe(self, place: int, observed: float, expected: float, now: float) -> None:
         observed = min(observed, _OUTLIER * expected * self.at(place))
         fast_observed, fast_expected, slow_observed, slow_expected = self._decayed(place, now)
         sums = (fast_observed + observed, fast_expected + expected, slow_observed + observed, slow_expected + expected)
         self._sums[place] = (*sums, now)
+        self._reach(place)
+        self._known[place] = _factor(*sums, self._fleets)
+
+    def _reach(self, place: int) -> None:
         if place >= len(self._known) - 1:
-            self._known = np.append(self._known, np.ones(place + 1))
-        self._known[place] = _factor(*sums)
+            self._known = np.append(self._known, np.full(place + 1, self._fleets))
 
     def _decayed(self, place: int, now: float) -> tuple[float, float, float, float]:
         fast_observed, fast_expected, slow_observed, slow_expected, at = self._sums.get(place, (0, 0, 0, 0, now))
@@ -126,23 +134,32 @@ class Factors:
         return fast_observed * fast, fast_expected * fast, slow_observed * slow, slow_expected * slow
 
     def at(self, place: int) -> float:
-        return float(self._known[place]) if place in self._sums else 1.0
+        return float(self._known[place]) if place in self._sums else self._fleets
 
     def of(self, places: npt.NDArray[np.intp], now: float) -> Seconds:
-        """A rank of which nothing was observed takes what the shape says, and one that was not of late goes back to it:
-        who is avoided for having been slow must not be avoided for ever.
+        """A rank of which nothing was observed takes what the fleet takes, and one that was not of late goes back to
+        it: who is avoided for having been slow must not be avoided for ever.
         """
         if now - self._refreshed > _REFRESH:
             self._refreshed = now
-            for place in self._sums:
-                self._known[place] = _factor(*self._decayed(place, now))
-        if len(places) and (most := int(places.max())) >= len(self._known) - 1:
-            self._known = np.append(self._known, np.ones(most + 1))
+            self._refresh(now)
+        if len(places):
+            self._reach(int(places.max()))
         return self._known[places]
 
+    def _refresh(self, now: float) -> None:
+        decayed = {place: self._decayed(place, now) for place in self._sums}
+        observed, expected = (sum(sums[column] for sums in decayed.values()) for column in (2, 3))
+        self._fleets = (observed + _SLOW_PRIOR) / (expected + _SLOW_PRIOR)
+        self._known[:] = self._fleets
+        for place, sums in decayed.items():
+            self._known[place] = _factor(*sums, self._fleets)
 
-def _factor(fast_observed: float, fast_expected: float, slow_observed: float, slow_expected: float) -> float:
-    lasting = (slow_observed + _SLOW_PRIOR) / (slow_expected + _SLOW_PRIOR)
+
+def _factor(
+    fast_observed: float, fast_expected: float, slow_observed: float, slow_expected: float, fleets: float
+) -> float:
+    lasting = (slow_observed + _SLOW_PRIOR * fleets) / (slow_expected + _SLOW_PRIOR)
     return (fast_observed + _FAST_PRIOR * lasting) / (fast_expected + _FAST_PRIOR)
 
 

@@ -165,6 +165,18 @@ def test_who_is_not_asked_any_more_is_taken_for_usual_again() -> None:
     assert slow > later[0] > later[1] > later[2] == pytest.approx(1.0, abs=0.05)
 
 
+def test_a_rank_of_which_nothing_is_known_takes_as_long_as_the_others() -> None:
+    """Where all are slower than the prior, it would seem the quickest else, and get everything."""
+    model = learning()
+    slow = (1.0, 3.0)
+    for now in (1.0, 5.0, 9.0, 13.0):
+        for each, slowness in zip(RANKS[1:3], slow, strict=True):
+            prefill = PROMPTS[3]
+            model.observe_prefill(each, prefill, 3 * slowness * takes(prefill, PREFILL_PRIOR), now)
+    unknown, least, most = (factor(model, 14.0, each) for each in (A, *RANKS[1:3]))
+    assert 1 < least < unknown < most
+
+
 def test_a_forgotten_ranks_place_tells_nothing_of_who_gets_it() -> None:
     model = learning([A])
     for _ in range(30):
@@ -175,8 +187,8 @@ def test_a_forgotten_ranks_place_tells_nothing_of_who_gets_it() -> None:
     model.forget(A)
     model.forget(A)
     model.watch(B)
-    assert factor(model, 5.0, B) == 1.0
-    assert factor(model, 5.0, A) == 1.0
+    assert factor(model, 6.0, B) == 1.0
+    assert factor(model, 6.0, A) == 1.0
     one = np.ones(1, np.int64)
     assert model.step_seconds(RankSet([B]), one, one, 5.0) == model.step_seconds(RankSet([STRANGER]), one, one, 5.0)
 

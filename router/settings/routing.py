@@ -1,0 +1,141 @@
+"""How a worker is chosen."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+
+from router.arm_spec import read_arms
+from router.settings.options import Above0, AtLeast0, about, read_none, read_size, seconds
+
+RouterMode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
+
+
+def _check_arms(value: object) -> object:
+    """As it is; ValueError when it is text that names no arms."""
+    if isinstance(value, str) and value != "none":
+        read_arms(value)
+    return read_none(value)
+
+
+def _read_header(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_-]+", value):
+        raise ValueError(f"{value!r} is no header's name; give one such as x-session-id.")
+    return read_none(value)
+
+
+def _objective(description: str) -> msgspec.Meta:
+    takes = "a number of seconds above 0, or none"
+    return about("Routing", description, "SECONDS", takes=takes, read=read_none)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    router_mode: Annotated[
+        RouterMode,
+        about(
+            "Routing",
+            "How a worker is chosen. kv weighs cached prefix against load; direct obeys the worker the request names.",
+        ),
+    ] = "kv"
+    kv_policy: Annotated[
+        str,
+        about(
+            "Routing",
+            "What a choice costs in kv mode: auto (predicted seconds, held in the router until a worker is ready), "
+            "overlap (weighed prefill and decode tokens), lmetric (prefill tokens times batch), ttft (predicted time "
+            "to first token), or the name of an installed policy.",
+            "POLICY",
+            pattern=r"^[A-Za-z0-9_.-]+\Z",
+            takes="auto, overlap, lmetric, ttft, or the name of an installed policy",
+        ),
+    ] = "auto"
+    kv_overlap_score_weight: Annotated[
+        AtLeast0 | None,
+        about(
+            "Routing",
+            "Weight of prefill work against decode load; 0 balances load only. Stating one means the policy overlap.",
+            "WEIGHT",
+            takes="a number, at least 0, or none",
+            read=read_none,
+        ),
+    ] = None
+    router_temperature: Annotated[
+        float,
+        about(
+            "Routing",
+            "Randomness of the choice in kv mode: a worker that costs one whole prompt more is exp(-1/TEMPERATURE) "
+            "times as likely; 0 takes the lowest cost and breaks ties at random.",
+            "TEMPERATURE",
+            ge=0,
+        ),
+    ] = 0.0
+    ttft_slo: Annotated[
+        Above0 | None,
+        _objective("Predicted time to first token above which a request is refused with 429, in kv mode."),
+    ] = None
+    tbt_slo: Annotated[
+        Above0 | None,
+        _objective("Predicted time between two tokens above which a request is refused with 429, in kv mode."),
+    ] = None
+    slo_action: Annotated[
+        Literal["reject", "queue"],
+        about(
+            "Routing",
+            "What becomes of a request that would miss an objective: it is refused at once, or queued until it would "
+            "not, counted from when it is sent.",
+        ),
+    ] = "reject"
+    slo_patience: Annotated[
+        float, seconds("Routing", "How long a request is queued for, with --slo-action queue, before it is refused.")
+    ] = 10.0
+    ab: Annotated[
+        str | None,
+        about(
+            "Routing",
+            "Split completions and chats between ways of choosing, to compare them live: an arm is a mode or "
+            "kv/POLICY, and gets its weight's share. Other requests keep to --router-mode.",
+            "ARM:WEIGHT,ARM:WEIGHT[,...]",
+            takes="arms with weights such as kv:90,round-robin:10, or none",
+            read=_check_arms,
+        ),
+    ] = None
+    ab_sticky: Annotated[
+        str | None,
+        about(
+            "Routing",
+            "Requests with the same value of this header go to the same arm of --ab; without a value, and by default, "
+            "each goes to one at random.",
+            "HEADER",
+            takes="a header's name such as x-session-id, or none",
+            read=_read_header,
+        ),
+    ] = None
+    kv_events: Annotated[
+        bool,
+        about(
+            "Routing",
+            "Learn what each worker holds from its KV events; without them it is predicted from what was sent to it.",
+        ),
+    ] = True
+    approx_ttl: Annotated[float, seconds("Routing", "How long a predicted block counts as held without KV events.")] = (
+        120.0
+    )
+    index_max_memory: Annotated[
+        int,
+        about(
+            "Routing",
+            "Most memory that each process's index takes; what was not used for longest is forgotten beyond it.",
+            "SIZE",
+            ge=1024**2,
+            takes="a size of at least 1MiB, such as 512MiB (KiB, MiB, GiB, or a plain number of bytes)",
+            read=read_size,
+        ),
+    ] = 4 * 1024**3
+    seed: Annotated[
+        int | None,
+        about("Routing", "Makes random choices repeatable.", "NUMBER", takes="a whole number, or none", read=read_none),
+    ] = None

@@ -1,0 +1,24 @@
+"""How prompts become tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from router.settings.options import about
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    tokenizer: Annotated[
+        str,
+        about(
+            "Tokens",
+            "Where the model's tokenizer is: auto looks in the folder the engine reports and in the local Hugging Face "
+            "cache; engine asks an engine's /tokenize each time; a PATH is a folder with tokenizer.json; a NAME is "
+            "fetched from Hugging Face (nothing else is ever downloaded).",
+            "auto|engine|PATH|NAME",
+            pattern=r"^\S(.*\S)?\Z",
+            takes="auto, engine, a folder with tokenizer.json, or a model's name",
+        ),
+    ] = "auto"
