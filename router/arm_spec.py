@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
-MODES = ("kv", "round-robin", "random", "least-loaded", "power-of-two")
+ArmMode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two"]
+MODES = get_args(ArmMode)
 """What an arm may be; `direct` lets the request choose, so there is nothing to compare."""
 EXAMPLE = "kv:90,round-robin:10"
 
@@ -13,7 +14,7 @@ EXAMPLE = "kv:90,round-robin:10"
 class ArmSpec(NamedTuple):
     name: str
     """The arm as it was written; one that comes again is numbered."""
-    mode: str
+    mode: ArmMode
     policy: str | None
     """Of the mode kv, where it is stated."""
     weight: float
@@ -40,7 +41,7 @@ def _read_arm(text: str) -> ArmSpec:
         raise ValueError(f"{mode!r} is no arm; these are: {', '.join(MODES)}, and kv/POLICY.")
     if slash and (mode != "kv" or not policy):
         raise ValueError(f"{name!r} is no arm; only kv has policies, written kv/POLICY.")
-    return ArmSpec(name, mode, policy or None, _read_weight(weight, text))
+    return ArmSpec(name, cast("ArmMode", mode), policy or None, _read_weight(weight, text))
 
 
 def _read_weight(text: str, arm: str) -> float:
