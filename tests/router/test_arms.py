@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from router.arm_spec import ArmSpec, read_arms
+from router.arm_spec import ArmMode, ArmSpec, read_arms
 from router.arms import SECONDS, Arm, Arms, make_arms, reads_prompts
 from router.exchange import Outcome
 from router.http.messages import RequestHead, request_head
@@ -44,7 +44,7 @@ def made(spec: str, **settings: object) -> Arms:
         ("kv:1,kv:1,random:2", [("kv", "kv", None, 1), ("kv#2", "kv", None, 1), ("random", "random", None, 2)]),
     ],
 )
-def test_arms_are_read(text: str, arms: list[tuple[str, str, str | None, float]]) -> None:
+def test_arms_are_read(text: str, arms: list[tuple[str, ArmMode, str | None, float]]) -> None:
     assert read_arms(text) == tuple(ArmSpec(*arm) for arm in arms)
 
 
