@@ -64,6 +64,11 @@ class PrefixCache:
         """0–1; idle cached blocks count as free."""
         return 1 - len(self._free) / self.capacity
 
+    @property
+    def hashes(self) -> list[SequenceHash]:
+        """All that is held, in no order."""
+        return list(self._block)
+
     def find(self, hashes: Sequence[SequenceHash]) -> list[BlockId]:
         """Blocks of the longest leading run of `hashes` that is held; takes no reference."""
         held: list[BlockId] = []

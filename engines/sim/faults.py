@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Literal
 
 import msgspec
 
 TRANSFER_FAULTS = frozenset({"transfer_fails", "transfer_hangs"})
-REFUSALS = {"error500": 500, "error503": 503}
+REFUSALS = {"error429": 429, "error500": 500, "error503": 503}
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of POST /sim/fault.
 
-    `error500`, `error503`: that status. `drop_before_first_byte`: the connection is cut. `break_after_tokens`: it is
-    cut after `after` tokens. `hang`: no answer at all. Each strikes the next `count` generation requests.
-    `transfer_fails`, `transfer_hangs`: the KV of the next `count` prompts that this worker takes from another never
-    comes; with the first the request fails. `slow`: every step takes `factor` times as long, until cleared.
+    `error429`, `error500`, `error503`: that status. `drop_before_first_byte`: the connection is cut.
+    `break_after_tokens`: it is cut after `after` tokens. `hang`: no answer at all. Each strikes the next `count`
+    generation requests. `transfer_fails`, `transfer_hangs`: the KV of the next `count` prompts that this worker takes
+    from another never comes; with the first the request fails. `slow`: every step takes `factor` times as long, until
+    cleared.
     """
 
     kind: Literal[
+        "error429",
         "error500",
         "error503",
         "drop_before_first_byte",
@@ -41,6 +43,8 @@ class Faults:
     def __init__(self) -> None:
         self._armed: deque[Fault] = deque()
         self._transfers: deque[str] = deque()
+        self.struck: Counter[str] = Counter()
+        """How many of each kind have found their request."""
 
     def arm(self, fault: Fault) -> None:
         if fault.kind in TRANSFER_FAULTS:
@@ -50,11 +54,24 @@ class Faults:
 
     def take(self) -> Fault | None:
         """The fault for the request that just came."""
-        return self._armed.popleft() if self._armed else None
+        if not self._armed:
+            return None
+        fault = self._armed.popleft()
+        self.struck[fault.kind] += 1
+        return fault
 
     def take_transfer(self) -> str | None:
         """The kind of fault for the transfer that just begins."""
-        return self._transfers.popleft() if self._transfers else None
+        if not self._transfers:
+            return None
+        kind = self._transfers.popleft()
+        self.struck[kind] += 1
+        return kind
+
+    @property
+    def armed(self) -> int:
+        """That wait for their request."""
+        return len(self._armed) + len(self._transfers)
 
     def clear(self) -> None:
         self._armed.clear()

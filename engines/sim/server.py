@@ -41,7 +41,9 @@ def make_app(worker: Worker) -> web.Application:
     app.router.add_post("/v1/tokenize", server.tokenize)
     app.router.add_post("/flush_cache" if worker.flavour.cleared_text else "/reset_prefix_cache", server.reset_cache)
     app.router.add_post("/sim/fault", server.arm_fault)
+    app.router.add_get("/sim/faults", server.faults)
     app.router.add_post("/sim/faults/clear", server.clear_faults)
+    app.router.add_get("/sim/cache", server.cache)
     app.router.add_get("/sim/transfers", server.transfers)
     return app
 
@@ -112,6 +114,14 @@ class _Server:
         else:
             self._worker.faults.arm(fault)
         return _json(msgspec.to_builtins(fault))
+
+    async def faults(self, _: web.Request) -> web.Response:
+        faults = self._worker.faults
+        return _json({"armed": faults.armed, "struck": faults.struck})
+
+    async def cache(self, _: web.Request) -> web.Response:
+        """By rank; sequence hashes as the router's index knows them."""
+        return _json({"ranks": [rank.scheduler.cache.hashes for rank in self._worker.ranks]})
 
     async def transfers(self, _: web.Request) -> web.Response:
         """Of the whole fleet."""

@@ -12,7 +12,9 @@ import pytest
 
 from engines.sim.fleet import SimFleet
 from engines.sim.timing import StepTiming
-from tests.engines.sim.fleets import INSTANT, Client, client, events, settings, until
+from indexer.hashing import chain_hashes, pack_tokens, root_hash
+from indexer.types import Namespace
+from tests.engines.sim.fleets import BLOCK, INSTANT, Client, client, events, settings, until
 
 TOKENS = list(range(100, 140))
 SLOW = StepTiming(base_s=3600.0)
@@ -304,12 +306,24 @@ async def arm(worker: Client, **fault: Any) -> None:
     assert (await worker.post("/sim/fault", fault))[0] == 200
 
 
-@pytest.mark.parametrize(("kind", "status"), [("error500", 500), ("error503", 503)])
+@pytest.mark.parametrize(("kind", "status"), [("error429", 429), ("error500", 500), ("error503", 503)])
 async def test_armed_errors_strike_as_often_as_said(kind: str, status: int) -> None:
     async with client() as worker:
         await arm(worker, kind=kind, count=2)
-        got = [(await worker.post("/v1/completions", {"prompt": TOKENS}))[0] for _ in range(3)]
+        got = [(await worker.post("/v1/completions", {"prompt": TOKENS}))[0]]
+        assert await worker.get("/sim/faults") == {"armed": 1, "struck": {kind: 1}}
+        got += [(await worker.post("/v1/completions", {"prompt": TOKENS}))[0] for _ in range(2)]
         assert got == [status, status, 200]
+        assert await worker.get("/sim/faults") == {"armed": 0, "struck": {kind: 2}}
+
+
+async def test_what_the_cache_holds_is_told() -> None:
+    async with client(dp_size=2) as worker:
+        body = {"prompt": TOKENS, "max_tokens": 1}
+        assert (await worker.post("/v1/completions", body, X_data_parallel_rank="1"))[0] == 200
+        ours = chain_hashes(pack_tokens(TOKENS), BLOCK, root_hash(Namespace())).tolist()
+        told = await worker.get("/sim/cache")
+        assert [sorted(held) for held in told["ranks"]] == [[], sorted(ours)]
 
 
 async def test_a_connection_cut_before_the_first_byte() -> None:
