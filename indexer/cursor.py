@@ -35,6 +35,8 @@ class Apply(NamedTuple):
 
 class Clear(NamedTuple):
     rank: WorkerRank
+    refilled: bool = False
+    """By a snapshot that follows at once: what is cleared may still be held."""
 
 
 class AskReplay(NamedTuple):
@@ -139,7 +141,7 @@ class Cursor:
         if batch.part == 0:
             # Until the last part is here nothing is known for sure: if it never comes, all must come again.
             self._snapshot_id, self._next_id = batch.event_id, 0
-            out.append(Clear(self.rank))
+            out.append(Clear(self.rank, refilled=True))
         out.append(Apply(batch))
         self._next_part += 1
         if self._next_part == batch.parts:

@@ -41,9 +41,9 @@ class AssumedPrefixes:
             self._expiry.move_to_end((rank, block))
         self._index.store(rank, Tier.GPU, hashes)
 
-    def expire(self, now: float) -> None:
-        """Drop what has outlived its time; call before a look-up."""
-        self._drop(sum(1 for _ in takewhile(lambda until: until <= now, self._expiry.values())))
+    def expire(self, now: float) -> dict[WorkerRank, list[SequenceHash]]:
+        """Drop what has outlived its time, and return it; call before a look-up."""
+        return self._drop(sum(1 for _ in takewhile(lambda until: until <= now, self._expiry.values())))
 
     def forget(self, rank: WorkerRank) -> None:
         """The worker restarted or left: it holds nothing of what was assumed."""
@@ -51,7 +51,7 @@ class AssumedPrefixes:
             del self._expiry[key]
         self._index.clear(rank)
 
-    def _drop(self, many: int) -> None:
+    def _drop(self, many: int) -> dict[WorkerRank, list[SequenceHash]]:
         """What was assumed first."""
         dropped: dict[WorkerRank, list[SequenceHash]] = {}
         for _ in range(many):
@@ -59,3 +59,4 @@ class AssumedPrefixes:
             dropped.setdefault(rank, []).append(block)
         for rank, blocks in dropped.items():
             self._index.remove(rank, Tier.GPU, blocks)
+        return dropped

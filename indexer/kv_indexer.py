@@ -11,6 +11,7 @@ from indexer.events import Cleared, EventBatch, LoadReport, ReplayRequest, Store
 from indexer.expiring import BYTES_PER_BLOCK, AssumedPrefixes
 from indexer.hashing import HASH_VERSION, SequenceHashes, chain_hashes, pack_tokens, root_hash
 from indexer.matches import Matches, MostOfMatches, SumOfMatches
+from indexer.observer import Cause, Observer
 from indexer.predicted import PredictedPrefixes
 from indexer.prefix_index import PrefixIndex
 from indexer.types import PLAIN, Namespace, Tier, WorkerRank
@@ -37,7 +38,9 @@ _ASSUMED_SHARE = 4
 class KVIndexer:
     """Only ranks that are watched are indexed; what comes for others is counted and dropped."""
 
-    def __init__(self, assumed_ttl: float = 120.0, max_bytes: int | None = None) -> None:
+    def __init__(
+        self, assumed_ttl: float = 120.0, max_bytes: int | None = None, observer: Observer | None = None
+    ) -> None:
         """`assumed_ttl`: seconds for which a prompt is assumed to stay with a worker that tells nothing itself.
 
         `max_bytes`: for the index and what is assumed, together; see `indexer.packed` for what goes first.
@@ -49,6 +52,7 @@ class KVIndexer:
         """Batches by fate: applied, stale, unknown_worker, other_hash_version, malformed."""
         self._predicted = PredictedPrefixes()
         self._cursors: dict[WorkerRank, Cursor] = {}
+        self._observer = observer
 
     @property
     def nbytes(self) -> int:
@@ -75,9 +79,17 @@ class KVIndexer:
 
     def clear(self, rank: WorkerRank) -> None:
         """Drop all that is indexed for `rank`, known or assumed."""
+        self._tell_dropped(rank, "expired")
+        self._drop(rank)
+
+    def _drop(self, rank: WorkerRank) -> None:
         self._assumed.forget(rank)
         self._predicted.forget(rank)
         self.index.clear(rank)
+
+    def _tell_dropped(self, rank: WorkerRank, cause: Cause) -> None:
+        if self._observer:
+            self._observer.dropped(rank, self.index.blocks_by_tier(rank), cause)
 
     def worker_came_back(self, rank: WorkerRank) -> None:
         """Its process may be a new one with an empty cache: what was only assumed of it is void."""
@@ -95,8 +107,11 @@ class KVIndexer:
 
     def expire(self, now: float) -> None:
         """Drop assumptions that have outlived their time."""
-        self._assumed.expire(now)
+        expired = self._assumed.expire(now)
         self._predicted.expire(now)
+        if expired and self._observer:
+            for rank, blocks in expired.items():
+                self._observer.dropped(rank, {Tier.GPU: len(blocks)}, "expired")
 
     def view(self, rank: WorkerRank) -> View:
         cursor = self._cursors.get(rank)
@@ -150,25 +165,32 @@ class KVIndexer:
                 case Apply(batch):
                     self.counts["applied"] += 1
                     self._apply(batch)
-                case Clear(rank):
-                    self.clear(rank)
+                case Clear(rank, refilled):
+                    (self._drop if refilled else self.clear)(rank)
                 case _:
                     asks.append(instruction.request)
         return asks
 
     def _apply(self, batch: EventBatch) -> None:
         rank = batch.rank
+        observer = None if batch.parts else self._observer
         for event in batch.events:
             if isinstance(event, Cleared):
+                self._tell_dropped(rank, "cleared")
                 self._predicted.forget(rank)
                 self.index.clear(rank)
-            elif isinstance(event, Stored):
-                self.index.store(rank, event.tier, unpack_hashes(event.hashes))
+                continue
+            hashes = unpack_hashes(event.hashes)
+            if isinstance(event, Stored):
+                created = self.index.store(rank, event.tier, hashes)
+                if observer:
+                    observer.stored(rank, event.tier, hashes, created)
             else:
-                hashes = unpack_hashes(event.hashes)
                 self.index.remove(rank, event.tier, hashes)
                 if event.tier is Tier.GPU:
                     self._predicted.remove(rank, hashes)
+                if observer:
+                    observer.removed(rank, event.tier, hashes)
 
 
 def _refusal(batch: EventBatch) -> str:

@@ -146,11 +146,16 @@ class PackedTable:
         """Blocks that `slot` holds."""
         return int(self._counts[slot])
 
-    def store(self, slot: int, hashes: Words) -> None:
+    def store(self, slot: int, hashes: Words) -> int:
+        """Returns how many were not there before."""
+        created = 0
         for start in range(0, len(hashes), _MOST_HASHES):
             part = hashes[start : start + _MOST_HASHES]
             self._make_room(len(part))
+            before = len(self)
             kernels.store(self._table, self._old, self._rows, self._counts, self._state, slot, part)
+            created += len(self) - before
+        return created
 
     def remove(self, slot: int, hashes: Words) -> None:
         kernels.remove(self._table, self._old, self._rows, self._counts, self._state, slot, hashes)

@@ -61,15 +61,17 @@ class PrefixIndex:
         """How many (rank, tier, block) were not taken in for want of memory, since the start."""
         return self._refused + sum(table.refused for table in self._tables.values())
 
-    def store(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
+    def store(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes | Sequence[SequenceHash]) -> int:
+        """Returns how many blocks no rank held in that tier before, as far as this index knows."""
         slot = self._slot(rank)
         if slot is None:
             self._refuse(len(hashes))
-            return
+            return 0
         table = self._tables[tier]  # which may be a new one just now
-        table.store(slot, as_hashes(hashes))
+        created = table.store(slot, as_hashes(hashes))
         if table.freed:
             self._set_free(tier)
+        return created
 
     def remove(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
         slot, table = self._slots.get(rank), self._tables[tier]
@@ -129,7 +131,10 @@ class PrefixIndex:
 
     def blocks_of(self, rank: WorkerRank) -> dict[str, int]:
         """Blocks held, by tier."""
-        return {tier.name.lower(): self.blocks(rank, tier) for tier in Tier}
+        return {tier.name.lower(): blocks for tier, blocks in self.blocks_by_tier(rank).items()}
+
+    def blocks_by_tier(self, rank: WorkerRank) -> dict[Tier, int]:
+        return {tier: self.blocks(rank, tier) for tier in Tier}
 
     def entries(self) -> int:
         """How many (rank, tier, block) are stored."""

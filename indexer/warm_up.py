@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import indexer.prefix_index
+import indexer.sampling
 from indexer.events import EventBatch, Removed, Stored, pack_hashes
 from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
@@ -14,6 +15,7 @@ def warm_up() -> None:
     To the compiler, hashes of a batch are a type of their own: they cannot be written to.
     """
     indexer.prefix_index.warm_up()
+    indexer.sampling.warm_up()
     subject, packed = KVIndexer(), pack_hashes([1])
     store, remove = Stored(Tier.GPU, packed), Removed(Tier.GPU, packed)
     for dp_rank in range(2):
