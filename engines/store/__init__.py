@@ -6,10 +6,12 @@ Pure: tokens to keys, answers to facts. Who asks, when, and what it is worth is 
 from __future__ import annotations
 
 from engines.store.keys import DIGEST_BYTES, Digest, StoreKeys, Verdict
+from engines.store.master import Counted, Health, read_counted, read_health
 from engines.store.messages import HashName, warm_up
 from engines.store.query import Segment, Stored, query_path, read_keys, read_present, read_query, read_segments
 from engines.store.sglang import SglangLayout
 from engines.store.size import bytes_per_token
+from engines.store.survey import Kept, survey
 from engines.store.verify import verify
 from engines.store.vllm import (
     DEFAULT_SEED,
@@ -24,10 +26,13 @@ from engines.store.vllm import (
 __all__ = [
     "DEFAULT_SEED",
     "DIGEST_BYTES",
+    "Counted",
     "Digest",
     "GroupBlockSize",
     "HashBlockSize",
     "HashName",
+    "Health",
+    "Kept",
     "SchedulerBlockSize",
     "Segment",
     "SglangLayout",
@@ -38,11 +43,14 @@ __all__ = [
     "VllmLayout",
     "bytes_per_token",
     "query_path",
+    "read_counted",
+    "read_health",
     "read_keys",
     "read_present",
     "read_query",
     "read_segments",
     "scheduler_block_size",
+    "survey",
     "verify",
     "warm_up",
 ]

@@ -3,19 +3,13 @@ engines write, or the store seems empty for ever."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from engines.store.keys import DIGEST_BYTES, Verdict
+from engines.store.names import VllmKey, read_sglang, read_vllm
 from engines.store.sglang import SglangLayout
 from engines.store.vllm import VllmGroup, VllmLayout
 
-_VLLM = re.compile(
-    r"(?:(?P<prefix>.+)@)?(?P<model>(?!store_(?:tp|pp|format):)[^@]+)(?P<namespace>(?:@store_[a-z_]+:[^@]*)*)@tp_rank:(?P<tp>\d+)@pcp(?P<pcp>\d+)"
-    r"@dcp(?P<dcp>\d+)@pp_rank:(?P<pp>\d+)@group:(?P<group>\d+)@(?P<digest>[0-9a-f]+)"
-)
-_SGLANG = re.compile(r"(?P<start>(?:.*_)?)(?P<digest>[0-9a-f]{16,})(?P<end>_(?:[a-z0-9_]*_)?[kv])")
 _ENOUGH = 10_000
 """Keys to look at: a store may hold millions."""
 _NAMED = 3
@@ -32,37 +26,17 @@ def verify(keys: Iterable[str], layout: VllmLayout | SglangLayout) -> Verdict:
     return _verify_vllm(seen, layout) if isinstance(layout, VllmLayout) else _verify_sglang(seen, layout)
 
 
-class _Key(NamedTuple):
-    prefix: str
-    model: str
-    namespace: str
-    digits: int
-    tp: int
-    pcp: int
-    dcp: int
-    pp: int
-    group: int
-
-
 def _verify_vllm(seen: Sequence[str], layout: VllmLayout) -> Verdict:
-    keys = [key for key in map(_read_vllm, seen) if key is not None]
+    keys = [key for key in map(read_vllm, seen) if key is not None]
     if not keys:
         return _none_alike("vLLM", seen)
     ours = [key for key in keys if (key.prefix, key.model, key.namespace) == _whose(layout)]
     if not ours:
         theirs = {_told(key.prefix, key.model, key.namespace) for key in keys}
         return Verdict(False, f"The store has keys of {_some(theirs)}, none of {_told(*_whose(layout))}.")
-    differences = [*_in_digests({key.digits for key in ours}), *_in_groups(ours, layout)]
+    differences = [*_in_digests({len(key.digest) for key in ours}), *_in_groups(ours, layout)]
     differences += [text for group in layout.groups for text in _in_ranks(ours, layout, group)]
     return _verdict(differences, layout.model)
-
-
-def _read_vllm(key: str) -> _Key | None:
-    found = _VLLM.fullmatch(key)
-    if found is None:
-        return None
-    ranks = (int(found[name]) for name in ("tp", "pcp", "dcp", "pp", "group"))
-    return _Key(found["prefix"] or "", found["model"], found["namespace"], len(found["digest"]), *ranks)
 
 
 def _whose(layout: VllmLayout) -> tuple[str, str, str]:
@@ -75,12 +49,12 @@ def _told(prefix: str, model: str, namespace: str) -> str:
     return f"model {model!r}{with_prefix}{in_namespace}"
 
 
-def _in_groups(keys: list[_Key], layout: VllmLayout) -> list[str]:
+def _in_groups(keys: list[VllmKey], layout: VllmLayout) -> list[str]:
     seen, wanted = {key.group for key in keys}, {group.number for group in layout.groups}
     return _differing("group", seen, wanted)
 
 
-def _in_ranks(keys: list[_Key], layout: VllmLayout, group: VllmGroup) -> list[str]:
+def _in_ranks(keys: list[VllmKey], layout: VllmLayout, group: VllmGroup) -> list[str]:
     of_group = [key for key in keys if key.group == group.number]
     if not of_group:
         return []
@@ -93,15 +67,15 @@ def _in_ranks(keys: list[_Key], layout: VllmLayout, group: VllmGroup) -> list[st
 
 
 def _verify_sglang(seen: Sequence[str], layout: SglangLayout) -> Verdict:
-    keys = [found for found in map(_SGLANG.fullmatch, seen) if found is not None]
+    keys = [found for found in map(read_sglang, seen) if found is not None]
     if not keys:
         return _none_alike("SGLang", seen)
-    ours = [key for key in keys if key["start"] == layout.start]
+    ours = [key for key in keys if key.start == layout.start]
     if not ours:
-        theirs = {repr(key["start"].rstrip("_")) for key in keys}
+        theirs = {repr(key.start.rstrip("_")) for key in keys}
         return Verdict(False, f"The store has keys of {_some(theirs)}, none of {layout.start.rstrip('_')!r}.")
-    differences = _in_digests({len(key["digest"]) for key in ours})
-    differences += _differing("part", {key["end"] for key in ours}, set(layout.ends))
+    differences = _in_digests({len(key.digest) for key in ours})
+    differences += _differing("part", {key.end for key in ours}, set(layout.ends))
     return _verdict(differences, layout.model)
 
 
