@@ -1,6 +1,6 @@
 """How a Mooncake master says that it is: GET /health, and what it counts under /metrics.
 
-    /health    {"role": "leader", "ha_state": "serving", "service_ready": true, "leader_address": null, …}
+/health    {"role": "leader", "ha_state": "serving", "service_ready": true, "leader_address": null, …}
 """
 
 from __future__ import annotations
