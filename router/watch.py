@@ -82,7 +82,7 @@ class WorkerWatch:
     async def _come_up(self) -> str | None:
         """Find out what it is and take it in; what went wrong if that fails, which the next look tries again."""
         worker = self._worker
-        found = await self._describe()
+        found = await describe(self._session, worker)
         if problems.NO_ANSWER in found.problems:
             return "answers /health, but not what it is"
         worker.description = found
@@ -115,16 +115,17 @@ class WorkerWatch:
         if lacking:
             log_event(logger, logging.WARNING, f"The worker cannot hand over: {lacking}", worker=worker.id)
 
-    async def _describe(self) -> EngineDescription:
-        url = self._worker.spec.url
-        steps = probe(self._worker.pool.address.host)
-        path = next(steps)
-        while True:
-            try:
-                path = steps.send(await fetch(self._session, url, path, 5.0))
-            except StopIteration as done:
-                found: EngineDescription = done.value
-                return found
+
+async def describe(session: aiohttp.ClientSession, worker: Worker) -> EngineDescription:
+    """What the engine says that it is; `problems` has `NO_ANSWER` where it says nothing."""
+    steps = probe(worker.pool.address.host)
+    path = next(steps)
+    while True:
+        try:
+            path = steps.send(await fetch(session, worker.spec.url, path, 5.0))
+        except StopIteration as done:
+            found: EngineDescription = done.value
+            return found
 
 
 TIMED_OUT = -1
