@@ -20,6 +20,8 @@ from engines.sim.tokens import Answers
 
 _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
+_NO_IDS, _NO_PROMPT = b'"token_ids":null', b'"prompt_token_ids":null'
+"""Where vLLM tells tokens; text cannot hold these, as its quotes are escaped. SGLang's answers have no such place."""
 
 
 class Answer:
@@ -146,19 +148,30 @@ class Stream:
         if answer.broken():
             return
         piece = self._pieces[(self._start + position) % len(self._pieces)]
+        asked = answer.asked
         if finished:
-            self._finish(piece)
-        elif position == 0 or answer.asked.continuous_usage:
-            opening = self._opening if position == 0 else b""
-            self._chunk(b"%b%b%b%b%b" % (opening, self._head, piece, self._tail, self._ending()))
+            self._finish(position, piece)
+        elif position == 0 or asked.continuous_usage or asked.return_token_ids:
+            self._chunk(self._events(position, piece, self._tail))
         else:
             head, tail = self._head, self._plain_tail
             self._write(b"%x\r\n%b%b%b\r\n" % (len(head) + len(piece) + len(tail), head, piece, tail))
 
-    def _finish(self, piece: bytes) -> None:
-        opening = self._opening if self._request.generated == 1 else b""
-        last = b"%b%b%b%b%b%b" % (opening, self._head, piece, self._last_tail, self._ending(), self._closing)
+    def _finish(self, position: int, piece: bytes) -> None:
+        last = self._events(position, piece, self._last_tail) + self._closing
         self._chunk(last + self._answer.stream_end() if self._answer.finish_one() else last)
+
+    def _events(self, position: int, piece: bytes, tail: bytes) -> bytes:
+        """Of one token, and before the first what opens the stream."""
+        event = b"%b%b%b%b" % (self._head, piece, tail, self._ending())
+        opening = self._opening if position == 0 else b""
+        if not self._answer.asked.return_token_ids:
+            return opening + event
+        tokens, prompt = self._request.tokens, self._request.prompt_length
+        event = event.replace(_NO_IDS, b'"token_ids":[%d]' % tokens[prompt + position])
+        if position:
+            return opening + event
+        return (opening + event).replace(_NO_PROMPT, b'"prompt_token_ids":%b' % _encode(tokens[:prompt]))
 
     def _ending(self) -> bytes:
         if not self._answer.asked.continuous_usage:

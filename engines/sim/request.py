@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import xxhash
-
+from engines.sim.answers import answer_start
 from engines.sim.cache import BlockId
-from indexer.hashing import chain_hashes, pack_tokens, root_hash
+from indexer.hashing import Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace, SequenceHash
 
 PLAIN = Namespace()
@@ -59,10 +58,12 @@ def make_request(
     *,
     remote: bool = False,
     keep: bool = False,
+    answers: Tokens | None = None,
 ) -> Request:
     """Raises OverflowError or TypeError for what is no token id, ValueError for an empty prompt or no token to make.
 
-    The answer depends on the prompt's tokens alone, so a greedy repeat is equal, salted or not.
+    The answer depends on the prompt's tokens alone, so a greedy repeat is equal, salted or not. With `answers`, which
+    the rank's are, a prompt that ends with the beginning of an answer goes on with its rest.
     """
     if not prompt or max_tokens < 1:
         raise ValueError("an empty prompt, or max_tokens below 1")
@@ -75,7 +76,7 @@ def make_request(
         max_tokens=max_tokens,
         namespace=namespace,
         hashes=hashes,
-        answer_start=xxhash.xxh3_64_intdigest(packed.tobytes()),
+        answer_start=answer_start(packed, answers),
         remote=remote,
         keep=keep,
     )

@@ -178,6 +178,7 @@ class _Server:
                 asked.namespace,
                 remote=leg.remote,
                 keep=leg.keep,
+                answers=self._worker.answer_ids,
             )
             for prompt, length in zip(asked.prompts, asked.max_tokens, strict=True)
         ]

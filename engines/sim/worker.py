@@ -26,6 +26,7 @@ from engines.sim.settings import SimSettings
 from engines.sim.sglang_flavour import SglangFlavour
 from engines.sim.tokens import Answers, Tokenizer
 from engines.sim.vllm_flavour import VllmFlavour
+from indexer.hashing import pack_tokens
 
 FLAVOURS: dict[str, type[Flavour]] = {"vllm": VllmFlavour, "sglang": SglangFlavour}
 EVENT_PORT_OFFSET = 1000
@@ -49,6 +50,7 @@ class Worker:
         self.settings = settings
         self.tokenizer = tokenizer
         self.answers = answers
+        self.answer_ids = pack_tokens(answers.tokens)
         self.faults = Faults()
         self.in_flight = 0
         self._own_slowdown = settings.slow.get(index, 1.0)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 PURE = (
+    "answers",
     "cache",
     "decoding",
     "timing",
