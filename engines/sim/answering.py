@@ -57,7 +57,9 @@ class Answer:
         return [Collect(self) for _ in self.requests]
 
     def broken(self) -> bool:
-        """Whether the connection is cut now, before the token at hand."""
+        """Whether the connection is cut: by its other end, or now, before the token at hand."""
+        if self.transport.is_closing():
+            return True
         if self._tokens_left is None:
             return False
         self._tokens_left -= 1

@@ -204,7 +204,8 @@ def _end(writer: asyncio.StreamWriter, clean: bool) -> None:
     if clean:
         writer.close()
         return
-    connection: socket.socket = writer.get_extra_info("socket")
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    connection: socket.socket | None = writer.get_extra_info("socket")  # None: the other end has closed it
+    if connection:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     writer.transport.abort()

@@ -44,11 +44,15 @@ def get(path: str, *headers: bytes, method: bytes = b"GET") -> bytes:
 class RawClient:
     """`async with RawClient(port) as client`."""
 
-    def __init__(self, port: int, receive_buffer: int | None = None, limit: int = 2**16) -> None:
-        """A small `receive_buffer` and `limit` make a client that cannot take much at a time."""
+    def __init__(
+        self, port: int, receive_buffer: int | None = None, limit: int = 2**16, patience: float = PATIENCE
+    ) -> None:
+        """A small `receive_buffer` and `limit` make a client that cannot take much at a time. `patience`: seconds for
+        any one thing to arrive."""
         self._port = port
         self._receive_buffer = receive_buffer
         self._limit = limit
+        self._patience = patience
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
 
@@ -89,16 +93,16 @@ class RawClient:
         return await self.answer(head_only=request.startswith(b"HEAD"))
 
     async def read_until(self, end: bytes) -> bytes:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(self._patience):
             return await self._reader.readuntil(end)
 
     async def read_exactly(self, size: int) -> bytes:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(self._patience):
             return await self._reader.readexactly(size)
 
     async def rest(self) -> bytes:
         """All that comes until the router closes; ConnectionResetError when it is cut."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(self._patience):
             return await self._reader.read()
 
     async def head(self) -> Answered:

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from engines.sim.answering import Answer
 from engines.sim.fleet import SimFleet
 from engines.sim.timing import StepTiming
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
@@ -355,6 +356,23 @@ async def test_a_stream_cut_after_some_tokens(after: int) -> None:
         assert len(events(received) if received else []) == after
         await until(lambda: not worker.scheduler.busy)
         assert worker.scheduler.counters.aborted_requests == 1
+
+
+async def test_no_token_is_written_to_a_connection_that_is_gone() -> None:
+    """uvloop's transports raise then, which would stop the whole rank."""
+
+    class Transport(asyncio.Transport):
+        closed = False
+
+        def is_closing(self) -> bool:
+            return self.closed
+
+    nothing: Any = None
+    transport = Transport()
+    answer = Answer(nothing, nothing, [], nothing, nothing, transport, nothing)
+    assert not answer.broken()
+    transport.closed = True
+    assert answer.broken()
 
 
 async def test_a_hanging_request_ends_with_its_client() -> None:
