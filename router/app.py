@@ -27,6 +27,8 @@ from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
 from publishers.publisher import EnginePublisher
 from router.arms import make_arms, reads_prompts
+from router.breaker import Breaker
+from router.exchange import Exchange
 from router.fleet import Fleet, Worker
 from router.http.front import Connection, Limits
 from router.http.pool import Pool
@@ -35,9 +37,11 @@ from router.member import Member, Sockets, parent_ended, shared_books
 from router.metrics import Metrics
 from router.openai_errors import error_response
 from router.pairing import loneliness
+from router.patience import INTERVAL, Patience, Timeouts
 from router.policies import make_policy
 from router.prompts import Prompts
 from router.readings import Readings
+from router.retry_budget import RetryBudget
 from router.routing import Brain
 from router.scheduling.admission import Admission, Objectives
 from router.scheduling.backlog import Backlog
@@ -127,7 +131,11 @@ class App:
     def __init__(self, settings: Settings, member: Member | None = None) -> None:
         self._settings = settings
         self._metrics = Metrics()
-        self._fleet = Fleet(Worker(spec, Pool(spec.url, settings.connect_timeout)) for spec in settings.workers)
+        draw = random.Random(settings.seed)  # noqa: S311 -- not for secrets
+        self._fleet = Fleet(
+            Worker(spec, Pool(spec.url, settings.connect_timeout), Breaker(settings.breaker_failures, draw.random))
+            for spec in settings.workers
+        )
         books = shared_books(settings, member) if member else None
         self._book = LoadBook(books.load if books else None)
         self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory)
@@ -135,7 +143,6 @@ class App:
         self._ingest = Ingest(
             self._plane, settings.event_namespace, self._indexer, self._book, self._metrics, time.monotonic
         )
-        draw = random.Random(settings.seed)  # noqa: S311 -- not for secrets
         backlog = Backlog(books.backlog if books else None)
         self._scheduler = Scheduler(make_policy(settings), self._book, draw, backlog)
         objectives = Objectives(settings.ttft_slo, settings.tbt_slo)
@@ -149,6 +156,7 @@ class App:
             self._indexer,
             self._metrics,
             time.monotonic,
+            RetryBudget(settings.retry_budget, time.monotonic()),
             settings.pd_timeout,
             settings.store is not None,
         )
@@ -207,6 +215,7 @@ class App:
         everybodys = sockets.everybodys if sockets else None
         direct = settings.router_mode == "direct"
         surface = Server(self._brain, self._prompts, direct, int(time.time()), everybodys, self._arms, self._store)
+        self._tasks.append(asyncio.create_task(self._look_after(surface.under_way), name="patience"))
         limits = Limits(settings.max_body_size)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
@@ -220,6 +229,21 @@ class App:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         sys.stdout.write(f"Listening on http://{host}:{self.port}\n")
         sys.stdout.flush()
+
+    async def _look_after(self, under_way: set[Exchange]) -> None:
+        settings = self._settings
+        timeouts = Timeouts(
+            settings.first_byte_timeout, settings.idle_timeout, settings.request_timeout, settings.stall_timeout
+        )
+        patience = Patience(timeouts, self._fleet.trip, under_way)
+        while True:
+            await asyncio.sleep(INTERVAL)
+            now = time.monotonic()
+            try:
+                self._fleet.tick(now)
+                patience.look(now)
+            except Exception:  # without it nothing would ever be given up again
+                logger.exception("Requests could not be looked after")
 
     async def _on_described(self, worker: Worker) -> None:
         """A worker came up, for the first time or again: keep its books, follow its events, learn its tokens."""

@@ -18,8 +18,8 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.arm_spec import ArmSpec, read_arms
-from router.exchange import Outcome
 from router.http.messages import ARM, RequestHead, first, header_lines
+from router.outcome import Outcome
 from router.policies import make_policy
 from router.scheduling.decision import Decision, Policy, Uniform
 from router.settings import Settings, SettingsError

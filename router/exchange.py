@@ -6,44 +6,28 @@ whatever happens: the answer's end, a worker's failure, the client's leaving.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 from engines.disaggregation.answer import Prefilled
+from router.failures import RETRY_STATUSES, Failure, answered
 from router.http.edited import EditedBody, EditedEvents
 from router.http.front import Connection
 from router.http.messages import REQUEST_ID, Request, Response
 from router.http.relay import Relay, relay_for
-from router.http.upstream import Head, WorkerConnection
-from router.legs import Leg, Pair, Parted, request_head, response_head
+from router.http.upstream import Head
+from router.legs import Leg, Pair, response_head
 from router.openai_errors import error_event, error_response
 from router.opening import Opening
-from router.prefill_leg import PrefillLeg
-from router.scheduling.booking import DecodeBooking
+from router.outcome import End, Outcome, Silence
+from router.sending import Sending
+from router.two_parts import TwoParts
 from router.usage import CACHED, read_usage, with_cached
 
-RETRIES = 1
-"""Other workers tried after the first, before anything was sent to the client."""
-RETRY_STATUSES = frozenset((500, 502, 503))
+HARMED = 1
+"""Workers that a request may have harmed before no other is tried: one that crashes engines must not take them all."""
 _ERRORS = 400
 """From this status on an answer is none."""
-
-End = Literal["complete", "broken", "cancelled", "failed"]
-
-
-class Outcome(NamedTuple):
-    """What became of a request; times in seconds since it was read, None where it never came to that."""
-
-    leg: Leg | None
-    status: int
-    end: End
-    first_byte: float | None
-    duration: float
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    """As the engine reported them: the one that prefilled, where another decoded."""
-    parted: Parted | None = None
 
 
 class Routing(Protocol):
@@ -62,10 +46,13 @@ class Routing(Protocol):
         """What was asked for with `route` is wanted no more."""
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
-        """Whether `route` would find one."""
+        """Whether `route` would find one, and one more try is not too many."""
 
-    def failed(self, leg: Leg, reason: str, retried: bool, unreachable: bool = False) -> None:
-        """Its worker failed this request: could not be reached, broke off, or answered 5xx."""
+    def answered(self, leg: Leg) -> None:
+        """Its worker, which has failed others of late, has begun to answer."""
+
+    def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
+        """Its worker failed this request."""
 
     def finished(self, outcome: Outcome) -> None: ...
 
@@ -75,57 +62,58 @@ class Exchange:
     `prefill_leg.Owner` where another computes the prompt."""
 
     __slots__ = (
-        "_began",
         "_chunks",
         "_clock",
-        "_connecting",
         "_connection",
         "_excluded",
         "_first_byte",
+        "_harmed",
         "_head",
-        "_leg",
         "_length",
         "_opening",
         "_over",
-        "_pair",
-        "_pair_id",
-        "_parted",
-        "_prefill",
-        "_prefilled_at",
+        "_parts",
         "_relay",
         "_request",
         "_request_id",
-        "_retries",
-        "_reused",
         "_routing",
-        "_timer",
-        "_upstream",
+        "_seen",
+        "_seen_at",
+        "_sending",
+        "_under_way",
+        "began",
+        "streamed",
     )
 
     def __init__(
-        self, request: Request, request_id: bytes, connection: Connection, routing: Routing, clock: Callable[[], float]
+        self,
+        request: Request,
+        request_id: bytes,
+        connection: Connection,
+        routing: Routing,
+        clock: Callable[[], float],
+        under_way: set[Exchange],
+        streamed: bool = False,
     ) -> None:
+        """Is in `under_way` until it is over. `streamed`: an answer is to come piece by piece."""
         self._request = request
         self._request_id = request_id
         self._connection = connection
         self._routing = routing
         self._clock = clock
-        self._began = clock()
+        self.began = clock()
+        self.streamed = streamed
         self._excluded: frozenset[str] = _NOBODY
-        self._retries = 0
-        self._leg: Leg | None = None
-        self._pair: Pair | None = None
-        self._pair_id = request_id
-        """By which the two parts may meet: another for each pair, whatever ids clients give, since KV may be held."""
-        self._prefill: PrefillLeg | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._upstream: WorkerConnection | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._reused = False
+        self._harmed = 0
+        self._sending: Sending | None = None
+        """To the worker that answers."""
+        self._parts: TwoParts | None = None
         self._first_byte: float | None = None
-        self._parted: Parted | None = None
-        self._prefilled_at = 0.0
+        self._seen: bytes | None = None
+        self._seen_at = 0.0
         self._over = False
+        self._under_way = under_way
+        under_way.add(self)
         self._reset_answer()
 
     def __repr__(self) -> str:
@@ -141,6 +129,10 @@ class Exchange:
         self._opening: Opening | None = None
         self._chunks = 0
 
+    @property
+    def _leg(self) -> Leg | None:
+        return self._sending.leg if self._sending else None
+
     # -- to the worker
 
     def start(self) -> None:
@@ -153,181 +145,162 @@ class Exchange:
         if isinstance(routed, Response):
             self.answer(routed)
         elif isinstance(routed, Pair):
-            self._begin_pair(routed)
+            self._send_both(routed)
         else:
-            self._leg = routed
-            self._connect(routed, fresh=False)
+            self._send(routed)
 
-    def _connect(self, leg: Leg, *, fresh: bool) -> None:
+    def _send(self, leg: Leg) -> None:
         self._reset_answer()
-        pool = leg.worker.pool
-        idle = None if fresh else pool.take_idle()
-        if idle:
-            self._on_connection(idle)
-        else:
-            self._upstream = None
-            self._connecting = pool.connect(self._on_connection, self._on_no_connection)
+        self._seen, self._seen_at = None, self._clock()
+        name = self._parts.name if self._parts else self._request_id
+        self._sending = sending = Sending(leg, self, self._on_unreachable, self._request.head.method == b"HEAD")
+        sending.start(self._request, name)
 
-    def _on_connection(self, upstream: WorkerConnection) -> None:
-        leg, request = self._leg, self._request
-        if self._over or leg is None:
-            upstream.abort()
+    def _on_unreachable(self, reason: str) -> None:
+        self._give_up_on_worker(Failure("unreachable", f"cannot be reached: {reason}"))
+
+    def look(self, now: float) -> Silence | None:
+        """None where nothing is owed: nothing was sent yet, or it is the client who does not read."""
+        sending = self._sending
+        if sending is None or self._over:
+            return None
+        upstream = sending.connection
+        if upstream is None or upstream.paused:
+            self._seen_at = now
+            return None
+        moved = upstream.latest is not self._seen and upstream.latest != b""
+        if moved:
+            self._seen, self._seen_at = upstream.latest, now
+        return Silence(sending.leg.worker, self._seen_at, self._first_byte is not None, moved)
+
+    def time_out(self, reason: str) -> None:
+        """Nothing has come for too long, which `reason` says, as in `Failure`."""
+        failure = Failure("stalled", reason)
+        if self._over or self._leg is None:
             return
-        self._connecting = None
-        self._upstream = upstream
-        self._reused = upstream.requests > 0
-        named = self._pair_id if self._pair else self._request_id
-        head_only = request.head.method == b"HEAD"
-        upstream.send(self, request_head(request, named, leg), leg.body_of(request), head_only)
+        if self._first_byte is None:
+            self._give_up_on_worker(failure)
+        else:
+            self._break_answer(failure)
 
-    def _on_no_connection(self, reason: str) -> None:
-        self._connecting = None
-        if not self._over:
-            self._give_up_on_worker(f"cannot be reached: {reason}", unreachable=True)
+    def expire(self, limit: float) -> None:
+        """The request has taken longer than any may."""
+        if self._over:
+            return
+        reason = f"The request took longer than the {limit:g} s that it may in all (--request-timeout)."
+        if self._first_byte is not None:
+            self._cut(504, reason)
+            return
+        self._routing.withdraw()
+        self._drop_parts()
+        self._drop()
+        self.answer(error_response(504, reason))
 
     # -- in two parts
 
-    def _begin_pair(self, pair: Pair) -> None:
+    def _send_both(self, pair: Pair) -> None:
         """Both legs at once, or the second when the first has answered."""
-        self._pair, self._parted = pair, None
-        self._leg = pair.decode
-        self._pair_id = b"%s.%016x" % (self._request_id, pair.number)
-        self._prefill = PrefillLeg(pair.prefill, self._request, self._pair_id, self, self._clock)
-        self._prefill.start(pair.prefill_timeout)
+        self._sending = None
+        self._parts = TwoParts(pair, self._request, self._request_id, self, self._clock)
+        self._parts.start()
         if pair.decode:
-            self._connect(pair.decode, fresh=False)
+            self._send(pair.decode)
 
     def on_prefilled(self, answer: Prefilled) -> None:
-        pair, prefill, now = self._pair, self._prefill, self._clock()
-        if pair is None or prefill is None:
+        parts = self._parts
+        if parts is None:
             return
-        self._prefill = None
-        self._prefilled_at = now
-        self._parted = Parted(pair.prefill.worker.id, now - prefill.began, None, answer)
-        self._routing.prefilled(pair.prefill, answer)
-        if self._first_byte is None and not self._over:
-            self._watch(pair.decode_timeout)
-        if pair.decode is None:
-            self._hand_over(pair, answer)
-        elif self._leg and isinstance(self._leg.reservation, DecodeBooking):
-            self._leg.reservation.prefilled(now)
+        waits = self._first_byte is None and not self._over
+        parts.prefilled(answer, self._leg, self._on_late if waits else None)
+        self._routing.prefilled(parts.pair.prefill, answer)
+        if parts.pair.decode is None:
+            self._hand_over(parts.pair, answer)
+
+    def _on_late(self, limit: float) -> None:
+        self.time_out(f"sent nothing within {limit:g} s")
 
     def _hand_over(self, pair: Pair, answer: Prefilled) -> None:
         leg = self._routing.go_on(pair.prefill, answer, self._excluded)
         if isinstance(leg, str):
-            self._retry_or_end(pair.prefill, leg, [frozenset((pair.prefill.worker.id,))])
+            self._retry_or_end(pair.prefill, Failure("error", leg), [frozenset((pair.prefill.worker.id,))])
+        else:
+            self._send(leg)
+
+    def on_prefill_failed(self, failure: Failure, answer: Response | None) -> None:
+        parts = self._parts
+        if self._over or parts is None:
             return
-        self._leg = leg
-        self._connect(leg, fresh=False)
-
-    def _watch(self, limit: float | None) -> None:
-        """The decode leg must begin its answer within `limit` seconds."""
-        self._unwatch()
-        if limit is not None:
-            self._timer = asyncio.get_running_loop().call_later(limit, self._time_out, limit)
-
-    def _unwatch(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
-
-    def _time_out(self, timeout: float) -> None:
-        self._timer = None
-        if not self._over and self._first_byte is None:
-            self._drop_upstream()
-            self._give_up_on_worker(f"sent nothing within {timeout:g} s")
-
-    def on_prefill_failed(self, reason: str, unreachable: bool, answer: Response | None) -> None:
-        pair = self._pair
-        self._prefill = None
-        if self._over or pair is None:
-            return
+        parts.prefill_over()
         if self._first_byte is not None:  # a decode worker that answers has all that it needs
-            self._routing.failed(pair.prefill, reason, False, unreachable)
+            self._routing.failed(parts.pair.prefill, failure, retried=False)
             return
-        self._drop_decode()
-        self._retry_or_end(pair.prefill, reason, [frozenset((pair.prefill.worker.id,))], unreachable, answer)
+        self._drop()
+        self._retry_or_end(parts.pair.prefill, failure, [frozenset((parts.pair.prefill.worker.id,))], answer)
 
     def on_prefill_refused(self, refusal: Response) -> None:
-        self._prefill = None
+        if self._parts:
+            self._parts.prefill_over()
         if not self._over and self._first_byte is None:
-            self._drop_decode()
+            self._drop()
             self.answer(refusal)
 
-    def _drop_decode(self) -> None:
-        """What the decode leg has begun is of no use."""
-        self._drop_upstream()
-        if self._leg:
-            self._leg.reservation.release(self._clock())
-            self._leg = None
+    def _drop(self) -> None:
+        """What the worker has begun is of no use."""
+        sending, self._sending = self._sending, None
+        if sending:
+            sending.drop()
+            sending.leg.reservation.release(self._clock())
 
-    def _drop_upstream(self) -> None:
-        self._unwatch()
-        if self._connecting:
-            self._connecting.cancel()
-            self._connecting = None
-        upstream, self._upstream = self._upstream, None
-        if upstream:
-            upstream.abort()
-
-    def _alternatives(self, leg: Leg, unreachable: bool) -> list[frozenset[str]]:
-        """Whom to do without, in the order of preference. An error of a decode worker may be the prefill worker's
-        fault, so the pair is changed whole where there are others."""
-        failed = frozenset((leg.worker.id,))
-        pair = self._pair
-        if pair is None or unreachable:
-            return [failed]
-        prefill = frozenset((pair.prefill.worker.id,))
-        return [failed | prefill, failed, prefill]
+    def _drop_parts(self) -> None:
+        if self._parts:
+            self._parts.cancel()
 
     # -- upstream.Receiver
 
     def on_head(self, head: Head, length: int | None) -> None:
-        if head.status in RETRY_STATUSES and self._leg and self._upstream:
-            if self._may_retry():
-                self._upstream.abort()
-                self._upstream = None
-                self._give_up_on_worker(f"answered {head.status}")
+        leg = self._leg
+        if head.status in RETRY_STATUSES and leg:
+            failure = answered(head.status)
+            if self._other(failure, self._alternatives(leg, failure)):
+                self._give_up_on_worker(failure)
                 return
-            if self._pair:
-                self._routing.failed(self._leg, f"answered {head.status}", retried=False)
+            self._routing.failed(leg, failure, retried=False)
         self._head = head
         self._length = length
         http_1_0 = self._request.head.http_1_0
-        if self._pair is None:
+        if self._parts is None:
             self._relay = relay_for(head, http_1_0)
         else:
             self._relay = self._relay_for_pair(head, http_1_0)
             self._opening = Opening() if head.events else None
 
     def on_body(self, data: bytes, boundary: int) -> None:
-        leg, head, relay, upstream = self._leg, self._head, self._relay, self._upstream
-        if leg is None or head is None or relay is None or upstream is None:
+        sending, head, relay = self._sending, self._head, self._relay
+        if sending is None or head is None or relay is None or sending.connection is None:
             return
         opening = self._opening
         if opening and self._first_byte is None:
             data, boundary = opening.add(data, boundary)
-            if self._fails_in_stream(leg, opening.fails(data)) or opening.hold(data, boundary):
+            if self._fails_in_stream(sending.leg, opening.fails(data)) or opening.hold(data, boundary):
                 return
         out = relay.body(data, boundary)
         if isinstance(relay, EditedBody):
             return
         if self._first_byte is None:
-            out = self._begin_answer(leg, head, relay) + out
+            out = self._begin_answer(sending.leg, head, relay) + out
         if out:
             self._connection.write(out)
-        upstream.pass_events(self._connection.write if relay.clean else None)
+        sending.connection.pass_events(self._connection.write if relay.clean else None)
 
     def _fails_in_stream(self, leg: Leg, fails: bool) -> bool:
         """Whether others are asked, since the worker says where its stream should begin that the KV did not come."""
         if not fails:
             return False
-        reason = "answered 200, and an error where its stream should begin"
-        if self._may_retry():
-            self._drop_upstream()
-            self._give_up_on_worker(reason)
+        failure = Failure("error", "answered 200, and an error where its stream should begin")
+        if self._other(failure, self._alternatives(leg, failure)):
+            self._give_up_on_worker(failure)
             return True
-        self._routing.failed(leg, reason, retried=False)
+        self._routing.failed(leg, failure, retried=False)
         self._opening = None  # it is the client's
         return False
 
@@ -350,14 +323,11 @@ class Exchange:
         self._connection.finish(self._request.head.keep_alive and not relay.until_close)
 
     def on_broken(self, reason: str) -> None:
+        sending = self._sending
         if self._first_byte is not None:
-            self._break_answer(reason)
-        elif self._reused and self._head is None and self._leg:
-            # The worker closed an idle connection just as it was reused: no sign that it is in trouble.
-            self._reused = False
-            self._connect(self._leg, fresh=True)
-        else:
-            self._give_up_on_worker(f"broke off before its first byte: {reason}")
+            self._break_answer(Failure("broken", f"broke off its answer: {reason}"))
+        elif sending and (self._head is not None or not sending.again()):
+            self._give_up_on_worker(Failure("broken", f"broke off before its first byte: {reason}"))
 
     # -- front.Exchange
 
@@ -365,26 +335,26 @@ class Exchange:
         if self._over:
             return
         self._routing.withdraw()
-        self._drop_upstream()
         self._finish(499, "cancelled")
 
     def pause(self) -> None:
-        if self._upstream:
-            self._upstream.pause()
+        if self._sending and self._sending.connection:
+            self._sending.connection.pause()
 
     def resume(self) -> None:
-        if self._upstream:
-            self._upstream.resume()
+        if self._sending and self._sending.connection:
+            self._sending.connection.resume()
 
     # -- inside
 
     def _begin_answer(self, leg: Leg, head: Head, relay: Relay) -> bytes:
         """The first byte is here: the prefill is done, and there is no way back to another worker."""
         now = self._clock()
-        self._first_byte = now - self._began
-        self._unwatch()
-        if self._parted:
-            self._parted = self._parted._replace(transfer=now - self._prefilled_at)
+        self._first_byte = now - self.began
+        if self._parts:
+            self._parts.answers()
+        if head.status not in RETRY_STATUSES and not leg.worker.breaker.quiet:
+            self._routing.answered(leg)
         if head.status < _ERRORS:
             leg.reservation.first_token(now)
         else:  # a refusal tells nothing of how long a prompt takes
@@ -395,68 +365,67 @@ class Exchange:
         framing = length + relay.framing if keep_alive else b"%sconnection: close\r\n" % (length + relay.framing)
         return response_head(head, leg, self._request_id, framing)
 
-    def _break_answer(self, reason: str) -> None:
-        leg, relay = self._leg, self._relay
-        if leg is None or relay is None:
+    def _break_answer(self, failure: Failure) -> None:
+        leg = self._leg
+        if leg is None:
             return
-        last = relay.broken(error_event(502, f"Worker {leg.worker.id} broke off its answer: {reason}."))
-        self._routing.failed(leg, f"broke off its answer: {reason}", retried=False)
-        self._finish(502, "broken")
+        self._routing.failed(leg, failure, retried=False)
+        self._cut(504 if failure.kind == "stalled" else 502, f"Worker {leg.worker.id} {failure.reason}.")
+
+    def _cut(self, status: int, message: str) -> None:
+        """End an answer that has begun, so that the client can tell that it is not whole."""
+        relay = self._relay
+        last = relay.broken(error_event(status, message)) if relay else None
+        self._finish(status, "broken")
         if last is None:
             self._connection.abort()
         else:
             self._connection.write(last)
             self._connection.finish(self._request.head.keep_alive)
 
-    def _may_retry(self) -> bool:
-        leg = self._leg
-        return leg is not None and self._other(self._alternatives(leg, unreachable=False)) is not None
+    def _alternatives(self, leg: Leg, failure: Failure) -> list[frozenset[str]]:
+        """Whom to do without, in the order of preference."""
+        if self._parts is None or failure.kind == "unreachable":
+            return [frozenset((leg.worker.id,))]
+        return self._parts.others(leg)
 
-    def _other(self, alternatives: list[frozenset[str]]) -> frozenset[str] | None:
+    def _other(self, failure: Failure, alternatives: list[frozenset[str]]) -> frozenset[str] | None:
         """The first that leaves somebody to try."""
-        if self._retries >= RETRIES:
+        if not failure.harmless and self._harmed >= HARMED:
             return None
         wider = (self._excluded | names for names in alternatives)
         return next((names for names in wider if self._routing.can_retry(names)), None)
 
-    def _give_up_on_worker(self, reason: str, *, unreachable: bool = False) -> None:
-        leg, pair, parted = self._leg, self._pair, self._parted
-        if leg is None:
+    def _give_up_on_worker(self, failure: Failure) -> None:
+        """Before its first byte."""
+        leg, parts = self._leg, self._parts
+        if leg is None or self._over:
             return
-        alternatives = self._alternatives(leg, unreachable)
-        leg.reservation.release(self._clock())
-        if self._prefill:
-            self._prefill.cancel()
-            self._prefill = None
-        if unreachable and pair and pair.decode is None and parted and self._retries < RETRIES:
-            # Nobody was told where the KV is, so another may still be.
-            other = self._routing.go_on(pair.prefill, parted.answer, self._excluded | {leg.worker.id})
+        alternatives = self._alternatives(leg, failure)
+        self._drop()
+        self._drop_parts()
+        if failure.kind == "unreachable" and parts and parts.may_move and parts.parted:
+            other = self._routing.go_on(parts.pair.prefill, parts.parted.answer, self._excluded | {leg.worker.id})
             if isinstance(other, Leg):
-                self._retries += 1
-                self._routing.failed(leg, reason, retried=True, unreachable=True)
-                self._leg = other
-                self._connect(other, fresh=False)
+                self._excluded |= {leg.worker.id}
+                self._routing.failed(leg, failure, retried=True)
+                self._send(other)
                 return
-        self._retry_or_end(leg, reason, alternatives, unreachable)
+        self._retry_or_end(leg, failure, alternatives)
 
     def _retry_or_end(
-        self,
-        leg: Leg,
-        reason: str,
-        alternatives: list[frozenset[str]],
-        unreachable: bool = False,
-        answer: Response | None = None,
+        self, leg: Leg, failure: Failure, alternatives: list[frozenset[str]], answer: Response | None = None
     ) -> None:
         """`answer`: what the worker said of it, for the client if nobody else can be asked."""
-        self._unwatch()
-        other = self._other(alternatives)
-        self._routing.failed(leg, reason, other is not None, unreachable)
+        other = self._other(failure, alternatives)
+        self._routing.failed(leg, failure, other is not None)
         if other is None:
-            self.answer(answer or error_response(502, f"Worker {leg.worker.id} {reason}."))
+            status = 504 if failure.kind == "stalled" else 502
+            self.answer(answer or error_response(status, f"Worker {leg.worker.id} {failure.reason}."), leg)
             return
-        self._retries += 1
+        self._harmed += not failure.harmless
         self._excluded = other
-        self._pair = self._parted = None
+        self._parts = None
         self.start()
 
     def _relay_for_pair(self, head: Head, http_1_0: bool) -> Relay:
@@ -468,35 +437,40 @@ class Exchange:
         return EditedBody(head, self._with_cached)
 
     def _with_cached(self, answer: bytes) -> bytes:
-        cached = self._parted.answer.cached_tokens if self._parted else None
+        parted = self._parts.parted if self._parts else None
+        cached = parted.answer.cached_tokens if parted else None
         return answer if cached is None else with_cached(answer, cached)
 
-    def answer(self, response: Response) -> None:
-        """End the request with an answer of the router's own."""
+    def answer(self, response: Response, leg: Leg | None = None) -> None:
+        """End the request with an answer of the router's own. `leg`: whose failure it tells of."""
         if self._over:
             return
-        self._finish(response.status, "failed")
+        self._finish(response.status, "failed", leg)
         named = (*response.headers, (REQUEST_ID, self._request_id))
         self._connection.respond(response._replace(headers=named))
 
-    def _finish(self, status: int, end: End) -> None:
+    def _finish(self, status: int, end: End, leg: Leg | None = None) -> None:
         self._over = True
-        self._unwatch()
-        upstream, self._upstream = self._upstream, None
-        now = self._clock()
-        prefill, self._prefill = self._prefill, None
-        if prefill:
-            prefill.cancel()
-        if self._leg:
-            self._leg.reservation.release(now)
-        complete = upstream if end == "complete" else None
-        prompt, cached = read_usage(complete.recent, complete.latest) if complete else (None, None)
-        parted = self._parted
+        self._under_way.discard(self)
+        sending, parts, now = self._sending, self._parts, self._clock()
+        prompt, cached = None, None
+        if sending:
+            leg = sending.leg
+            leg.reservation.release(now)
+            upstream = sending.connection
+            if end != "complete":
+                sending.drop()
+            elif upstream:  # it is back in its pool by now, but holds its last pieces until it is used again
+                prompt, cached = read_usage(upstream.recent, upstream.latest)
+            sending.connection = None
+        parted = None
+        if parts:
+            parts.cancel()
+            parted = parts.parted
+            leg = leg or parts.pair.prefill
         if parted and cached is not None and parted.answer.cached_tokens is not None:
             cached = parted.answer.cached_tokens
-        leg = self._leg or (self._pair.prefill if self._pair else None)
-        first_byte, duration = self._first_byte, now - self._began
-        self._routing.finished(Outcome(leg, status, end, first_byte, duration, prompt, cached, parted))
+        self._routing.finished(Outcome(leg, status, end, self._first_byte, now - self.began, prompt, cached, parted))
 
 
 _NOBODY: frozenset[str] = frozenset()

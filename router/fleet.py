@@ -11,6 +11,7 @@ from engines.description import EngineDescription, Model, Role
 from engines.disaggregation import Prefiller
 from indexer.types import WorkerRank
 from publishers.logs import log_event
+from router.breaker import Breaker
 from router.http.pool import Pool
 from router.pairing import make_split, ranks_of
 from router.scheduling.decision import Candidates
@@ -25,9 +26,10 @@ ASSUMED_BLOCK_SIZE = 16
 class Worker:
     """One engine. `description` is None until it has answered once."""
 
-    def __init__(self, spec: WorkerSpec, pool: Pool) -> None:
+    def __init__(self, spec: WorkerSpec, pool: Pool, breaker: Breaker | None = None) -> None:
         self.spec = spec
         self.pool = pool
+        self.breaker = breaker or Breaker()
         self.description: EngineDescription | None = None
         self.up = False
         self.trouble = "has not answered yet"
@@ -121,6 +123,7 @@ class Fleet:
     def mark_up(self, worker: Worker) -> None:
         """`worker` serves, as its description now says."""
         worker.up, worker.trouble = True, ""
+        worker.breaker.reset()
         self._forget()
 
     def mark_down(self, worker: Worker, trouble: str) -> None:
@@ -129,6 +132,36 @@ class Fleet:
             log_event(logger, logging.WARNING, "Worker is down", worker=worker.id, trouble=trouble)
         worker.up, worker.trouble = False, trouble
         self._forget()
+
+    # -- breakers
+
+    def sent(self, worker: Worker, now: float) -> None:
+        """A request goes there."""
+        if worker.breaker.sent(now):
+            self._forget()
+
+    def answered(self, worker: Worker, now: float) -> None:
+        """It has begun to answer a request, and not with an error of its own."""
+        if worker.breaker.succeeded(now):
+            log_event(logger, logging.INFO, "Worker answers again", worker=worker.id)
+            self._forget()
+
+    def failed(self, worker: Worker, now: float) -> None:
+        if worker.breaker.failed(now):
+            log_event(logger, logging.WARNING, "Worker keeps failing: it gets nothing for a while", worker=worker.id)
+            self._forget()
+
+    def trip(self, worker: Worker, reason: str, now: float) -> None:
+        """It is sick, whatever its health check says."""
+        log_event(logger, logging.WARNING, "Worker gets nothing for a while", worker=worker.id, reason=reason)
+        worker.breaker.trip(now)
+        self._forget()
+
+    def tick(self, now: float) -> None:
+        """Time has passed: who was kept out may be tried again."""
+        changed = [worker.id for worker in self.workers.values() if worker.breaker.tick(now)]
+        if changed:
+            self._forget()
 
     def learn_engine_ids(self, worker: Worker, ids: Mapping[int, str]) -> None:
         """What its bootstrap server told just now; {} when that was nothing."""
@@ -180,6 +213,9 @@ class Fleet:
 
     def _serving(self, model: str | None, exclude: Collection[str]) -> Candidates:
         able = [worker for worker in self.up if worker.serves(model) and worker.id not in exclude]
+        well = [worker for worker in able if worker.breaker.admits]
+        if well or exclude:  # where nobody is well, a first try may go to any: they may all be wronged
+            able = well
         return ranks_of([worker for worker in able if worker.role == "both"], make_split(able))
 
     def knows(self, model: str) -> bool:

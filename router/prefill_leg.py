@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engines.disaggregation.answer import Prefilled, read_answer
+from router.failures import Failure, answered
 from router.http.chunked import decode_chunks
 from router.http.messages import Request, Response
-from router.http.upstream import Head, WorkerConnection
-from router.legs import Leg, request_head
+from router.http.upstream import Head
+from router.legs import Leg
+from router.sending import Sending
 
 MOST_BYTES = 16 * 1024**2
 """Of an answer; it holds one token, and block ids."""
@@ -22,7 +24,7 @@ class Owner(Protocol):
 
     def on_prefilled(self, answer: Prefilled) -> None: ...
 
-    def on_prefill_failed(self, reason: str, unreachable: bool, answer: Response | None) -> None:
+    def on_prefill_failed(self, failure: Failure, answer: Response | None) -> None:
         """`answer`: the worker's own, where there was one."""
 
     def on_prefill_refused(self, refusal: Response) -> None:
@@ -35,16 +37,14 @@ class PrefillLeg:
     __slots__ = (
         "_body",
         "_clock",
-        "_connecting",
         "_head",
         "_length",
         "_over",
         "_owner",
         "_request",
         "_request_id",
-        "_reused",
+        "_sending",
         "_timer",
-        "_upstream",
         "began",
         "leg",
     )
@@ -56,10 +56,9 @@ class PrefillLeg:
         self._request_id = request_id
         self._owner = owner
         self._clock = clock
-        self._connecting: asyncio.Task[None] | None = None
-        self._upstream: WorkerConnection | None = None
+        self._sending: Sending | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._reused = self._over = False
+        self._over = False
         self._head: Head | None = None
         self._body: list[bytes] = []
         self._length = 0
@@ -67,32 +66,14 @@ class PrefillLeg:
     def start(self, timeout: float) -> None:
         """`timeout`: seconds until it must have answered."""
         self._timer = asyncio.get_running_loop().call_later(timeout, self._time_out, timeout)
-        self._connect(fresh=False)
+        self._sending = Sending(self.leg, self, self._on_unreachable, head_only=False)
+        self._sending.start(self._request, self._request_id)
 
-    def _connect(self, *, fresh: bool) -> None:
-        pool = self.leg.worker.pool
-        idle = None if fresh else pool.take_idle()
-        if idle:
-            self._on_connection(idle)
-        else:
-            self._connecting = pool.connect(self._on_connection, self._on_no_connection)
-
-    def _on_connection(self, upstream: WorkerConnection) -> None:
-        self._connecting = None
-        if self._over:
-            upstream.abort()
-            return
-        self._upstream = upstream
-        self._reused = upstream.requests > 0
-        head, body = request_head(self._request, self._request_id, self.leg), self.leg.body_of(self._request)
-        upstream.send(self, head, body, head_only=False)
-
-    def _on_no_connection(self, reason: str) -> None:
-        self._connecting = None
-        self._fail(f"cannot be reached: {reason}", unreachable=True)
+    def _on_unreachable(self, reason: str) -> None:
+        self._fail(Failure("unreachable", f"cannot be reached: {reason}"))
 
     def _time_out(self, timeout: float) -> None:
-        self._fail(f"did not answer its part within {timeout:g} s")
+        self._fail(Failure("stalled", f"did not answer its part within {timeout:g} s"))
 
     def cancel(self) -> None:
         """Nobody waits for it any more: the worker sees its client gone."""
@@ -108,7 +89,7 @@ class PrefillLeg:
         self._body.append(data)
         self._length += len(data)
         if self._length > MOST_BYTES:
-            self._fail(f"answered its part with more than {MOST_BYTES} bytes")
+            self._fail(Failure("error", f"answered its part with more than {MOST_BYTES} bytes"))
 
     def on_chunks(self, chunks: int) -> None: ...
 
@@ -116,7 +97,7 @@ class PrefillLeg:
         head, body = self._head, b"".join(self._body)
         if self._over or head is None:
             return
-        self._upstream = None  # it is back in its pool
+        self._sending = None  # its connection is back in the pool
         if head.framing == "chunked":
             body = decode_chunks(body)
         if head.status == 200:
@@ -127,15 +108,12 @@ class PrefillLeg:
             self._owner.on_prefill_refused(Response(head.status, body))
         else:
             own = Response(head.status, body) if head.status >= _BUSY else None
-            self._fail(f"answered {head.status}", answer=own)
+            self._fail(answered(head.status), own)
 
     def on_broken(self, reason: str) -> None:
-        if self._reused and self._head is None and not self._over:
-            # It closed an idle connection just as it was reused: no sign that it is in trouble.
-            self._reused = False
-            self._connect(fresh=True)
-        else:
-            self._fail(f"broke off: {reason}")
+        stale = self._sending is not None and self._head is None and not self._over and self._sending.again()
+        if not stale:
+            self._fail(Failure("broken", f"broke off: {reason}"))
 
     # -- inside
 
@@ -143,16 +121,16 @@ class PrefillLeg:
         try:
             answer = read_answer(body)
         except ValueError:
-            self._fail("answered its part with something else than JSON")
+            self._fail(Failure("error", "answered its part with something else than JSON"))
             return
         self._end()
         self._release(done=True)
         self._owner.on_prefilled(answer)
 
-    def _fail(self, reason: str, *, unreachable: bool = False, answer: Response | None = None) -> None:
+    def _fail(self, failure: Failure, answer: Response | None = None) -> None:
         if self._end():
             self._release(done=False)
-            self._owner.on_prefill_failed(reason, unreachable, answer)
+            self._owner.on_prefill_failed(failure, answer)
 
     def _release(self, *, done: bool) -> None:
         now, booking = self._clock(), self.leg.reservation
@@ -165,9 +143,7 @@ class PrefillLeg:
         over, self._over = self._over, True
         if self._timer:
             self._timer.cancel()
-        if self._connecting:
-            self._connecting.cancel()
-        upstream, self._upstream = self._upstream, None
-        if upstream and not over:
-            upstream.abort()
+        sending, self._sending = self._sending, None
+        if sending:
+            sending.drop()
         return not over

@@ -8,6 +8,7 @@ from indexer.cursor import View
 from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
 from publishers.plane import EventPlane
+from router.breaker import STATES
 from router.fleet import Fleet
 from router.metrics import Metrics, Sample
 from router.scheduling import load
@@ -40,6 +41,7 @@ class Readings:
         rank = ("worker", "dp_rank")
         observe = metrics.observe
         observe("router_worker_up", "1 while the worker serves.", ("worker",), self._up)
+        observe("router_worker_breaker", "1 for the state of its breaker.", ("worker", "state"), self._breakers)
         observe("router_index_view", "1 for how far the index knows a rank.", (*rank, "view"), self._views)
         observe("router_index_blocks", "Blocks indexed.", (*rank, "tier"), self._blocks)
         observe("router_index_bytes", "Memory that the index takes.", (), self._bytes)
@@ -54,6 +56,13 @@ class Readings:
         observe("router_load_active_tokens", "Tokens of all requests in flight.", rank, self._active)
         observe("router_load_age_seconds", "Age of a rank's latest load report.", rank, self._ages)
         observe("router_engine_load", "A rank's load as its engine reports it.", (*rank, "figure"), self._reported)
+
+    def _breakers(self) -> Iterable[Sample]:
+        return [
+            ((worker.id, state), float(worker.breaker.state == state))
+            for worker in self._fleet.workers.values()
+            for state in STATES
+        ]
 
     def _ranks(self) -> Iterator[WorkerRank]:
         return (rank for worker in self._fleet.workers.values() for rank in worker.ranks)

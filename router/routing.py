@@ -14,14 +14,16 @@ from indexer.matches import Matches
 from indexer.types import Namespace, WorkerRank
 from publishers.logs import log_event
 from router.arms import Arm
-from router.exchange import Outcome
+from router.failures import Failure
 from router.fleet import Fleet, Worker
 from router.http.messages import ARM, Response, header_lines
 from router.legs import Leg, Pair
 from router.metrics import Metrics
 from router.openai_errors import error_response
+from router.outcome import Outcome
 from router.pairing import loneliness
 from router.parting import Parting
+from router.retry_budget import RetryBudget
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking
 from router.scheduling.decision import Candidates, Decision
@@ -71,6 +73,7 @@ class Brain(NamedTuple):
     indexer: KVIndexer
     metrics: Metrics
     clock: Callable[[], float]
+    retries: RetryBudget
     leg_timeout: float = 300.0
     """Seconds that either part of a split request may take before anything comes of it."""
     has_store: bool = False
@@ -156,10 +159,15 @@ class RequestRouting:
 
     def _leg(self, decision: Decision, booking: Booking) -> Leg:
         worker = self._brain.fleet.workers[decision.rank.worker_id]
+        self._sent(worker)
         told = self._arm.answer_lines if self._arm else b""
         if self._brain.has_store:
             told += b"x-router-store-tokens: %d\r\n" % decision.stored_tokens
         return Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told)
+
+    def _sent(self, worker: Worker) -> None:
+        if not worker.breaker.quiet:
+            self._brain.fleet.sent(worker, self._brain.clock())
 
     # -- in two parts
 
@@ -201,6 +209,7 @@ class RequestRouting:
         if answer:
             booking.prefilled(now)
         worker = brain.fleet.workers[onward.rank.worker_id]
+        self._sent(worker)
         self._predict(onward.rank, worker)
         named = b"x-router-prefill-worker: %s\r\n%s" % (prefill.worker.id.encode(), prefill.answer_lines)
         return Leg(worker, prefill.decision, booking, _rank_lines(worker, onward.rank), named, body, "decode")
@@ -237,12 +246,16 @@ class RequestRouting:
         return brain.fleet.workers[candidates.ranks[idlest].worker_id]
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
-        return bool(self._candidates(exclude))
+        return bool(self._candidates(exclude)) and self._brain.retries.has(self._brain.clock())
 
-    def failed(self, leg: Leg, reason: str, retried: bool, unreachable: bool = False) -> None:
+    def answered(self, leg: Leg) -> None:
+        self._brain.fleet.answered(leg.worker, self._brain.clock())
+
+    def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
         worker, tallies = leg.worker, self._brain.metrics.tallies
-        if unreachable:  # the next health check may take it back
-            self._brain.fleet.mark_down(worker, reason)
+        self._charge(worker, failure)
+        if retried:
+            self._brain.retries.take()
         tally = tallies.worker(worker.id)
         tally.failures += 1
         tally.retries += retried
@@ -256,9 +269,16 @@ class RequestRouting:
             "Worker failed a request",
             worker=worker.id,
             part=leg.part,
-            reason=reason,
+            reason=failure.reason,
             retried=retried,
         )
+
+    def _charge(self, worker: Worker, failure: Failure) -> None:
+        fleet = self._brain.fleet
+        if failure.kind == "unreachable":  # the next health check may take it back
+            fleet.mark_down(worker, failure.reason)
+        elif failure.kind != "busy":
+            fleet.failed(worker, self._brain.clock())
 
     def finished(self, outcome: Outcome) -> None:
         tallies = self._brain.metrics.tallies

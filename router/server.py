@@ -56,6 +56,7 @@ class Server:
         self._everybodys_metrics = everybodys_metrics
         self._arms = arms
         self._store = store
+        self.under_way: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pages: dict[bytes, Callable[[], Response]] = {
             b"/health": lambda: Response(200, b'{"status":"ok"}'),
@@ -150,8 +151,10 @@ class Server:
 
     def _exchange(self, request: Request, connection: Connection, routing: RequestRouting) -> Exchange:
         request_id = request.head.request_id or b"%032x" % random.getrandbits(128)
-        self._brain.metrics.tallies.in_flight += 1
-        return Exchange(request, request_id, connection, routing, self._brain.clock)
+        brain = self._brain
+        brain.metrics.tallies.in_flight += 1
+        brain.retries.request()
+        return Exchange(request, request_id, connection, routing, brain.clock, self.under_way, routing.streamed)
 
     def _check_model(self, model: str | None) -> None:
         fleet = self._brain.fleet
@@ -218,6 +221,7 @@ class Server:
             "url": worker.spec.url,
             "up": worker.up,
             "trouble": worker.trouble,
+            "breaker": worker.breaker.state,
             "engine": description.kind if description else "unknown",
             "models": [model.id for model in worker.models],
             "block_size": worker.block_size,

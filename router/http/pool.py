@@ -52,6 +52,8 @@ class Pool:
         self._tls = (tls or ssl.create_default_context()) if self.address.tls else None
         self._connect_timeout = connect_timeout
         self._clock = clock
+        self.ended = 0
+        """Answers that have come whole."""
         self._idle: list[tuple[WorkerConnection, float]] = []
         self._open: set[WorkerConnection] = set()
         self._heads = KnownHeads()
@@ -91,6 +93,7 @@ class Pool:
             ready(connection)
 
     def _give_back(self, connection: WorkerConnection) -> None:
+        self.ended += 1
         self._idle.append((connection, self._clock()))
 
     def _discard(self, connection: WorkerConnection) -> None:

@@ -180,6 +180,11 @@ class WorkerConnection(asyncio.Protocol):
         """Give pieces that are one whole event to `write` from now on, and only the others to the receiver."""
         self._events_to = write
 
+    @property
+    def paused(self) -> bool:
+        """Nothing is read, because the client does not."""
+        return self._paused
+
     def pause(self) -> None:
         if not self._transport.is_closing():
             self._paused = True

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from router.settings.options import seconds
+import msgspec
+
+from router.settings.options import Above0, about, read_none, seconds
+
+
+def _limit(description: str) -> msgspec.Meta:
+    takes = "a number of seconds above 0, or none"
+    return about("Upstream", description, "SECONDS", takes=takes, read=read_none)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,5 +22,39 @@ class Upstream:
         float,
         seconds("Upstream", "How long the prefill or the decode part of a split request may take to begin answering."),
     ] = 300.0
+    first_byte_timeout: Annotated[
+        Above0 | None, _limit("How long a streamed answer may take to begin; another worker is then asked.")
+    ] = 600.0
+    idle_timeout: Annotated[
+        Above0 | None, _limit("How long an answer that has begun may stand still before it counts as broken.")
+    ] = 300.0
+    request_timeout: Annotated[
+        Above0 | None, _limit("How long a request may take in all, with its time in the router's queue.")
+    ] = 3600.0
+    stall_timeout: Annotated[
+        Above0 | None,
+        _limit(
+            "How long all streams of a worker may stand still before it counts as sick, whatever its health check says."
+        ),
+    ] = 60.0
+    retry_budget: Annotated[
+        float,
+        about(
+            "Upstream",
+            "Retries on other workers as a share of requests; ten a second are always allowed.",
+            "SHARE",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.2
+    breaker_failures: Annotated[
+        int,
+        about(
+            "Upstream",
+            "Failures within ten seconds, and half of what ended, after which a worker gets nothing for a while.",
+            "NUMBER",
+            ge=1,
+        ),
+    ] = 5
     health_interval: Annotated[float, seconds("Upstream", "Time between two health checks of a worker.")] = 2.0
     load_interval: Annotated[float, seconds("Upstream", "Time between two readings of a worker's load.")] = 1.0

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from router.arm_spec import ArmMode, ArmSpec, read_arms
 from router.arms import SECONDS, Arm, Arms, make_arms, reads_prompts
-from router.exchange import Outcome
 from router.http.messages import RequestHead, request_head
+from router.outcome import Outcome
 from router.scheduling.balance import Random, RoundRobin
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Decision, Policy

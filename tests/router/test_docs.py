@@ -16,9 +16,9 @@ from indexer.types import Tier
 from publishers.local_plane import LocalPlane
 from router.arms import Arms
 from router.cli import make_parser
-from router.exchange import End
 from router.fleet import Fleet
 from router.metrics import Metrics
+from router.outcome import End
 from router.readings import _REPORTED as FIGURES
 from router.readings import Readings
 from router.scheduling.load import LoadBook

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.disaggregation.answer import Prefilled
-from router.exchange import Exchange, Outcome
+from router.exchange import Exchange
+from router.failures import Failure
 from router.fleet import Worker
 from router.http.chunked import decode_chunks
 from router.http.front import Connection, Limits
@@ -19,6 +20,7 @@ from router.http.pool import Pool
 from router.http.upstream import BOOKED, KnownHeads, WorkerConnection
 from router.legs import Leg, Pair
 from router.openai_errors import error_response
+from router.outcome import Outcome
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.decision import Choice, Decision
 from router.scheduling.load import Load, LoadBook
@@ -55,6 +57,7 @@ class Relayed:
         self.withdrawn = 0
         self.client = FakeTransport()
         self.connections = set[Connection]()
+        self.under_way = set[Exchange]()
         self._accept(request)
 
     def _accept(self, request: bytes) -> None:
@@ -73,7 +76,7 @@ class Relayed:
         self.worker.pool._give_back(self.at_worker)
 
     def _serve(self, request: Request, connection: Connection) -> Exchange:
-        exchange = Exchange(request, b"id", connection, self, lambda: 0.0)
+        exchange = Exchange(request, b"id", connection, self, lambda: 0.0, self.under_way)
         exchange.start()
         return exchange
 
@@ -97,8 +100,11 @@ class Relayed:
     def can_retry(self, exclude: frozenset[str]) -> bool:
         return len(exclude) <= self.others
 
-    def failed(self, leg: Leg, reason: str, retried: bool, unreachable: bool = False) -> None:
-        self.failures.append(reason)
+    def answered(self, leg: Leg) -> None:
+        raise AssertionError("no worker here has failed others")
+
+    def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
+        self.failures.append(failure.reason)
 
     def finished(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)

@@ -25,6 +25,7 @@ from router.inference import Endpoint, parse_inference
 from router.metrics import Metrics
 from router.openai_errors import BadRequest
 from router.prompts import Prompts
+from router.retry_budget import RetryBudget
 from router.routing import Brain, Prompt, RequestRouting
 from router.scheduling.admission import Admission
 from router.scheduling.balance import LeastLoaded
@@ -98,7 +99,7 @@ class Scene:
         fleet.mark_up(self.worker)
         scheduler = Scheduler(LeastLoaded(), book, Scripted([]))
         queue = Queue(scheduler, Admission(), lambda: 0.0, lambda seconds, callback: None)
-        self.brain = Brain(fleet, book, scheduler, queue, KVIndexer(), Metrics(), lambda: 0.0)
+        self.brain = Brain(fleet, book, scheduler, queue, KVIndexer(), Metrics(), lambda: 0.0, RetryBudget(0.2, 0.0))
         self.prompts = Prompts(setting, self.brain, session)
 
     async def learn(self) -> None:

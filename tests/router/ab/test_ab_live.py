@@ -18,8 +18,8 @@ from router.ab.errors import RunError
 from router.ab.live import comparison
 from router.ab.scrape import Times, read_arms
 from router.arms import SECONDS, Arm, Arms, ArmTally
-from router.exchange import Outcome
 from router.metrics import merge
+from router.outcome import Outcome
 from router.page.html import page
 from router.page.results import HITS, TTFT_MEAN
 from router.scheduling.decision import Policy

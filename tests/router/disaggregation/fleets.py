@@ -110,14 +110,17 @@ class Fleet:
         """The time of a part of the one request under way is over, once it runs."""
         exchange = await self._exchange()
         if leg == "prefill":
-            assert exchange._prefill
-            exchange._prefill._time_out(0.0)
+            assert exchange._parts
+            assert exchange._parts._prefill
+            exchange._parts._prefill._time_out(0.0)
         else:
-            await until(lambda: exchange._timer)
-            assert exchange._timer
-            assert not exchange._timer.cancelled()
-            exchange._timer.cancel()
-            exchange._time_out(0.0)
+            await until(lambda: exchange._parts and exchange._parts._timer)
+            assert exchange._parts
+            timer = exchange._parts._timer
+            assert timer
+            assert not timer.cancelled()
+            timer.cancel()
+            exchange._on_late(0.0)
 
     async def _exchange(self) -> Exchange:
         connections = self.router.app._connections

@@ -54,6 +54,12 @@ class RunningRouter:
     async def at_rest(self) -> None:
         await until(lambda: not self.loads)
 
+    def breaker(self, worker: ScriptedWorker) -> str:
+        """Its state."""
+        samples = self._samples("router_worker_breaker")
+        (state,) = (labels["state"] for labels, value in samples if value and labels["worker"] == worker.name)
+        return state
+
     def is_up(self, worker: ScriptedWorker) -> bool:
         return self.samples("router_worker_up").get(worker.name) == 1
 

@@ -216,7 +216,7 @@ async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker,
         (connection,) = router.app._connections
         exchange = connection._exchange
         assert isinstance(exchange, Exchange)
-        assert exchange._timer is None
+        assert exchange._parts is None
         b.go_on.set()
         assert (await client.answer()).body == b'{"ok":true}'
         assert failures(router) == (1, 0)

@@ -1,0 +1,29 @@
+"""How a worker fails a request, and what follows from it."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["unreachable", "busy", "error", "broken", "stalled"]
+"""It could not be connected to; it has no room just now; it answered that something is wrong with it; the connection
+broke; nothing came in time."""
+
+BUSY_STATUSES = frozenset((429, 503))
+ERROR_STATUSES = frozenset((500, 502))
+RETRY_STATUSES = BUSY_STATUSES | ERROR_STATUSES
+
+
+class Failure(NamedTuple):
+    kind: Kind
+    reason: str
+    """Completes "Worker X …"."""
+
+    @property
+    def harmless(self) -> bool:
+        """The worker has not begun to work on the request, so that it cannot be what harmed the worker."""
+        return self.kind in {"unreachable", "busy"}
+
+
+def answered(status: int) -> Failure:
+    """With an error of its own."""
+    return Failure("busy" if status in BUSY_STATUSES else "error", f"answered {status}")

@@ -1,0 +1,79 @@
+"""One request on its way to one worker: over a connection that is open already, else over a new one.
+
+A worker may close an idle connection just as it is reused. That is no sign of trouble, so the request is sent once
+more, over a fresh one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from router.http.messages import Request
+from router.http.upstream import Receiver, WorkerConnection
+from router.legs import Leg, request_head
+
+
+class Sending:
+    __slots__ = (
+        "_connecting",
+        "_head_only",
+        "_on_unreachable",
+        "_receiver",
+        "_request",
+        "_reused",
+        "connection",
+        "leg",
+    )
+
+    def __init__(self, leg: Leg, receiver: Receiver, on_unreachable: Callable[[str], None], head_only: bool) -> None:
+        """`on_unreachable` is told why, and then nothing more comes."""
+        self.leg = leg
+        self._receiver = receiver
+        self._on_unreachable = on_unreachable
+        self._head_only = head_only
+        self._connecting: asyncio.Task[None] | None = None
+        self._reused = False
+        self._request = (b"", b"")
+        self.connection: WorkerConnection | None = None
+        """Over which it goes; None before, and once it was dropped."""
+
+    def start(self, request: Request, request_id: bytes) -> None:
+        leg = self.leg
+        self._request = request_head(request, request_id, leg), leg.body_of(request)
+        idle = leg.worker.pool.take_idle()
+        if idle:
+            self._send(idle)
+        else:
+            self._connect()
+
+    def again(self) -> bool:
+        """Whether the connection broke for being old, so that the request is on its way once more."""
+        if not self._reused:
+            return False
+        self._reused = False
+        self.connection = None
+        self._connect()
+        return True
+
+    def drop(self) -> None:
+        """The worker sees its client gone."""
+        connecting, self._connecting = self._connecting, None
+        if connecting:
+            connecting.cancel()
+        connection, self.connection = self.connection, None
+        if connection:
+            connection.abort()
+
+    def _connect(self) -> None:
+        self._connecting = self.leg.worker.pool.connect(self._send, self._fail)
+
+    def _send(self, connection: WorkerConnection) -> None:
+        self._connecting = None
+        self.connection = connection
+        self._reused = connection.requests > 0
+        connection.send(self._receiver, *self._request, self._head_only)
+
+    def _fail(self, reason: str) -> None:
+        self._connecting = None
+        self._on_unreachable(reason)

@@ -1,0 +1,81 @@
+"""The parts of a request that one worker prefills and another decodes: how they go, and who is done without when one
+of them fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from engines.disaggregation.answer import Prefilled
+from router.http.messages import Request
+from router.legs import Leg, Pair, Parted
+from router.prefill_leg import Owner, PrefillLeg
+from router.scheduling.booking import DecodeBooking
+
+
+class TwoParts:
+    __slots__ = ("_clock", "_prefill", "_prefilled_at", "_timer", "name", "pair", "parted")
+
+    def __init__(
+        self, pair: Pair, request: Request, request_id: bytes, owner: Owner, clock: Callable[[], float]
+    ) -> None:
+        self.pair = pair
+        self.name = b"%s.%016x" % (request_id, pair.number)
+        """By which the two may meet: another for each pair, whatever ids clients give, since KV may be held."""
+        self.parted: Parted | None = None
+        """Once the prompt is computed."""
+        self._clock = clock
+        self._prefilled_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._prefill: PrefillLeg | None = PrefillLeg(pair.prefill, request, self.name, owner, clock)
+
+    def start(self) -> None:
+        if self._prefill:
+            self._prefill.start(self.pair.prefill_timeout)
+
+    def prefilled(self, answer: Prefilled, decode: Leg | None, time_out: Callable[[float], None] | None) -> None:
+        """`decode`: the leg that is under way already. `time_out`: called when that which decodes has not begun to
+        answer in time, unless it `answers` before."""
+        now, prefill = self._clock(), self._prefill
+        began = prefill.began if prefill else now
+        self._prefill = None
+        self._prefilled_at = now
+        self.parted = Parted(self.pair.prefill.worker.id, now - began, None, answer)
+        limit = self.pair.decode_timeout
+        if time_out and limit is not None:
+            self._timer = asyncio.get_running_loop().call_later(limit, time_out, limit)
+        if decode and isinstance(decode.reservation, DecodeBooking):
+            decode.reservation.prefilled(now)
+
+    def answers(self) -> None:
+        """The first byte of the other's answer is here."""
+        self._unwatch()
+        if self.parted:
+            self.parted = self.parted._replace(transfer=self._clock() - self._prefilled_at)
+
+    def prefill_over(self) -> None:
+        """It has failed."""
+        self._prefill = None
+
+    def cancel(self) -> None:
+        """Nobody waits any more for what is still under way."""
+        self._unwatch()
+        prefill, self._prefill = self._prefill, None
+        if prefill:
+            prefill.cancel()
+
+    def _unwatch(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def may_move(self) -> bool:
+        """Nobody was told yet where the KV is, so that another may decode."""
+        return self.parted is not None and self.pair.decode is None
+
+    def others(self, failed: Leg) -> list[frozenset[str]]:
+        """Whom to do without when the decode worker fails, in the order of preference. Its error may be the prefill
+        worker's fault, so the pair is changed whole where there are others."""
+        decode, prefill = frozenset((failed.worker.id,)), frozenset((self.pair.prefill.worker.id,))
+        return [decode | prefill, decode, prefill]

@@ -1,0 +1,39 @@
+"""Retries in proportion to requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.retry_budget import LEAST, SECONDS, RetryBudget
+
+
+def granted(budget: RetryBudget, now: float) -> int:
+    """Retries that it allows at once."""
+    found = 0
+    while budget.has(now):
+        budget.take()
+        found += 1
+    return found
+
+
+def test_a_quiet_router_may_retry_too() -> None:
+    assert granted(RetryBudget(0.2, 0.0), 0.0) == LEAST * SECONDS
+    assert granted(RetryBudget(0.0, 0.0), 0.0) == LEAST * SECONDS
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5])
+def test_where_everything_fails_the_load_grows_by_the_share_and_little_more(share: float) -> None:
+    budget, retries, rate = RetryBudget(share, 0.0), 0, 500
+    for tick in range(60 * rate):
+        budget.request()
+        if budget.has(tick / rate):
+            budget.take()
+            retries += 1
+    assert retries == pytest.approx(60 * (LEAST + share * rate) + LEAST * SECONDS, rel=0.1)
+
+
+def test_what_was_spent_comes_back() -> None:
+    budget = RetryBudget(0.2, 0.0)
+    assert granted(budget, 0.0) > 0
+    assert granted(budget, 0.0) == 0
+    assert granted(budget, SECONDS) == pytest.approx(LEAST * SECONDS * (1 - 1 / 2.718), abs=2)
