@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, cast
 
 import httptools
 
-from router.http.messages import Headers, Request, RequestHead, Response, request_head, write_response
+from router.http.messages import Headers, Request, RequestHead, Response, header_lines, request_head, write_response
 from router.http.repeated import RepeatedRequest, repeated_request
 
 MAX_HEAD = 64 * 1024
@@ -162,13 +162,28 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # An offer to switch protocols may be declined by just answering; what follows is HTTP/1.1 again.
             rest = data[upgrade.args[0] :]
-            self._parser = httptools.HttpRequestParser(self)
+            self._decline_upgrade()
             if rest and not self._closing:
                 self._feed(rest)
         if not self._headers_done and self._head_bytes > MAX_HEAD and not self._closing:
             self._refuse_message(431, f"The request's head is larger than {MAX_HEAD} bytes.")
+
+    def _decline_upgrade(self) -> None:
+        """An offer to switch protocols may be declined by just answering. The parser ends such a message with its head:
+        it is read again without the offer, or what it has of a body would be taken for the next request."""
+        declined, self._parser = self._parser, httptools.HttpRequestParser(self)
+        if self._between:  # CONNECT: it offers nothing, and has no body
+            return
+        line = b"%s %s HTTP/%s\r\n" % (declined.get_method(), self._target, declined.get_http_version().encode())
+        head = line + header_lines(header for header in self._headers if header[0] != b"upgrade") + b"\r\n"
+        self._reset_message()
+        self._begins = b""  # is not what is read now
+        self._parser.feed_data(head)
+
+    @property
+    def _offers_upgrade(self) -> bool:
+        return bool(self._parser.should_upgrade()) and self._parser.get_method() != b"CONNECT"
 
     # -- httptools callbacks
 
@@ -191,6 +206,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._headers_done = True
+        if self._offers_upgrade:
+            return
         if sum(len(name) + len(value) + 4 for name, value in self._headers) + len(self._target) > MAX_HEAD:
             self._refuse_message(431, f"The request's head is larger than {MAX_HEAD} bytes.")
             return
@@ -210,6 +227,8 @@ class Connection(asyncio.Protocol):
             self._body.append(body)
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade:
+            return
         self._between = True
         if self._closing:
             return

@@ -18,6 +18,8 @@ from router.http.repeated import without_length
 
 _MAX_HEAD = 64 * 1024
 _MOST_HEADS = 32
+_NO_ANSWER = (httptools.HttpParserError, httptools.HttpParserUpgrade)
+"""The second: 101, and no other protocol was asked for."""
 BOOKED = 16
 """Chunks, and so about tokens, after which the receiver is told: engines take memory for them by the block."""
 _JOINED = 16 * 1024
@@ -63,7 +65,7 @@ class KnownHeads:
         self._heads: dict[bytes, tuple[Head, int | None]] = {}
 
     def read(self, raw: bytes, head_only: bool) -> tuple[Head, int | None]:
-        """The head and the length that it states. Raises httptools.HttpParserError."""
+        """The head and the length that it states. Raises httptools.HttpParserError or HttpParserUpgrade."""
         if head_only:
             return parse_head(raw, head_only=True)
         key, length = without_length(raw)
@@ -92,7 +94,7 @@ class _Parts:
 
 
 def parse_head(raw: bytes, head_only: bool = False) -> tuple[Head, int | None]:
-    """`head_only`: it answers HEAD. Raises httptools.HttpParserError."""
+    """`head_only`: it answers HEAD. Raises httptools.HttpParserError or HttpParserUpgrade."""
     parts = _Parts()
     parser = parts.parser
     parser.feed_data(raw)
@@ -242,26 +244,24 @@ class WorkerConnection(asyncio.Protocol):
             self._finish(self._head, body.excess)
 
     def _take_head(self, receiver: Receiver, data: bytes) -> None:
-        end = data.find(b"\r\n\r\n") + 4
-        if end < 4:
-            self._buffer = data
-            if len(data) > _MAX_HEAD:
-                self._break("its answer's head is too long")
-            return
+        head = None
+        while head is None or head.status < 200:  # 100 Continue, 103 Early Hints: the answer proper follows
+            end = data.find(b"\r\n\r\n") + 4
+            if end < 4:
+                self._buffer = data
+                if len(data) > _MAX_HEAD:
+                    self._break("its answer's head is too long")
+                return
+            try:
+                head, length = self._heads.read(data[:end], self._head_only)
+            except _NO_ANSWER:
+                self._break("its answer is not valid HTTP")
+                return
+            data = data[end:]
         self._buffer = b""
-        try:
-            head, length = self._heads.read(data[:end], self._head_only)
-        except httptools.HttpParserError:
-            self._break("its answer is not valid HTTP")
-            return
-        rest = data[end:]
-        if head.status < 200:  # 100 Continue, 103 Early Hints: the answer proper follows
-            if rest:
-                self._take_head(receiver, rest)
-            return
         self._begin_body(receiver, head, length)
-        if self._receiver is receiver and (rest or head.framing == "empty" or length == 0):
-            self._take_body(receiver, head, rest)
+        if self._receiver is receiver and (data or head.framing == "empty" or length == 0):
+            self._take_body(receiver, head, data)
 
     def _begin_body(self, receiver: Receiver, head: Head, length: int | None) -> None:
         self._head = head

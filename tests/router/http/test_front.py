@@ -235,6 +235,20 @@ def test_an_offer_to_upgrade_is_declined_by_answering(upgrade: bytes) -> None:
     assert [r.head.target for r in site.requests] == [b"/v1/x", b"/a?b"]
 
 
+@pytest.mark.parametrize("framing", [b"content-length: 10", b"transfer-encoding: chunked"])
+@pytest.mark.parametrize("cuts", [[], [20], [70, 100], list(range(300))])
+def test_the_body_behind_an_offer_to_upgrade_is_no_request(framing: bytes, cuts: list[int]) -> None:
+    """The parser itself ends such a message with its head, and would take the body for the next one."""
+    smuggled = b"GET / HTTP"
+    body = chunk(smuggled) + b"0\r\n\r\n" if framing.startswith(b"transfer") else smuggled
+    offer = request(b"connection: upgrade", b"expect: 100-continue", b"upgrade: h2c", framing, body=body)
+    site = Site()
+    for piece in pieces_of(offer + offer + POST, cuts):
+        site.feed(piece)
+    assert [r.body for r in site.requests] == [smuggled, smuggled, b"hello"]
+    assert site.transport.written.count(b"100 Continue") == 2
+
+
 def test_draining_ends_idle_connections_at_once_and_busy_ones_after_their_answer() -> None:
     idle, busy = Site(), Site(slow=True)
     busy.feed(GET)
