@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from indexer.events import LARGEST_COUNT
+
 
 def read_json(answer: tuple[int, bytes]) -> object:
     """The value of a 200 answer with a JSON body, else None."""
@@ -33,13 +35,9 @@ def text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-MOST = 2**63 - 1
-"""Nothing that an engine counts is larger, and msgpack could not carry it."""
-
-
 def whole(value: object, least: int = 0) -> int | None:
-    """An integer from `least` to MOST."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST else None
+    """An integer from `least` to LARGEST_COUNT."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST_COUNT else None
 
 
 def share(value: object) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -61,6 +62,10 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 NO_EVENTS = -1
 
+LARGEST_COUNT = 2**31 - 1
+"""Of anything that an engine counts. Blocks times their tokens then still fit 64 bits."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
+
 
 class LoadReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Load of one (worker, dp_rank) as its engine states it; None where the engine does not.
@@ -76,16 +81,16 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     epoch: int
     event_id: int
     exact: bool
-    num_requests_waiting: int | None = None
+    num_requests_waiting: Count | None = None
     gpu_cache_usage_perc: float | None = None
     """0–1."""
     gpu_prefix_cache_hit_rate: float | None = None
     """0–1, since the engine started."""
-    request_active_slots: int | None = None
+    request_active_slots: Count | None = None
     """Requests running."""
-    request_total_slots: int | None = None
-    kv_active_blocks: int | None = None
-    kv_total_blocks: int | None = None
+    request_total_slots: Count | None = None
+    kv_active_blocks: Count | None = None
+    kv_total_blocks: Count | None = None
 
     @property
     def rank(self) -> WorkerRank:

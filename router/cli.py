@@ -28,6 +28,10 @@ Every flag --some-name is also a variable ROUTER_SOME_NAME and a YAML key some_n
 ROUTER_MODE). A flag wins over a variable, a variable over the file, the file over the default."""
 
 
+_NO_VALUE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What PyYAML raises for `2001-99-99`, `!!int x`, `!!bool x`, `!!timestamp x` and brackets without end."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"{message[:1].upper()}{message[1:]}; --help lists every flag.")
@@ -39,6 +43,8 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(problem="a key is no text", problem_mark=key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
@@ -158,7 +164,7 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise SettingsError(f"{CONFIG_FLAG}: {path} cannot be read: {reason}.") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, *_NO_VALUE) as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
         raise SettingsError(f"{path} is not valid YAML{line}: {getattr(error, 'problem', error)}.") from None

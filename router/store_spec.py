@@ -52,11 +52,19 @@ def _from(mapping: Mapping[str, object], *, strict: bool) -> StoreSpec:
             hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known[1:])}."
             raise ValueError(f"the store has no {str(key)!r}; {hint}")
     stated = {key: value for key, value in mapping.items() if value != "auto"}
-    parts = urlsplit(str(stated.get("url", "")))
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+    if not _is_address(str(stated.get("url", ""))):
         raise ValueError("the store's url is that of the master's metrics port, such as http://10.0.0.5:9003.")
     try:
         spec = msgspec.convert(stated, StoreSpec, strict=strict)
     except msgspec.ValidationError as error:
         raise ValueError(f"the store has a wrong value: {error}.") from None
     return msgspec.structs.replace(spec, url=spec.url.rstrip("/"))
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        user, port = parts.username, parts.port
+    except ValueError:  # a port or an IPv6 address that is none
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname) and port != 0 and not (user or parts.query)

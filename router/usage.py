@@ -9,8 +9,9 @@ import re
 
 _WINDOW = 4096
 """Bytes at an answer's end in which its usage is looked for."""
-_PROMPT = re.compile(rb'"prompt_tokens":\s*(\d+)')
-_CACHED = re.compile(rb'"cached_tokens":\s*(\d+)')
+_PROMPT = re.compile(rb'"prompt_tokens":\s*(\d{1,15})(?!\d)')
+_CACHED = re.compile(rb'"cached_tokens":\s*(\d{1,15})(?!\d)')
+"""Longer numbers count no tokens: int() refuses very long ones, and no float holds them."""
 _CACHED_OR_NOT = re.compile(rb'"cached_tokens":\s*(?:\d+|null)')
 CACHED = b'"cached_tokens"'
 

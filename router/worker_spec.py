@@ -17,7 +17,8 @@ StatedRole = Role | Literal["auto"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _KEYS = ("url", "events", "replay", "block_size", "role", "connector", "bootstrap_port", "host", "store", "name")
-_BlockSize = Annotated[int, msgspec.Meta(ge=1)]
+_BlockSize = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+"""More tokens than any context has."""
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 _ROLES: dict[object, StatedRole] = {name: name for name in ("auto", *get_args(Role))}
 

@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 _VLLM = re.compile(
-    r"(?:(?P<prefix>.+)@)?(?P<model>(?!store_(?:tp|pp|format):)[^@]+)(?P<namespace>(?:@store_[a-z_]+:[^@]*)*)@tp_rank:(?P<tp>\d+)@pcp(?P<pcp>\d+)"
-    r"@dcp(?P<dcp>\d+)@pp_rank:(?P<pp>\d+)@group:(?P<group>\d+)@(?P<digest>[0-9a-f]+)"
+    r"(?:(?P<prefix>.+)@)?(?P<model>(?!store_(?:tp|pp|format):)[^@]+)(?P<namespace>(?:@store_[a-z_]+:[^@]*)*)@tp_rank:(?P<tp>\d{1,9})@pcp(?P<pcp>\d{1,9})"
+    r"@dcp(?P<dcp>\d{1,9})@pp_rank:(?P<pp>\d{1,9})@group:(?P<group>\d{1,9})@(?P<digest>[0-9a-f]+)"
 )
 _SGLANG = re.compile(r"(?P<start>(?:.*_)?)(?P<digest>[0-9a-f]{16,})(?P<end>_(?:[a-z0-9_]*_)?[kv])")
 

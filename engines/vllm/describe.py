@@ -9,6 +9,7 @@ from engines.answers import mapping, text
 from engines.description import EngineDescription, EventSource, Model
 from engines.endpoints import reachable
 from engines.prometheus import Sample, read_samples
+from indexer.events import LARGEST_COUNT
 
 CONFIG = "vllm:cache_config_info"
 
@@ -46,7 +47,7 @@ def _number(config: list[Sample], label: str) -> int | None:
 
 def is_number(label: str) -> bool:
     """A positive integer as a label's text; the length keeps absurd ones from being converted."""
-    return label.isascii() and label.isdigit() and len(label) <= 18 and int(label) > 0
+    return label.isascii() and label.isdigit() and len(label) <= 18 and 0 < int(label) <= LARGEST_COUNT
 
 
 def _event_sources(host: str, sources: object) -> tuple[tuple[EventSource, ...], tuple[str, ...]]:

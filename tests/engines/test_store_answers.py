@@ -182,6 +182,12 @@ def test_nothing_to_tell_by(layout: VllmLayout | SglangLayout, keys: list[str], 
     assert why in verdict.why
 
 
+@pytest.mark.parametrize("part", ["tp_rank:", "pcp", "dcp", "pp_rank:", "group:"])
+def test_a_rank_longer_than_any_number_is_no_rank(part: str) -> None:
+    key = vllm_key().replace(f"{part}0", part + "9" * 5000)
+    assert verify([key], TINY).agrees is None
+
+
 @given(st.lists(st.text() | st.from_regex(r"[a-z]+@tp_rank:[0-9]{1,3}@pcp0@dcp0@pp_rank:0@group:0@[0-9a-f]+")))
 def test_any_keys_have_a_verdict(keys: list[str]) -> None:
     for layout in (TINY, SGLANG):

@@ -252,6 +252,9 @@ NONSENSE = {
     "claims four billion events": msgspec.msgpack.encode([*RANK, 1, 0])[:1] + b"\xa1w\x00\x01\x00\xdd\xff\xff\xff\xff",
     "nested beyond reason": b"\x9d" + msgspec.msgpack.encode([*RANK, 1, 0, []])[1:] + b"\x00\x00\x01" + DEEP * 5,
     "report nested beyond reason": b"\x9d" + GOOD_REPORT[1:] + DEEP,
+    "report of more requests than there can be": encode(LoadReport(*RANK, 1, 0, True, request_active_slots=2**31)),
+    "report of more blocks than there can be": encode(LoadReport(*RANK, 1, 0, True, kv_active_blocks=2**63)),
+    "report of blocks below none": encode(LoadReport(*RANK, 1, 0, True, kv_total_blocks=-1)),
 }
 
 

@@ -28,6 +28,9 @@ def usage(prompt: object, cached: object) -> bytes:
         (usage(1, 1), usage(9, 8), (9, 8)),
         (b"", b'{"text":"\\"usage\\":{\\"prompt_tokens\\":5}"}', (None, None)),
         (usage(9, 8), b"x" * 5000, (None, None)),
+        (b"", usage(10**15, 8), (None, None)),
+        (b"", usage(9, 10**15), (9, None)),
+        (usage(9, 8)[:25] + b"9" * 3000, b"9" * 3000, (None, None)),
     ],
 )
 def test_what_an_answers_end_tells(recent: bytes, latest: bytes, told: tuple[int | None, int | None]) -> None:
