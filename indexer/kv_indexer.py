@@ -154,6 +154,25 @@ class KVIndexer:
     def on_reconnect(self) -> list[ReplayRequest]:
         return [ask for rank in list(self._cursors) for ask in self._stimulate(rank, Cursor.on_reconnect)]
 
+    def on_look(self, connected: bool) -> None:
+        """Every second. `connected`: to the event plane, as far as that is known."""
+        for cursor in self._cursors.values():
+            cursor.on_look(connected)
+
+    def ask_anew(self, rank: WorkerRank) -> list[ReplayRequest]:
+        """What is indexed of `rank` turned out to be wrong: ask its publisher for all of it."""
+        return self._stimulate(rank, Cursor.ask_anew)
+
+    def relearn(self, rank: WorkerRank) -> None:
+        """It is wrong, and so is what the publisher says: only what comes from now on counts."""
+        self._stimulate(rank, Cursor.relearn)
+
+    def relearned(self, rank: WorkerRank) -> None:
+        """What has come since `relearn` is right."""
+        cursor = self._cursors.get(rank)
+        if cursor:
+            cursor.relearned()
+
     def _stimulate(self, rank: WorkerRank, stimulus: Callable[[Cursor], list[Instruction]]) -> list[ReplayRequest]:
         cursor = self._cursors.get(rank)
         return self._carry_out(stimulus(cursor)) if cursor else []

@@ -161,8 +161,8 @@ class EnginePublisher:
         )
 
     def _listen(self, number: int, source: EventSource | None) -> None:
+        self._ranks[number].has_events = False  # until the engine is heard: what it holds is anybody's guess
         if source is None:
-            self._ranks[number].has_events = False
             return
         listener = ZmqSource(source, self._ranks[number], replay_timeout=self._replay_timeout)
         try:
@@ -170,7 +170,6 @@ class EnginePublisher:
         except ValueError as error:
             rank = self._ranks[number].relay.rank
             log_event(logger, logging.ERROR, "Its events cannot be followed", worker=rank, error=error)
-            self._ranks[number].has_events = False
             return
         self._sources[number] = listener
 

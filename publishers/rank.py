@@ -54,8 +54,12 @@ class RankPublisher:
         self._load_subject = load_subject(namespace, rank)
         self._replay_subject = replay_subject(namespace, rank)
         self._stop_serving: Unsubscribe | None = None
+        self._load = RankLoad()
+        """As last reported."""
         self.has_events = True
         """False: load is all that is published."""
+        self.caught_up = True
+        """False: the engine may hold other blocks by now than the relay knows."""
 
     async def start(self) -> None:
         warm_up()  # takes no time when it has been done
@@ -72,9 +76,10 @@ class RankPublisher:
 
     async def report(self, load: RankLoad) -> None:
         """Says which batch was the last, with the figures there are."""
-        relay = self.relay
+        relay, self._load = self.relay, load
         epoch = relay.epoch if self.has_events else NO_EVENTS
-        mark = (relay.rank.worker_id, relay.rank.dp_rank, epoch, relay.event_id, relay.exact and self.has_events)
+        exact = relay.exact and self.has_events and self.caught_up
+        mark = (relay.rank.worker_id, relay.rank.dp_rank, epoch, relay.event_id, exact)
         await self._plane.publish(self._load_subject, encode(LoadReport(*mark, **msgspec.structs.asdict(load))))
 
     async def new_epoch(self) -> None:
@@ -118,3 +123,9 @@ class EngineRank(RankPublisher):
 
     async def lose_track(self) -> None:
         self.relay.lose_track()
+
+    async def follow(self, caught_up: bool) -> None:
+        """Its events come. Receivers hear at once when all are here, and otherwise with the next report."""
+        self.has_events, self.caught_up = True, caught_up
+        if caught_up:
+            await self.report(self._load)

@@ -26,6 +26,10 @@ class Connected(NamedTuple):
     """Subscribed: whatever is published from now on arrives."""
 
 
+class Disconnected(NamedTuple):
+    """Nothing arrives until the next Connected, which is when it counts."""
+
+
 class Live(NamedTuple):
     seq: int
     payload: bytes
@@ -42,7 +46,7 @@ class ReplayEnded(NamedTuple):
     complete: bool
 
 
-Stimulus = Connected | Live | Replayed | ReplayEnded
+Stimulus = Connected | Disconnected | Live | Replayed | ReplayEnded
 
 
 class Apply(NamedTuple):
@@ -76,10 +80,17 @@ class ZmqSequence:
         asked = "" if self._asked is None else f", replay from {self._asked}"
         return f"ZmqSequence(next {self._next}, {len(self._held)} held{asked})"
 
+    @property
+    def caught_up(self) -> bool:
+        """Nothing is known to be on its way, or missing for now."""
+        return self._asked is None and not self._missing
+
     def handle(self, stimulus: Stimulus) -> list[Instruction]:
         match stimulus:
             case Connected():
                 return self._connected()
+            case Disconnected():
+                return []
             case Live(seq, payload):
                 return self._live(seq, payload)
             case Replayed(seq, payload):

@@ -22,6 +22,7 @@ from publishers.zmq_sequence import (
     Apply,
     AskReplay,
     Connected,
+    Disconnected,
     Instruction,
     Live,
     LoseTrack,
@@ -66,6 +67,9 @@ class EventSink(Protocol):
 
     async def lose_track(self) -> None: ...
 
+    async def follow(self, caught_up: bool) -> None:
+        """From now on the sink has all that the engine said, as far as anybody knows; or no longer."""
+
 
 class SourceCounts(msgspec.Struct):
     """Totals since the source was made."""
@@ -94,6 +98,7 @@ class ZmqSource:
         self._sequence = ZmqSequence()
         self._sockets: _Sockets | None = None
         self._task: asyncio.Task[None] | None = None
+        self._caught_up = False
 
     @property
     def connected(self) -> bool:
@@ -119,6 +124,10 @@ class ZmqSource:
         while True:
             for stimulus in await sockets.turn():
                 await self._feed(stimulus, sockets)
+            caught_up = sockets.connected and self._sequence.caught_up
+            if caught_up != self._caught_up:
+                self._caught_up = caught_up
+                await self._sink.follow(caught_up)
 
     async def _feed(self, stimulus: Stimulus, sockets: _Sockets) -> None:
         stimuli = deque([stimulus])
@@ -226,7 +235,7 @@ class _Sockets:
         # is not reported yet.
         messages = self._receive(self._subscriber)
         stimuli: list[Stimulus] = self._connections(self._receive(self._monitor))
-        if stimuli and self._counts.connections > 1:
+        if Connected() in stimuli and self._counts.connections > 1:
             # From before or after, nobody can tell. The replay that now begins has all that counts.
             while messages:
                 messages = self._receive(self._subscriber)
@@ -284,6 +293,7 @@ class _Sockets:
                 self._counts.connections += 1
                 stimuli.append(Connected())
             else:
+                stimuli.append(Disconnected())
                 log_event(
                     logger, logging.WARNING, "The connection to the engine is lost", endpoint=self._source.endpoint
                 )

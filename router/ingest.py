@@ -18,6 +18,9 @@ from router.scheduling.load import LoadBook
 
 logger = logging.getLogger("router.ingest")
 
+LOOK = 1.0
+"""Seconds between two looks at who has fallen silent: `indexer.cursor.SILENCE` counts them."""
+
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -39,19 +42,38 @@ class Ingest:
         self._clock = clock
         self._replays: set[asyncio.Task[None]] = set()
         self._told: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def start(self) -> None:
         await self._plane.subscribe(all_events(self._namespace), self._on_batch)
         await self._plane.subscribe(all_loads(self._namespace), self._on_report)
         self._plane.on_reconnect(lambda: self._ask_all(self._indexer.on_reconnect()))
+        self._look_later()
 
     async def close(self) -> None:
         """Messages that still come are applied, but nothing is asked for any more."""
         self._closed = True
+        if self._timer:
+            self._timer.cancel()
         for task in list(self._replays):
             task.cancel()
         await asyncio.gather(*self._replays, return_exceptions=True)
+
+    def look(self) -> None:
+        """Which ranks are not heard any more."""
+        self._indexer.on_look(self._plane.connected)
+
+    def ask_anew(self, rank: WorkerRank) -> None:
+        """What is indexed of `rank` turned out to be wrong: its publisher is asked for all of it."""
+        self._ask_all(self._indexer.ask_anew(rank))
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LOOK, self._look)
+
+    def _look(self) -> None:
+        self.look()
+        self._look_later()
 
     def _on_batch(self, payload: bytes) -> None:
         try:

@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from engines.description import EngineDescription, EventSource
 from indexer.events import (
+    NO_EVENTS,
     Cleared,
     EventBatch,
     LoadReport,
@@ -136,11 +137,34 @@ async def test_an_engine_restart_is_a_new_epoch_and_said_at_once() -> None:
         await engine.restart()
         await until(lambda: receiver.reports[-1].epoch > old)
         assert receiver.reports[-1].event_id == -1
-        assert receiver.reports[-1].exact
+        await until(lambda: receiver.reports[-1].exact)
         await engine.subscribed()
         await engine.publish(stored(2))
         await until(lambda: receiver.held == ours(2))
         assert receiver.batches[-1].epoch > old
+
+
+async def test_an_engine_that_is_not_heard_is_not_known() -> None:
+    async with FakeEngine() as engine:
+        source = engine.source
+    async with publishing(source) as (_, receiver):
+        await until(lambda: len(receiver.reports) >= 3)
+        assert {(report.epoch, report.exact) for report in receiver.reports} == {(NO_EVENTS, False)}
+
+
+async def test_an_engine_that_is_lost_is_not_known_exactly_until_it_is_there_again() -> None:
+    async with FakeEngine() as engine, publishing(engine.source) as (_, receiver):
+        await engine.subscribed()
+        await engine.publish(stored(1))
+        await until(lambda: receiver.reports and receiver.reports[-1].exact)
+        epoch = receiver.reports[-1].epoch
+        await engine._close()
+        await until(lambda: not receiver.reports[-1].exact)
+        assert receiver.reports[-1].epoch == epoch
+        engine._open()
+        await until(lambda: receiver.reports[-1].exact)
+        assert receiver.reports[-1].epoch > epoch
+        assert receiver.held == ours(1)
 
 
 async def test_a_short_buffer_is_inexact_until_the_next_clear() -> None:

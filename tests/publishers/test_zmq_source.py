@@ -22,6 +22,7 @@ class Log:
     def __init__(self) -> None:
         self.said: list[bytes | str] = []
         self.fail_on: bytes | None = None
+        self.caught_up: list[bool] = []
 
     async def apply(self, payload: bytes) -> None:
         if payload == self.fail_on:
@@ -33,6 +34,9 @@ class Log:
 
     async def lose_track(self) -> None:
         self.said.append("lost track")
+
+    async def follow(self, caught_up: bool) -> None:
+        self.caught_up.append(caught_up)
 
 
 @asynccontextmanager
@@ -65,6 +69,27 @@ async def test_history_first_then_what_is_live() -> None:
             assert engine.replays_asked == [0]
             assert subject.connected
             assert subject.counts.replayed == 2
+
+
+async def test_it_says_when_all_is_here_and_when_that_is_over() -> None:
+    async with FakeEngine() as engine:
+        await engine.lose(stored(0))
+        async with following(engine.source) as (log, _):
+            await until(lambda: log.caught_up == [True])
+            assert len(log.said) == 1
+            await engine.restart(stored(7))
+            await until(lambda: log.caught_up == [True, False, True])
+            assert this_epoch(log.said) == engine.payloads
+
+
+async def test_while_an_engine_does_not_answer_for_what_is_missing_not_all_is_here() -> None:
+    async with FakeEngine() as engine, following(engine.source) as (log, _):
+        await until(lambda: log.caught_up == [True])
+        engine.deaf = True
+        await engine.publish(stored(0))
+        await engine.lose(stored(1))
+        await engine.publish(stored(2))
+        await until(lambda: log.caught_up == [True, False])
 
 
 @pytest.mark.parametrize("topic_in_replay", [True, False])
