@@ -34,6 +34,9 @@ PATIENCE: Final = 1.0
 """Seconds that the master has in all; a request waits for less, but what comes late serves the next."""
 MOST_KEYS: Final = 1024**2
 """Bytes of the list of all keys that are looked at: it may be gigabytes."""
+FIRST: Final = 32
+"""Blocks that are asked for first: most prompts that begin unlike all others are not there, which is soon known, before
+names are worked out that nobody needs."""
 FAILURES, PAUSE = 3, 2.0
 """After so many failures in a row nothing is asked for so many seconds."""
 LOOKUP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
@@ -42,6 +45,13 @@ Outcome = Literal["answered", "late", "failed", "paused", "known"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """The master answered; after the request had gone on; not at all; it is not asked for a while; nothing was to be asked.
 """
+
+
+class _Prompt(NamedTuple):
+    tokens: Tokens
+    chain: list[int]
+    """Its sequence hashes."""
+    namespace: Namespace
 
 
 class _Block(NamedTuple):
@@ -92,54 +102,72 @@ class StoreLookup:
         if began < self._paused_until:
             self.lookups["paused"] += 1
             return 0
-        blocks = self._name(tokens, chain, namespace)
-        known = self._leading(blocks, began)
-        if known == len(blocks):
+        prompt = _Prompt(tokens, chain.tolist(), namespace)
+        known = self._leading(self._named(prompt), began)
+        if known == len(prompt.chain):
             self.lookups["known"] += 1
             return known * self.block_size
-        task = asyncio.ensure_future(self._ask(blocks[known:]))
+        task = asyncio.ensure_future(self._ask(prompt, known))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         done, _ = await asyncio.wait((task,), timeout=self._budget)
         self._seconds.observe(self._clock() - began)
         if not done:
             self.lookups["late"] += 1
-        more = task.result() if done else 0
-        return (known + more) * self.block_size
+        there = task.result() if done else known
+        return there * self.block_size
 
-    def _name(self, tokens: Tokens, chain: SequenceHashes, namespace: Namespace) -> list[_Block]:
-        """The engine's names of the prompt's blocks; only those that are new are worked out."""
-        ours, found = chain.tolist(), []
-        for own in ours:
+    def _named(self, prompt: _Prompt) -> list[_Block]:
+        """The leading blocks whose names were worked out before."""
+        found = []
+        for own in prompt.chain:
             block = self._blocks.get(own)
             if block is None:
                 break
             self._blocks.move_to_end(own)
             found.append(block)
-        if len(found) < len(ours):
-            rest, parent = tokens[len(found) * self.block_size :], found[-1].digest if found else None
-            digests = self._keys.hashes(rest, namespace, parent) or []
-            new = [_Block(digest, self._keys.keys(digest)) for digest in digests]
-            self._blocks.update(zip(ours[len(found) :], new, strict=False))
-            found += new
-            while len(self._blocks) > KNOWN:
-                self._blocks.popitem(last=False)
         return found
+
+    def _name(self, prompt: _Prompt, named: list[_Block], upto: int) -> None:
+        """Work out the names of what is missing of the prompt's first `upto` blocks; none where that cannot be done."""
+        have = len(named)
+        if have >= upto:
+            return
+        rest = prompt.tokens[have * self.block_size : upto * self.block_size]
+        digests = self._keys.hashes(rest, prompt.namespace, named[-1].digest if named else None) or []
+        new = [_Block(digest, self._keys.keys(digest)) for digest in digests]
+        self._blocks.update(zip(prompt.chain[have:upto], new, strict=False))
+        named += new
+        while len(self._blocks) > KNOWN:
+            self._blocks.popitem(last=False)
 
     def _leading(self, blocks: Sequence[_Block], now: float) -> int:
         """How many were seen there just now."""
         since = now - SEEN_LIFE
         return next((at for at, one in enumerate(blocks) if self._seen.get(one.digest, -1.0) < since), len(blocks))
 
-    async def _ask(self, blocks: Sequence[_Block]) -> int:
-        """How many leading ones are there; the first that is missing ends the prefix."""
+    async def _ask(self, prompt: _Prompt, known: int) -> int:
+        """How many leading blocks are there, of which `known` are known to be: a few are asked for first."""
+        named, there, upto = self._named(prompt), known, known + FIRST
         try:
-            present = await self._query([key for block in blocks for key in block.keys])
+            while there < len(prompt.chain):
+                self._name(prompt, named, upto)
+                asked = named[there:upto]
+                found = await self._present(asked) if asked else 0
+                there += found
+                if not found or found < len(asked):
+                    break
+                upto = len(prompt.chain)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             self._fail(error)
-            return 0
+            return there
         self._failures = 0
         self.lookups["answered"] += 1
+        return there
+
+    async def _present(self, blocks: Sequence[_Block]) -> int:
+        """How many leading ones are there; the first that is missing ends the prefix."""
+        present = await self._query([key for block in blocks for key in block.keys])
         there = next((at for at, block in enumerate(blocks) if not present.issuperset(block.keys)), len(blocks))
         self._remember(blocks[:there])
         return there

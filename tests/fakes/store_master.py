@@ -51,7 +51,7 @@ async def serving(layout: StoreKeys) -> AsyncIterator[Master]:
     master, app = Master(layout), web.Application()
     app.router.add_get("/batch_query_keys", master.query)
     app.router.add_get("/get_all_keys", master.keys)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01, max_line_size=2**20)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     master.url = f"http://127.0.0.1:{runner.addresses[0][1]}"

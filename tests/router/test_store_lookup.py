@@ -14,7 +14,7 @@ from aiohttp import web
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace
-from router.store_lookup import FAILURES, LOOKUP_BOUNDS, PAUSE, SEEN_LIFE, StoreLookup
+from router.store_lookup import FAILURES, FIRST, LOOKUP_BOUNDS, PAUSE, SEEN_LIFE, StoreLookup
 from router.tallies import Histogram
 from tests.fakes.store_master import PLAIN, Master, serving
 from tests.fakes.waiting import until
@@ -79,13 +79,29 @@ async def test_what_was_just_seen_is_not_asked_again_for_a_while() -> None:
         assert await asking.ask() == 0
 
 
+@pytest.mark.parametrize(
+    ("there", "asked"),
+    [(0, [FIRST]), (FIRST - 1, [FIRST]), (FIRST, [FIRST, 68]), (40, [FIRST, 68]), (100, [FIRST, 68])],
+)
+async def test_of_a_long_prompt_the_beginning_is_asked_for_first(there: int, asked: list[int]) -> None:
+    """So that most prompts that are not there cost little."""
+    long = pack_tokens(list(range(100 * SIZE)))
+    async with desk() as asking:
+        asking.master.put(long, there)
+        assert await asking.ask(long) == there * SIZE
+        assert [len(keys) // 2 for keys in asking.master.asked] == asked
+        assert asking.lookup.lookups["answered"] == 1
+
+
 async def test_names_depend_on_the_namespace() -> None:
     async with desk() as asking:
         asking.master.put(PROMPT, 10, Namespace(cache_salt="a"))
         assert await asking.ask() == 0
         assert await asking.ask(namespace=Namespace(cache_salt="b")) == 0
         assert await asking.ask(namespace=Namespace(cache_salt="a")) == 10 * SIZE
+        asked = len(asking.master.asked)
         assert await asking.ask(namespace=Namespace("adapter")) == 0, "whose path is not known"
+        assert len(asking.master.asked) == asked
 
 
 async def test_a_late_answer_serves_the_next() -> None:
