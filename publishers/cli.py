@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from publishers.connect import make_plane
+from publishers.credentials import NatsFiles
 from publishers.load_poller import INTERVAL
 
 _DESCRIPTION = """\
@@ -34,6 +35,20 @@ _WORKER_ID = """The worker's name in the router, where its address there differs
 (default: HOST:PORT of --engine)"""
 _NAMESPACE = """Keeps fleets that share a NATS server apart; the router's --event-namespace. (default: %(default)s)"""
 
+_NATS_FILES = {
+    "creds": "Credentials for NATS (.creds: a JWT and its nkey).",
+    "nkey-seed": "Holds the nkey seed for NATS (SU...).",
+    "ca": "The authorities (PEM) that sign the certificate of a tls:// NATS server. (default: the system's)",
+    "cert": "The certificate (PEM) that a tls:// NATS server is shown.",
+    "key": "The private key of --nats-cert (PEM, not encrypted).",
+}
+_WORKER_FILES = {
+    "api-key-file": "Holds the key that the engine wants.",
+    "ca": "The authorities (PEM) that sign the certificate of an https:// engine. (default: the system's)",
+    "cert": "The certificate (PEM) that an https:// engine is shown.",
+    "key": "The private key of --worker-cert (PEM, not encrypted).",
+}
+
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -51,6 +66,19 @@ class Options(msgspec.Struct, frozen=True):
     load_interval: float
     log_level: str
     log_format: str
+    worker_api_key_file: str | None = None
+    worker_ca: str | None = None
+    worker_cert: str | None = None
+    worker_key: str | None = None
+    nats_creds: str | None = None
+    nats_nkey_seed: str | None = None
+    nats_ca: str | None = None
+    nats_cert: str | None = None
+    nats_key: str | None = None
+
+    @property
+    def nats_files(self) -> NatsFiles:
+        return NatsFiles(self.nats_creds, self.nats_nkey_seed, self.nats_ca, self.nats_cert, self.nats_key)
 
 
 def parse(argv: Sequence[str] | None) -> Options:
@@ -85,6 +113,8 @@ def _engine_flags(group: argparse._ArgumentGroup) -> None:
     add("--replay", metavar="ENDPOINT", type=_endpoint, help=_REPLAY)
     add("--block-size", metavar="N", type=_block_size, help=_BLOCK_SIZE)
     add("--load-interval", metavar="SECONDS", type=_seconds, default=INTERVAL, help=_LOAD_INTERVAL)
+    for name, text in _WORKER_FILES.items():
+        add(f"--worker-{name}", metavar="FILE", help=text)
 
 
 def _plane_flags(group: argparse._ArgumentGroup) -> None:
@@ -92,6 +122,8 @@ def _plane_flags(group: argparse._ArgumentGroup) -> None:
     add("--nats", metavar="URL", required=True, type=_nats, help=_NATS)
     add("--worker-id", metavar="NAME", type=_worker_id, help=_WORKER_ID)
     add("--namespace", metavar="NAME", type=_namespace, default="default", help=_NAMESPACE)
+    for name, text in _NATS_FILES.items():
+        add(f"--nats-{name}", metavar="FILE", help=text)
 
 
 def _log_flags(group: argparse._ArgumentGroup) -> None:

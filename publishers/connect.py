@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from urllib.parse import SplitResult, urlsplit
 
+from publishers.credentials import NatsFiles
 from publishers.embedded_nats import EmbeddedNatsPlane
 from publishers.local_plane import LocalPlane
+from publishers.nats_access import nats_access
 from publishers.nats_plane import NatsPlane
 from publishers.plane import EventPlane
 
 EXPECTED = "'local', nats://[USER:PASSWORD@]HOST[:PORT], tls://HOST[:PORT] or nats+embedded://[HOST][:PORT]"
 
 
-def make_plane(url: str) -> EventPlane:
+_NO_FILES = NatsFiles()
+
+
+def make_plane(url: str, files: NatsFiles = _NO_FILES) -> EventPlane:
     """The plane that `url` names, not yet started.
 
     `local`; `nats://` or `tls://`, several separated by commas (port 4222 unless given); `nats+embedded://`, which
-    starts a nats-server (host 127.0.0.1 and a free port unless given). Raises ValueError with a sentence for people.
+    starts a nats-server (host 127.0.0.1 and a free port unless given). `files` are for the first of these. Raises
+    ValueError with a sentence for people.
     """
+    if files != _NO_FILES and not url.startswith(("nats://", "tls://")):
+        raise ValueError("--nats-creds, -nkey-seed, -ca, -cert and -key are for nats://HOST:PORT or tls://HOST:PORT.")
     if url == "local":
         return LocalPlane()
     if url.startswith("nats+embedded://"):
@@ -28,7 +36,7 @@ def make_plane(url: str) -> EventPlane:
         parts = _split(one)
         if parts.scheme not in ("nats", "tls") or not parts.hostname:
             raise _wrong(one)
-    return NatsPlane(urls)
+    return NatsPlane(urls, access=nats_access(urls, files))
 
 
 def _split(url: str) -> SplitResult:

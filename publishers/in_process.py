@@ -42,9 +42,11 @@ def figures_subject(namespace: str, rank: WorkerRank) -> str:
 class PlaneThread:
     """Runs `main(plane, stop)` in a daemon thread; it should return soon after `stop` is set."""
 
-    def __init__(self, name: str, nats: str, main: Callable[[EventPlane, asyncio.Event], Awaitable[None]]) -> None:
+    def __init__(
+        self, name: str, settings: Settings, main: Callable[[EventPlane, asyncio.Event], Awaitable[None]]
+    ) -> None:
         self._main = main
-        self._nats = nats
+        self._settings = settings
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name=name)
@@ -68,7 +70,7 @@ class PlaneThread:
             logger.exception("Publishing from inside the engine has failed and stops")
 
     async def _with_plane(self) -> None:
-        plane = make_plane(self._nats)
+        plane = make_plane(self._settings.nats, self._settings.files)
         try:
             await plane.start()
             await self._main(plane, self._stop)
@@ -90,7 +92,7 @@ class EventThread:
         self._wake = asyncio.Event()
         self._woken = False
         self._load = RankLoad()
-        self._thread = PlaneThread(f"kv-router events {self._rank}", settings.nats, self._main)
+        self._thread = PlaneThread(f"kv-router events {self._rank}", settings, self._main)
 
     def publish(self, batch: object) -> None:
         """From the engine's thread; never blocks. The batch must not change any more."""
@@ -165,7 +167,7 @@ class FiguresThread:
         self._subject = figures_subject(settings.namespace, WorkerRank(settings.worker_id, dp_rank))
         self._interval = interval
         self._latest = RankLoad()
-        self._thread = PlaneThread(f"kv-router figures {dp_rank}", settings.nats, self._main)
+        self._thread = PlaneThread(f"kv-router figures {dp_rank}", settings, self._main)
 
     def update(self, load: RankLoad) -> None:
         """From any thread; never blocks."""

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from urllib.parse import urlsplit
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from publishers.logs import log_event
+from publishers.nats_access import NatsAccess, SafeClient
 from publishers.plane import OnMessage, OnRequest, PlaneUnavailable, Unsubscribe
 
 logger = logging.getLogger(__name__)
@@ -43,15 +43,21 @@ class NatsPlane:
     """An `EventPlane` over the NATS servers at `urls` (nats:// or tls://, credentials in the URL)."""
 
     def __init__(
-        self, urls: Sequence[str], *, pending_limit: int = PENDING_LIMIT, reply_timeout: float = REPLY_TIMEOUT
+        self,
+        urls: Sequence[str],
+        *,
+        access: NatsAccess = NatsAccess(),  # noqa: B008 -- immutable
+        pending_limit: int = PENDING_LIMIT,
+        reply_timeout: float = REPLY_TIMEOUT,
     ) -> None:
         self.dropped = 0
         """Messages not handed over: no connection, a full buffer, or larger than the server takes."""
         self._urls = list(urls)
+        self._access = access
         self._name = ", ".join(_without_credentials(url) for url in urls)
         self._pending_limit = pending_limit
         self._reply_timeout = reply_timeout
-        self._client: Client | None = None
+        self._client: SafeClient | None = None
         self._task: asyncio.Task[None] | None = None
         self._attempted = asyncio.Event()
         self._away = False
@@ -169,7 +175,7 @@ class NatsPlane:
 
     async def _connection(self) -> None:
         """One nats-py client from its first connection until it gives up."""
-        client, closed = Client(), asyncio.Event()
+        client, closed = SafeClient(), asyncio.Event()
 
         async def on_closed() -> None:
             closed.set()
@@ -186,12 +192,15 @@ class NatsPlane:
             self._client = None
             await _close(client)
 
-    async def _connect(self, client: Client, on_closed: Callable[[], Awaitable[None]]) -> None:
+    async def _connect(self, client: SafeClient, on_closed: Callable[[], Awaitable[None]]) -> None:
         async def on_disconnected() -> None:
             self._went_down()
 
         await client.connect(
             self._urls,
+            user_credentials=self._access.creds,
+            nkeys_seed=self._access.nkey_seed,
+            tls=self._access.tls,
             error_cb=self._on_error,
             disconnected_cb=on_disconnected,
             reconnected_cb=self._came_up,
@@ -237,18 +246,18 @@ class _Subscription:
         self._on_msg = on_msg
         self._carried: Subscription | None = None
 
-    async def attach(self, client: Client) -> None:
+    async def attach(self, client: SafeClient) -> None:
         self._carried = await client.subscribe(self._subject, cb=self._on_msg)
         await _round_trip(client)
 
-    async def detach(self, client: Client | None) -> None:
+    async def detach(self, client: SafeClient | None) -> None:
         if self._carried is not None:
             await _unsubscribe(self._carried)
         if client is not None:
             await _round_trip(client)
 
 
-async def _round_trip(client: Client) -> None:
+async def _round_trip(client: SafeClient) -> None:
     """The server has taken in all that was sent before, once it says that nobody serves a subject just made up.
 
     (nats-py's flush does this too, but a flush that is cancelled kills its read loop.)
@@ -264,7 +273,7 @@ async def _unsubscribe(subscription: Subscription) -> None:
         await subscription.unsubscribe()
 
 
-async def _close(client: Client) -> None:
+async def _close(client: SafeClient) -> None:
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT):
             await client.close()

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from publishers.connect import make_plane
+from publishers.credentials import NatsFiles
 from publishers.logs import log_event
 
 logger = logging.getLogger(__name__)
@@ -22,10 +23,12 @@ class Settings(msgspec.Struct, frozen=True):
     nats: str
     worker_id: str
     namespace: str = "default"
+    files: NatsFiles = NatsFiles()
 
 
 def settings_from(environ: Mapping[str, str]) -> Settings | None:
-    """From KV_ROUTER_NATS, KV_ROUTER_WORKER_ID and KV_ROUTER_NAMESPACE; None, and said why, when they cannot be used.
+    """From KV_ROUTER_NATS, KV_ROUTER_WORKER_ID, KV_ROUTER_NAMESPACE, and KV_ROUTER_NATS_CREDS and the like; None, and
+    said why, when they cannot be used.
 
     Silently None without KV_ROUTER_NATS. An engine must not fail because its router's settings are wrong.
     """
@@ -36,9 +39,10 @@ def settings_from(environ: Mapping[str, str]) -> Settings | None:
     if not worker_id:
         log_event(logger, logging.ERROR, "KV_ROUTER_NATS is set, but KV_ROUTER_WORKER_ID is not: nothing is published")
         return None
+    files = NatsFiles(*(environ.get(f"KV_ROUTER_NATS_{name.upper()}") or None for name in NatsFiles._fields))
     try:
-        make_plane(nats)
+        make_plane(nats, files)
     except ValueError as error:
         log_event(logger, logging.ERROR, "KV_ROUTER_NATS cannot be used: nothing is published", error=error)
         return None
-    return Settings(nats, worker_id, environ.get("KV_ROUTER_NAMESPACE") or "default")
+    return Settings(nats, worker_id, environ.get("KV_ROUTER_NAMESPACE") or "default", files)

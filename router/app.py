@@ -22,7 +22,6 @@ import router.scheduling.warm_up
 from engines.description import EngineDescription
 from indexer.kv_indexer import KVIndexer
 from indexer.warm_up import warm_up
-from publishers.connect import make_plane
 from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
 from publishers.publisher import EnginePublisher
@@ -48,6 +47,8 @@ from router.scheduling.backlog import Backlog
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
+from router.security.security import Security, check_security
+from router.security.tls import HANDSHAKE_TIMEOUT
 from router.server import Server
 from router.settings import Settings, SettingsError
 from router.shared_store import SharedStore
@@ -68,6 +69,7 @@ def run(settings: Settings, reload: Callable[[], Settings] | None = None, member
         check_tokenizer(settings)
         make_policy(settings)
         make_arms(settings)
+        check_security(settings)
     except SettingsError as error:
         sys.stderr.write(f"kv-router: {error}\n")
         return 2
@@ -132,14 +134,15 @@ class App:
         self._settings = settings
         self._metrics = Metrics()
         draw = random.Random(settings.seed)  # noqa: S311 -- not for secrets
+        self._security = Security(settings, time.monotonic, self._metrics.deny)
         self._fleet = Fleet(
-            Worker(spec, Pool(spec.url, settings.connect_timeout), Breaker(settings.breaker_failures, draw.random))
+            Worker(spec, self._pool(spec.url), Breaker(settings.breaker_failures, draw.random))
             for spec in settings.workers
         )
         books = shared_books(settings, member) if member else None
         self._book = LoadBook(books.load if books else None)
         self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory)
-        self._plane: EventPlane = make_plane(settings.event_plane)
+        self._plane: EventPlane = self._security.make_plane()
         self._ingest = Ingest(
             self._plane, settings.event_namespace, self._indexer, self._book, self._metrics, time.monotonic
         )
@@ -174,14 +177,19 @@ class App:
         self._store: SharedStore | None = None
         self.port = settings.port
 
+    def _pool(self, url: str) -> Pool:
+        security = self._security
+        return Pool(url, self._settings.connect_timeout, security.workers, passing=security.answers_pass)
+
     async def start(self) -> None:
         """Look at the workers, then listen. OSError when the address cannot be listened on."""
         settings = self._settings
+        self._security.warn()
         log_event(logger, logging.DEBUG, "Compiling the index: some seconds, when it is the first time on this machine")
         warm_up()
         publishers.rank.warm_up()
         router.scheduling.warm_up.warm_up(self._scheduler)
-        self._session = aiohttp.ClientSession()
+        self._session = self._security.make_session()
         await self._plane.start()
         await self._ingest.start()
         if reads_prompts(settings):
@@ -214,20 +222,28 @@ class App:
             await sockets.start()
         everybodys = sockets.everybodys if sockets else None
         direct = settings.router_mode == "direct"
-        surface = Server(self._brain, self._prompts, direct, int(time.time()), everybodys, self._arms, self._store)
+        security, guard = self._security, self._security.guard
+        surface = Server(
+            self._brain, self._prompts, direct, int(time.time()), everybodys, self._arms, self._store, guard
+        )
+        admit = guard.refusal if guard else None
         self._tasks.append(asyncio.create_task(self._look_after(surface.under_way), name="patience"))
         limits = Limits(settings.max_body_size)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(surface.serve, error_response, limits, self._connections, loop.call_later),
+            lambda: Connection(
+                surface.serve, error_response, limits, self._connections, loop.call_later, security.passing, admit
+            ),
             settings.host,
             settings.port,
             backlog=1024,
             reuse_port=True if sockets else None,
+            ssl=security.front,
+            ssl_handshake_timeout=HANDSHAKE_TIMEOUT if security.front else None,
         )
         self.port = self._server.sockets[0].getsockname()[1]
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        sys.stdout.write(f"Listening on http://{host}:{self.port}\n")
+        sys.stdout.write(f"Listening on {'https' if security.front else 'http'}://{host}:{self.port}\n")
         sys.stdout.flush()
 
     async def _look_after(self, under_way: set[Exchange]) -> None:
@@ -284,9 +300,11 @@ class App:
         await publisher.start()
 
     def on_hangup(self, reload: Callable[[], Settings]) -> None:
-        """Take over what the settings now say of the workers' roles; what else has changed takes a restart."""
+        """Take over what the settings now say of the workers' roles, and the API keys and the certificate as they are
+        now; what else has changed takes a restart."""
         try:
             settings = reload()
+            self._security.reload()
         except SettingsError as error:
             log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
             return

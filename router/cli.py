@@ -101,7 +101,7 @@ def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
     if option.is_switch:
         section.add_argument(option.flag, action=argparse.BooleanOptionalAction, **common)
         return
-    action = "append" if option.key == "worker" else "store"
+    action = "append" if option.is_list else "store"
     section.add_argument(option.flag, metavar=option.metavar, action=action, **common)
 
 

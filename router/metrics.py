@@ -36,12 +36,21 @@ class Metrics:
             ["model"],
             registry=self.registry,
         )
+        self.denied = Counter(
+            "router_denied_requests",
+            "Requests turned away because of their API key or its limits, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.replays = Counter(
             "router_replays", "Replays asked of publishers, by outcome.", ["outcome"], registry=self.registry
         )
         self.undecodable = Counter(
             "router_undecodable_messages", "Event plane messages that made no sense.", ["kind"], registry=self.registry
         )
+
+    def deny(self, reason: str) -> None:
+        self.denied.labels(reason).inc()
 
     def observe(self, name: str, text: str, labels: tuple[str, ...], read: Callable[[], Iterable[Sample]]) -> None:
         """A gauge, or a counter if its name says so, read from the router's state whenever /metrics is asked for."""

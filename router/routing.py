@@ -61,6 +61,10 @@ class Asked(NamedTuple):
     """Of a live A/B test."""
     body: bytes | None = None
     """Of a request that may be served in two parts."""
+    tenant: str = ""
+    """Whose API key it came with; "" where none is asked for."""
+    ended: Callable[[], None] | None = None
+    """Told once that it is over."""
 
 
 class Brain(NamedTuple):
@@ -111,6 +115,7 @@ class RequestRouting:
         self.streamed = asked.streamed
         self.stored_tokens = 0
         self._arm = asked.arm
+        self._ended = asked.ended
         self.policy = asked.arm.policy if asked.arm else None
 
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
@@ -283,6 +288,8 @@ class RequestRouting:
     def finished(self, outcome: Outcome) -> None:
         tallies = self._brain.metrics.tallies
         tallies.in_flight -= 1
+        if self._ended:
+            self._ended()
         tally = tallies.worker(outcome.leg.worker.id if outcome.leg else "")
         tally.ends[outcome.status, outcome.end] += 1
         tally.duration.observe(outcome.duration)

@@ -19,13 +19,15 @@ from router.arms import Arms
 from router.exchange import Exchange
 from router.fleet import Worker
 from router.http.front import Connection
-from router.http.messages import PRIORITY, TTFT_SLO, Request, Response
+from router.http.messages import PRIORITY, TTFT_SLO, Request, RequestHead, Response
 from router.inference import ENDPOINTS, Inference, model_of, parse_inference
 from router.metrics import merge
 from router.openai_errors import BadRequest, error_response
 from router.pairing import loneliness
 from router.prompts import Prompts
 from router.routing import Asked, Brain, RequestRouting
+from router.security.guard import Guard, Tenant, says_json
+from router.security.targets import check_passed_on
 from router.shared_store import SharedStore
 
 logger = logging.getLogger("router.server")
@@ -47,8 +49,10 @@ class Server:
         everybodys_metrics: Callable[[], Awaitable[dict[int, bytes]]] | None = None,
         arms: Arms | None = None,
         store: SharedStore | None = None,
+        guard: Guard | None = None,
     ) -> None:
-        """`everybodys_metrics`: of all processes that share the port, where there are several."""
+        """`everybodys_metrics`: of all processes that share the port, where there are several. `guard`: where an API
+        key is asked for."""
         self._brain = brain
         self._prompts = prompts
         self._direct = direct
@@ -56,14 +60,16 @@ class Server:
         self._everybodys_metrics = everybodys_metrics
         self._arms = arms
         self._store = store
+        self._guard = guard
         self.under_way: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pages: dict[bytes, Callable[[], Response]] = {
-            b"/health": lambda: Response(200, b'{"status":"ok"}'),
+        self._pages: dict[bytes, Callable[[RequestHead, Tenant | None], Response]] = {
+            b"/health": lambda *_: Response(200, b'{"status":"ok"}'),
             b"/ready": self._ready,
-            b"/metrics": lambda: Response(200, brain.metrics.render(), _TEXT),
+            b"/metrics": lambda *_: Response(200, brain.metrics.render(), _TEXT),
             b"/v1/models": self._models,
         }
+        self._own_paths = frozenset((*self._pages, *ENDPOINTS))
 
     def serve(self, request: Request, connection: Connection) -> Exchange | None:
         """Implements `front.Serve`."""
@@ -74,6 +80,7 @@ class Server:
         return None
 
     def _serve(self, request: Request, connection: Connection) -> Exchange | None:
+        tenant = None if self._guard is None else self._guard.enter(request.head)
         path, method = request.head.path, request.head.method
         if path == b"/metrics" and method == b"GET" and self._everybodys_metrics:
             self._keep(self._merge_metrics(self._everybodys_metrics, connection))
@@ -81,28 +88,28 @@ class Server:
         page = self._pages.get(path)
         if page:
             allowed = method in {b"GET", b"HEAD"}
-            connection.respond(page() if allowed else _wrong_method("GET, HEAD"))
+            connection.respond(page(request.head, tenant) if allowed else _wrong_method("GET, HEAD"))
             return None
         endpoint = ENDPOINTS.get(path)
         if endpoint:
             if method != b"POST":
                 connection.respond(_wrong_method("POST"))
                 return None
-            return self._infer(request, connection, parse_inference(endpoint, request.body))
+            return self._infer(request, connection, parse_inference(endpoint, request.body), tenant)
         if not path.startswith(b"/v1/"):
             raise BadRequest(404, "There is no such path here: the router serves /v1/…, /health, /ready and /metrics.")
-        return self._pass_on(request, connection)
+        return self._pass_on(request, connection, tenant)
 
-    def _infer(self, request: Request, connection: Connection, inference: Inference) -> Exchange:
-        self._check_model(inference.model)
-        asked = self._asked(request, inference.streamed)._replace(body=request.body)
+    def _infer(self, request: Request, connection: Connection, inference: Inference, tenant: Tenant | None) -> Exchange:
+        self._check_model(inference.model, tenant)
+        asked = self._asked(request, tenant, inference.streamed)._replace(body=request.body)
         if self._arms and asked.pinned is None:  # one that names its worker is no test of a policy
             asked = asked._replace(arm=self._arms.assign(request.head))
         routing = RequestRouting(self._brain, inference.model, asked)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
         if self._store and self._prompts:
             pending = self._look_up(self._store, pending, routing, inference)
-        exchange = self._exchange(request, connection, routing)
+        exchange = self._exchange(request, connection, routing, tenant)
         if pending is None:
             exchange.start()
         else:
@@ -142,24 +149,34 @@ class Server:
     ) -> None:
         connection.respond(Response(200, merge(await everybodys()), _TEXT))
 
-    def _pass_on(self, request: Request, connection: Connection) -> Exchange:
+    def _pass_on(self, request: Request, connection: Connection, tenant: Tenant | None) -> Exchange:
+        check_passed_on(request.head, self._own_paths)
         model = model_of(request.body) if request.body else None
         known = model if model is not None and self._brain.fleet.knows(model) else None
-        exchange = self._exchange(request, connection, RequestRouting(self._brain, known, self._asked(request)))
+        if tenant is not None:
+            tenant.check_model(model if says_json(request.head.headers) else None)
+        routing = RequestRouting(self._brain, known, self._asked(request, tenant))
+        exchange = self._exchange(request, connection, routing, tenant)
         exchange.start()
         return exchange
 
-    def _exchange(self, request: Request, connection: Connection, routing: RequestRouting) -> Exchange:
+    def _exchange(
+        self, request: Request, connection: Connection, routing: RequestRouting, tenant: Tenant | None
+    ) -> Exchange:
+        if tenant is not None:
+            tenant.begin()
         request_id = request.head.request_id or b"%032x" % random.getrandbits(128)
         brain = self._brain
         brain.metrics.tallies.in_flight += 1
         brain.retries.request()
         return Exchange(request, request_id, connection, routing, brain.clock, self.under_way, routing.streamed)
 
-    def _check_model(self, model: str | None) -> None:
+    def _check_model(self, model: str | None, tenant: Tenant | None) -> None:
+        if tenant is not None:
+            tenant.check_model(model)
         fleet = self._brain.fleet
         if model is not None and not fleet.may_serve(model):
-            known = ", ".join(sorted(fleet.models())) or "none"
+            known = ", ".join(sorted(name for name in fleet.models() if _may_use(tenant, name))) or "none"
             raise BadRequest(
                 404,
                 f"The model {model!r} does not exist here; these do: {known}.",
@@ -167,12 +184,13 @@ class Server:
                 param="model",
             )
 
-    def _asked(self, request: Request, streamed: bool = False) -> Asked:
+    def _asked(self, request: Request, tenant: Tenant | None, streamed: bool = False) -> Asked:
         head = request.head
         slo, priority = _number(TTFT_SLO, head.ttft_slo, float), _number(PRIORITY, head.priority, int)
         if slo is not None and not 0 < slo < math.inf:
             raise BadRequest(400, "The header X-Router-TTFT-SLO must be a number of seconds above 0.")
-        return Asked(self._pinned(request), slo, priority or 0, streamed)
+        asked = Asked(self._pinned(request), slo, priority or 0, streamed)
+        return asked if tenant is None else asked._replace(tenant=tenant.name, ended=tenant.end)
 
     def _pinned(self, request: Request) -> Worker | None:
         named = request.head.target_worker
@@ -189,7 +207,7 @@ class Server:
 
     # -- the router's own pages
 
-    def _models(self) -> Response:
+    def _models(self, _: RequestHead, tenant: Tenant | None) -> Response:
         models = [
             {
                 "id": model.id,
@@ -201,12 +219,15 @@ class Server:
                 "max_model_len": model.max_model_len,
             }
             for worker, model in self._brain.fleet.models().values()
+            if _may_use(tenant, model.id)
         ]
         return Response(200, msgspec.json.encode({"object": "list", "data": models}))
 
-    def _ready(self) -> Response:
+    def _ready(self, head: RequestHead, _: Tenant | None) -> Response:
         fleet = self._brain.fleet
         ready = bool(fleet.candidates(None))
+        if self._guard is not None and not self._guard.shows_workers(head):
+            return Response(200 if ready else 503, msgspec.json.encode({"ready": ready}))
         body = {"ready": ready, "workers": [self._worker(worker) for worker in fleet.workers.values()]}
         if self._store:
             body["store"] = {"up": self._store.healthy, "problems": self._store.problems}
@@ -243,6 +264,10 @@ class Server:
             "requests": metrics.load.requests if metrics else 0,
             "load_age_seconds": round(metrics.age, 3) if metrics and metrics.age is not None else None,
         }
+
+
+def _may_use(tenant: Tenant | None, model: str) -> bool:
+    return tenant is None or tenant.may_use(model)
 
 
 def _wrong_method(allowed: str) -> Response:

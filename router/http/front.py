@@ -15,7 +15,16 @@ from typing import NamedTuple, Protocol, cast
 
 import httptools
 
-from router.http.messages import Headers, Request, RequestHead, Response, header_lines, request_head, write_response
+from router.http.messages import (
+    Headers,
+    Passing,
+    Request,
+    RequestHead,
+    Response,
+    header_lines,
+    request_head,
+    write_response,
+)
 from router.http.repeated import RepeatedRequest, repeated_request
 
 MAX_HEAD = 64 * 1024
@@ -49,6 +58,8 @@ Serve = Callable[[Request, "Connection"], Exchange | None]
 """Answers a request on its connection, at once (None) or through the exchange that it returns."""
 RefuseText = Callable[[int, str], Response]
 """Makes the answer to a request that cannot be read."""
+Admit = Callable[[bytes, Headers], Response | None]
+"""Whether a request with this target and these headers may go on to its body; else the answer to it."""
 CallLater = Callable[[float, Callable[[], None]], object]
 
 
@@ -56,13 +67,22 @@ class Connection(asyncio.Protocol):
     """Reads requests, hands them to `serve`, writes what it is given."""
 
     def __init__(
-        self, serve: Serve, refuse: RefuseText, limits: Limits, connections: set[Connection], call_later: CallLater
+        self,
+        serve: Serve,
+        refuse: RefuseText,
+        limits: Limits,
+        connections: set[Connection],
+        call_later: CallLater,
+        passing: Passing = Passing(),  # noqa: B008 -- immutable
+        admit: Admit | None = None,
     ) -> None:
         """Is in `connections` while it is open; `call_later` is the event loop's."""
         self._call_later = call_later
         self._serve = serve
         self._refuse = refuse
         self._limits = limits
+        self._passing = passing
+        self._admit = admit
         self._connections = connections
         self._transport: asyncio.Transport
         self.write: Callable[[bytes], None]
@@ -211,6 +231,9 @@ class Connection(asyncio.Protocol):
         if sum(len(name) + len(value) + 4 for name, value in self._headers) + len(self._target) > MAX_HEAD:
             self._refuse_message(431, f"The request's head is larger than {MAX_HEAD} bytes.")
             return
+        if self._admit is not None and (refusal := self._admit(self._target, self._headers)):
+            self._refuse_with(refusal)
+            return
         for name, value in self._headers:
             if name == b"content-length" and int(value) > self._limits.max_body:
                 self._refuse_body()
@@ -234,7 +257,8 @@ class Connection(asyncio.Protocol):
             return
         parser = self._parser
         http_1_0 = parser.get_http_version() == "1.0"
-        head = request_head(parser.get_method(), self._target, self._headers, parser.should_keep_alive(), http_1_0)
+        keep_alive = parser.should_keep_alive()
+        head = request_head(parser.get_method(), self._target, self._headers, keep_alive, http_1_0, self._passing)
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._repeated = repeated_request(self._begins, head) if self._hope else None
         self._begins = b""
@@ -316,13 +340,16 @@ class Connection(asyncio.Protocol):
         self._refuse_message(413, f"The request's body is larger than {self._limits.max_body} bytes (--max-body-size).")
 
     def _refuse_message(self, status: int, message: str) -> None:
-        """Answer what cannot be read, and close: where the next request would begin is unknown."""
+        self._refuse_with(self._refuse(status, message))
+
+    def _refuse_with(self, response: Response) -> None:
+        """Answer what is not read to its end, and close: where the next request would begin is unknown."""
         if self._closing:
             return
         self._closing = True
         self._waiting.clear()
         if self._current is None:
-            self._transport.write(write_response(self._refuse(status, message), keep_alive=False))
+            self._transport.write(write_response(response, keep_alive=False))
             self._linger()
 
     def _linger(self) -> None:

@@ -9,32 +9,41 @@ from typing import NamedTuple, TypeAlias
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 """Names in lower case, in the order received."""
 
-HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
-    b"upgrade".split()
-)
-"""RFC 9110 section 7.6.1, with the customary rest: they end at each hop."""
-
 REQUEST_ID = b"x-request-id"
 TARGET_WORKER = b"x-router-target-worker"
 TTFT_SLO = b"x-router-ttft-slo"
 PRIORITY = b"x-router-priority"
 ARM = b"x-router-arm"
-OWN_REQUEST_HEADERS = frozenset((b"host", b"content-length", b"expect", REQUEST_ID, TARGET_WORKER, TTFT_SLO, PRIORITY))
-OWN_RESPONSE_HEADERS = frozenset(
+AUTHORIZATION = b"authorization"
+REQUEST_HEADERS = frozenset(
     (
-        b"content-length",
-        REQUEST_ID,
-        b"x-router-worker",
-        b"x-router-prefill-worker",
-        b"x-router-overlap-tokens",
-        b"x-router-store-tokens",
-        ARM,
+        *(b"accept", b"accept-encoding", b"accept-language", b"content-type", b"user-agent"),
+        *(b"traceparent", b"tracestate", b"baggage"),  # W3C Trace Context and Baggage, which vLLM reads
+        *(b"openai-organization", b"openai-project", b"openai-beta", b"anthropic-version", b"anthropic-beta"),
     )
 )
-"""Headers that this router writes itself, or keeps to itself."""
+"""What of a request's headers goes to a worker. Engines take orders by header, such as X-data-parallel-rank, and new
+ones come with each version: hence a list of what passes and not of what does not."""
+RESPONSE_HEADERS = frozenset(
+    (
+        *(b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"date"),
+        *(b"retry-after", b"www-authenticate", b"allow"),
+        *(b"openai-model", b"openai-organization", b"openai-processing-ms", b"openai-version"),
+    )
+)
+"""What of an answer's headers goes to the client: what it needs to read the answer. Not who made it (Server, Via),
+where it is (Location), nor what would act on a browser in this router's name (Set-Cookie, CORS)."""
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+class Passing(NamedTuple):
+    """What workers are told of a request's headers."""
+
+    names: Collection[bytes] = REQUEST_HEADERS | {AUTHORIZATION}
+    """In lower case; what is not among them ends here."""
+    lines: bytes = b""
+    """What they are told besides: the key that they want, where there is one."""
 
 
 class RequestHead(NamedTuple):
@@ -48,7 +57,7 @@ class RequestHead(NamedTuple):
     keep_alive: bool
     http_1_0: bool
     passed_on: bytes
-    """The header lines that go to the worker as they came."""
+    """The header lines that go to the worker: those that may pass, as they came, and what it is told besides."""
     request_id: bytes | None
     target_worker: bytes | None
     ttft_slo: bytes | None = None
@@ -71,8 +80,15 @@ class Response(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-def request_head(method: bytes, target: bytes, headers: Headers, keep_alive: bool, http_1_0: bool) -> RequestHead:
-    passed_on = header_lines(end_to_end(headers, OWN_REQUEST_HEADERS))
+def request_head(
+    method: bytes,
+    target: bytes,
+    headers: Headers,
+    keep_alive: bool,
+    http_1_0: bool,
+    passing: Passing = Passing(),  # noqa: B008 -- immutable
+) -> RequestHead:
+    passed_on = header_lines(may_pass(headers, passing.names)) + passing.lines
     path = target.partition(b"?")[0]
     own = (first(headers, name) for name in (REQUEST_ID, TARGET_WORKER, TTFT_SLO, PRIORITY))
     return RequestHead(method, target, path, headers, keep_alive, http_1_0, passed_on, *own)
@@ -91,13 +107,10 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"".join([b"%s: %s\r\n" % header for header in headers])
 
 
-def end_to_end(headers: Headers, without: Collection[bytes] = ()) -> Headers:
-    """Without the headers that concern this hop alone, those that `Connection` names included, and `without`."""
-    dropped = {*HOP_BY_HOP, *without}
-    for name, value in headers:
-        if name == b"connection":
-            dropped.update(token.strip().lower() for token in value.split(b","))
-    return [header for header in headers if header[0] not in dropped]
+def may_pass(headers: Headers, names: Collection[bytes]) -> Headers:
+    """Those of `names`, without what `Connection` says concerns this hop alone."""
+    hop = {token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")}
+    return [header for header in headers if header[0] in names and header[0] not in hop]
 
 
 def write_response(response: Response, keep_alive: bool, head_only: bool = False) -> bytes:

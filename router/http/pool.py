@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from router.http.messages import RESPONSE_HEADERS
 from router.http.upstream import KnownHeads, WorkerConnection
 
 IDLE_LIFE = 4.0
@@ -47,7 +48,9 @@ class Pool:
         connect_timeout: float,
         tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
+        passing: Collection[bytes] = RESPONSE_HEADERS,
     ) -> None:
+        """`passing`: names of answers' headers that go to clients."""
         self.address = parse_address(url)
         self._tls = (tls or ssl.create_default_context()) if self.address.tls else None
         self._connect_timeout = connect_timeout
@@ -56,7 +59,7 @@ class Pool:
         """Answers that have come whole."""
         self._idle: list[tuple[WorkerConnection, float]] = []
         self._open: set[WorkerConnection] = set()
-        self._heads = KnownHeads()
+        self._heads = KnownHeads(passing)
 
     def __repr__(self) -> str:
         return f"<Pool {self.address.authority.decode()}: {len(self._open)} open, {len(self._idle)} idle>"

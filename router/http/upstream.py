@@ -7,13 +7,13 @@ framed but not decoded, and is told whether the body ended or broke.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple, Protocol, cast
 
 import httptools
 
 from router.http.chunked import EVENT_ENDS, SIZE_LINES, USUAL, ChunkedBody, MalformedChunk
-from router.http.messages import OWN_RESPONSE_HEADERS, Headers, end_to_end, first, header_lines, status_line
+from router.http.messages import RESPONSE_HEADERS, Headers, first, header_lines, may_pass, status_line
 from router.http.repeated import without_length
 
 _MAX_HEAD = 64 * 1024
@@ -38,7 +38,7 @@ class Head(NamedTuple):
     """The body is a stream of server-sent events."""
     keep_alive: bool
     passed_on: bytes
-    """The status line and the header lines that go to the client as they came."""
+    """The status line, and the header lines that may pass to the client, as they came."""
 
 
 class Receiver(Protocol):
@@ -61,19 +61,21 @@ class Receiver(Protocol):
 class KnownHeads:
     """Heads of a worker's answers as they were parsed: it repeats them, at least until the clock in its Date ticks."""
 
-    def __init__(self) -> None:
+    def __init__(self, passing: Collection[bytes] = RESPONSE_HEADERS) -> None:
+        """`passing`: names of the headers that go to clients."""
+        self._passing = passing
         self._heads: dict[bytes, tuple[Head, int | None]] = {}
 
     def read(self, raw: bytes, head_only: bool) -> tuple[Head, int | None]:
         """The head and the length that it states. Raises httptools.HttpParserError or HttpParserUpgrade."""
         if head_only:
-            return parse_head(raw, head_only=True)
+            return parse_head(raw, True, self._passing)
         key, length = without_length(raw)
         known = self._heads.get(key)
         if known is None:
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()
-            known = self._heads[key] = parse_head(raw)
+            known = self._heads[key] = parse_head(raw, False, self._passing)
         return known if length is None or known[1] is None else (known[0], length)
 
 
@@ -93,15 +95,18 @@ class _Parts:
         self.headers.append((name.lower(), value))
 
 
-def parse_head(raw: bytes, head_only: bool = False) -> tuple[Head, int | None]:
-    """`head_only`: it answers HEAD. Raises httptools.HttpParserError or HttpParserUpgrade."""
+def parse_head(
+    raw: bytes, head_only: bool = False, passing: Collection[bytes] = RESPONSE_HEADERS
+) -> tuple[Head, int | None]:
+    """`head_only`: it answers HEAD. `passing`: as in KnownHeads. Raises httptools.HttpParserError or
+    HttpParserUpgrade."""
     parts = _Parts()
     parser = parts.parser
     parser.feed_data(raw)
     headers, status = parts.headers, parser.get_status_code()
     framing = "empty" if head_only or status in {204, 304} else _framing(headers)
     keep_alive = parts.keep_alive or (head_only and parser.get_http_version() == "1.1")
-    passed_on = status_line(status) + header_lines(end_to_end(headers, OWN_RESPONSE_HEADERS))
+    passed_on = status_line(status) + header_lines(may_pass(headers, passing))
     events = (first(headers, b"content-type") or b"").startswith(b"text/event-stream")
     stated = first(headers, b"content-length")
     # RFC 9112 section 6.3: the transfer coding wins over a stated length

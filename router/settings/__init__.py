@@ -14,6 +14,7 @@ from router.settings.events import Events
 from router.settings.logs import Logs
 from router.settings.options import VARIABLE_PREFIX, Option, SettingsError
 from router.settings.routing import RouterMode, Routing
+from router.settings.security import Security
 from router.settings.serving import Serving
 from router.settings.tokens import Tokens
 from router.settings.upstream import Upstream
@@ -21,12 +22,12 @@ from router.settings.workers import Workers
 
 __all__ = ["GROUPS", "VARIABLE_PREFIX", "Option", "RouterMode", "Settings", "SettingsError", "options"]
 
-_GROUPS = (Serving, Routing, Workers, Events, Tokens, Upstream, Logs)
+_GROUPS = (Serving, Security, Routing, Workers, Events, Tokens, Upstream, Logs)
 GROUPS = tuple(group.__name__ for group in _GROUPS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Logs, Upstream, Tokens, Events, Workers, Routing, Serving):
+class Settings(Logs, Upstream, Tokens, Events, Workers, Routing, Security, Serving):
     """What the router was told. Durations are in seconds, sizes in bytes."""
 
 

@@ -92,6 +92,11 @@ class Option(NamedTuple):
         return self.type is bool
 
     @property
+    def is_list(self) -> bool:
+        """Its flag may be repeated."""
+        return get_origin(self.type) is tuple
+
+    @property
     def takes(self) -> str:
         """Completes the sentence "--flag takes …"."""
         return str(self._extra["takes"]) or _takes(self)

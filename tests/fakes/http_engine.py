@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -21,19 +22,23 @@ def models(*names: str, **fields: object) -> Answer:
 
 
 class HttpEngine:
-    """`answers` by path, to be changed at will; /health is well and the rest is 404 unless they say otherwise."""
+    """`answers` by path, to be changed at will; /health is well and the rest is 404 unless they say otherwise. The
+    content of a redirect is where it leads."""
 
-    def __init__(self, answers: Mapping[str, Answering] | None = None) -> None:
+    def __init__(self, answers: Mapping[str, Answering] | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.answers: dict[str, Answering] = {"/health": (200, b""), **(answers or {})}
         self.asked: list[tuple[str, bytes]] = []
         """Path and body of every request."""
+        self.authorizations: list[str | None] = []
+        """The header of every request."""
+        self._tls = tls
         self._server: TestServer | None = None
 
     async def start(self) -> None:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._server = TestServer(app)
-        await self._server.start_server(access_log=None)
+        await self._server.start_server(access_log=None, ssl=self._tls)
 
     async def stop(self) -> None:
         """Again: nothing."""
@@ -44,15 +49,17 @@ class HttpEngine:
     def url(self) -> str:
         """While it runs."""
         assert self._server
-        return f"http://127.0.0.1:{self._server.port}"
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self._server.port}"
 
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.asked.append((request.path, body))
+        self.authorizations.append(request.headers.get("Authorization"))
         answering = self.answers.get(request.path, (404, b""))
         answer = answering(body) if callable(answering) else answering
         status, content = answer if isinstance(answer, tuple) else await answer
-        return web.Response(status=status, body=content)
+        headers = {"Location": content.decode()} if 300 <= status < 400 else None
+        return web.Response(status=status, body=content, headers=headers)
 
 
 @asynccontextmanager

@@ -159,6 +159,8 @@ class ScriptedWorker:
         self.dialogues: list[Dialogue] = []
         self.asked: list[str] = []
         """Paths that the router asked for itself."""
+        self.probes: list[Received] = []
+        """The requests for these."""
         self.accepted = 0
         self.reset_next = 0
         """Connections to reset as soon as they are accepted."""
@@ -238,6 +240,7 @@ class ScriptedWorker:
             return
         if page:
             self.asked.append(path)
+            self.probes.append(request)
             status, body = page
             connection.transport.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
             return

@@ -22,6 +22,7 @@ from router.outcome import End
 from router.readings import _REPORTED as FIGURES
 from router.readings import Readings
 from router.scheduling.load import LoadBook
+from router.security.guard import Reason as Denial
 from router.settings import GROUPS, Option, options
 from router.shared_store import SharedStore
 from router.store_spec import StoreSpec
@@ -130,6 +131,7 @@ def test_the_metrics_page_mentions_no_metric_that_does_not_exist() -> None:
         *(tier.name.lower() for tier in Tier),
         *get_args(Reason),
         *get_args(End),
+        *get_args(Denial),
         *FIGURES,
     ],
 )

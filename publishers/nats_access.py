@@ -1,0 +1,58 @@
+"""How a NATS server is shown who we are; and that what was to be encrypted is."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import nats.errors
+import nkeys
+from nats.aio.client import Client
+
+from publishers.credentials import NatsFiles, client_context, read_file
+
+_CREDS = re.compile(r"-BEGIN NATS USER JWT-.*-BEGIN USER NKEY SEED-", re.DOTALL)
+
+
+class NatsAccess(NamedTuple):
+    """What nats-py takes; it reads the files itself, each time that it connects."""
+
+    creds: str | None = None
+    nkey_seed: str | None = None
+    tls: ssl.SSLContext | None = None
+
+
+def nats_access(urls: Sequence[str], files: NatsFiles) -> NatsAccess:
+    """Raises ValueError for files that cannot be used."""
+    tls = client_context("--nats", files.ca, files.cert, files.key)
+    if tls and not all(url.startswith("tls://") for url in urls):
+        raise ValueError("--nats-ca, --nats-cert and --nats-key are for tls://, as nats:// may stay in the clear.")
+    if files.creds and files.nkey_seed:
+        raise ValueError("--nats-creds and --nats-nkey-seed are two ways to say the same: give one.")
+    if files.creds and not _CREDS.search(read_file("--nats-creds", files.creds)):
+        raise ValueError(f"--nats-creds: {files.creds} holds no NATS credentials (a user's JWT and nkey seed).")
+    if files.nkey_seed:
+        _check_seed(files.nkey_seed)
+    return NatsAccess(files.creds, files.nkey_seed, tls)
+
+
+def _check_seed(path: str) -> None:
+    seed = read_file("--nats-nkey-seed", path).strip()
+    try:
+        nkeys.from_seed(bytearray(seed, "ascii")).wipe()
+    except Exception:  # noqa: BLE001 -- what it raises depends on where it stumbles
+        raise ValueError(f"--nats-nkey-seed: {path} holds no nkey seed (SU…).") from None
+
+
+class SafeClient(Client):
+    """nats-py's, but for one thing: asked for tls://, that goes on in the clear with a server which says that it has no
+    TLS, as anybody between may say."""
+
+    def _connect_command(self) -> bytes:
+        """The first that is sent; a password may be in it."""
+        asked = self._current_server and self._current_server.uri.scheme == "tls"
+        if asked and not self._server_info.get("tls_required"):
+            raise nats.errors.Error("the server offers no TLS, and tls:// was asked for")
+        return bytes(super()._connect_command())

@@ -1,0 +1,37 @@
+"""`kv-router keys new NAME`: makes a key, which is shown this once, and the entry that goes into the file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from router.security.keys import Key, new_key
+
+_DESCRIPTION = """\
+Makes an API key. The key itself goes to standard output, once: the router keeps only its digest. The entry for the file
+of --api-keys goes to standard error."""
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit status: 2 for a name that cannot be one."""
+    options = make_parser().parse_args(argv)
+    key, digest = new_key()
+    try:
+        msgspec.convert({"name": options.name, "sha256": digest}, Key)
+    except msgspec.ValidationError:
+        sys.stderr.write("kv-router keys: a name takes letters, digits, '_', '.' and '-', 64 at most.\n")
+        return 2
+    sys.stdout.write(f"{key}\n")
+    admin = "  admin: true\n" if options.admin else ""
+    sys.stderr.write(f'- name: "{options.name}"\n  sha256: {digest}\n{admin}')
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kv-router keys", description=_DESCRIPTION, allow_abbrev=False)
+    new = parser.add_subparsers(required=True).add_parser("new", help="Make a key.", allow_abbrev=False)
+    new.add_argument("name", metavar="NAME", help="Whose it is: the tenant's name.")
+    new.add_argument("--admin", action="store_true", help="It may read /metrics and all of /ready, and administer.")
+    return parser

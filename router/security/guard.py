@@ -1,0 +1,170 @@
+"""At the door: a request becomes its tenant's, or is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from router.http.messages import AUTHORIZATION, Headers, RequestHead, Response
+from router.openai_errors import BadRequest
+from router.security.bucket import Bucket
+from router.security.keys import Key, Keys
+
+_OPEN = frozenset((b"/health", b"/ready", b"/metrics"))
+"""Asked for by what watches the router, which may have no key."""
+Reason = Literal["no_key", "wrong_key", "rate", "concurrency", "model", "admin"]
+Denied = Callable[[Reason], None]
+"""Told why a request was refused."""
+
+
+class Tenant:
+    """Whoever has a key, and what it has in use."""
+
+    def __init__(self, key: Key, now: float, denied: Denied) -> None:
+        self._denied = denied
+        self.in_flight = 0
+        self._take(key, now)
+
+    def _take(self, key: Key, now: float) -> None:
+        self.key = key
+        self._bucket = Bucket(key.requests_per_minute, now) if key.requests_per_minute else None
+
+    @property
+    def name(self) -> str:
+        return self.key.name
+
+    def change(self, key: Key, now: float) -> None:
+        """Its entry, read again. What it has used up stays used up where its limit is the same."""
+        if key.requests_per_minute == self.key.requests_per_minute:
+            self.key = key
+        else:
+            self._take(key, now)
+
+    def admit(self, now: float) -> None:
+        """Raises BadRequest for one more request than it may make."""
+        most = self.key.concurrency
+        if most is not None and self.in_flight >= most:
+            self._denied("concurrency")
+            raise _too_many(f"Your key may have {most} requests in progress at a time.", 1)
+        wait = self._bucket.take(now) if self._bucket else 0.0
+        if wait:
+            self._denied("rate")
+            text = f"Your key may make {self.key.requests_per_minute:g} requests a minute."
+            raise _too_many(text, math.ceil(wait))
+
+    def begin(self) -> None:
+        self.in_flight += 1
+
+    def end(self) -> None:
+        self.in_flight -= 1
+
+    def may_use(self, model: str | None) -> bool:
+        return self.key.models is None or model in self.key.models
+
+    def check_model(self, model: str | None) -> None:
+        """`model` None: the request names none, and might get any. Raises BadRequest."""
+        if self.may_use(model):
+            return
+        self._denied("model")
+        allowed = ", ".join(sorted(self.key.models or ()))
+        if model is None:
+            text = f"Your key is for some models only: name one of {allowed} in a JSON body."
+            raise BadRequest(403, text, param="model")
+        raise BadRequest(
+            404,
+            f"The model {model!r} does not exist, or not for your key, which is for {allowed}.",
+            code="model_not_found",
+            param="model",
+        )
+
+
+class Guard:
+    def __init__(self, keys: Keys, protect_metrics: bool, clock: Callable[[], float], denied: Denied) -> None:
+        self._protect_metrics = protect_metrics
+        self._clock = clock
+        self._denied = denied
+        self._tenants: dict[str, Tenant] = {}
+        self.take(keys)
+
+    def take(self, keys: Keys) -> None:
+        """These are valid from now on, and no others."""
+        now, known = self._clock(), self._tenants
+        self._keys = keys
+        self._tenants = {name: known.get(name) or Tenant(key, now, self._denied) for name, key in keys.by_name.items()}
+        for name, tenant in self._tenants.items():
+            tenant.change(keys.by_name[name], now)
+
+    def refusal(self, target: bytes, headers: Headers) -> Response | None:
+        """The answer to one who has no key, before its body is read; None where there is a key, or no need of one."""
+        if target.partition(b"?")[0] in _OPEN and not _has_body(headers):
+            return None
+        try:
+            self._tenant(headers)
+        except BadRequest as error:
+            return error.response
+        return None
+
+    def enter(self, head: RequestHead) -> Tenant | None:
+        """The tenant, for which one more request is counted; None for what no key is needed for. Raises BadRequest."""
+        if head.path in _OPEN:
+            if head.path == b"/metrics" and self._protect_metrics:
+                self.check_admin(head.headers)
+            return None
+        tenant = self._tenant(head.headers)
+        tenant.admit(self._clock())
+        return tenant
+
+    def check_admin(self, headers: Headers) -> None:
+        """Raises BadRequest for anything but a key with `admin: true`."""
+        if not self._tenant(headers).key.admin:
+            self._denied("admin")
+            raise BadRequest(403, "Your key may not do this: it takes one with `admin: true`.")
+
+    def shows_workers(self, head: RequestHead) -> bool:
+        """Whether /ready may tell more than yes or no."""
+        if not self._protect_metrics:
+            return True
+        key = _key_in(head.headers)
+        found = self._keys.find(key) if key else None
+        return found is not None and found.admin
+
+    def _tenant(self, headers: Headers) -> Tenant:
+        key = _key_in(headers)
+        if key is None:
+            raise self._unauthorized("no_key", "You need an API key here: send it as `Authorization: Bearer KEY`.")
+        found = self._keys.find(key)
+        if found is None:
+            raise self._unauthorized("wrong_key", "Your API key is not valid here.")
+        return self._tenants[found.name]
+
+    def _unauthorized(self, reason: Reason, message: str) -> BadRequest:
+        self._denied(reason)
+        return _with_header(BadRequest(401, message, code="invalid_api_key"), b"www-authenticate", b"Bearer")
+
+
+def _key_in(headers: Headers) -> bytes | None:
+    """None where two are shown: which one counts is then anybody's guess."""
+    given = [value for name, value in headers if name == AUTHORIZATION]
+    scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    return key.strip() if scheme.lower() == b"bearer" else None
+
+
+def _has_body(headers: Headers) -> bool:
+    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
+
+
+def says_json(headers: Headers) -> bool:
+    """That the body is JSON and nothing else: what reads as JSON may read as a form too, with another model in it."""
+    kinds = [value for name, value in headers if name == b"content-type"]
+    return bool(kinds) and all(kind.partition(b";")[0].strip().lower() == b"application/json" for kind in kinds)
+
+
+def _too_many(message: str, seconds: int) -> BadRequest:
+    text = f"{message} Try again in {seconds} s."
+    return _with_header(BadRequest(429, text, code="rate_limit_exceeded"), b"retry-after", b"%d" % seconds)
+
+
+def _with_header(error: BadRequest, name: bytes, value: bytes) -> BadRequest:
+    error.response = error.response._replace(headers=((name, value),))
+    return error

@@ -1,0 +1,84 @@
+"""API keys: their file, and whose a key is.
+
+A key is 256 random bits, so nobody can try them all, and its plain SHA-256 is as good at rest as any slow or salted
+hash: those protect secrets that people choose, which can be guessed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import yaml
+
+from publishers.credentials import read_file
+
+PREFIX = "kvr-"
+"""By which scanners for leaked secrets can know one."""
+_Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of the file. Limits None: there is none."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    """The tenant's."""
+    sha256: _Digest | Annotated[list[_Digest], msgspec.Meta(min_length=1)]
+    """Of the key; several while one takes another's place."""
+    admin: bool = False
+    requests_per_minute: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    concurrency: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    models: frozenset[str] | None = None
+
+    @property
+    def digests(self) -> list[str]:
+        return [self.sha256] if isinstance(self.sha256, str) else self.sha256
+
+
+class Keys:
+    """All that are valid."""
+
+    def __init__(self, entries: Sequence[Key]) -> None:
+        """Raises ValueError for a name or a digest that is there twice."""
+        self._by_digest: dict[str, Key] = {}
+        self.by_name = {entry.name: entry for entry in entries}
+        if len(self.by_name) < len(entries):
+            raise ValueError("two entries have the same name; one's second key goes into its list sha256: [.., ..].")
+        for entry in entries:
+            for digest in entry.digests:
+                if digest in self._by_digest:
+                    raise ValueError(f"{self._by_digest[digest].name} and {entry.name} have the same key.")
+                self._by_digest[digest] = entry
+
+    def find(self, key: bytes) -> Key | None:
+        """Whose it is. How long the look-up takes tells of digests only, from which no key can be made."""
+        digest = hashlib.sha256(key).hexdigest()
+        entry = self._by_digest.get(digest)
+        known = entry is not None and any(hmac.compare_digest(digest, one) for one in entry.digests)
+        return entry if known else None
+
+
+def read_keys(path: str) -> Keys:
+    """Raises ValueError with a sentence that quotes no value of the file: somebody may have put a key there."""
+    text = read_file("--api-keys", path)
+    try:
+        return Keys(msgspec.convert(yaml.safe_load(text), list[Key]))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"--api-keys: {path} is not valid YAML{line}.") from None
+    except msgspec.ValidationError as error:
+        expected = "is no list of entries as `kv-router keys new NAME` prints them"
+        raise ValueError(f"--api-keys: {path} {expected}: {error}.") from None
+    except ValueError as error:
+        raise ValueError(f"--api-keys: {path}: {error}") from None
+
+
+def new_key() -> tuple[str, str]:
+    """(a key, its digest)"""
+    key = PREFIX + secrets.token_urlsafe(32)
+    return key, hashlib.sha256(key.encode()).hexdigest()

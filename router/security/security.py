@@ -1,0 +1,85 @@
+"""All that the settings say of security, read from its files once, and again when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import aiohttp
+
+from publishers.connect import make_plane
+from publishers.credentials import NatsFiles, client_context, make_session, read_key, warn_of_readable
+from publishers.plane import EventPlane
+from router.http.messages import AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, Passing
+from router.security.guard import Denied, Guard
+from router.security.keys import read_keys
+from router.security.tls import front_context, load_front
+from router.settings import Settings, SettingsError
+
+
+class Security:
+    """Raises SettingsError when made from what cannot be used."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float], denied: Denied) -> None:
+        """`denied` is told why a request was refused."""
+        self._settings = settings
+        try:
+            self._load(settings, clock, denied)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+
+    def _load(self, settings: Settings, clock: Callable[[], float], denied: Denied) -> None:
+        self.guard = _guard(settings, clock, denied)
+        self.front = front_context(settings)
+        self.workers = client_context("--worker", settings.worker_ca, settings.worker_cert, settings.worker_key)
+        key_file = settings.worker_api_key_file
+        self._worker_key = read_key("--worker-api-key-file", key_file) if key_file else None
+        self.passing = self._passing()
+        self.answers_pass = RESPONSE_HEADERS | {name.encode() for name in settings.pass_header}
+        self.make_plane()
+
+    def _passing(self) -> Passing:
+        """A client's own key goes to the workers only where nobody here has asked for it, nor has another for them."""
+        names = REQUEST_HEADERS | {name.encode() for name in self._settings.pass_header}
+        if self._worker_key is not None:
+            return Passing(names, b"authorization: Bearer %s\r\n" % self._worker_key.encode())
+        return Passing(names if self.guard else names | {AUTHORIZATION})
+
+    def make_plane(self) -> EventPlane:
+        """Not yet started."""
+        settings = self._settings
+        files = NatsFiles(
+            settings.nats_creds, settings.nats_nkey_seed, settings.nats_ca, settings.nats_cert, settings.nats_key
+        )
+        return make_plane(settings.event_plane, files)
+
+    def make_session(self) -> aiohttp.ClientSession:
+        """For asking the workers, and what stands beside them."""
+        return make_session((worker.url for worker in self._settings.workers), self._worker_key, self.workers)
+
+    def warn(self) -> None:
+        """Of files that others may read, in the log."""
+        s = self._settings
+        warn_of_readable((s.tls_key, s.worker_key, s.nats_key, s.worker_api_key_file, s.nats_creds, s.nats_nkey_seed))
+
+    def reload(self) -> None:
+        """The keys and the front's certificate as they are now. SettingsError: nothing has changed."""
+        try:
+            keys = read_keys(self._settings.api_keys) if self._settings.api_keys else None
+            if self.front:
+                front_context(self._settings)  # else a pair that does not fit would be half loaded below
+                load_front(self.front, self._settings)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+        if self.guard and keys:
+            self.guard.take(keys)
+
+
+def _guard(settings: Settings, clock: Callable[[], float], denied: Denied) -> Guard | None:
+    if settings.api_keys is None:
+        return None
+    return Guard(read_keys(settings.api_keys), settings.protect_metrics, clock, denied)
+
+
+def check_security(settings: Settings) -> None:
+    """Raises SettingsError."""
+    Security(settings, lambda: 0.0, lambda _: None)

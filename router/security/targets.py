@@ -1,0 +1,28 @@
+"""Paths that the router passes on without knowing them: each in one spelling only, so that nobody behind it can read
+one as another. Pure."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote_to_bytes
+
+from router.http.messages import RequestHead
+from router.openai_errors import BadRequest
+
+METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
+"""TRACE is not among them: it would show the client what its worker was sent, the workers' own key too."""
+_HIDDEN = frozenset((b"", b".", b".."))
+_STRANGE = frozenset(b"\\#?\x7f").union(range(0x20))
+
+
+def check_passed_on(head: RequestHead, own: frozenset[bytes]) -> None:
+    """`own`: the paths that the router reads itself. Raises BadRequest for one of them in disguise, for a path that
+    leads out of /v1 once it is normalised, and for a method that workers have no use for."""
+    if head.method not in METHODS:
+        raise BadRequest(405, "This method is not passed on to workers.")
+    plain = head.path
+    while (less := unquote_to_bytes(plain)) != plain:  # somebody behind may do so more than once
+        plain = less
+    *folders, last = plain.split(b"/")[1:]
+    hidden = not _HIDDEN.isdisjoint(folders) or last in {b".", b".."}
+    if hidden or not _STRANGE.isdisjoint(plain) or plain.rstrip(b"/") in own:
+        raise BadRequest(400, "The path must be written plainly: without '//', '.', '..', '#' and needless '%'.")

@@ -1,0 +1,118 @@
+"""Who may ask, and how the router and its peers prove who they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from router.settings.options import about, read_none
+
+File = Annotated[str, msgspec.Meta(pattern=r"^\S(.*\S)?\Z")]
+
+_OURS = re.compile(
+    "authorization|connection|content-length|expect|host|keep-alive|proxy-.*|te|trailer|transfer-encoding|upgrade"
+    "|x-request-id|x-router-.*"
+)
+"""Headers that the router writes, reads or ends itself: RFC 9110 section 7.6.1, with the customary rest."""
+
+
+def _file(description: str) -> msgspec.Meta:
+    return about("Security", description, "FILE", takes="a file's path, or none", read=read_none)
+
+
+def _read_names(value: object) -> object:
+    """Headers in lower case, from a list or from text with blanks between them."""
+    names = _read_list(value)
+    if not isinstance(names, tuple):
+        return names
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise ValueError(f"{name!r} is no header's name; give one such as x-session-id.")
+        if _OURS.fullmatch(name.lower()):
+            raise ValueError(f"{name} is the router's own affair, and cannot be named.")
+    return tuple(name.lower() for name in names)
+
+
+def _read_folders(value: object) -> object:
+    folders = _read_list(value)
+    for folder in folders if isinstance(folders, tuple) else ():
+        if not isinstance(folder, str) or not folder.startswith("/"):
+            raise ValueError(f"{folder!r} is no absolute path; give one such as /models.")
+    return folders
+
+
+def _read_list(value: object) -> object:
+    if isinstance(value, str):
+        value = value.split()
+    if not isinstance(value, Sequence):
+        return value
+    return () if list(value) == ["none"] else tuple(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Security:
+    api_keys: Annotated[
+        File | None,
+        _file(
+            "YAML list of the keys that clients need, as `kv-router keys new NAME` prints them; without it whoever "
+            "reaches the router may use it. SIGHUP reads it again."
+        ),
+    ] = None
+    protect_metrics: Annotated[
+        bool,
+        about(
+            "Security",
+            "With --api-keys, /metrics and what /ready tells of each worker are for keys with `admin: true` only.",
+        ),
+    ] = True
+    tls_cert: Annotated[
+        File | None, _file("The certificate with its chain (PEM) to serve HTTPS with. SIGHUP reads it again.")
+    ] = None
+    tls_key: Annotated[File | None, _file("The private key of --tls-cert (PEM, not encrypted).")] = None
+    tls_client_ca: Annotated[
+        File | None, _file("Serve only clients whose certificate one of these authorities (PEM) has signed.")
+    ] = None
+    worker_ca: Annotated[
+        File | None,
+        _file("The authorities (PEM) that sign the certificates of https:// workers, in place of the system's."),
+    ] = None
+    worker_cert: Annotated[File | None, _file("The certificate (PEM) that https:// workers are shown.")] = None
+    worker_key: Annotated[File | None, _file("The private key of --worker-cert (PEM, not encrypted).")] = None
+    worker_api_key_file: Annotated[
+        File | None,
+        _file("Holds the key that the engines want; clients' own are then not passed on."),
+    ] = None
+    nats_creds: Annotated[File | None, _file("Credentials for NATS (.creds: a JWT and its nkey).")] = None
+    nats_nkey_seed: Annotated[File | None, _file("Holds the nkey seed for NATS (SU…).")] = None
+    nats_ca: Annotated[
+        File | None,
+        _file("The authorities (PEM) that sign the certificate of a tls:// NATS server, in place of the system's."),
+    ] = None
+    nats_cert: Annotated[File | None, _file("The certificate (PEM) that a tls:// NATS server is shown.")] = None
+    nats_key: Annotated[File | None, _file("The private key of --nats-cert (PEM, not encrypted).")] = None
+    pass_header: Annotated[
+        tuple[str, ...],
+        about(
+            "Security",
+            "A header that also passes between clients and workers, both ways; repeat the flag for each "
+            "(ROUTER_PASS_HEADER separates them by white space, YAML takes a list).",
+            "NAME",
+            takes="a header's name such as x-session-id",
+            read=_read_names,
+        ),
+    ] = ()
+    model_folder: Annotated[
+        tuple[str, ...],
+        about(
+            "Security",
+            "Where the folders that an engine names may lie for the router to read a tokenizer there; repeat the flag "
+            "for each; anywhere without it.",
+            "FOLDER",
+            takes="an absolute path such as /models",
+            read=_read_folders,
+        ),
+    ] = ()

@@ -1,0 +1,116 @@
+"""Keys and certificates from files: what cannot be used is told in one sentence, and nothing of it is quoted."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+import aiohttp
+import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from publishers.credentials import client_context, make_session, read_key, warn_of_readable
+from tests.certificates import Authority
+from tests.fakes.http_engine import HttpEngine, running
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def test_nothing_named_is_nothing_made() -> None:
+    assert client_context("--worker", None, None, None) is None
+
+
+def test_what_is_named_is_trusted_alone_and_shown(ca: Authority) -> None:
+    pair = ca.pair("h")
+    context = client_context("--worker", ca.file, *pair)
+    assert context
+    assert len(context.get_ca_certs()) == 1
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_files_that_cannot_be_used_are_told_with_their_flag(ca: Authority, tmp_path: Path) -> None:
+    one, other = ca.pair("h", "one"), ca.pair("h", "other")
+    text = tmp_path / "text"
+    text.write_text("SECRET")
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    encrypted = tmp_path / "encrypted"
+    key = load_pem_private_key(Path(one.key).read_bytes(), None)
+    encrypted.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"password")))
+    nowhere = str(tmp_path / "nowhere")
+    cases = [
+        ((nowhere, None, None), "--x-ca: .*nowhere cannot be read: No such file"),
+        ((str(tmp_path), None, None), "--x-ca: .* cannot be read: Is a directory"),
+        ((str(text), None, None), "--x-ca: .*text holds no certificate in PEM form"),
+        ((one.key, None, None), "--x-ca: .* holds no certificate"),
+        ((str(binary), None, None), "--x-ca: .*binary is not a text file"),
+        ((None, one.cert, None), "--x-cert needs --x-key beside it"),
+        ((None, None, one.key), "--x-key needs --x-cert beside it"),
+        ((None, nowhere, one.key), "--x-cert: .*nowhere cannot be read"),
+        ((None, one.cert, nowhere), "--x-key: .*nowhere cannot be read"),
+        ((None, one.cert, other.key), "--x-key: .*other.key is not the key of the certificate in .*one.crt"),
+        ((None, str(text), one.key), "--x-cert and --x-key: .* hold no certificate and its key"),
+        ((None, one.cert, str(text)), "--x-cert and --x-key: .* hold no certificate and its key"),
+        ((None, one.cert, str(encrypted)), "--x-key: .*encrypted is encrypted"),
+    ]
+    for files, says in cases:
+        with pytest.raises(ValueError, match=says) as caught:
+            client_context("--x", *files)
+        assert "SECRET" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "\n", "SECRET two", "SECRET\nsecond", "SECRET\x00", "SÉCRET"])
+def test_a_key_is_one_word(tmp_path: Path, content: str) -> None:
+    """Whatever else is in it would be a header of its own."""
+    file = tmp_path / "key"
+    file.write_text(content)
+    with pytest.raises(ValueError, match="must hold one key") as caught:
+        read_key("--x", str(file))
+    assert "CRET" not in str(caught.value).replace(str(file), "")
+    file.write_text("  SECRET\r\n")
+    assert read_key("--x", str(file)) == "SECRET"
+
+
+def test_a_secret_that_everybody_may_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    closed, opened = tmp_path / "closed", tmp_path / "opened"
+    for file, mode in ((closed, 0o640), (opened, 0o604)):
+        file.write_text("x")
+        file.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        warn_of_readable([str(closed), str(opened), None, str(tmp_path / "nowhere")])
+    assert [record.fields["file"] for record in caplog.records] == [str(opened)]  # type: ignore[attr-defined]
+
+
+async def get(session: aiohttp.ClientSession, url: str) -> None:
+    async with session.get(url) as answer:
+        await answer.read()
+
+
+async def test_a_key_is_shown_to_the_engines_named_and_to_nobody_else() -> None:
+    async with (
+        running(HttpEngine()) as engine,
+        running(HttpEngine()) as stranger,
+        make_session([f"{engine.url}/base"], "SECRET") as session,
+    ):
+        for one in (engine, stranger):
+            await get(session, f"{one.url}/health")
+    assert (engine.authorizations, stranger.authorizations) == (["Bearer SECRET"], [None])
+
+
+async def test_a_redirect_does_not_take_the_key_along() -> None:
+    async with running(HttpEngine()) as stranger, running(HttpEngine()) as engine:
+        engine.answers["/x"] = (302, f"{stranger.url}/health".encode())
+        async with make_session([engine.url], "SECRET") as session:
+            await get(session, f"{engine.url}/x")
+    assert (engine.authorizations, stranger.authorizations) == (["Bearer SECRET"], [None])

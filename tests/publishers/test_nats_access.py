@@ -1,0 +1,147 @@
+"""The event plane before a NATS server that asks who comes, and that is asked who it is."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import publishers.embedded_nats
+from publishers.connect import make_plane
+from publishers.credentials import NatsFiles
+from publishers.embedded_nats import NatsServer, nats_server_binary
+from publishers.nats_plane import NatsPlane
+from tests.certificates import Authority
+from tests.nats_accounts import make_accounts, make_nkey
+
+# nats-py leaves the sockets of attempts that failed to the garbage collector, which is called here.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+@asynccontextmanager
+async def configured(configuration: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NatsServer]:
+    """A real nats-server with a configuration file."""
+    file, start = folder / "nats.conf", folder / "nats-server"
+    file.write_text(configuration)
+    start.write_text(f'#!/bin/sh\nexec {nats_server_binary()} -c {file} "$@"\n')
+    start.chmod(0o755)
+    monkeypatch.setattr(publishers.embedded_nats, "nats_server_binary", lambda: start)
+    server = NatsServer()
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def connects(url: str, files: NatsFiles) -> bool:
+    """Whether the first attempt succeeds, and a message gets through."""
+    plane = make_plane(url, files)
+    assert isinstance(plane, NatsPlane)
+    try:
+        await plane.start()
+        if not plane.connected:
+            return False
+        got = asyncio.Event()
+        await plane.subscribe("x", lambda _: got.set())
+        await plane.publish("x", b"1")
+        async with asyncio.timeout(10):
+            await got.wait()
+        return True
+    finally:
+        await plane.close()
+
+
+@pytest.mark.nats
+async def test_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accounts = make_accounts(random.Random(1))
+    theirs, strangers = tmp_path / "user.creds", tmp_path / "other.creds"
+    theirs.write_text(accounts.creds)
+    strangers.write_text(make_accounts(random.Random(2)).creds)
+    async with configured(accounts.configuration, tmp_path, monkeypatch) as server:
+        assert await connects(server.url, NatsFiles(creds=str(theirs)))
+        assert not await connects(server.url, NatsFiles(creds=str(strangers)))
+        assert not await connects(server.url, NatsFiles())
+
+
+@pytest.mark.nats
+async def test_an_nkey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [make_nkey(random.Random(seed)) for seed in (1, 2)]
+    files = [tmp_path / "one", tmp_path / "two"]
+    for file, key in zip(files, keys, strict=True):
+        file.write_text(key.seed + "\n")
+    users = f"authorization {{ users = [ {{ nkey: {keys[0].public} }} ] }}"
+    async with configured(users, tmp_path, monkeypatch) as server:
+        assert await connects(server.url, NatsFiles(nkey_seed=str(files[0])))
+        assert not await connects(server.url, NatsFiles(nkey_seed=str(files[1])))
+
+
+@pytest.mark.nats
+async def test_tls_with_certificates_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ca, other = Authority(tmp_path), Authority(tmp_path, "other")
+    cert, key = ca.pair("127.0.0.1")
+    client, foreign = ca.pair("client", "client"), other.pair("client", "foreign")
+    tls = f'tls {{ cert_file: "{cert}", key_file: "{key}", ca_file: "{ca.file}", verify: true }}'
+    async with configured(tls, tmp_path, monkeypatch) as server:
+        url = server.url.replace("nats://", "tls://")
+        assert await connects(url, NatsFiles(None, None, ca.file, *client))
+        assert not await connects(url, NatsFiles(None, None, other.file, *client))  # not the server that was meant
+        assert not await connects(url, NatsFiles(None, None, ca.file, *foreign))
+        assert not await connects(url, NatsFiles(None, None, ca.file))
+
+
+async def test_what_is_to_be_encrypted_is_never_sent_in_the_clear() -> None:
+    """A server, or anybody between, that says it has no TLS hears no password."""
+    heard = asyncio.Queue[bytes]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.10.0","max_payload":1000,"headers":true}\r\n')
+        heard.put_nowait(await reader.read())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        plane = make_plane(f"tls://user:SECRET@127.0.0.1:{port}")
+        await plane.start()
+        assert not plane.connected
+        async with asyncio.timeout(10):
+            assert await heard.get() == b""
+        await plane.close()
+
+
+SEED = make_nkey(random.Random(1)).seed
+
+
+@pytest.mark.parametrize(
+    ("url", "content", "flags", "says"),
+    [
+        ("nats://n", "SECRET", ("creds",), "--nats-creds: .*file holds no NATS credentials"),
+        ("nats://n", "SECRET", ("nkey_seed",), "--nats-nkey-seed: .*file holds no nkey seed"),
+        ("nats://n", SEED[:-1], ("nkey_seed",), "--nats-nkey-seed: .*file holds no nkey seed"),
+        ("nats://n", SEED, ("creds", "nkey_seed"), "two ways to say the same"),
+        ("nats://n,tls://n", "ca", ("ca",), "are for tls://, as nats:// may stay in the clear"),
+        ("local", SEED, ("nkey_seed",), r"are for nats://HOST:PORT or tls://HOST:PORT"),
+        ("nats+embedded://", SEED, ("nkey_seed",), "are for nats://"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path: Path, url: str, content: str, flags: tuple[str, ...], says: str) -> None:
+    file = tmp_path / "file"
+    file.write_text(content)
+    if content == "ca":
+        file = Path(Authority(tmp_path).file)
+    with pytest.raises(ValueError, match=says) as caught:
+        make_plane(url, NatsFiles(**dict.fromkeys(flags, str(file))))
+    assert "SECRET" not in str(caught.value)
+    assert SEED[:-1] not in str(caught.value)

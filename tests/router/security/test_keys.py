@@ -1,0 +1,132 @@
+"""The file of keys, and the command that makes one."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from router.__main__ import main
+from router.security.keys import Key, Keys, read_keys
+
+A, B = "a" * 64, "b" * 64
+
+
+def entry(name: str = "one", sha256: str | list[str] = A) -> Key:
+    return Key(name, sha256)
+
+
+def test_a_new_key_is_shown_once_and_its_entry_is_what_the_file_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["keys", "new", "team-a", "--admin"]) == 0
+    out, err = capsys.readouterr()
+    key = out.removesuffix("\n")
+    assert key.startswith("kvr-")
+    assert len(key) >= 47  # 32 bytes in base64
+    assert key not in err
+    file = tmp_path / "keys.yaml"
+    file.write_text(err)
+    found = read_keys(str(file)).find(key.encode())
+    assert found
+    assert (found.name, found.admin) == ("team-a", True)
+
+
+def test_no_two_keys_are_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(3):
+        main(["keys", "new", "x"])
+    keys = capsys.readouterr().out.split()
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize("name", ["", "two words", "-x", "a/b", "x" * 65, "a\nadmin: true"])
+def test_a_name_that_cannot_be_one(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "new", "--", name]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_only_the_whole_key_finds_its_entry() -> None:
+    one = entry(sha256=hashlib.sha256(b"secret").hexdigest())
+    keys = Keys([one])
+    assert keys.find(b"secret") is one
+    for wrong in (b"", b"secre", b"secret ", b"Secret", one.digests[0].encode(), bytes.fromhex(one.digests[0])):
+        assert keys.find(wrong) is None
+
+
+def test_while_one_key_takes_anothers_place_both_are_valid() -> None:
+    digests = [hashlib.sha256(key).hexdigest() for key in (b"old", b"new")]
+    keys = Keys([entry(sha256=digests)])
+    assert keys.find(b"old") is keys.find(b"new") is not None
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ([entry("one", A), entry("one", B)], "the same name"),
+        ([entry("one", A), entry("two", [B, A])], "one and two have the same key"),
+    ],
+)
+def test_entries_that_cannot_stand_together(entries: list[Key], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Keys(entries)
+
+
+GOOD = {"name": "one", "sha256": A}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        [],
+        "kvr-SECRET",
+        GOOD,
+        ["kvr-SECRET"],
+        [{"name": "one"}],
+        [GOOD | {"sha256": "kvr-SECRET"}],
+        [GOOD | {"sha256": []}],
+        [GOOD | {"name": "two words"}],
+        [GOOD | {"admin": "yes please"}],
+        [GOOD | {"requests_per_minute": 0}],
+        [GOOD | {"concurrency": 0}],
+        [GOOD | {"concurrency": 1.5}],
+        [GOOD | {"models": "m"}],
+        [GOOD | {"key": "kvr-SECRET"}],
+        [GOOD, GOOD],
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_and_not_quoted(tmp_path: Path, content: object) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(yaml.safe_dump(content))
+    if content == []:
+        assert read_keys(str(file)).by_name == {}  # nobody may come in, which may be meant
+        return
+    with pytest.raises(ValueError, match="--api-keys: ") as caught:
+        read_keys(str(file))
+    assert str(file) in str(caught.value)
+    assert "SECRET" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_yaml_or_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text('- name: "SECRET\n- x')
+    with pytest.raises(ValueError, match=r"is not valid YAML, line \d+\.$"):
+        read_keys(str(file))
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="is not a text file"):
+        read_keys(str(file))
+    with pytest.raises(ValueError, match=r"--api-keys: .* cannot be read: No such file"):
+        read_keys(str(tmp_path / "nowhere"))
+
+
+def test_what_an_entry_may_say(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    limits = {"requests_per_minute": 0.5, "concurrency": 2, "models": ["m", "n"], "admin": True}
+    file.write_text(yaml.safe_dump([GOOD | limits]))
+    found = read_keys(str(file)).by_name["one"]
+    assert found == msgspec.convert(GOOD | limits, Key)
+    assert (found.requests_per_minute, found.concurrency, found.models) == (0.5, 2, frozenset("mn"))

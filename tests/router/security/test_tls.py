@@ -1,0 +1,216 @@
+"""TLS at the front and towards workers, and what is refused at the start."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+
+from router.app import run
+from router.security.security import check_security
+from router.settings import Settings, SettingsError
+from router.worker_spec import parse_worker
+from tests.certificates import Authority, Pair
+from tests.fakes.http_engine import HttpEngine, models
+from tests.fakes.http_engine import running as engine_running
+from tests.fakes.raw_client import get, post
+from tests.fakes.scripted_worker import ScriptedWorker, events
+from tests.router.proxy.running import RunningRouter, running
+
+BODY = {"prompt": "x"}
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def pair(ca: Authority) -> Pair:
+    return ca.pair("127.0.0.1")
+
+
+class Plain(NamedTuple):
+    """What a client sees that only connects and asks for /health."""
+
+    serial: object
+    """The certificate's number."""
+    status: bytes
+
+
+async def plain(router: RunningRouter, context: ssl.SSLContext) -> Plain:
+    return await asyncio.to_thread(_plain, router.port, context)
+
+
+def _plain(port: int, context: ssl.SSLContext) -> Plain:
+    with (
+        socket.create_connection(("127.0.0.1", port), 10) as sock,
+        context.wrap_socket(sock, server_hostname="127.0.0.1") as secure,
+    ):
+        serial = (secure.getpeercert() or {})["serialNumber"]
+        secure.sendall(get("/health"))
+        status = secure.recv(15)
+        if not status:
+            raise ConnectionError("closed without an answer")
+        return Plain(serial, status)
+
+
+@asynccontextmanager
+async def client_of(router: RunningRouter, context: ssl.SSLContext) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(
+        f"https://127.0.0.1:{router.port}",
+        connector=aiohttp.TCPConnector(ssl=context),
+        timeout=aiohttp.ClientTimeout(20),
+    ) as session:
+        yield session
+
+
+async def test_the_front_speaks_tls_and_nothing_else(
+    a: ScriptedWorker, ca: Authority, pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a.then(events(b"one", b"two"))
+    async with running(a, tls_cert=pair.cert, tls_key=pair.key) as router:
+        assert f"Listening on https://127.0.0.1:{router.port}\n" in capsys.readouterr().out
+        async with client_of(router, ca.client()) as client:
+            async with client.post("/v1/completions", json={**BODY, "stream": True}) as answer:
+                assert (await answer.read()) == b"data: one\n\ndata: two\n\n"
+            for size in (10, 300_000):
+                async with client.post("/v1/completions", json={"prompt": "x" * size}) as answer:
+                    assert (answer.status, await answer.json()) == (200, {"ok": True})
+            async with client.post("/v1/completions", data=b"no JSON") as answer:
+                assert answer.status == 400
+        async with router.client() as unencrypted:
+            unencrypted.send(get("/health"))
+            assert b"200 OK" not in await unencrypted.rest()
+
+
+async def test_a_request_that_is_refused_unread_gets_its_answer_over_tls(
+    a: ScriptedWorker, ca: Authority, pair: Pair
+) -> None:
+    async with (
+        running(a, tls_cert=pair.cert, tls_key=pair.key, max_body_size=10) as router,
+        client_of(router, ca.client()) as client,
+        client.post("/v1/completions", json=BODY) as answer,
+    ):
+        assert answer.status == 413
+
+
+async def test_old_versions_of_tls_are_refused(a: ScriptedWorker, ca: Authority, pair: Pair) -> None:
+    old = ca.client()
+    with pytest.warns(DeprecationWarning, match="TLSv1"):
+        old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    async with running(a, tls_cert=pair.cert, tls_key=pair.key) as router:
+        with pytest.raises(ssl.SSLError):
+            await plain(router, old)
+
+
+async def test_only_clients_with_a_certificate_of_the_authority_come_in(
+    a: ScriptedWorker, ca: Authority, pair: Pair, tmp_path: Path
+) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    theirs, foreign = ca.pair("client", "client"), stranger.pair("client", "foreign")
+    async with running(a, tls_cert=pair.cert, tls_key=pair.key, tls_client_ca=ca.file) as router:
+        async with client_of(router, ca.client(theirs)) as client, client.post("/v1/completions", json=BODY) as answer:
+            assert answer.status == 200
+        for context in (ca.client(), ca.client(foreign)):
+            with pytest.raises(OSError):
+                await plain(router, context)
+
+
+async def test_a_hangup_reads_the_certificate_again(a: ScriptedWorker, ca: Authority, pair: Pair) -> None:
+    async with running(a, tls_cert=pair.cert, tls_key=pair.key) as router:
+        first = await plain(router, ca.client())
+        ca.pair("127.0.0.1")  # in the same files
+        router.app.on_hangup(lambda: router.app._settings)
+        second = await plain(router, ca.client())
+        assert first.serial != second.serial
+        shutil.copy(ca.pair("h", "other").key, pair.key)  # not the certificate's: all stays as it was
+        router.app.on_hangup(lambda: router.app._settings)
+        assert await plain(router, ca.client()) == second
+
+
+# -- workers
+
+
+@asynccontextmanager
+async def secure_engine(tls: ssl.SSLContext) -> AsyncIterator[HttpEngine]:
+    answers = {"/v1/models": models("m"), "/version": (200, b'{"version":"0.32.0"}')}
+    async with engine_running(HttpEngine({**answers, "/v1/completions": (200, b'{"ok":true}')}, tls)) as engine:
+        yield engine
+
+
+class Behind(ScriptedWorker):
+    """Stands for an engine that is another fake."""
+
+    def __init__(self, engine: HttpEngine) -> None:
+        super().__init__()
+        self._engine = engine
+
+    @property
+    def url(self) -> str:
+        return self._engine.url
+
+
+async def status_through(engine: HttpEngine, **settings: Any) -> int:
+    """Of a request through a router with that worker."""
+    async with running(Behind(engine), router_mode="kv", **settings) as router, router.client() as client:
+        return (await client.ask(post())).status
+
+
+async def test_workers_are_asked_over_tls_by_both_ways_that_lead_there(
+    ca: Authority, pair: Pair, tmp_path: Path
+) -> None:
+    """The pool's connections and the session that asks for health: both show a certificate, and check the other's."""
+    shown = ca.pair("router", "router")
+    other = Authority(tmp_path, "other")
+    async with secure_engine(ca.server(pair, clients=ca)) as engine:
+        secure = {"worker_ca": ca.file, "worker_cert": shown.cert, "worker_key": shown.key}
+        assert await status_through(engine, **secure) == 200
+        assert {path for path, _ in engine.asked} >= {"/health", "/v1/models", "/v1/completions"}
+        asked = len(engine.asked)
+        for wrong in ({**secure, "worker_ca": other.file}, {"worker_ca": ca.file}, {}):
+            assert await status_through(engine, **wrong) == 503
+        assert len(engine.asked) == asked
+
+
+# -- at the start
+
+
+def settings(**fields: Any) -> Settings:
+    return Settings(workers=(parse_worker("http://a:1"),), **fields)
+
+
+def test_a_pair_that_does_not_belong_together_is_told_at_the_start(
+    ca: Authority, pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = ca.pair("h", "other")
+    assert run(settings(tls_cert=pair.cert, tls_key=other.key)) == 2
+    said = capsys.readouterr().err
+    assert said == f"kv-router: --tls-key: {other.key} is not the key of the certificate in {pair.cert}.\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tls_client_ca": "/nowhere"}, "--tls-client-ca needs --tls-cert and --tls-key"),
+        ({"tls_cert": "/nowhere"}, "--tls-cert needs --tls-key"),
+        ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, "--tls-cert: /nowhere cannot be read"),
+        ({"worker_ca": "/nowhere"}, "--worker-ca: /nowhere cannot be read"),
+        ({"worker_api_key_file": "/nowhere"}, "--worker-api-key-file: /nowhere cannot be read"),
+        ({"api_keys": "/nowhere"}, "--api-keys: /nowhere cannot be read"),
+        ({"nats_creds": "/nowhere", "event_plane": "nats://n"}, "--nats-creds: /nowhere cannot be read"),
+        ({"nats_ca": "/nowhere", "event_plane": "tls://n"}, "--nats-ca: /nowhere cannot be read"),
+        ({"nats_creds": "/nowhere"}, "are for nats://"),
+    ],
+)
+def test_files_that_are_not_there(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        check_security(settings(**fields))
