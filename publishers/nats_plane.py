@@ -36,6 +36,8 @@ CLOSE_TIMEOUT = 2.0
 ROUND_TRIP_TIMEOUT = 2.0
 
 _NO_RESPONDERS = "503"
+_BROKEN = (OSError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
+"""What becomes of it is told when nats-py says that it is disconnected."""
 _OnMsg = Callable[[Msg], Awaitable[None]]
 
 
@@ -220,6 +222,8 @@ class NatsPlane:
             if not self._slow:
                 self._slow = True
                 log_event(logger, logging.WARNING, "Messages came too fast; some are lost", subject=error.subject)
+        elif isinstance(error, _BROKEN):
+            log_event(logger, logging.DEBUG, "The connection to NATS broke", server=self._name, error=error)
         elif self.connected:
             # Also where nats-py reports what a subscriber raised.
             logger.error("An error of NATS or of a subscriber", exc_info=error)

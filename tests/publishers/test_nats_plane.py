@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 
+import nats.errors
 import pytest
 
 from publishers.embedded_nats import NatsServer
@@ -143,6 +144,17 @@ async def test_it_comes_back_when_nats_py_has_given_up(nats_server: NatsServer) 
     await plane.publish("events", b"x")
     await received.reached(1)
     await plane.close()
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("lost"), nats.errors.UnexpectedEOF(), RuntimeError("theirs")])
+async def test_only_what_nobody_expects_is_an_error(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    plane = NatsPlane([nats_server.url])
+    await plane.start()
+    await plane._on_error(error)
+    await plane.close()
+    assert bool([record for record in caplog.records if record.exc_info]) == isinstance(error, RuntimeError)
 
 
 async def test_credentials_stay_out_of_what_is_shown() -> None:
