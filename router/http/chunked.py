@@ -122,14 +122,20 @@ def _end_of_chunk(data: bytes, start: int, size: int) -> int:
     return end if length >= _PLAIN and end <= size else 0
 
 
-def decode_chunks(data: bytes) -> bytes:
-    """The content of a whole chunked body, for receivers that know no chunks (HTTP/1.0)."""
+def split_chunks(data: bytes) -> tuple[bytes, bytes]:
+    """The content of whole chunks, and the last chunk with what follows it, if it is there."""
     content: list[bytes] = []
     position = 0
-    while True:
+    while position < len(data):
         end = data.index(b"\n", position)
         length = int(data[position:end].partition(b";")[0], 16)
         if not length:
-            return b"".join(content)
+            break
         content.append(data[end + 1 : end + 1 + length])
         position = end + 1 + length + 2
+    return b"".join(content), data[position:]
+
+
+def decode_chunks(data: bytes) -> bytes:
+    """The content of a whole chunked body, for receivers that know no chunks (HTTP/1.0)."""
+    return split_chunks(data)[0]

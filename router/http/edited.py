@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.http.chunked import decode_chunks
+from router.http.chunked import decode_chunks, split_chunks
 from router.http.relay import Events, chunk
 from router.http.upstream import Head
 
@@ -31,16 +31,8 @@ class EditedEvents(Events):
 
     def _edited(self, chunks: bytes) -> bytes:
         """Chunks as they came; joined to one where there is something to edit. What ends the body stays."""
-        position, content = 0, []
-        while position < len(chunks):
-            end = chunks.index(b"\n", position)
-            length = int(chunks[position:end].partition(b";")[0], 16)
-            if not length:
-                break
-            content.append(chunks[end + 1 : end + 1 + length])
-            position = end + 1 + length + 2
-        joined = b"".join(content)
-        return chunk(self._edit(joined)) + chunks[position:] if self._word in joined else chunks
+        joined, last = split_chunks(chunks)
+        return chunk(self._edit(joined)) + last if self._word in joined else chunks
 
 
 class EditedBody:

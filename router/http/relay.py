@@ -11,8 +11,6 @@ from typing import Protocol
 from router.http.chunked import decode_chunks
 from router.http.upstream import Head
 
-_HELD_LIMIT = 64 * 1024
-"""Bytes of an event held back until it is whole; a longer one is passed on in pieces."""
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
@@ -71,6 +69,8 @@ class Events:
 
     framing = b"transfer-encoding: chunked\r\n"
     until_close = False
+    held_limit = 64 * 1024
+    """Bytes of an event held back until it is whole; a longer one is passed on in pieces."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -84,7 +84,7 @@ class Events:
         data, boundary = self._held + data, boundary and boundary + len(self._held)
         if boundary:
             self._in_pieces = False
-        elif len(data) > _HELD_LIMIT:
+        elif len(data) > self.held_limit:
             self._in_pieces, boundary = True, len(data)
         self._held = data[boundary:]
         return data[:boundary]

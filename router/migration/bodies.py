@@ -1,0 +1,45 @@
+"""What workers are asked: the client's request with the tokens to be told, and its continuation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engines.disaggregation.legs import Body, raw, value_of, write_body
+from router.inference import Endpoint
+from router.migration.refusal import CARRIED
+
+COMPLETION_TOKENS = 16
+"""How long a completion is that states nothing (OpenAI's default, and vLLM's)."""
+_TOLD = {"return_token_ids": raw(True)}
+
+
+def wants_ids(body: Body) -> bool:
+    """The client is to see the tokens."""
+    return value_of(body, "return_token_ids") is True
+
+
+def with_ids(body: Body) -> bytes:
+    return write_body({**body, **_TOLD})
+
+
+def tokens_left(body: Body, endpoint: Endpoint, prompt: int, output: int, max_model_len: int | None) -> int | None:
+    """How many may follow `prompt` and `output` tokens; None: nobody knows."""
+    stated = value_of(body, "max_tokens")
+    if endpoint == "completions":
+        return (COMPLETION_TOKENS if stated is None else stated) - output
+    preferred = value_of(body, "max_completion_tokens")
+    stated = stated if preferred is None else preferred
+    if stated is None:
+        return None if max_model_len is None else max_model_len - prompt - output
+    return int(stated) - output
+
+
+def continuation(body: Body, prompt: Iterable[int], output: Iterable[int], left: int) -> bytes:
+    """Of either endpoint, for /v1/completions."""
+    output = list(output)
+    asked = {name: value for name, value in body.items() if name in CARRIED}
+    asked |= {"prompt": raw([*prompt, *output]), "max_tokens": raw(left), **_TOLD}
+    least = value_of(body, "min_tokens")
+    if least:
+        asked["min_tokens"] = raw(max(0, least - len(output)))
+    return write_body(asked)

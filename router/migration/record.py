@@ -1,0 +1,207 @@
+"""What a client was sent of a stream, in tokens, so that another worker can go on exactly there.
+
+Engines hold text back while it ends in the middle of a character: a token whose event has no text is not the client's
+yet (and behind half a character vLLM would begin with the whole prompt's text). Such events wait here for the text, and
+are forgotten when the stream breaks. Of several tokens in one event any but the first may be held back so; there only
+a tokenizer can tell.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from router.migration.chunk import (
+    ABSENT,
+    DATA,
+    Choice,
+    Chunk,
+    decode_chunk,
+    decode_error,
+    decode_fields,
+    is_data,
+    without_ids,
+    write_event,
+)
+from router.migration.rewriting import NAMES, Fields, Rewriting
+
+MOST_HELD = 64
+"""Events that wait for text: a character has at most four bytes, special tokens have none."""
+_SERVER_ERROR = 500
+_decode_ids = msgspec.json.Decoder(list[int]).decode
+
+Ends = Callable[[Sequence[int]], bool]
+"""Whether tokens end with a whole character."""
+
+
+class Record:
+    """Of one stream with one choice, over all workers that it comes from."""
+
+    def __init__(self, chat: bool, shows_ids: bool) -> None:
+        """`shows_ids`: the client has asked for the tokens itself."""
+        self._chat = chat
+        self._shows_ids = shows_ids
+        self.prompt: array[int] | None = None
+        """As the engine tokenised it; None before it was told."""
+        self.output: array[int] = array("I")
+        """Tokens whose text was sent."""
+        self.failure: str | None = None
+        """What the worker said of its own breakdown; the rest of its stream is not wanted."""
+        self._trouble: str | None = None
+        self._names: Fields = {}
+        self._rewriting: Rewriting | None = None
+        self._held: list[bytes] = []
+        self._held_ids: array[int] = array("I")
+        self._loose = 0
+        self._finished = self._counted = self._done = False
+
+    def feed(self, event: bytes) -> bytes:
+        """What to send for one whole event."""
+        if self.failure is not None:
+            return b""
+        if self._rewriting:
+            event = self._rewritten(self._rewriting, event)
+        if not is_data(event):
+            self._done |= event.startswith(b"data: [DONE]")
+            return self._release() + event
+        return without_ids(event) if self._trouble else self._note(event)
+
+    @staticmethod
+    def _rewritten(rewriting: Rewriting, event: bytes) -> bytes:
+        try:
+            return rewriting.event(event)
+        except msgspec.MsgspecError:  # it is none that an engine sends
+            return event
+
+    def lose(self) -> None:
+        """A part of the stream went past it."""
+        self._trouble = "an event of it was too long"
+
+    def _note(self, event: bytes) -> bytes:
+        try:
+            chunk = decode_chunk(event[len(DATA) :])
+        except msgspec.MsgspecError:
+            return self._give_up("the engine reads tools or reasoning out of the answer", event)
+        if chunk.error is not ABSENT or chunk.object == "error":
+            return self._fail(chunk, event)
+        if not self._names:
+            fields = decode_fields(event[len(DATA) :])
+            self._names = {name: fields[name] for name in NAMES if name in fields}
+        if len(chunk.choices) != 1:
+            self._counted |= chunk.usage is not ABSENT
+            return self._release() + event
+        return self._take(chunk, chunk.choices[0], event)
+
+    def _take(self, chunk: Chunk, choice: Choice, event: bytes) -> bytes:
+        self._take_prompt(chunk, choice)
+        ids, text, finished = choice.token_ids, choice.text, choice.finish_reason is not None
+        if choice.delta is not None:
+            text = choice.delta.content or ""
+            if choice.delta == _NOTHING and not finished:
+                return self._give_up("the engine reads tools or reasoning out of the answer", event)
+        if choice.finish_reason == "abort":
+            self.failure = "aborted the request"
+            return b""
+        self._finished |= finished
+        if text and (not ids or self.prompt is None):
+            return self._give_up("the engine does not tell its tokens", event)
+        if ids and not text and not finished:
+            return self._hold(ids, event)
+        if ids:
+            self.output += self._held_ids
+            self.output.extend(ids)
+            self._loose = len(ids) - 1
+        return self._release() + self._shown(event)
+
+    def _take_prompt(self, chunk: Chunk, choice: Choice) -> None:
+        for told in (choice.prompt_token_ids, chunk.prompt_token_ids):
+            if self.prompt is None and told is not ABSENT and told != _NULL:
+                self.prompt = array("I", _decode_ids(told))
+
+    def _shown(self, event: bytes) -> bytes:
+        return event if self._shows_ids else without_ids(event)
+
+    def _hold(self, ids: list[int], event: bytes) -> bytes:
+        self._held.append(self._shown(event))
+        self._held_ids.extend(ids)
+        if len(self._held) > MOST_HELD:
+            return self._give_up("its latest tokens have no text", b"")
+        return b""
+
+    def _release(self) -> bytes:
+        """What waited for text."""
+        if not self._held:
+            return b""
+        held = b"".join(self._held)
+        self._forget()
+        return held
+
+    def _forget(self) -> None:
+        self._held.clear()
+        del self._held_ids[:]
+
+    def _give_up(self, trouble: str, event: bytes) -> bytes:
+        self._trouble = trouble
+        return self._release() + self._shown(event)
+
+    def _fail(self, chunk: Chunk, event: bytes) -> bytes:
+        error = _error(chunk, event)
+        if self._finished or (isinstance(error.code, int) and error.code < _SERVER_ERROR):
+            return self._release() + event
+        self.failure = f"says: {error.message}"
+        return b""
+
+    # -- when the worker has broken off
+
+    def ending(self, with_usage: bool) -> bytes | None:
+        """What is missing of a stream that has all its tokens; None while tokens are."""
+        if not self._finished:
+            return None
+        if self._done:
+            return b""
+        return b"".join(self._last_events(with_usage))
+
+    def _last_events(self, with_usage: bool) -> Iterator[bytes]:
+        if with_usage and not self._counted and self.prompt is not None:
+            whole = Rewriting({}, self._chat, len(self.prompt), len(self.output))
+            yield write_event({**self._names, "choices": [], "usage": whole.usage({})})
+        yield b"data: [DONE]\n\n"
+
+    def cut(self, ends: Ends | None) -> str | None:
+        """Forget what was not sent. Returns why the stream cannot go on, None if it can: from `output`, or anew where
+        that is empty. `ends` None: no tokenizer is at hand."""
+        self._forget()
+        self.failure = None
+        if not self.output and not self._chat:  # nothing was sent
+            self._names, self.prompt = {}, None
+        if self._trouble is None and self._loose:
+            self._trouble = self._cut_loose(ends)
+        if self._trouble is None:
+            before, prompt = len(self.output), len(self.prompt or ())
+            self._rewriting = Rewriting(self._names, self._chat, prompt, before)
+        return self._trouble
+
+    def _cut_loose(self, ends: Ends | None) -> str | None:
+        """The latest tokens came in one event."""
+        if ends is None:
+            return "its latest tokens came together, and there is no tokenizer to tell where their text ends"
+        spare = next((spare for spare in range(self._loose + 1) if ends(self.output[: len(self.output) - spare])), None)
+        if spare is None or (spare and self._shows_ids):
+            return "its latest tokens end in the middle of a character"
+        del self.output[len(self.output) - spare :]
+        self._loose = 0
+        return None
+
+
+def _error(chunk: Chunk, event: bytes) -> Any:
+    try:
+        return decode_error(event[len(DATA) :] if chunk.error is ABSENT else chunk.error)
+    except msgspec.MsgspecError:
+        return decode_error(b"{}")
+
+
+_NULL = msgspec.Raw(b"null")
+_NOTHING = decode_chunk(b'{"choices":[{"delta":{}}]}').choices[0].delta

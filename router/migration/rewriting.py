@@ -1,0 +1,69 @@
+"""Another worker's events as the same stream's: its name and form, one usage, no second beginning."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from router.migration.chunk import DATA, decode_choices, decode_fields, encode, is_data, write_event
+
+Fields = dict[str, msgspec.Raw]
+NAMES = ("id", "object", "created", "model")
+"""Fields that are the same in all events of a stream."""
+_NULL = msgspec.Raw(b"null")
+_ZERO = msgspec.Raw(b"0")
+_ROLE = re.compile(rb'"role":')
+_decode_usage = msgspec.json.Decoder(dict[str, int | dict[str, int | None] | None]).decode
+
+
+class Rewriting:
+    """`names`: these fields as the stream began; empty where nothing was sent yet. `prompt_tokens` and `before`: of
+    what the client asked, and of what it has got from others."""
+
+    def __init__(self, names: Fields, chat: bool, prompt_tokens: int, before: int) -> None:
+        self._names = names
+        self._chat = chat
+        self._prompt_tokens = prompt_tokens
+        self._before = before
+
+    def event(self, event: bytes) -> bytes:
+        """Empty for what the client has already."""
+        if not self._names or not is_data(event):
+            return event
+        fields = decode_fields(event[len(DATA) :])
+        if "choices" not in fields:  # an error
+            return event
+        if self._chat and _ROLE.search(fields["choices"]):
+            return b""
+        fields |= self._names | {"choices": self._choices(fields["choices"])}
+        if "prompt_token_ids" in fields:
+            fields["prompt_token_ids"] = _NULL
+        if fields.get("usage", _NULL) != _NULL:
+            fields["usage"] = msgspec.Raw(encode(self.usage(_decode_usage(fields["usage"]))))
+        return write_event(fields)
+
+    def _choices(self, choices: msgspec.Raw) -> msgspec.Raw:
+        return msgspec.Raw(encode([self._choice(choice) for choice in decode_choices(choices)]))
+
+    def _choice(self, choice: Fields) -> Fields:
+        if not self._chat or "text" not in choice:
+            return choice | {name: _NULL for name in ("prompt_token_ids",) if name in choice}
+        made = {"index": choice.get("index", _ZERO), "delta": msgspec.Raw(b'{"content":%b}' % choice["text"])}
+        made |= {name: choice.get(name, _NULL) for name in ("logprobs", "finish_reason")}
+        if made["finish_reason"] != _NULL:
+            made["stop_reason"] = choice.get("stop_reason", _NULL)
+        return made | {"token_ids": choice.get("token_ids", _NULL)}
+
+    def usage(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Of the whole stream. What was cached was so at the last worker, up to the client's own prompt."""
+        completion = self._before + (told.get("completion_tokens") or 0)
+        details = told.get("prompt_tokens_details")
+        if details and details.get("cached_tokens"):
+            details["cached_tokens"] = min(details["cached_tokens"], self._prompt_tokens)
+        return told | {
+            "prompt_tokens": self._prompt_tokens,
+            "total_tokens": self._prompt_tokens + completion,
+            "completion_tokens": completion,
+        }

@@ -1,0 +1,153 @@
+"""What a stream's record makes of single events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from router.migration.record import MOST_HELD, Record
+from tests.router.migration.engine import ends_whole
+
+NAMES = {"id": "a", "object": "text_completion", "created": 1, "model": "m"}
+DONE = b"data: [DONE]\n\n"
+
+
+def event(**fields: Any) -> bytes:
+    return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
+
+
+def told(text: str, ids: list[int] | None, prompt: list[int] | None = None, reason: str | None = None) -> bytes:
+    choice = {"index": 0, "text": text, "finish_reason": reason, "prompt_token_ids": prompt, "token_ids": ids}
+    return event(**NAMES, choices=[choice])
+
+
+def chat(delta: dict[str, Any], ids: list[int] | None = None, **more: Any) -> bytes:
+    return event(**NAMES, choices=[{"index": 0, "delta": delta, "finish_reason": None, "token_ids": ids}], **more)
+
+
+ROLE = chat({"role": "assistant", "content": ""}, prompt_token_ids=[1, 2])
+FAILED = event(error={"message": "EngineCore died.", "type": "InternalServerError", "code": 500})
+
+
+def opened(as_chat: bool = False) -> Record:
+    record = Record(as_chat, shows_ids=False)
+    record.feed(ROLE if as_chat else told("a", [5], [1, 2]))
+    return record
+
+
+@pytest.mark.parametrize(
+    ("as_chat", "events", "why"),
+    [
+        (True, [chat({"reasoning": "hm"}, [5])], "reasoning"),
+        (True, [chat({"content": "a", "reasoning_content": None}, [5])], "reasoning"),
+        (True, [chat({"tool_calls": []}, [5])], "reasoning"),
+        (True, [chat({}, [5])], "reasoning"),
+        (True, [chat({"content": "a"}, None)], "does not tell"),
+        (False, [told("b", None)], "does not tell"),
+        (False, [told("b", [])], "does not tell"),
+        (False, [b"data: {nothing}\n\n"], "reasoning"),
+        (False, [told("", [7])] * (MOST_HELD + 1), "no text"),
+    ],
+)
+def test_what_cannot_go_on(as_chat: bool, events: list[bytes], why: str) -> None:
+    record = opened(as_chat)
+    for each in events:
+        record.feed(each)
+    assert why in str(record.cut(ends_whole))
+    later = told("later", [9])
+    assert record.feed(later) == told("later", None)
+    assert why in str(record.cut(ends_whole))
+
+
+def test_what_cannot_go_on_reaches_the_client_whole() -> None:
+    record = opened()
+    sent = b"".join(record.feed(told("", [7])) for _ in range(MOST_HELD + 1))
+    assert sent == told("", None) * (MOST_HELD + 1)
+
+
+def test_tokens_without_a_prompt_are_none() -> None:
+    record = Record(chat=False, shows_ids=False)
+    assert record.feed(told("a", [5])) == told("a", None)
+    assert "does not tell" in str(record.cut(ends_whole))
+
+
+@pytest.mark.parametrize("failing", [FAILED, event(object="error", message="gone", code=503)])
+def test_an_engine_that_says_that_it_died_has_broken_off(failing: bytes) -> None:
+    record = opened()
+    assert record.feed(failing) + record.feed(DONE) == b""
+    assert record.failure
+    assert record.cut(ends_whole) is None
+    assert record.failure is None
+
+
+def test_an_error_that_is_the_requests_own_is_the_clients() -> None:
+    failing = event(error={"message": "too long", "code": 400})
+    record = opened()
+    assert record.feed(failing) + record.feed(DONE) == failing + DONE
+    assert record.failure is None
+
+
+def test_an_aborted_request_has_broken_off() -> None:
+    record = opened()
+    assert record.feed(told("", [], reason="abort")) == b""
+    assert record.failure == "aborted the request"
+
+
+def test_words_that_look_like_tokens_stay() -> None:
+    record = opened()
+    text = '"token_ids":[1,2] "role":'
+    assert json.loads(record.feed(told(text, [7]))[6:])["choices"][0]["text"] == text
+
+
+def test_several_tokens_at_once_want_a_tokenizer() -> None:
+    record = opened()
+    record.feed(told("a", [0, 1]))
+    assert "no tokenizer" in str(record.cut(None))
+    record = opened()
+    record.feed(told("a", [0, 1]))
+    record.feed(told("b", [1]))  # which tells that all before it have their text
+    assert record.cut(None) is None
+
+
+def test_the_beginning_of_a_character_is_made_again() -> None:
+    record = opened()
+    record.feed(told("a", [0, 11, 12]))
+    assert record.cut(ends_whole) is None
+    assert list(record.output) == [5, 0]
+
+
+def test_a_client_that_has_seen_the_beginning_of_a_character_cannot_get_it_again() -> None:
+    record = Record(chat=False, shows_ids=True)
+    record.feed(told("a", [0, 11], [1, 2]))
+    assert "in the middle of a character" in str(record.cut(ends_whole))
+
+
+@pytest.mark.parametrize(
+    ("last", "with_usage", "events"),
+    [
+        ([], False, 1),
+        ([], True, 2),
+        ([event(**NAMES, choices=[], usage={"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4})], True, 1),
+        ([DONE], False, 0),
+    ],
+)
+def test_the_end_of_a_stream_whose_tokens_are_all_there(last: list[bytes], with_usage: bool, events: int) -> None:
+    record = opened()
+    assert record.ending(with_usage) is None
+    for each in (told("b", [6], reason="stop"), *last):
+        record.feed(each)
+    end = record.ending(with_usage)
+    assert end is not None
+    assert end.count(b"\n\n") == events
+    if events == 2:
+        usage = json.loads(end.split(b"\n\n")[0][6:])
+        assert usage == {**NAMES, "choices": [], "usage": usage["usage"]}
+        assert usage["usage"] == {"prompt_tokens": 2, "total_tokens": 4, "completion_tokens": 2}
+
+
+def test_what_is_no_event_of_tokens_passes() -> None:
+    record = opened()
+    for odd in (b": ping\n\n", b"event: x\ndata: y\n\n"):
+        assert record.feed(odd) == odd
