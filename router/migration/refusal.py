@@ -61,16 +61,21 @@ def refusal(endpoint: Endpoint, body: Body) -> str | None:
         return "it has several answers"
     if prompts_in(body) > 1:
         return "it has several prompts"
-    for name in body.keys() - _KNOWN:
-        if value_of(body, name) not in _NEUTRAL:
-            return f"the request has {name!r}"
     if not all(isinstance(value_of(body, name), int | None) for name in _COUNTS):
         return "its limits are no whole numbers"
-    if not _is_text(value_of(body, "response_format")):
-        return "the request has 'response_format'"
+    unknown = _unknown(body)
+    if unknown:
+        return f"the request has {unknown!r}"
     if endpoint == "chat" and not _only_text(body):
         return "its messages hold more than text"
     return None
+
+
+def _unknown(body: Body) -> str | None:
+    """A field that may make the rest of an answer another."""
+    if not _is_text(value_of(body, "response_format")):
+        return "response_format"
+    return next((name for name in body.keys() - _KNOWN if value_of(body, name) not in _NEUTRAL), None)
 
 
 def _is_text(response_format: Any) -> bool:
