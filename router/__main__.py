@@ -1,4 +1,4 @@
-"""`kv-router` and `python -m router`: serve, or `ab` and `simulate` to compare policies, or `keys` to make one."""
+"""`kv-router` and `python -m router`: serve, or a command: `ab`, `simulate`, `store`, `keys`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from typing import cast
 from router.cli import load_settings
 from router.settings import Settings, SettingsError
 
-_OTHERS = {"ab": "router.ab.cli", "keys": "router.security.cli", "simulate": "router.simulation.cli"}
+_OTHERS = {
+    "ab": "router.ab.cli",
+    "keys": "router.security.cli",
+    "simulate": "router.simulation.cli",
+    "store": "router.store_cli.cli",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

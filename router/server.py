@@ -18,6 +18,8 @@ from indexer.types import WorkerRank
 from router.arms import Arms
 from router.exchange import Exchange
 from router.fleet import Worker
+from router.hot_page import PATH as HOT
+from router.hot_page import hot_page
 from router.http.front import Connection
 from router.http.messages import PRIORITY, TTFT_SLO, Request, RequestHead, Response
 from router.inference import ENDPOINTS, Inference, model_of, parse_inference
@@ -69,6 +71,8 @@ class Server:
             b"/metrics": lambda *_: Response(200, brain.metrics.render(), _TEXT),
             b"/v1/models": self._models,
         }
+        if store:
+            self._pages[HOT.encode()] = lambda head, _: self._hot(store, head)
         self._own_paths = frozenset((*self._pages, *ENDPOINTS))
 
     def serve(self, request: Request, connection: Connection) -> Exchange | None:
@@ -232,6 +236,11 @@ class Server:
         if self._store:
             body["store"] = {"up": self._store.healthy, "problems": self._store.problems}
         return Response(200 if ready else 503, msgspec.json.encode(body))
+
+    def _hot(self, store: SharedStore, head: RequestHead) -> Response:
+        if self._guard:  # it tells of all tenants' prompts
+            self._guard.check_admin(head.headers)
+        return Response(200, msgspec.json.encode(hot_page(store, self._brain.indexer, self._brain.clock())))
 
     def _worker(self, worker: Worker) -> dict[str, object]:
         description, up = worker.description, self._brain.fleet.up

@@ -17,6 +17,7 @@ from engines.store import DEFAULT_SEED, SchedulerBlockSize, SglangLayout, VllmGr
 from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
 from router.fleet import Fleet, Worker
+from router.hot_prefixes import HotPrefix, HotPrefixes
 from router.routing import Prompt
 from router.store_lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
 from router.store_spec import StoreSpec
@@ -36,6 +37,7 @@ class SharedStore(Collector):
         self._seconds = Histogram(LOOKUP_BOUNDS)
         self._lookups: dict[str, StoreLookup | None] = {}
         """By base model; None: its blocks' names cannot be known."""
+        self._hot: dict[str, HotPrefixes] = {}
         self.problems: dict[str, str] = {}
         """By base model, for people."""
 
@@ -43,12 +45,19 @@ class SharedStore(Collector):
         """Of the prompt's, those that the store has; 0 for whatever cannot be asked."""
         base = self._fleet.base_model(model)
         lookup = self._lookups.get(base.id) if base else None
-        if lookup is None or prompt.hashes is None or prompt.ids is None:
+        if base is None or lookup is None or prompt.hashes is None or prompt.ids is None:
             return 0
         chain = prompt.hashes.chains.get(lookup.block_size)
         if chain is None:  # no worker's own blocks are of that size
             chain = chain_hashes(prompt.ids, lookup.block_size, root_hash(prompt.namespace))
+        self._hot[base.id].ask(chain, self._clock())
         return await lookup.lookup(prompt.ids, chain, prompt.namespace)
+
+    def hottest(self, number: int, now: float) -> Iterator[tuple[str, StoreLookup, list[HotPrefix]]]:
+        """Of each base model the prefixes that are asked for most."""
+        for model, lookup in self._lookups.items():
+            if lookup:
+                yield model, lookup, self._hot[model].hottest(number, now)
 
     async def learn(self, worker: Worker) -> None:
         """A worker was described: find out what the blocks of its models are called."""
@@ -63,6 +72,7 @@ class SharedStore(Collector):
             self._say(model, layout.problem if layout and layout.problem else "its engine is none whose keys are known")
             return None
         lookup = StoreLookup(spec.url, spec.budget_ms / 1000, layout, self._session, self._clock, self._seconds)
+        self._hot[model.id] = HotPrefixes()
         verdict = await lookup.check()
         if verdict.agrees is False:
             self._say(model, verdict.why)

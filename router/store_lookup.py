@@ -20,7 +20,7 @@ from engines.store.query import ALL_KEYS
 from engines.store.sglang import SglangLayout
 from engines.store.vllm import VllmLayout
 from indexer.hashing import SequenceHashes, Tokens
-from indexer.types import Namespace
+from indexer.types import Namespace, SequenceHash
 from publishers.logs import log_event
 from router.tallies import Histogram
 
@@ -95,6 +95,17 @@ class StoreLookup:
     @property
     def healthy(self) -> bool:
         return not self._failures
+
+    def keys_of(self, sequence_hash: SequenceHash) -> tuple[str, ...]:
+        """Of a block that was looked up of late; () of any other."""
+        block = self._blocks.get(sequence_hash)
+        return block.keys if block else ()
+
+    def seen(self, sequence_hash: SequenceHash, now: float) -> float | None:
+        """Seconds since such a block was last there."""
+        block = self._blocks.get(sequence_hash)
+        at = self._seen.get(block.digest) if block else None
+        return None if at is None else now - at
 
     async def lookup(self, tokens: Tokens, chain: SequenceHashes, namespace: Namespace) -> int:
         """Leading tokens of the prompt that the store has. `chain`: its sequence hashes in blocks of `block_size`."""

@@ -1,8 +1,9 @@
-"""A Mooncake master as far as routing asks it: which objects are there."""
+"""A Mooncake master as far as it is asked here: which objects are there, and how it says that it is."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -23,7 +24,12 @@ class Master:
         self.url = ""
         self.there: set[str] = set()
         self.asked: list[list[str]] = []
+        self.listed = 0
+        """Times that all keys were asked for."""
         self.answer: Callable[[], web.Response] | None = None
+        self.counts = {"master_total_capacity_bytes": 1 << 20, "master_active_clients": 1}
+        self.segments_text: str | None = None
+        """In place of what would be answered on /get_segments_detail."""
         self.go_on = asyncio.Event()
         self.go_on.set()
 
@@ -43,7 +49,21 @@ class Master:
         )
 
     async def keys(self, _: web.Request) -> web.Response:
+        self.listed += 1
         return web.Response(text="".join(f"{key}\n" for key in sorted(self.there)))
+
+    async def health(self, _: web.Request) -> web.Response:
+        state = {"role": "leader", "ha_state": "serving", "service_ready": True, "leader_address": None}
+        return web.json_response({"status": "ok", **state})
+
+    async def segments(self, _: web.Request) -> web.Response:
+        used = {"size_bytes": 1 << 20, "allocator_used_bytes": len(self.there)}
+        told = {"segments": [{"segment_name": "10.0.0.7:7", "te_endpoint": "h:1", **used}]}
+        return web.json_response(text=self.segments_text or json.dumps(told))
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        there = {"master_key_count": len(self.there), "master_allocated_bytes": len(self.there)}
+        return web.Response(text="".join(f"{name} {value}\n" for name, value in (there | self.counts).items()))
 
 
 @asynccontextmanager
@@ -51,6 +71,9 @@ async def serving(layout: StoreKeys) -> AsyncIterator[Master]:
     master, app = Master(layout), web.Application()
     app.router.add_get("/batch_query_keys", master.query)
     app.router.add_get("/get_all_keys", master.keys)
+    app.router.add_get("/health", master.health)
+    app.router.add_get("/get_segments_detail", master.segments)
+    app.router.add_get("/metrics", master.metrics)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01, max_line_size=2**20)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

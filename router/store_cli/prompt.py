@@ -1,0 +1,73 @@
+"""The prompt that is asked about, from wherever it comes, as the request that it would be."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace as Arguments
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engines.description import EngineDescription
+from router.store_cli.errors import Away, WrongUse
+from router.store_cli.peers import Peer
+from router.tokens import CannotTokenize, EngineTokens
+
+
+def read_request(arguments: Arguments) -> dict[str, Any]:
+    """Its fields. WrongUse for more than one prompt, or none that can be read."""
+    if sum(given is not None for given in (arguments.prompt, arguments.file, arguments.tokens, arguments.request)) > 1:
+        raise WrongUse("One prompt at a time: as an argument, or by --file, --tokens, --request or standard input.")
+    if arguments.tokens is not None:
+        return {"prompt": _ids(_read(arguments.tokens))}
+    if arguments.request is not None:
+        return _request(_read(arguments.request))
+    text = arguments.prompt if arguments.file is None else _read(arguments.file)
+    if text is None:
+        text = sys.stdin.read()
+    if not text:
+        raise WrongUse("The prompt is empty.")
+    return {"prompt": text}
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongUse(f"{path} cannot be read: {error}.") from None
+
+
+def _ids(text: str) -> list[int]:
+    """As JSON, or with spaces between."""
+    listed = text if text.lstrip().startswith("[") else f"[{','.join(text.split())}]"
+    try:
+        return msgspec.json.decode(listed, type=list[int])
+    except msgspec.DecodeError as error:
+        raise WrongUse(f"The file holds no token ids: {error}.") from None
+
+
+def _request(text: str) -> dict[str, Any]:
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise WrongUse(f"The file holds no request's body: {error}.") from None
+    if "prompt" not in fields and "messages" not in fields:
+        raise WrongUse("The request has neither a prompt nor messages.")
+    return fields
+
+
+async def tokenize(worker: Peer, description: EngineDescription, fields: Mapping[str, Any]) -> list[int]:
+    """As the worker itself does it; token ids are left as they are."""
+
+    async def post(path: str, body: bytes) -> tuple[int, bytes]:
+        return await worker.ask("POST", path, body)
+
+    try:
+        ids = await EngineTokens(description.kind, post).ids("chat" if "messages" in fields else "completions", fields)
+    except CannotTokenize as error:
+        raise Away(f"The prompt cannot be tokenised: {error}.") from None
+    if not all(0 <= one < 2**32 for one in ids):
+        raise WrongUse("The prompt holds a number that is no token id.")
+    return ids
