@@ -36,7 +36,7 @@ CLOSE_TIMEOUT = 2.0
 ROUND_TRIP_TIMEOUT = 2.0
 
 _NO_RESPONDERS = "503"
-_BROKEN = (OSError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
+_BROKEN = (OSError, nats.errors.StaleConnectionError)
 """What becomes of it is told when nats-py says that it is disconnected."""
 _OnMsg = Callable[[Msg], Awaitable[None]]
 
