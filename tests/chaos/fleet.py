@@ -1,0 +1,125 @@
+"""The fleet of a scenario: workers behind proxies that go wrong, publishers and a nats-server if wanted, the router."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from publishers.embedded_nats import NatsServer
+from tests.chaos.actors import Actor, free_ports
+from tests.chaos.ledger import Ledger
+from tests.chaos.router_actor import RouterActor
+from tests.chaos.scenarios import Scenario
+from tests.fakes.faulty_proxy import FaultyProxy
+from tests.nats_fixture import running_nats_server
+
+PORTS = (0, 1000, 1001)
+"""A simulated worker's HTTP, its events and its replays (`engines.sim.settings`), as seen from the first."""
+CACHE_TOKENS = 16_384
+SIM = ("--workers", "1", "--cache-tokens", str(CACHE_TOKENS), "--max-model-len", "8192", "--base-s", "0.004")
+GONE = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+class WorkerActor:
+    """One simulated engine."""
+
+    def __init__(self, number: int, folder: Path, draw: random.Random) -> None:
+        self.name = f"w{number}"
+        self.number = number
+        self.port = free_ports(draw, PORTS)
+        self.actor = Actor(self.name, folder, "engines.sim", "--port", str(self.port), *SIM)
+        self.proxy = FaultyProxy("127.0.0.1", self.port, seed=number)
+        self._struck: Counter[str] = Counter()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._struck.clear()
+        await self.actor.start()
+        await self.actor.first_line()
+
+    async def get(self, session: aiohttp.ClientSession, path: str) -> Any:
+        async with session.get(self.url + path) as answer:
+            return await answer.json() if answer.content_type == "application/json" else await answer.text()
+
+    async def arm(self, session: aiohttp.ClientSession, **fault: Any) -> None:
+        async with session.post(f"{self.url}/sim/fault", json=fault):
+            pass
+
+    async def disarm(self, session: aiohttp.ClientSession) -> None:
+        with contextlib.suppress(*GONE):
+            async with session.post(f"{self.url}/sim/faults/clear"):
+                pass
+
+    async def collect(self, session: aiohttp.ClientSession, ledger: Ledger) -> int:
+        """Count what has struck since the last time; how much still waits for its request."""
+        told = await self.get(session, "/sim/faults")
+        struck = Counter(told["struck"])
+        for kind, count in (struck - self._struck).items():
+            ledger.fault(kind, self.name, count)
+        self._struck = struck
+        return int(told["armed"])
+
+
+class Fleet:
+    """`async with Fleet(…) as fleet`: all run."""
+
+    def __init__(self, scenario: Scenario, folder: Path, draw: random.Random) -> None:
+        self.workers = [WorkerActor(number, folder, draw) for number in range(scenario.workers)]
+        self.publishers: list[Actor] = []
+        self.nats: NatsServer | None = None
+        self.router: RouterActor
+        self.session: aiohttp.ClientSession
+        self._scenario = scenario
+        self._folder = folder
+        self._draw = draw
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opening:
+            self.session = await opening.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(5)))
+            for worker in self.workers:
+                opening.push_async_callback(worker.actor.close)
+                await worker.proxy.start()
+                opening.push_async_callback(worker.proxy.close)
+                await worker.start()
+            if self._scenario.nats:
+                self.nats = await opening.enter_async_context(running_nats_server())
+                await self._start_publishers(self.nats, opening)
+            await self._start_router(opening)
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+
+    async def _start_publishers(self, nats: NatsServer, opening: AsyncExitStack) -> None:
+        for worker in self.workers:
+            flags = ("--engine", worker.url, "--nats", nats.url, "--worker-id", worker.name)
+            publisher = Actor(f"publisher-{worker.name}", self._folder, "publishers", *flags)
+            opening.push_async_callback(publisher.close)
+            await publisher.start()
+            self.publishers.append(publisher)
+
+    async def _start_router(self, opening: AsyncExitStack) -> None:
+        flags = ["--health-interval", "0.5", "--event-plane", self.nats.url if self.nats else "local"]
+        for worker in self.workers:
+            flags += ["--worker", f"http://127.0.0.1:{worker.proxy.port},name={worker.name}"]
+        self.router = RouterActor(self._folder, free_ports(self._draw, (0,)), [*flags, *self._scenario.flags])
+        opening.push_async_callback(self.router.actor.close)
+        await self.router.start()
+
+    @property
+    def actors(self) -> list[Actor]:
+        return [self.router.actor, *self.publishers, *(worker.actor for worker in self.workers)]
