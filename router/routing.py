@@ -193,6 +193,8 @@ class RequestRouting:
 
     def prefilled(self, prefill: Leg, answer: Prefilled) -> None:
         self._parting.learn(prefill.worker, answer)
+        if not prefill.worker.breaker.quiet:
+            self.answered(prefill)
 
     def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | str:
         try:
@@ -266,8 +268,7 @@ class RequestRouting:
         tally.retries += retried
         if leg.part != "whole":
             tallies.parted.failures[leg.part] += 1
-            # An engine that has started anew is elsewhere; its next answer tells.
-            self._brain.fleet.workers[leg.decision.rank.worker_id].coordinates = None
+            self._doubt_prefiller(leg, failure)
         log_event(
             logger,
             logging.WARNING,
@@ -277,6 +278,15 @@ class RequestRouting:
             reason=failure.reason,
             retried=retried,
         )
+
+    def _doubt_prefiller(self, leg: Leg, failure: Failure) -> None:
+        prefiller = self._brain.fleet.workers.get(leg.decision.rank.worker_id)
+        if prefiller is None:
+            return
+        prefiller.coordinates = None  # it may have started anew, and be elsewhere; its next answer tells
+        if leg.part == "decode" and failure.kind == "error":
+            # It may be the KV that could not be fetched: whose fault it is, both workers' other requests will show.
+            self._charge(prefiller, failure)
 
     def _charge(self, worker: Worker, failure: Failure) -> None:
         fleet = self._brain.fleet

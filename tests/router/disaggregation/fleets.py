@@ -80,6 +80,10 @@ class Fleet:
     def worker(self, name: str) -> SimWorker:
         return self.sim.workers[self._index[name]]
 
+    def breaker(self, name: str) -> str:
+        """Its state at the router."""
+        return list(self.router.app._fleet.workers.values())[self._index[name]].breaker.state
+
     def strike(self, names: str, kind: Any, **fields: Any) -> None:
         """The fault is for whoever of those whose names begin so gets the next request."""
         for armed in ("_armed", "_transfers"):

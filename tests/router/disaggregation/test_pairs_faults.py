@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engines.sim.timing import StepTiming
+from router.breaker import FAILURES
 from tests.engines.sim.fleets import INSTANT, events
 from tests.fakes.raw_client import post
 from tests.fakes.waiting import until
@@ -137,6 +138,15 @@ async def test_the_second_attempt_is_not_sent_to_the_worker_that_failed(
                 assert await ask(pairs, stream=False) == (200, expected[connector])
             assert pairs.failures()
             pairs.worker(name).faults.clear()
+
+
+async def test_a_decode_workers_error_is_held_against_both_until_others_show_whose_it_was() -> None:
+    """Engines do not tell whether it was the KV that could not be fetched."""
+    async with fleet("nixl", prefills=1, decodes=2) as pairs:
+        pairs.strike("d", "error500", count=FAILURES)
+        while pairs.failures().get("decode", 0) < FAILURES:
+            await pairs.post(BODY)
+        assert [pairs.breaker(name) for name in ("p0", "d0", "d1")] == ["open", "closed", "closed"]
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
