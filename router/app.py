@@ -52,6 +52,7 @@ from router.security.tls import HANDSHAKE_TIMEOUT
 from router.server import Server
 from router.settings import Settings, SettingsError
 from router.shared_store import SharedStore
+from router.store_keeper import StoreKeeper, warm
 from router.tokens import find_tokenizer
 from router.watch import WorkerWatch
 from router.worker_spec import ROLE_FIELDS
@@ -228,6 +229,9 @@ class App:
         )
         admit = guard.refusal if guard else None
         self._tasks.append(asyncio.create_task(self._look_after(surface.under_way), name="patience"))
+        if self._store and settings.store and settings.store.keep:
+            keeper = StoreKeeper(self._store, settings.store.keep)
+            self._tasks.append(asyncio.create_task(keeper.run(), name="store keeper"))
         limits = Limits(settings.max_body_size)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
@@ -276,6 +280,12 @@ class App:
             await self._prompts.learn(worker)
         if self._store:
             await self._store.learn(worker)
+            await self._warm(worker, self._store)
+
+    async def _warm(self, worker: Worker, store: SharedStore) -> None:
+        spec = self._settings.store
+        if spec and spec.warm and self._session:
+            await warm(self._session, worker, store, spec.warm)
 
     async def _publish_for(self, worker: Worker) -> None:
         """In-process: the same publisher that runs beside an engine; a new one when the engine came back different."""

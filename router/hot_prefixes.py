@@ -55,8 +55,8 @@ class HotPrefixes:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def ask(self, chain: SequenceHashes, now: float) -> None:
-        """Somebody asked for a prompt with these sequence hashes."""
+    def ask(self, chain: SequenceHashes, now: float) -> int:
+        """Somebody asked for a prompt with these sequence hashes; returns how many of its blocks were counted before."""
         self._decay(now)
         blocks, parent = 1, None
         while blocks <= len(chain):
@@ -64,9 +64,10 @@ class HotPrefixes:
             entry = self._entries.get(key)
             if entry is None:
                 self._insert(key, blocks, parent)
-                return
+                break
             entry.count += 1.0
             blocks, parent = 2 * blocks, key
+        return blocks // 2
 
     def hottest(self, number: int, now: float) -> list[HotPrefix]:
         """Those first that were asked for most, times their length; none of which a longer one makes up most."""

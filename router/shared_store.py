@@ -17,7 +17,8 @@ from engines.store import DEFAULT_SEED, SchedulerBlockSize, SglangLayout, VllmGr
 from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
 from router.fleet import Fleet, Worker
-from router.hot_prefixes import HotPrefix, HotPrefixes
+from router.hot_prefixes import HotPrefix
+from router.hot_prompts import HotPrompt, HotPrompts
 from router.routing import Prompt
 from router.store_lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
 from router.store_spec import StoreSpec
@@ -37,7 +38,7 @@ class SharedStore(Collector):
         self._seconds = Histogram(LOOKUP_BOUNDS)
         self._lookups: dict[str, StoreLookup | None] = {}
         """By base model; None: its blocks' names cannot be known."""
-        self._hot: dict[str, HotPrefixes] = {}
+        self._hot: dict[str, HotPrompts] = {}
         self.problems: dict[str, str] = {}
         """By base model, for people."""
 
@@ -50,7 +51,7 @@ class SharedStore(Collector):
         chain = prompt.hashes.chains.get(lookup.block_size)
         if chain is None:  # no worker's own blocks are of that size
             chain = chain_hashes(prompt.ids, lookup.block_size, root_hash(prompt.namespace))
-        self._hot[base.id].ask(chain, self._clock())
+        self._hot[base.id].ask(prompt.ids, chain, prompt.namespace, self._clock())
         return await lookup.lookup(prompt.ids, chain, prompt.namespace)
 
     def hottest(self, number: int, now: float) -> Iterator[tuple[str, StoreLookup, list[HotPrefix]]]:
@@ -58,6 +59,12 @@ class SharedStore(Collector):
         for model, lookup in self._lookups.items():
             if lookup:
                 yield model, lookup, self._hot[model].hottest(number, now)
+
+    def hot_prompts(self, number: int) -> Iterator[tuple[str, StoreLookup, list[HotPrompt]]]:
+        """The same, with what they are made of."""
+        for model, lookup in self._lookups.items():
+            if lookup:
+                yield model, lookup, self._hot[model].prompts(number, self._clock())
 
     async def learn(self, worker: Worker) -> None:
         """A worker was described: find out what the blocks of its models are called."""
@@ -72,7 +79,7 @@ class SharedStore(Collector):
             self._say(model, layout.problem if layout and layout.problem else "its engine is none whose keys are known")
             return None
         lookup = StoreLookup(spec.url, spec.budget_ms / 1000, layout, self._session, self._clock, self._seconds)
-        self._hot[model.id] = HotPrefixes()
+        self._hot[model.id] = HotPrompts(lookup.block_size)
         verdict = await lookup.check()
         if verdict.agrees is False:
             self._say(model, verdict.why)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple, get_args
+from urllib.parse import quote
 
 import aiohttp
 from yarl import URL
@@ -22,6 +23,7 @@ from engines.store.vllm import VllmLayout
 from indexer.hashing import SequenceHashes, Tokens
 from indexer.types import Namespace, SequenceHash
 from publishers.logs import log_event
+from router.hot_prompts import HotPrompt
 from router.tallies import Histogram
 
 logger = logging.getLogger("router.store")
@@ -192,6 +194,27 @@ class StoreLookup:
             if answer.status != 200:
                 raise ValueError(f"it answered {answer.status}")
             return read_present(await answer.read())
+
+    async def keys_there(self, prompt: HotPrompt) -> list[str] | None:
+        """Of the objects that make up the prefix; None when one is missing, or nothing can be known."""
+        asked = _Prompt(prompt.tokens, prompt.chain.tolist(), prompt.namespace)
+        named = self._named(asked)
+        self._name(asked, named, len(asked.chain))
+        keys = [key for block in named for key in block.keys]
+        try:
+            present = await self._query(keys)
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
+        return keys if keys and present.issuperset(keys) else None
+
+    async def renew(self, keys: Iterable[str]) -> int:
+        """Take a lease on each object, for which the master does not evict it; returns how many were there."""
+        there = 0
+        for key in keys:
+            url = URL(f"{self._url}/query_key?key={quote(key, safe='')}", encoded=True)
+            async with self._session.get(url, timeout=aiohttp.ClientTimeout(PATIENCE)) as answer:
+                there += answer.status == 200
+        return there
 
     async def check(self) -> Verdict:
         """Whether the keys that are there look like those that will be asked for."""

@@ -18,7 +18,8 @@ class StoreSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     `url`: of the master's HTTP surface. `model`: as it stands in the keys. `hash`, `hash_seed`: vLLM's
     `--prefix-caching-hash-algo` and PYTHONHASHSEED. `tp`, `pp`: ranks that each keep a part of a block. `block_size` in
-    tokens. `budget_ms`: how long a request waits for an answer.
+    tokens. `budget_ms`: how long a request waits for an answer. `keep`: objects of hot prefixes that are kept from
+    eviction. `warm`: hot prefixes that a worker takes in before it serves.
     """
 
     url: str
@@ -29,6 +30,8 @@ class StoreSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     pp: Count = 1
     block_size: Count | None = None
     budget_ms: Annotated[float, msgspec.Meta(gt=0)] = 2.0
+    keep: Annotated[int, msgspec.Meta(ge=0)] = 0
+    warm: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 def read_store(value: object) -> object:

@@ -26,6 +26,7 @@ class Master:
         self.asked: list[list[str]] = []
         self.listed = 0
         """Times that all keys were asked for."""
+        self.leased: list[str] = []
         self.answer: Callable[[], web.Response] | None = None
         self.counts = {"master_total_capacity_bytes": 1 << 20, "master_active_clients": 1}
         self.segments_text: str | None = None
@@ -47,6 +48,11 @@ class Master:
         return web.json_response(
             {"success": True, "data": {k: {"ok": k in self.there, "values": [replica]} for k in keys}}
         )
+
+    async def lease(self, request: web.Request) -> web.Response:
+        key = request.query["key"]
+        self.leased.append(key)
+        return web.Response(status=200 if key in self.there else 404)
 
     async def keys(self, _: web.Request) -> web.Response:
         self.listed += 1
@@ -70,6 +76,7 @@ class Master:
 async def serving(layout: StoreKeys) -> AsyncIterator[Master]:
     master, app = Master(layout), web.Application()
     app.router.add_get("/batch_query_keys", master.query)
+    app.router.add_get("/query_key", master.lease)
     app.router.add_get("/get_all_keys", master.keys)
     app.router.add_get("/health", master.health)
     app.router.add_get("/get_segments_detail", master.segments)

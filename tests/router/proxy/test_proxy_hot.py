@@ -1,0 +1,107 @@
+"""Hot prefixes: kept in the shared store, and given to workers that join."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engines.store import SchedulerBlockSize, VllmLayout
+from indexer.hashing import pack_tokens
+from indexer.types import Namespace
+from router import store_keeper
+from router.store_keeper import StoreKeeper
+from router.store_spec import StoreSpec
+from tests.fakes.raw_client import RawClient, post
+from tests.fakes.scripted_worker import ScriptedWorker, answer, drop, never
+from tests.fakes.store_master import Master, serving
+from tests.router.proxy.running import RunningRouter, running
+
+SIZE = 16
+LAYOUT = VllmLayout(model="tiny", block_size=SchedulerBlockSize(SIZE))
+SYSTEM = list(range(1, 4 * SIZE + 1))
+"""Of four blocks, with which many prompts begin."""
+
+
+@pytest.fixture
+async def master() -> AsyncIterator[Master]:
+    async with serving(LAYOUT) as found:
+        yield found
+
+
+def spec(master: Master, keep: int = 0, warm: int = 0) -> StoreSpec:
+    return StoreSpec(url=master.url, block_size=SIZE, budget_ms=10_000.0, keep=keep, warm=warm)
+
+
+async def make_hot(client: RawClient, salt: str | None = None, times: int = 9) -> None:
+    for number in range(times):
+        body = {"model": "tiny", "prompt": [*SYSTEM, *[1000 + number] * SIZE]} | ({"cache_salt": salt} if salt else {})
+        assert (await client.ask(post(body=json.dumps(body).encode()))).status == 200
+
+
+async def rejoin(router: RunningRouter, worker: ScriptedWorker) -> None:
+    """As if it had just started."""
+    fleet = router.app._fleet
+    fleet.mark_down(fleet.workers[worker.name], "gone")
+    await router.app._on_described(fleet.workers[worker.name])
+
+
+async def test_a_worker_that_joins_takes_in_what_is_asked_for_most(a: ScriptedWorker, master: Master) -> None:
+    async with running(a, router_mode="kv", store=spec(master, warm=2)) as router, router.client() as client:
+        assert not a.requests, "there is nothing hot at the start"
+        await make_hot(client)
+        await make_hot(client, salt="tenant", times=5)
+        asked = len(a.requests)
+        await rejoin(router, a)
+        sent = [json.loads(request.body) for request in a.requests[asked:]]
+        assert sent == [
+            {"model": "tiny", "prompt": SYSTEM, "max_tokens": 1},
+            {"model": "tiny", "prompt": SYSTEM, "max_tokens": 1, "cache_salt": "tenant"},
+        ]
+
+
+async def test_without_being_told_nothing_is_replayed(a: ScriptedWorker, master: Master) -> None:
+    async with running(a, router_mode="kv", store=spec(master)) as router, router.client() as client:
+        await make_hot(client)
+        asked = len(a.requests)
+        await rejoin(router, a)
+        assert len(a.requests) == asked
+
+
+@pytest.mark.parametrize("script", [answer(b"no", 500), drop, never], ids=["500", "drop", "never"])
+async def test_a_worker_that_cannot_be_warmed_serves_all_the_same(
+    a: ScriptedWorker, master: Master, monkeypatch: pytest.MonkeyPatch, script: object
+) -> None:
+    monkeypatch.setattr(store_keeper, "WARM_LIMIT", 0.1)
+    async with running(a, router_mode="kv", store=spec(master, warm=1)) as router, router.client() as client:
+        await make_hot(client)
+        a.then(script, script)  # type: ignore[arg-type]
+        await rejoin(router, a)
+        fleet = router.app._fleet
+        fleet.mark_up(fleet.workers["a"])
+        a.behave()
+        assert (await client.ask(post())).status == 200
+
+
+@pytest.mark.parametrize(("budget", "leased"), [(100, 4), (4, 4), (3, 0), (0, 0)])
+async def test_hot_prefixes_that_are_there_get_leases_within_the_budget(
+    a: ScriptedWorker, master: Master, budget: int, leased: int
+) -> None:
+    master.put(pack_tokens(SYSTEM), 4)
+    async with running(a, router_mode="kv", store=spec(master)) as router, router.client() as client:
+        await make_hot(client)
+        await make_hot(client, salt="tenant", times=20)  # hotter, and not there
+        store = router.app._store
+        assert store
+        assert await StoreKeeper(store, budget).renew() == leased
+        digests = LAYOUT.hashes(pack_tokens(SYSTEM), Namespace()) or []
+        assert sorted(master.leased) == sorted(key for digest in digests for key in LAYOUT.keys(digest))[:leased]
+
+
+async def test_nothing_is_leased_unless_asked_for(a: ScriptedWorker, master: Master) -> None:
+    master.put(pack_tokens(SYSTEM), 4)
+    async with running(a, router_mode="kv", store=spec(master)) as router, router.client() as client:
+        await make_hot(client)
+        assert "store keeper" not in {task.get_name() for task in router.app._tasks}
+    assert not master.leased
