@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
@@ -17,8 +18,9 @@ StatedRole = Role | Literal["auto"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _KEYS = ("url", "events", "replay", "block_size", "role", "connector", "bootstrap_port", "host", "store", "name")
-_BlockSize = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
-"""More tokens than any context has."""
+MOST_BLOCK_TOKENS = 2**20
+"""More than any context has."""
+_BlockSize = Annotated[int, msgspec.Meta(ge=1, le=MOST_BLOCK_TOKENS)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 _ROLES: dict[object, StatedRole] = {name: name for name in ("auto", *get_args(Role))}
 
@@ -72,12 +74,18 @@ def worker_from_mapping(mapping: Mapping[str, object], *, strict: bool = True) -
         worker_id=_name(mapping) or host_and_port,
         events=_endpoint(mapping, "events"),
         replay=_endpoint(mapping, "replay"),
-        block_size=_number(mapping, "block_size", _BlockSize, "number of tokens, at least 1", strict=strict),
+        block_size=_number(
+            mapping,
+            "block_size",
+            _BlockSize,
+            f"number of tokens, at least 1 and at most {MOST_BLOCK_TOKENS}",
+            strict=strict,
+        ),
         role=_role(mapping.get("role", "auto")),
         connector=_connector(mapping),
         bootstrap_port=_number(mapping, "bootstrap_port", _Port, "number from 1 to 65535", strict=strict),
         host=_text(mapping, "host"),
-        store=_flag(mapping, "store"),
+        store=_flag(mapping, "store", strict=strict),
     )
 
 
@@ -137,10 +145,24 @@ def _check_url(text: str, parts: SplitResult) -> None:
         raise ValueError(f"{text!r} is not an engine's address; it looks like http://HOST:PORT (http or https).")
     if parts.username is not None:
         raise ValueError("a worker's URL must not hold a user or a password: it is shown in logs and metrics.")
+    if not _is_host(parts.hostname) or parts.port == 0 or not re.fullmatch(r"[!-~]*", parts.path):
+        raise ValueError(f"{text!r} holds what no host, port or path can be: they go over the wire as ASCII.")
     if parts.query or parts.fragment:
         raise ValueError(f"{text!r} must not have a ? or # part.")
     if parts.path.rstrip("/").endswith("/v1"):
         raise ValueError(f"{text!r} ends in /v1, which the router adds itself; leave it out.")
+
+
+def _is_host(name: str) -> bool:
+    """An IP address, or a name that can be looked up: RFC 1035 section 2.3.4, and '_', which containers' names have."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        labels = name.removesuffix(".").split(".")
+        return len(name) <= 253 and all(
+            re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", label) for label in labels
+        )
+    return name.isascii()
 
 
 def _text(mapping: Mapping[str, object], key: str) -> str | None:
@@ -177,11 +199,13 @@ def _number(mapping: Mapping[str, object], key: str, kind: Any, wanted: str, *, 
     return number
 
 
-def _flag(mapping: Mapping[str, object], key: str) -> bool:
+def _flag(mapping: Mapping[str, object], key: str, *, strict: bool) -> bool:
     value = mapping.get(key, True)
-    if value not in (True, False, "true", "false"):
-        raise ValueError(f"a worker's {key} takes true or false, not {value!r}.")
-    return value in (True, "true")
+    if not strict and value in ("true", "false"):
+        return value == "true"
+    if not isinstance(value, bool):
+        raise ValueError(f"a worker's {key} takes true or false, not {value!r}.")  # noqa: TRY004 -- as everywhere here
+    return value
 
 
 def _role(value: object) -> StatedRole:
