@@ -64,7 +64,7 @@ async def _publish(options: Options, access: _Access) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    plane, session = access.plane, make_session([options.engine], access.key, access.tls)
+    plane, session = access.plane, make_session(lambda: [options.engine], access.key, access.tls)
     publisher = EnginePublisher(
         worker_id=options.worker_id,
         url=options.engine,

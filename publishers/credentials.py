@@ -7,7 +7,7 @@ import logging
 import re
 import ssl
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -104,22 +104,22 @@ def warn_of_readable(paths: Iterable[str | None]) -> None:
 
 
 def make_session(
-    urls: Iterable[str], key: str | None = None, context: ssl.SSLContext | None = None
+    urls: Callable[[], Iterable[str]], key: str | None = None, context: ssl.SSLContext | None = None
 ) -> aiohttp.ClientSession:
-    """For asking the engines at `urls`, which alone are shown `key`."""
+    """For asking the engines at `urls`, those of the moment, which alone are shown `key`."""
     connector = aiohttp.TCPConnector(ssl=context or True)
     middlewares = () if key is None else (_ShowKey(urls, key),)
     return aiohttp.ClientSession(connector=connector, middlewares=middlewares)
 
 
 class _ShowKey:
-    def __init__(self, urls: Iterable[str], key: str) -> None:
-        self._origins = {URL(url).origin() for url in urls}
+    def __init__(self, urls: Callable[[], Iterable[str]], key: str) -> None:
+        self._urls = urls
         self._value = f"Bearer {key}"
 
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        if request.url.origin() in self._origins:
+        if request.url.origin() in {URL(url).origin() for url in self._urls()}:
             request.headers["Authorization"] = self._value
         return await handler(request)

@@ -19,13 +19,23 @@ def configure_logging(level: str = "info", log_format: str = "text", stream: Tex
     """Replaces the root logger's handlers; `level` and `log_format` are those of `Settings`. Default stream: stderr."""
     output = logging.StreamHandler(stream or sys.stderr)
     output.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.getLogger().handlers[:] = [output]
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """As in `configure_logging`."""
     root = logging.getLogger()
-    root.handlers[:] = [output]
     root.setLevel(level.upper())
     for name in _NOISY:  # their info lines tell of every request or connection
         logging.getLogger(name).setLevel(
             max(logging.WARNING, root.level) if root.level > logging.DEBUG else logging.NOTSET
         )
+
+
+def get_level() -> str:
+    """As in `configure_logging`."""
+    return logging.getLevelName(logging.getLogger().level).lower()
 
 
 def log_event(logger: logging.Logger, level: int, message: str, /, **fields: object) -> None:

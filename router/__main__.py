@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from router.cli import load_settings
+from router.cli import Source
 from router.settings import Settings, SettingsError
 
 _OTHERS = {
@@ -26,14 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         other = cast("Callable[[list[str]], int]", importlib.import_module(_OTHERS[arguments[0]]).main)
         return other(arguments[1:])
     try:
-        settings = load_settings(arguments, os.environ)
+        source = Source(arguments, os.environ)
+        settings = source.read()
     except SettingsError as error:
         print(f"kv-router: {error}", file=sys.stderr)  # noqa: T201 - there are no logs before settings
         return 2
     # Imported late: --help and mistakes are answered without loading the server.
     module = "router.app" if settings.processes == 1 else "router.processes"
-    run = cast("Callable[[Settings, Callable[[], Settings]], int]", importlib.import_module(module).run)
-    return run(settings, lambda: load_settings(arguments, os.environ))
+    run = cast("Callable[[Settings, Source], int]", importlib.import_module(module).run)
+    return run(settings, source)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
 import gc
 import logging
 import random
@@ -12,21 +10,22 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import aiohttp
-import msgspec
 
 import engines.store
 import publishers.rank
 import router.scheduling.warm_up
-from engines.description import EngineDescription
 from indexer.kv_indexer import KVIndexer
 from indexer.warm_up import warm_up
 from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
-from publishers.publisher import EnginePublisher
+from router.admin.access import by_keys
+from router.admin.surface import AdminSurface
 from router.arms import make_arms, reads_prompts
 from router.breaker import Breaker
+from router.cli import Source
 from router.exchange import Exchange
 from router.fleet import Fleet, Worker
 from router.http.front import Connection, Limits
@@ -40,7 +39,9 @@ from router.patience import INTERVAL, Patience, Timeouts
 from router.policies import make_policy
 from router.prompts import Prompts
 from router.readings import Readings
+from router.reloading import Reloading
 from router.retry_budget import RetryBudget
+from router.roster import Roster
 from router.routing import Brain
 from router.scheduling.admission import Admission, Objectives
 from router.scheduling.backlog import Backlog
@@ -54,8 +55,9 @@ from router.settings import Settings, SettingsError
 from router.shared_store import SharedStore
 from router.store_keeper import StoreKeeper, warm
 from router.tokens import find_tokenizer
+from router.upkeep import Learn, Upkeep
 from router.watch import WorkerWatch
-from router.worker_spec import ROLE_FIELDS
+from router.worker_spec import WorkerSpec
 
 logger = logging.getLogger("router")
 
@@ -63,9 +65,9 @@ FIRST_LOOK = 5.0
 """Seconds that the router waits, before it listens, for workers to be looked at once; it serves without them after."""
 
 
-def run(settings: Settings, reload: Callable[[], Settings] | None = None, member: Member | None = None) -> int:
-    """Serve until a signal; returns the process's exit status. `reload`: reads the settings anew, at SIGHUP. `member`:
-    as one of several processes."""
+def run(settings: Settings, source: Source | None = None, member: Member | None = None) -> int:
+    """Serve until a signal; returns the process's exit status. `source`: where the settings came from, to be read anew.
+    `member`: as one of several processes."""
     try:
         check_tokenizer(settings)
         make_policy(settings)
@@ -82,7 +84,7 @@ def run(settings: Settings, reload: Callable[[], Settings] | None = None, member
     except ImportError:
         runner = asyncio.Runner()
     with runner:
-        return runner.run(_serve(settings, reload, member))
+        return runner.run(_serve(settings, source, member))
 
 
 def check_tokenizer(settings: Settings) -> None:
@@ -91,12 +93,12 @@ def check_tokenizer(settings: Settings) -> None:
         find_tokenizer(settings.tokenizer, (), None)
 
 
-async def _serve(settings: Settings, reload: Callable[[], Settings] | None, member: Member | None) -> int:
-    app = App(settings, member)
+async def _serve(settings: Settings, source: Source | None, member: Member | None) -> int:
+    app = App(settings, member, source)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    if reload:
-        loop.add_signal_handler(signal.SIGHUP, app.on_hangup, reload)
+    if source:
+        loop.add_signal_handler(signal.SIGHUP, app.on_hangup)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, app.on_signal, stop)
     try:
@@ -131,15 +133,13 @@ async def _stop_with_parent(stop: asyncio.Event) -> None:
 class App:
     """The whole router in one object. `start`, then `drain` and `close`."""
 
-    def __init__(self, settings: Settings, member: Member | None = None) -> None:
+    def __init__(self, settings: Settings, member: Member | None = None, source: Source | None = None) -> None:
         self._settings = settings
+        self._source = source
         self._metrics = Metrics()
-        draw = random.Random(settings.seed)  # noqa: S311 -- not for secrets
+        self._draw = random.Random(settings.seed)  # noqa: S311 -- not for secrets
         self._security = Security(settings, time.monotonic, self._metrics.deny)
-        self._fleet = Fleet(
-            Worker(spec, self._pool(spec.url), Breaker(settings.breaker_failures, draw.random))
-            for spec in settings.workers
-        )
+        self._fleet = Fleet([])
         books = shared_books(settings, member) if member else None
         self._book = LoadBook(books.load if books else None)
         self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory)
@@ -148,7 +148,7 @@ class App:
             self._plane, settings.event_namespace, self._indexer, self._book, self._metrics, time.monotonic
         )
         backlog = Backlog(books.backlog if books else None)
-        self._scheduler = Scheduler(make_policy(settings), self._book, draw, backlog)
+        self._scheduler = Scheduler(make_policy(settings), self._book, self._draw, backlog)
         objectives = Objectives(settings.ttft_slo, settings.tbt_slo)
         admission = Admission(objectives, settings.slo_action, settings.slo_patience)
         self._queue = Queue(self._scheduler, admission, time.monotonic, _call_later)
@@ -170,17 +170,15 @@ class App:
             self._metrics.registry.register(self._arms)
         self._sockets = Sockets(member, self._metrics.render) if member else None
         self._connections: set[Connection] = set()
-        self._publishers: dict[str, tuple[EngineDescription | None, EnginePublisher]] = {}
+        self._roster: Roster | None = None
+        self._reloading: Reloading | None = None
+        self._admin: AdminSurface | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         self._session: aiohttp.ClientSession | None = None
         self._prompts: Prompts | None = None
         self._store: SharedStore | None = None
         self.port = settings.port
-
-    def _pool(self, url: str) -> Pool:
-        security = self._security
-        return Pool(url, self._settings.connect_timeout, security.workers, passing=security.answers_pass)
 
     async def start(self) -> None:
         """Look at the workers, then listen. OSError when the address cannot be listened on."""
@@ -190,7 +188,7 @@ class App:
         warm_up()
         publishers.rank.warm_up()
         router.scheduling.warm_up.warm_up(self._scheduler)
-        self._session = self._security.make_session()
+        self._session = self._security.make_session(self._fleet)
         await self._plane.start()
         await self._ingest.start()
         if reads_prompts(settings):
@@ -199,16 +197,42 @@ class App:
                 engines.store.warm_up()
                 self._store = SharedStore(settings.store, self._fleet, self._session, time.monotonic)
                 self._metrics.registry.register(self._store)
-        watches = [
-            WorkerWatch(worker, self._fleet, self._session, settings.health_interval, self._on_described)
-            for worker in self._fleet.workers.values()
-        ]
-        self._tasks = [asyncio.create_task(watch.run(), name=f"watch {id(watch)}") for watch in watches]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_LOOK):
-                await asyncio.gather(*(watch.first_look.wait() for watch in watches))
+        self._roster = roster = self._make_roster(self._session)
+        roster.take(settings.workers, settings.drain_timeout)
+        await roster.first_looks(FIRST_LOOK)
         self._tell_of_the_lonely()
+        await self._administer(roster)
         await self._listen()
+
+    def _make_roster(self, session: aiohttp.ClientSession) -> Roster:
+        settings = self._settings
+        learners: list[Learn] = [part.learn for part in (self._prompts, self._store) if part]
+        if self._store and settings.store and settings.store.warm:
+            learners.append(partial(warm, session, store=self._store, number=settings.store.warm))
+        upkeep = Upkeep(settings, self._scheduler, self._indexer, self._metrics.tallies, self._plane, session, learners)
+
+        def watch(worker: Worker) -> WorkerWatch:
+            return WorkerWatch(worker, self._fleet, session, settings.health_interval, upkeep.take_in)
+
+        return Roster(self._fleet, self._scheduler, upkeep, self._make_worker, watch, time.monotonic)
+
+    def _make_worker(self, spec: WorkerSpec) -> Worker:
+        settings, security = self._settings, self._security
+        pool = Pool(spec.url, settings.connect_timeout, security.workers, passing=security.answers_pass)
+        return Worker(spec, pool, Breaker(settings.breaker_failures, self._draw.random))
+
+    async def _administer(self, roster: Roster) -> None:
+        """What may change while the router runs: by its settings' file, and by its admin surface."""
+        settings, source = self._settings, self._source
+        if source:
+            self._reloading = Reloading(source, settings, roster, self._security.reload)
+        if self._reloading and settings.watch_config and source and source.file:
+            self._tasks.append(asyncio.create_task(self._reloading.watch(source.file), name="config file"))
+        if settings.admin_listen:
+            guard = self._security.guard
+            authorize = by_keys(guard) if guard else None
+            self._admin = AdminSurface(roster, self._brain, settings.drain_timeout, authorize)
+            await self._admin.start(settings.admin_listen, self._security.front)
 
     def _tell_of_the_lonely(self) -> None:
         """Workers that are there for others which are not."""
@@ -265,63 +289,10 @@ class App:
             except Exception:  # without it nothing would ever be given up again
                 logger.exception("Requests could not be looked after")
 
-    async def _on_described(self, worker: Worker) -> None:
-        """A worker came up, for the first time or again: keep its books, follow its events, learn its tokens."""
-        local = self._settings.event_plane == "local"
-        for rank in worker.ranks:
-            self._scheduler.watch(rank, worker.block_size)
-            # Over a broker, events may come for a worker that cannot say itself that it has some.
-            if self._settings.kv_events and (worker.has_events or not local):
-                self._indexer.watch(rank)
-            self._indexer.worker_came_back(rank)
-        if local:
-            await self._publish_for(worker)
-        if self._prompts:
-            await self._prompts.learn(worker)
-        if self._store:
-            await self._store.learn(worker)
-            await self._warm(worker, self._store)
-
-    async def _warm(self, worker: Worker, store: SharedStore) -> None:
-        spec = self._settings.store
-        if spec and spec.warm and self._session:
-            await warm(self._session, worker, store, spec.warm)
-
-    async def _publish_for(self, worker: Worker) -> None:
-        """In-process: the same publisher that runs beside an engine; a new one when the engine came back different."""
-        known, publisher = self._publishers.get(worker.id, (None, None))
-        if known == worker.description:
-            return
-        if publisher:
-            await publisher.close()
-        publisher = EnginePublisher(
-            worker_id=worker.id,
-            url=worker.spec.url,
-            plane=self._plane,
-            namespace=self._settings.event_namespace,
-            description=worker.description,
-            events=worker.spec.events,
-            replay=worker.spec.replay,
-            block_size=worker.spec.block_size,
-            session=self._session,
-            load_interval=self._settings.load_interval,
-        )
-        self._publishers[worker.id] = (worker.description, publisher)
-        await publisher.start()
-
-    def on_hangup(self, reload: Callable[[], Settings]) -> None:
-        """Take over what the settings now say of the workers' roles, and the API keys and the certificate as they are
-        now; what else has changed takes a restart."""
-        try:
-            settings = reload()
-            self._security.reload()
-        except SettingsError as error:
-            log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
-            return
-        changed = self._fleet.take_roles(settings.workers)
-        log_event(logger, logging.INFO, "Settings read again", workers_changed=",".join(changed) or "none")
-        if _without_roles(settings) != _without_roles(self._settings):
-            log_event(logger, logging.WARNING, "Other settings have changed too: they take a restart")
+    def on_hangup(self) -> None:
+        """Once it has started; before, the settings are new."""
+        if self._reloading:
+            self._reloading.reload()
 
     def on_signal(self, stop: asyncio.Event) -> None:
         """The first asks to drain, the second to end at once."""
@@ -350,26 +321,21 @@ class App:
             connection.abort()
 
     async def close(self) -> None:
+        if self._admin:
+            await self._admin.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for _, publisher in self._publishers.values():
-            await publisher.close()
+        if self._roster:
+            await self._roster.close()
         if self._sockets:
             self._sockets.close()
         if self._store:
             await self._store.close()
         await self._ingest.close()
         await self._plane.close()
-        for worker in self._fleet.workers.values():
-            worker.pool.close()
         if self._session:
             await self._session.close()
-
-
-def _without_roles(settings: Settings) -> Settings:
-    workers = tuple(msgspec.structs.replace(spec, **dict.fromkeys(ROLE_FIELDS)) for spec in settings.workers)
-    return dataclasses.replace(settings, workers=workers)
 
 
 def _call_later(seconds: float, callback: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ import importlib.metadata
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
@@ -59,14 +59,36 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     Unknown variables are logged as warnings: Kubernetes sets some of its own for a service named `router`.
     """
     flags = _parse_flags(argv)
-    config = flags.pop("config", None) or environ.get(CONFIG_VARIABLE)
-    values = _from_file(Path(config)) if config else {}
+    file = _config_file(flags, environ)
+    values = _from_file(file) if file else {}
     values |= _from_variables(environ)
-    values |= _from_flags(flags)
+    values |= _from_flags({key: value for key, value in flags.items() if key != "config"})
     settings = Settings(**values)
-    if not settings.workers:
+    if not settings.workers and settings.admin_listen is None:
         raise SettingsError("There is no worker to route to; name each with --worker http://HOST:PORT.")
+    keys = settings.api_keys is not None
+    settings.check_administration(processes=settings.processes, file=file is not None, keys=keys)
     return settings
+
+
+class Source(NamedTuple):
+    """Where the settings come from, to read them anew."""
+
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+
+    def read(self) -> Settings:
+        """Raises SettingsError."""
+        return load_settings(self.argv, self.environ)
+
+    @property
+    def file(self) -> Path | None:
+        return _config_file(_parse_flags(self.argv), self.environ)
+
+
+def _config_file(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path | None:
+    name = flags.get("config") or environ.get(CONFIG_VARIABLE)
+    return Path(name) if name else None
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-
-import msgspec
+from typing import Literal
 
 from engines.description import EngineDescription, Model, Role
 from engines.disaggregation import Prefiller
@@ -14,13 +13,16 @@ from publishers.logs import log_event
 from router.breaker import Breaker
 from router.http.pool import Pool
 from router.pairing import make_split, ranks_of
-from router.scheduling.decision import Candidates
-from router.worker_spec import ROLE_FIELDS, WorkerSpec
+from router.scheduling.decision import Candidates, Split
+from router.worker_spec import WorkerSpec
 
 logger = logging.getLogger("router.fleet")
 
 ASSUMED_BLOCK_SIZE = 16
 """Tokens, where neither the engine nor the operator tells: vLLM's default, and a divisor of the usual others."""
+
+
+State = Literal["up", "down", "draining"]
 
 
 class Worker:
@@ -32,6 +34,8 @@ class Worker:
         self.breaker = breaker or Breaker()
         self.description: EngineDescription | None = None
         self.up = False
+        self.draining = False
+        """It gets nothing new; what it has in flight goes on."""
         self.trouble = "has not answered yet"
         """Why it is down, for people; "" while it is up."""
         self.engine_ids: Mapping[int, str] = {}
@@ -40,7 +44,13 @@ class Worker:
         """Where decode workers register for its pushes, as its answers tell it."""
 
     def __repr__(self) -> str:
-        return f"<Worker {self.id} {'up' if self.up else 'down: ' + self.trouble}>"
+        return f"<Worker {self.id} {self.state}{': ' + self.trouble if self.trouble else ''}>"
+
+    @property
+    def state(self) -> State:
+        if self.draining:
+            return "draining"
+        return "up" if self.up else "down"
 
     @property
     def id(self) -> str:
@@ -120,6 +130,26 @@ class Fleet:
         self._bases: dict[str | None, Model] | None = None
         self._block_sizes: frozenset[int] | None = None
 
+    def add(self, worker: Worker) -> None:
+        self.workers[worker.id] = worker
+        self._forget()
+
+    def remove(self, worker: Worker) -> None:
+        """Whoever still holds it finds it draining for ever."""
+        worker.draining = True
+        del self.workers[worker.id]
+        self._forget()
+
+    def drain(self, worker: Worker, draining: bool) -> None:
+        """`worker` gets nothing new, or takes its part again."""
+        worker.draining = draining
+        self._forget()
+
+    def restate(self, worker: Worker, spec: WorkerSpec) -> None:
+        """What is stated of it now, from the next request on; its id is the same."""
+        worker.spec = spec
+        self._forget()
+
     def mark_up(self, worker: Worker) -> None:
         """`worker` serves, as its description now says."""
         worker.up, worker.trouble = True, ""
@@ -169,23 +199,10 @@ class Fleet:
             worker.engine_ids = ids
             self._forget()
 
-    def take_roles(self, specs: Iterable[WorkerSpec]) -> list[str]:
-        """What is stated now of known workers' roles, from the next request on; returns whose changed."""
-        changed = []
-        for spec in specs:
-            worker = self.workers.get(spec.worker_id)
-            if worker is None:
-                continue
-            told = msgspec.structs.replace(worker.spec, **{name: getattr(spec, name) for name in ROLE_FIELDS})
-            if told != worker.spec:
-                worker.spec = told
-                changed.append(worker.id)
-        self._forget()
-        return changed
-
     @property
     def up(self) -> list[Worker]:
-        return [worker for worker in self.workers.values() if worker.up]
+        """Those that get requests: without the draining ones."""
+        return [worker for worker in self.workers.values() if worker.state == "up"]
 
     @property
     def block_sizes(self) -> frozenset[int]:
@@ -204,7 +221,7 @@ class Fleet:
 
     def candidates_of(self, worker: Worker, model: str | None, exclude: Collection[str] = ()) -> Candidates:
         """The same, of `worker` alone."""
-        if not worker.up or not worker.serves(model) or worker.id in exclude or worker.role != "both":
+        if worker.state != "up" or not worker.serves(model) or worker.id in exclude or worker.role != "both":
             return _NOBODY
         found = self._ranks.get(worker.id)
         if found is None:
@@ -217,6 +234,16 @@ class Fleet:
         if well or exclude:  # where nobody is well, a first try may go to any: they may all be wronged
             able = well
         return ranks_of([worker for worker in able if worker.role == "both"], make_split(able))
+
+    def split_of(self, prefill: Worker, model: str | None, exclude: Collection[str] = ()) -> Split | None:
+        """To whom `prefill` may hand over what it has computed, though it gets nothing new: to those that drain only
+        where nobody else is left."""
+        if not prefill.up:
+            return None
+        able = [one for one in self.workers.values() if one.up and one.serves(model) and one.id not in exclude]
+        decodes = [one for one in able if one.role != "prefill"]
+        takers = [one for one in decodes if one.breaker.admits and not one.draining]
+        return make_split([prefill, *takers]) or make_split([prefill, *decodes])
 
     def knows(self, model: str) -> bool:
         """Whether any worker, up or not, is known to serve `model`."""

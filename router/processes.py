@@ -143,6 +143,6 @@ def _stay() -> None:
     log_event(logger, logging.WARNING, "Settings are not read again with --processes: they take a restart")
 
 
-def run(settings: Settings, reload: object = None) -> int:  # noqa: ARG001 -- as `app.run` has it
+def run(settings: Settings, source: object = None) -> int:  # noqa: ARG001 -- as `app.run` has it
     configure_logging(settings.log_level, settings.log_format)
     return asyncio.run(supervise(settings))

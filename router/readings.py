@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import get_args
 
 from indexer.cursor import View
 from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
 from publishers.plane import EventPlane
 from router.breaker import STATES
-from router.fleet import Fleet
+from router.fleet import Fleet, State
 from router.metrics import Metrics, Sample
 from router.scheduling import load
 from router.scheduling.load import LoadBook
@@ -42,6 +43,7 @@ class Readings:
         observe = metrics.observe
         observe("router_worker_up", "1 while the worker serves.", ("worker",), self._up)
         observe("router_worker_breaker", "1 for the state of its breaker.", ("worker", "state"), self._breakers)
+        observe("router_worker_state", "1 for the worker's state.", ("worker", "state"), self._states)
         observe("router_index_view", "1 for how far the index knows a rank.", (*rank, "view"), self._views)
         observe("router_index_blocks", "Blocks indexed.", (*rank, "tier"), self._blocks)
         observe("router_index_bytes", "Memory that the index takes.", (), self._bytes)
@@ -69,6 +71,10 @@ class Readings:
 
     def _up(self) -> Iterator[Sample]:
         return (((worker.id,), float(worker.up)) for worker in self._fleet.workers.values())
+
+    def _states(self) -> Iterator[Sample]:
+        for worker in self._fleet.workers.values():
+            yield from (((worker.id, state), float(worker.state == state)) for state in get_args(State))
 
     def _views(self) -> Iterator[Sample]:
         for rank in self._ranks():

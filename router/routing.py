@@ -206,13 +206,14 @@ class RequestRouting:
     def _decode(self, prefill: Leg, answer: Prefilled | None, exclude: frozenset[str]) -> Leg | None:
         """The leg that decodes, booked; None when there is nobody. Raises ValueError for an answer without a way on."""
         brain = self._brain
-        decision = self._as_of_now(prefill.decision, exclude)
+        decision = self._as_of_now(prefill, exclude)
         if decision is None:
             return None
         body = self._parting.go_on(answer)
         now = brain.clock()
         onward = brain.scheduler.select_decode(decision, self.matches(), now, prefilled=answer is not None)
-        booking = brain.scheduler.reserve_decode(onward, self.prompt.tokens, now, self.streamed)
+        tokens = self.prompt.tokens
+        booking = brain.scheduler.reserve_decode(decision.rank, onward, tokens, now, self.streamed)
         if answer:
             booking.prefilled(now)
         worker = brain.fleet.workers[onward.rank.worker_id]
@@ -221,9 +222,12 @@ class RequestRouting:
         named = b"x-router-prefill-worker: %s\r\n%s" % (prefill.worker.id.encode(), prefill.answer_lines)
         return Leg(worker, prefill.decision, booking, _rank_lines(worker, onward.rank), named, body, "decode")
 
-    def _as_of_now(self, decision: Decision, exclude: frozenset[str]) -> Decision | None:
+    def _as_of_now(self, prefill: Leg, exclude: frozenset[str]) -> Decision | None:
         """The fleet may have changed since; None when nobody can decode any more."""
-        split = self._candidates(exclude - {decision.rank.worker_id}).split
+        decision, others = prefill.decision, exclude - {prefill.worker.id}
+        split = self._candidates(others).split
+        if split is None or decision.rank not in split.prefills.ranks:
+            split = self._brain.fleet.split_of(prefill.worker, self._model, others)
         if split is None or decision.rank not in split.prefills.ranks:
             return None
         return decision.at(split, split.prefills.ranks.index(decision.rank))
@@ -323,7 +327,8 @@ class RequestRouting:
     def _nobody(self) -> Response:
         fleet, pinned = self._brain.fleet, self._pinned
         if pinned:
-            why = pinned.trouble or _not_alone(pinned) or f"it does not serve the model {self._model!r}"
+            draining = "it is draining" if pinned.draining else None
+            why = pinned.trouble or draining or _not_alone(pinned) or f"it does not serve the model {self._model!r}"
             return error_response(503, f"Worker {pinned.id}, which the request names, cannot serve it: {why}.")
         up = [worker for worker in fleet.up if worker.serves(self._model)]
         if up and self._parting.refusal:

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import msgspec
 
-from indexer.types import WorkerRank
 from router.arms import Arms
 from router.exchange import Exchange
 from router.fleet import Worker
@@ -25,12 +24,12 @@ from router.http.messages import PRIORITY, TTFT_SLO, Request, RequestHead, Respo
 from router.inference import ENDPOINTS, Inference, model_of, parse_inference
 from router.metrics import merge
 from router.openai_errors import BadRequest, error_response
-from router.pairing import loneliness
 from router.prompts import Prompts
 from router.routing import Asked, Brain, RequestRouting
 from router.security.guard import Guard, Tenant, says_json
 from router.security.targets import check_passed_on
 from router.shared_store import SharedStore
+from router.status import worker_status
 
 logger = logging.getLogger("router.server")
 
@@ -232,7 +231,8 @@ class Server:
         ready = bool(fleet.candidates(None))
         if self._guard is not None and not self._guard.shows_workers(head):
             return Response(200 if ready else 503, msgspec.json.encode({"ready": ready}))
-        body = {"ready": ready, "workers": [self._worker(worker) for worker in fleet.workers.values()]}
+        workers = [worker_status(self._brain, worker) for worker in fleet.workers.values()]
+        body: dict[str, object] = {"ready": ready, "workers": workers}
         if self._store:
             body["store"] = {"up": self._store.healthy, "problems": self._store.problems}
         return Response(200 if ready else 503, msgspec.json.encode(body))
@@ -241,38 +241,6 @@ class Server:
         if self._guard:  # it tells of all tenants' prompts
             self._guard.check_admin(head.headers)
         return Response(200, msgspec.json.encode(hot_page(store, self._brain.indexer, self._brain.clock())))
-
-    def _worker(self, worker: Worker) -> dict[str, object]:
-        description, up = worker.description, self._brain.fleet.up
-        problems = list(description.problems) if description else []
-        lonely = loneliness(worker, up) if worker.up else None
-        return {
-            "id": worker.id,
-            "url": worker.spec.url,
-            "up": worker.up,
-            "trouble": worker.trouble,
-            "breaker": worker.breaker.state,
-            "engine": description.kind if description else "unknown",
-            "models": [model.id for model in worker.models],
-            "block_size": worker.block_size,
-            "role": worker.role,
-            "connector": worker.connector if worker.role != "both" else None,
-            "problems": [*problems, lonely] if lonely else problems,
-            "ranks": [self._rank(rank) for rank in worker.ranks],
-        }
-
-    def _rank(self, rank: WorkerRank) -> dict[str, object]:
-        brain = self._brain
-        metrics = brain.book.get_metrics(brain.clock()).get(rank)
-        view = brain.indexer.view(rank)
-        return {
-            "dp_rank": rank.dp_rank,
-            "index": view.value,
-            "routed": "by events" if view.value != "blind" else "by assumption",
-            "blocks": brain.indexer.index.blocks_of(rank),
-            "requests": metrics.load.requests if metrics else 0,
-            "load_age_seconds": round(metrics.age, 3) if metrics and metrics.age is not None else None,
-        }
 
 
 def _may_use(tenant: Tenant | None, model: str) -> bool:

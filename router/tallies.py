@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -105,6 +105,10 @@ class Tallies(Collector):
         if found is None:
             found = self._workers[worker_id] = WorkerTally()
         return found
+
+    def keep(self, workers: Collection[str]) -> None:
+        """Nothing is told any more of workers that are not among these, having left."""
+        self._workers = {name: tally for name, tally in self._workers.items() if not name or name in workers}
 
     def describe(self) -> Iterator[Metric]:
         return self.collect()

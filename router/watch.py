@@ -37,6 +37,8 @@ class WorkerWatch:
         self._slow = 0
         self.first_look = asyncio.Event()
         """Set once the worker was looked at, whatever was seen."""
+        self.stale = False
+        """What is stated of the worker has changed: the next look takes it in anew."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -49,7 +51,7 @@ class WorkerWatch:
         trouble = await self._check()
         if trouble is None:
             await self._ask_bootstrap()
-        if trouble is None and not self._worker.up:
+        if trouble is None and (self.stale or not self._worker.up):
             trouble = await self._come_up()
         if trouble and self._worker.up:
             self._fleet.mark_down(self._worker, trouble)
@@ -81,7 +83,7 @@ class WorkerWatch:
 
     async def _come_up(self) -> str | None:
         """Find out what it is and take it in; what went wrong if that fails, which the next look tries again."""
-        worker = self._worker
+        worker, self.stale = self._worker, False
         found = await describe(self._session, worker)
         if problems.NO_ANSWER in found.problems:
             return "answers /health, but not what it is"

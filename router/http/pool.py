@@ -59,6 +59,9 @@ class Pool:
         """Answers that have come whole."""
         self._idle: list[tuple[WorkerConnection, float]] = []
         self._open: set[WorkerConnection] = set()
+        self._connecting: dict[asyncio.Task[None], Callable[[str], None]] = {}
+        """With whom to tell of a failure."""
+        self._cut: str | None = None
         self._heads = KnownHeads(passing)
 
     def __repr__(self) -> str:
@@ -75,9 +78,15 @@ class Pool:
 
     def connect(self, ready: Callable[[WorkerConnection], None], failed: Callable[[str], None]) -> asyncio.Task[None]:
         """Call `ready` with a new connection, or `failed`; neither once the task is cancelled."""
-        return asyncio.get_running_loop().create_task(self._connect(ready, failed))
+        task = asyncio.get_running_loop().create_task(self._connect(ready, failed))
+        self._connecting[task] = failed
+        task.add_done_callback(self._connecting.pop)
+        return task
 
     async def _connect(self, ready: Callable[[WorkerConnection], None], failed: Callable[[str], None]) -> None:
+        if self._cut is not None:
+            failed(self._cut)
+            return
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -102,6 +111,16 @@ class Pool:
     def _discard(self, connection: WorkerConnection) -> None:
         self._open.discard(connection)
         self._idle = [kept for kept in self._idle if kept[0] is not connection]
+
+    def cut(self, reason: str) -> None:
+        """Break off whatever is in flight, and tell so; from now on connecting fails for that `reason`."""
+        self._cut = reason
+        for task, failed in list(self._connecting.items()):
+            task.cancel()
+            failed(reason)
+        for connection in list(self._open):
+            connection.cut(reason)
+        self._idle.clear()
 
     def close(self) -> None:
         """Abort every connection, busy ones too."""

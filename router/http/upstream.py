@@ -301,6 +301,10 @@ class WorkerConnection(asyncio.Protocol):
             self._give_back(self)
         receiver.on_end()
 
+    def cut(self, reason: str) -> None:
+        """Close at once; the receiver, where there is one, is told why."""
+        self._break(reason)
+
     def _break(self, reason: str) -> None:
         receiver, self._receiver = self._receiver, None
         self._transport.abort()

@@ -11,6 +11,9 @@ import numpy.typing as npt
 from indexer.types import WorkerRank
 from router.scheduling.decision import Candidates, Choice, Situation, Uniform
 
+_MOST_TURNS = 1 << 16
+"""Ranks whose turns are remembered: twice as many as an index takes, since those that have left are among them."""
+
 
 class RoundRobin:
     """The rank whose last turn is longest ago, in the order of names among those that never had one.
@@ -30,6 +33,8 @@ class RoundRobin:
         candidates = situation.candidates
         if candidates is not self._candidates:
             self._candidates, ranks = candidates, candidates.ranks
+            if len(self._turns) > _MOST_TURNS:
+                self._turns = dict(sorted(self._turns.items(), key=lambda item: item[1])[_MOST_TURNS // 2 :])
             self._queue = deque(sorted(range(len(ranks)), key=lambda position: self._turns.get(ranks[position], 0)))
         position = self._queue[0]
         self._queue.rotate(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,7 +84,7 @@ class PrefillBooking(Booking):
         self._ahead: DecodeBooking | None = None
         split, onward = decision.split, decision.onward
         if split and onward and not split.pushes[decision.position]:
-            self._ahead = DecodeBooking(scheduler, onward, decision.prompt_tokens, now, streamed)
+            self._ahead = DecodeBooking(scheduler, decision.rank, onward, decision.prompt_tokens, now, streamed)
 
     def first_token(self, now: float) -> None:
         if not self._streamed:  # the first that is heard is the whole answer
@@ -119,10 +120,7 @@ class PrefillBooking(Booking):
 
     def _loaded(self) -> None:
         if self._loading:
-            loading = self._scheduler.loading
-            loading[self._rank] -= self._loading
-            if not loading[self._rank]:
-                del loading[self._rank]
+            subtract(self._scheduler.loading, self._rank, self._loading)
             self._loading = 0
 
     def _ended(self, now: float) -> None:
@@ -137,27 +135,39 @@ class PrefillBooking(Booking):
 
 
 class DecodeBooking(Booking):
-    """Where the answer is made of a prompt that another rank computes."""
+    """Where the answer is made of a prompt that another rank, `source`, computes and keeps until it was fetched."""
 
-    __slots__ = ("_begun", "_onward", "_prefilled", "_streamed")
+    __slots__ = ("_begun", "_handing_over", "_onward", "_prefilled", "_source", "_streamed")
 
-    def __init__(self, scheduler: Scheduler, onward: Onward, prompt_tokens: int, now: float, streamed: bool) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        source: WorkerRank,
+        onward: Onward,
+        prompt_tokens: int,
+        now: float,
+        streamed: bool,
+    ) -> None:
         new = max(0, prompt_tokens - onward.overlap_tokens)
         reservation = scheduler.book.reserve(onward.rank, 0, prompt_tokens, new_tokens=new)
         super().__init__(scheduler, onward.rank, reservation, now)
+        self._source = source
         self._onward = onward
         self._streamed = streamed
-        self._begun = False
+        self._begun = self._handing_over = False
         self._prefilled: float | None = None
 
     def prefilled(self, now: float) -> None:
         """The prompt is computed: what passes from now on is the transfer."""
         self._prefilled = now
+        if not (self._begun or self._handing_over or self._reservation.released):
+            self._handing_over = True
+            self._scheduler.handing_over[self._source] += 1
 
     def first_token(self, now: float) -> None:
         if self._begun:
             return
-        self._begun = True
+        self._begin()
         self._token_at = now
         if self._streamed and self._prefilled is not None:
             onward = self._onward
@@ -165,8 +175,26 @@ class DecodeBooking(Booking):
             self._scheduler.disaggregation.transfers.observe(onward.near, onward.work, seconds)
 
     def assume_first_token(self, now: float) -> None:  # noqa: ARG002 -- a Booking
+        self._begin()
+
+    def _begin(self) -> None:
         self._begun = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """The source is needed no more."""
+        if self._handing_over:
+            self._handing_over = False
+            subtract(self._scheduler.handing_over, self._source, 1)
 
     def _ended(self, now: float) -> None:
+        self._let_go()
         if self._begun:
             self._scheduler.latency.observe_residence(now - self._booked)
+
+
+def subtract(counts: Counter[WorkerRank], rank: WorkerRank, count: int) -> None:
+    """What has come to nothing is not kept."""
+    counts[rank] -= count
+    if not counts[rank]:
+        del counts[rank]

@@ -253,6 +253,11 @@ class LoadBook:
         requests, prefill, active = (self._sum(row, place) for row in (_REQUESTS, _PREFILL, _ACTIVE))
         return Load(requests + foreign_requests, prefill, active + foreign_tokens)
 
+    def booked(self, rank: WorkerRank) -> int:
+        """Requests of this process that `rank` has in flight."""
+        place = self._places.get(rank)
+        return 0 if place is None else self._rows[_REQUESTS][place]
+
     def _sum(self, row: int, place: int) -> int:
         """Of all processes."""
         return self._rows[row][place] if self._everybodys is None else int(self._everybodys[:, row, place].sum())

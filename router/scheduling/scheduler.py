@@ -47,6 +47,8 @@ class Scheduler:
         """From a shared store."""
         self.loading: Counter[WorkerRank] = Counter()
         """Tokens that each rank takes from there now: those of several requests come one after the other."""
+        self.handing_over: Counter[WorkerRank] = Counter()
+        """Prompts that each rank has computed and keeps for another that has not begun to answer."""
         self._unheard: deque[tuple[float, Booking]] = deque()
         self.changed: Callable[[], None] = _nothing
         """Called when a prefill is done or a request has ended."""
@@ -103,9 +105,11 @@ class Scheduler:
             hidden = prefill.predicted.prefill
         return self.disaggregation.decode(self, split, position, hidden, prefill.prompt_tokens, matches, now)
 
-    def reserve_decode(self, onward: Onward, prompt_tokens: int, now: float, streamed: bool) -> DecodeBooking:
-        """Book what `select_decode` found; the caller must release it, however the request ends."""
-        return DecodeBooking(self, onward, prompt_tokens, now, streamed)
+    def reserve_decode(
+        self, source: WorkerRank, onward: Onward, prompt_tokens: int, now: float, streamed: bool
+    ) -> DecodeBooking:
+        """Book what `select_decode` found; the caller must release it, however the request ends. `source` prefills."""
+        return DecodeBooking(self, source, onward, prompt_tokens, now, streamed)
 
     def reserve(self, decision: Decision, now: float, streamed: bool = True) -> Booking:
         """Book the decision's prefill and active tokens; the caller must release it, however the request ends.
@@ -129,6 +133,10 @@ class Scheduler:
         self.book.watch(rank, block_size)
         self.backlog.watch(rank)
         self.latency.watch(rank)
+
+    def in_flight(self, rank: WorkerRank) -> int:
+        """Requests of this process that need `rank` until they have ended."""
+        return self.book.booked(rank) + self.handing_over[rank]
 
     def forget(self, rank: WorkerRank) -> None:
         """Bookings in flight stay valid."""

@@ -9,6 +9,7 @@ import aiohttp
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles, client_context, make_session, read_key, warn_of_readable
 from publishers.plane import EventPlane
+from router.fleet import Fleet
 from router.http.messages import AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, Passing
 from router.security.guard import Denied, Guard
 from router.security.keys import read_keys
@@ -52,9 +53,11 @@ class Security:
         )
         return make_plane(settings.event_plane, files)
 
-    def make_session(self) -> aiohttp.ClientSession:
+    def make_session(self, fleet: Fleet) -> aiohttp.ClientSession:
         """For asking the workers, and what stands beside them."""
-        return make_session((worker.url for worker in self._settings.workers), self._worker_key, self.workers)
+        return make_session(
+            lambda: (worker.spec.url for worker in fleet.workers.values()), self._worker_key, self.workers
+        )
 
     def warn(self) -> None:
         """Of files that others may read, in the log."""

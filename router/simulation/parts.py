@@ -70,7 +70,7 @@ class Parts:
         decision = decision.at(split, split.prefills.ranks.index(decision.rank))
         now, done = fleet.timeline.now(), self._prefilled is not None
         onward = fleet.scheduler.select_decode(decision, arrival.matches(), now, done)
-        booking = fleet.scheduler.reserve_decode(onward, arrival.prompt_tokens, now, streamed=True)
+        booking = fleet.scheduler.reserve_decode(decision.rank, onward, arrival.prompt_tokens, now, streamed=True)
         if done:
             booking.prefilled(now)
         self._decode_rank, self._decode = onward.rank, arrival.request()

@@ -101,7 +101,7 @@ async def test_a_key_is_shown_to_the_engines_named_and_to_nobody_else() -> None:
     async with (
         running(HttpEngine()) as engine,
         running(HttpEngine()) as stranger,
-        make_session([f"{engine.url}/base"], "SECRET") as session,
+        make_session(lambda: [f"{engine.url}/base"], "SECRET") as session,
     ):
         for one in (engine, stranger):
             await get(session, f"{one.url}/health")
@@ -111,6 +111,6 @@ async def test_a_key_is_shown_to_the_engines_named_and_to_nobody_else() -> None:
 async def test_a_redirect_does_not_take_the_key_along() -> None:
     async with running(HttpEngine()) as stranger, running(HttpEngine()) as engine:
         engine.answers["/x"] = (302, f"{stranger.url}/health".encode())
-        async with make_session([engine.url], "SECRET") as session:
+        async with make_session(lambda: [engine.url], "SECRET") as session:
             await get(session, f"{engine.url}/x")
     assert (engine.authorizations, stranger.authorizations) == (["Bearer SECRET"], [None])

@@ -177,3 +177,72 @@ def test_models_are_the_union_of_those_that_are_up_each_with_its_first_worker() 
 def test_only_an_adapter_has_a_lora_name() -> None:
     found = fleet(worker("a", BASE, ADAPTER))
     assert [found.lora_name(name) for name in ("adapter", "m", "x", None)] == ["adapter", None, None, None]
+
+
+# -- a fleet that changes
+
+
+def test_workers_come_and_go() -> None:
+    one, two = worker("a", BASE), worker("b", BASE, ADAPTER)
+    found = fleet(one)
+    assert names(found.candidates("m")) == ["a#0/16"]
+    found.add(two)
+    assert names(found.candidates("m")) == ["a#0/16"], "it was not looked at yet"
+    found.mark_up(two)
+    assert names(found.candidates("m")) == ["a#0/16", "b#0/16"]
+    found.remove(one)
+    assert (names(found.candidates("m")), list(found.workers)) == (["b#0/16"], ["b"])
+    assert names(found.candidates_of(one, "m")) == []
+    found.remove(two)
+    assert [found.may_serve("m"), found.knows("adapter"), *found.models()] == [False, False]
+
+
+def test_a_draining_worker_gets_nothing_new() -> None:
+    one, two = worker("a", BASE, dp_size=2, block_size=32), worker("b", BASE)
+    found = fleet(one, two)
+    found.drain(one, True)
+    assert (one.state, one.up, repr(one)) == ("draining", True, "<Worker a draining>")
+    assert names(found.candidates("m")) == names(found.candidates("m", {"a"})) == ["b#0/16"]
+    assert (names(found.candidates_of(one, "m")), found.up) == ([], [two])
+    found.mark_down(one, "gone")
+    assert (one.state, repr(one)) == ("draining", "<Worker a draining: gone>")
+    found.drain(one, False)
+    assert (one.state, names(found.candidates("m"))) == ("down", ["b#0/16"])
+    found.mark_up(one)
+    assert names(found.candidates_of(one, "m")) == ["a#0/32", "a#1/32"]
+
+
+def test_what_is_stated_anew_counts_at_once() -> None:
+    one = worker("a", BASE)
+    found = fleet(one)
+    assert names(found.candidates("m")) == ["a#0/16"]
+    found.restate(one, parse_worker("http://a:8000,name=a,role=decode,block_size=64"))
+    assert (names(found.candidates("m")), found.block_sizes) == ([], frozenset({64}))
+
+
+def pairs(found: Fleet, prefill: Worker, exclude: tuple[str, ...] = ()) -> list[str]:
+    """To whom it may hand over."""
+    split = found.split_of(prefill, "m", exclude)
+    return names(split.decodes[0]) if split else []
+
+
+def test_a_draining_worker_hands_over_what_it_has_begun() -> None:
+    p, d, both, other = (
+        worker("p", BASE, keys=",role=prefill,connector=nixl"),
+        worker("d", BASE, keys=",role=decode,connector=nixl"),
+        worker("b", BASE, keys=",connector=nixl"),
+        worker("n", Model("n"), keys=",role=decode,connector=nixl"),
+    )
+    found = fleet(p, d, both, other)
+    assert found.candidates("m").split is not None
+    found.drain(p, True)
+    assert found.candidates("m").split is None
+    assert pairs(found, p) == ["b#0/16", "d#0/16"]
+    assert pairs(found, p, ("b",)) == ["d#0/16"]
+    found.drain(d, True)
+    assert pairs(found, p) == ["b#0/16"]
+    assert pairs(found, p, ("b",)) == ["d#0/16"], "rather than nobody"
+    found.mark_down(d, "gone")
+    assert pairs(found, p, ("b",)) == []
+    found.mark_down(p, "gone")
+    assert pairs(found, p) == [], "and its KV with it"

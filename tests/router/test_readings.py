@@ -61,6 +61,20 @@ def test_up(state: State) -> None:
     assert (state.read("router_worker_up", worker="a"), state.read("router_worker_up", worker="b")) == (1, 0)
 
 
+def test_exactly_one_state_is_one(state: State) -> None:
+    def states() -> dict[str, float | None]:
+        return {name: state.read("router_worker_state", worker="a", state=name) for name in ("up", "down", "draining")}
+
+    assert states() == {"up": 0, "down": 1, "draining": 0}
+    state.fleet.mark_up(state.a)
+    assert states() == {"up": 1, "down": 0, "draining": 0}
+    state.fleet.drain(state.a, True)
+    assert states() == {"up": 0, "down": 0, "draining": 1}
+    assert state.read("router_worker_up", worker="a") == 1
+    state.fleet.remove(state.a)
+    assert set(states().values()) == {None}
+
+
 def test_exactly_one_view_is_one(state: State) -> None:
     assert state.views(A0) == {"exact": 0, "partial": 0, "recovering": 0, "blind": 1}
     state.indexer.on_batch(batch(0, 1))

@@ -12,6 +12,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.app import App
+from router.cli import Source
 from router.settings import Settings
 from router.worker_spec import parse_worker
 from tests.fakes.raw_client import RawClient
@@ -65,7 +66,9 @@ class RunningRouter:
 
 
 @asynccontextmanager
-async def running(*workers: ScriptedWorker, options: str = "", **settings: Any) -> AsyncIterator[RunningRouter]:
+async def running(
+    *workers: ScriptedWorker, options: str = "", source: Source | None = None, **settings: Any
+) -> AsyncIterator[RunningRouter]:
     """`options`: appended to each `--worker`. Health checks and the limit on connecting are out of the way unless
     given."""
     others = asyncio.all_tasks()
@@ -78,7 +81,7 @@ async def running(*workers: ScriptedWorker, options: str = "", **settings: Any) 
         "seed": 1,
         "port": 0,
     }
-    app = App(Settings(workers=specs, **{**defaults, **settings}))
+    app = App(Settings(workers=specs, **{**defaults, **settings}), source=source)
     try:
         await app.start()
         router = RunningRouter(app)
@@ -88,6 +91,11 @@ async def running(*workers: ScriptedWorker, options: str = "", **settings: Any) 
         await app.drain(0)
         await app.close()
     await until(lambda: not {task for task in asyncio.all_tasks() - others if not _is_fake(task)})
+
+
+def source_of(*workers: ScriptedWorker) -> Source:
+    """Settings that name these workers, to be read again."""
+    return Source([part for worker in workers for part in ("--worker", f"{worker.url},name={worker.name}")], {})
 
 
 def _is_fake(task: asyncio.Task[Any]) -> bool:

@@ -185,7 +185,7 @@ def test_whatever_happens_both_bookings_are_given_back(
     decision = choosing.select(fleet(whole=(), pushes=pushes), tokens, matches, 0.0)
     first = choosing.reserve(decision, 0.0, streamed)
     onward = choosing.select_decode(decision, matches, 0.0, prefilled=not pushes)
-    second = choosing.reserve_decode(onward, tokens, 0.0, streamed)
+    second = choosing.reserve_decode(decision.rank, onward, tokens, 0.0, streamed)
     now = itertools.count(1)
     for decode, step in steps:
         booking = second if decode else first
@@ -202,8 +202,30 @@ def test_whatever_happens_both_bookings_are_given_back(
     second.release(float(next(now)))
     for each in (P, D1, D2):
         assert choosing.book.load(each, 100.0) == Load()
+        assert choosing.in_flight(each) == 0
+    assert not choosing.handing_over
     seconds = choosing.backlog.seconds(named(["p", "d1", "d2"]), np.ones(3), 100.0)
     assert seconds.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+def test_who_prefilled_is_needed_until_the_other_begins_to_answer(pushes: bool) -> None:
+    choosing = scheduler()
+    decision = choosing.select(fleet(whole=(), pushes=pushes), 5000, HeldOnGpu({}), 0.0)
+    first = choosing.reserve(decision, 0.0)
+    onward = choosing.select_decode(decision, HeldOnGpu({}), 0.0, prefilled=not pushes)
+    assert choosing.in_flight(P) == 1
+    second = choosing.reserve_decode(decision.rank, onward, 5000, 0.0, True)
+    first.release(1.0)
+    second.prefilled(1.0)
+    second.prefilled(1.0)
+    assert (choosing.in_flight(P), choosing.in_flight(onward.rank)) == (1, 1)
+    second.first_token(2.0)
+    assert (choosing.in_flight(P), choosing.in_flight(onward.rank)) == (0, 1)
+    second.prefilled(3.0)
+    assert choosing.in_flight(P) == 0, "it answers: nothing is waited for any more"
+    second.release(4.0)
+    assert choosing.in_flight(onward.rank) == 0
 
 
 def test_a_transfer_is_learned_from_streams_alone() -> None:
@@ -211,7 +233,7 @@ def test_a_transfer_is_learned_from_streams_alone() -> None:
         choosing = scheduler()
         decision = choosing.select(fleet(whole=()), 5000, HeldOnGpu({}), 0.0)
         onward = choosing.select_decode(decision, HeldOnGpu({}), 0.0, prefilled=True)
-        booking = choosing.reserve_decode(onward, 5000, 0.0, streamed)
+        booking = choosing.reserve_decode(decision.rank, onward, 5000, 0.0, streamed)
         booking.prefilled(1.0)
         booking.first_token(9.0)
         booking.release(10.0)

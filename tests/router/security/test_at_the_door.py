@@ -10,11 +10,10 @@ import pytest
 
 from router.security.guard import Guard
 from router.security.keys import Key, Keys
-from router.settings import Settings
 from tests.fakes.raw_client import Answered, RawClient, get, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, drop, never
 from tests.fakes.waiting import until
-from tests.router.proxy.running import RunningRouter, running
+from tests.router.proxy.running import RunningRouter, running, source_of
 from tests.router.security.files import ask_with, bearer, get_with, write_keys
 
 ONE, TWO, ADMIN = "kvr-one", "kvr-two", "kvr-admin"
@@ -227,14 +226,13 @@ def test_keys_read_again_keep_what_is_in_use() -> None:
 
 async def test_a_hangup_reads_the_keys_again(a: ScriptedWorker, tmp_path: Path) -> None:
     path = write_keys(tmp_path, {"name": "one", "key": ONE})
-    async with running(a, api_keys=path) as router, router.client() as client:
-        settings: Settings = router.app._settings
+    async with running(a, source=source_of(a), api_keys=path) as router, router.client() as client:
         write_keys(tmp_path, {"name": "two", "key": TWO})
-        router.app.on_hangup(lambda: settings)
+        router.app.on_hangup()
         assert (await client.ask(ask_with(TWO))).status == 200
         assert (await client.ask(ask_with(ONE))).status == 401
         (tmp_path / "keys.yaml").write_text("nonsense: [")
-        router.app.on_hangup(lambda: settings)
+        router.app.on_hangup()
         async with router.client() as other:
             assert (await other.ask(ask_with(TWO))).status == 200
 

@@ -17,13 +17,14 @@ import pytest
 from router.app import run
 from router.security.security import check_security
 from router.settings import Settings, SettingsError
+from router.settings.administration import Address
 from router.worker_spec import parse_worker
 from tests.certificates import Authority, Pair
 from tests.fakes.http_engine import HttpEngine, models
 from tests.fakes.http_engine import running as engine_running
 from tests.fakes.raw_client import get, post
 from tests.fakes.scripted_worker import ScriptedWorker, events
-from tests.router.proxy.running import RunningRouter, running
+from tests.router.proxy.running import RunningRouter, running, source_of
 
 BODY = {"prompt": "x"}
 
@@ -125,15 +126,26 @@ async def test_only_clients_with_a_certificate_of_the_authority_come_in(
                 await plain(router, context)
 
 
+async def test_the_admin_surface_is_served_likewise(a: ScriptedWorker, ca: Authority, pair: Pair) -> None:
+    async with running(a, tls_cert=pair.cert, tls_key=pair.key, admin_listen=Address("127.0.0.1", 0)) as router:
+        assert router.app._admin
+        url = f"https://127.0.0.1:{router.app._admin.port}/admin/workers"
+        async with aiohttp.ClientSession() as client:
+            async with client.get(url, ssl=ca.client()) as answer:
+                assert answer.status == 200
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await client.get(url)
+
+
 async def test_a_hangup_reads_the_certificate_again(a: ScriptedWorker, ca: Authority, pair: Pair) -> None:
-    async with running(a, tls_cert=pair.cert, tls_key=pair.key) as router:
+    async with running(a, source=source_of(a), tls_cert=pair.cert, tls_key=pair.key) as router:
         first = await plain(router, ca.client())
         ca.pair("127.0.0.1")  # in the same files
-        router.app.on_hangup(lambda: router.app._settings)
+        router.app.on_hangup()
         second = await plain(router, ca.client())
         assert first.serial != second.serial
         shutil.copy(ca.pair("h", "other").key, pair.key)  # not the certificate's: all stays as it was
-        router.app.on_hangup(lambda: router.app._settings)
+        router.app.on_hangup()
         assert await plain(router, ca.client()) == second
 
 

@@ -1,0 +1,48 @@
+"""Who may administer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from router.http.messages import AUTHORIZATION
+from router.openai_errors import BadRequest
+from router.security.guard import Guard
+from router.settings.administration import Address
+
+
+class Refusal(NamedTuple):
+    status: int
+    message: str
+    """For people."""
+
+
+Authorize = Callable[[str | None], Refusal | None]
+"""From the Authorization header to why not; None: go on."""
+
+
+def by_keys(guard: Guard) -> Authorize:
+    """Whoever shows a key with `admin: true`."""
+
+    def authorize(authorization: str | None) -> Refusal | None:
+        shown = [] if authorization is None else [(AUTHORIZATION, authorization.encode("utf-8", "surrogateescape"))]
+        try:
+            guard.check_admin(shown)
+        except BadRequest as error:
+            return Refusal(error.response.status, str(error))
+        return None
+
+    return authorize
+
+
+def refuse_foreign_host(host: str | None) -> Refusal | None:
+    """A page from elsewhere may have its own name lead to this machine, and let a browser ask here (DNS rebinding):
+    its requests still say that name in their Host header."""
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        name = None
+    if name and Address(name, 0).is_loopback:
+        return None
+    return Refusal(403, "Without keys this surface answers only where it is called by a loopback address or localhost.")

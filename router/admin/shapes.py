@@ -1,0 +1,113 @@
+"""What goes in and out of the admin surface, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from router.settings.logs import LogLevel as Level
+from router.status import WorkerStatus
+from router.worker_spec import StatedRole, WorkerSpec, worker_from_mapping
+
+MOST_SECONDS = 86_400.0
+"""That a worker may be given to drain: a day."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
+
+_Shape = TypeVar("_Shape")
+
+
+class Wrong(Exception):
+    """A request that cannot be followed; the sentence says why."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class WorkerState(WorkerStatus, kw_only=True):
+    """One worker as it is now."""
+
+    leaves_in_seconds: float | None
+    """At most, when it is being removed."""
+
+
+class Workers(msgspec.Struct):
+    """The whole fleet."""
+
+    workers: list[WorkerState]
+
+
+class Change(msgspec.Struct, forbid_unknown_fields=True):
+    """What is to be otherwise; what is not named stays."""
+
+    role: StatedRole | UnsetType = UNSET
+    drain: bool | UnsetType = UNSET
+
+
+class LogLevel(msgspec.Struct, forbid_unknown_fields=True):
+    """Least severity that is logged."""
+
+    level: Level
+
+
+class ErrorDetails(msgspec.Struct):
+    """As in OpenAI's errors."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | int | None
+
+
+class Error(msgspec.Struct):
+    """Why not."""
+
+    error: ErrorDetails
+
+
+def read_worker(body: bytes) -> WorkerSpec:
+    """Raises Wrong."""
+    stated = _decode(body, dict[str, Any])
+    try:
+        return worker_from_mapping(stated)
+    except ValueError as error:
+        raise Wrong(422, f"{error}") from None
+
+
+def read_change(body: bytes) -> Change:
+    """Raises Wrong."""
+    change = _decode(body, Change)
+    if change.role is UNSET and change.drain is UNSET:
+        raise Wrong(422, "Nothing is to change: state role, drain or both.")
+    return change
+
+
+def read_log_level(body: bytes) -> Level:
+    """Raises Wrong."""
+    return _decode(body, LogLevel).level
+
+
+def _decode(body: bytes, shape: type[_Shape]) -> _Shape:
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Wrong(400, f"The body is not valid JSON: {error}.") from None
+    try:
+        return msgspec.convert(decoded, shape)
+    except msgspec.ValidationError as error:
+        raise Wrong(422, f"The body is not as it should be: {error}.") from None
+
+
+def read_timeout(query: Mapping[str, str], usual: float) -> float:
+    """Of a removal, in seconds. Raises Wrong."""
+    for name in query:
+        if name != "timeout":
+            raise Wrong(422, f"There is no parameter {name!r}, only timeout.")
+    try:
+        return msgspec.convert(query.get("timeout", usual), Seconds, strict=False)
+    except msgspec.ValidationError:
+        raise Wrong(422, f"timeout takes a number of seconds from 0 to {MOST_SECONDS:g}.") from None

@@ -1,0 +1,73 @@
+"""Takes over what the settings now say of the workers, when told to or when their file has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from publishers.logs import log_event
+from router.cli import Source
+from router.roster import Roster
+from router.settings import Settings, SettingsError
+
+logger = logging.getLogger("router.reloading")
+
+_INTERVAL = 1.0
+"""Seconds between two looks at the file."""
+
+
+class Reloading:
+    """`settings`: those in force, which stay so but for the workers."""
+
+    def __init__(self, source: Source, settings: Settings, roster: Roster, reload_files: Callable[[], None]) -> None:
+        """`reload_files`: reads what the settings name anew; where it raises SettingsError, nothing has changed."""
+        self._source = source
+        self._settings = settings
+        self._roster = roster
+        self._reload_files = reload_files
+
+    def reload(self) -> None:
+        """Settings that cannot be used change nothing; what has changed beside the workers takes a restart."""
+        try:
+            settings = self._source.read()
+            self._reload_files()
+        except SettingsError as error:
+            log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
+            return
+        changed = self._roster.take(settings.workers, self._settings.drain_timeout)
+        log_event(logger, logging.INFO, "Settings read again", workers_changed=",".join(changed) or "none")
+        if dataclasses.replace(settings, workers=self._settings.workers) != self._settings:
+            log_event(logger, logging.WARNING, "Other settings have changed too: they take a restart")
+
+    async def watch(self, file: Path, interval: float = _INTERVAL) -> None:
+        """Reload whenever the file's content has changed, and once at first: it may have since the router was started.
+        Until cancelled."""
+        seen: tuple[int, ...] | None = None
+        content: bytes | None = None
+        while True:
+            mark = await asyncio.to_thread(_mark, file)
+            if mark != seen:
+                seen, before = mark, content
+                content = await asyncio.to_thread(_content, file)
+                if content != before:
+                    self.reload()
+            await asyncio.sleep(interval)
+
+
+def _mark(file: Path) -> tuple[int, ...]:
+    """Another one whenever the file was written or replaced, as a ConfigMap's is; () where there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _content(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None

@@ -1,0 +1,226 @@
+"""Who is watched: workers join, change, drain and leave while the router runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from publishers.logs import log_event
+from router.fleet import Fleet, Worker
+from router.scheduling.scheduler import Scheduler
+from router.upkeep import Upkeep
+from router.watch import WorkerWatch
+from router.worker_spec import ROLE_FIELDS, WorkerSpec
+
+logger = logging.getLogger("router.roster")
+
+_LOOK = 0.02
+"""Seconds between two looks at what a leaving worker still has in flight: an event would need counting per request."""
+_LAST_WORDS = 1.0
+"""Seconds that requests which were cut off have to end or to go elsewhere; a turn of the event loop does for most."""
+
+
+class Conflict(Exception):
+    """One sentence: what stands against a change of the fleet."""
+
+
+class _Watched(NamedTuple):
+    watch: WorkerWatch
+    task: asyncio.Task[None]
+
+
+class Roster:
+    """A worker that leaves is drained first; one that comes back under the same name starts anew."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        scheduler: Scheduler,
+        upkeep: Upkeep,
+        make_worker: Callable[[WorkerSpec], Worker],
+        make_watch: Callable[[Worker], WorkerWatch],
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock`: seconds, steady."""
+        self._fleet = fleet
+        self._scheduler = scheduler
+        self._upkeep = upkeep
+        self._make_worker = make_worker
+        self._make_watch = make_watch
+        self._clock = clock
+        self._watched: dict[str, _Watched] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._deadlines: dict[str, float] = {}
+        """By worker that leaves, until it is too late to stay."""
+        self._successors: dict[str, WorkerSpec] = {}
+        """Who joins under a name as soon as the worker that has it has left."""
+        self._stated: tuple[WorkerSpec, ...] = ()
+
+    # -- one worker
+
+    def join(self, spec: WorkerSpec) -> Worker:
+        """It gets requests when it has been looked at. Raises Conflict when there is one of its name or URL."""
+        self._refuse_twice(spec)
+        worker = self._make_worker(spec)
+        self._fleet.add(worker)
+        watch = self._make_watch(worker)
+        self._watched[worker.id] = _Watched(watch, asyncio.create_task(watch.run(), name=f"watch of {worker.id}"))
+        log_event(logger, logging.DEBUG, "Worker has joined", worker=worker.id, url=spec.url)
+        return worker
+
+    def _refuse_twice(self, spec: WorkerSpec) -> None:
+        known = self._fleet.workers.get(spec.worker_id)
+        if known:
+            leaves = " It is leaving; its name is free when it has left." if known.id in self._leaving else ""
+            raise Conflict(f"There is a worker {known.id!r} already, at {known.spec.url}.{leaves}")
+        for worker in self._fleet.workers.values():
+            if worker.spec.url == spec.url and worker.id not in self._leaving:
+                raise Conflict(f"The worker at {spec.url} is here already, as {worker.id!r}.")
+
+    def restate(self, worker: Worker, spec: WorkerSpec) -> bool:
+        """What is stated of `worker` now, but for its name and URL; roles count from the next request on, the rest
+        from its next health check on. Whether that changes anything."""
+        before = worker.spec
+        if before == spec:
+            return False
+        self._fleet.restate(worker, spec)
+        if _without_role(before) != _without_role(spec):
+            self._watched[worker.id].watch.stale = True
+        return True
+
+    def drain(self, worker: Worker, draining: bool) -> None:
+        """Nothing new for it, what is in flight goes on; or back to work. Raises Conflict when it has all but left."""
+        if not draining:
+            self._call_back(worker)
+        if worker.draining != draining:
+            message = "Worker drains" if draining else "Worker drains no more"
+            log_event(logger, logging.INFO, message, worker=worker.id, in_flight=self.in_flight(worker))
+        self._fleet.drain(worker, draining)
+
+    def _call_back(self, worker: Worker) -> None:
+        task = self._leaving.get(worker.id)
+        if task is None:
+            return
+        if worker.id not in self._deadlines:
+            raise Conflict(f"Worker {worker.id!r} is just leaving.")
+        del self._leaving[worker.id], self._deadlines[worker.id]
+        self._successors.pop(worker.id, None)
+        task.cancel()
+
+    def leave(self, worker: Worker, timeout: float) -> None:
+        """Drain it, and remove it when nothing is in flight there, or in `timeout` seconds, when what is left is cut
+        off. Again: the later word counts."""
+        deadline = self._clock() + timeout
+        if worker.id not in self._leaving:
+            self.drain(worker, True)
+            self._deadlines[worker.id] = deadline
+            task = asyncio.create_task(self._see_off(worker), name=f"leaving of {worker.id}")
+            self._leaving[worker.id] = task
+        elif worker.id in self._deadlines:
+            self._deadlines[worker.id] = deadline
+
+    def leaves_in(self, worker: Worker) -> float | None:
+        """Seconds until it is removed at the latest; None when it is not to leave."""
+        if worker.id not in self._leaving:
+            return None
+        return max(0.0, self._deadlines.get(worker.id, 0.0) - self._clock())
+
+    def in_flight(self, worker: Worker) -> int:
+        """Requests that need it until they have ended."""
+        return sum(self._scheduler.in_flight(rank) for rank in worker.ranks)
+
+    async def _see_off(self, worker: Worker) -> None:
+        while self.in_flight(worker) and self._clock() < self._deadlines[worker.id]:  # noqa: ASYNC110 -- see _LOOK
+            await asyncio.sleep(_LOOK)
+        del self._deadlines[worker.id]  # from here on there is no way back
+        await self._end_watch(worker)
+        cut = await self._cut_off(worker)
+        await self._upkeep.forget(worker)
+        self._fleet.remove(worker)
+        self._upkeep.keep_tallies(self._fleet.workers)
+        del self._leaving[worker.id]
+        log_event(logger, logging.INFO, "Worker has left", worker=worker.id, cut_off=cut)
+        successor = self._successors.pop(worker.id, None)
+        if successor:
+            self._join_if_free(successor)
+
+    async def _end_watch(self, worker: Worker) -> None:
+        task = self._watched.pop(worker.id).task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def _cut_off(self, worker: Worker) -> int:
+        """How many requests were still in flight."""
+        cut = self.in_flight(worker)
+        worker.pool.cut("it was removed")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS):
+                while self.in_flight(worker):  # noqa: ASYNC110 -- see _LOOK
+                    await asyncio.sleep(_LOOK)
+        return cut
+
+    # -- all of them
+
+    def take(self, specs: Sequence[WorkerSpec], timeout: float) -> list[str]:
+        """What is stated now: who is new joins, who is gone leaves within `timeout` seconds, who was stated otherwise
+        changes; returns their names. Who stands there as before is left as it is, whatever was done to it since."""
+        before, now = ({spec.worker_id: spec for spec in each} for each in (self._stated, specs))
+        self._stated = tuple(specs)
+        gone = [name for name in before if name not in now]
+        for name in gone:
+            self._successors.pop(name, None)
+            if name in self._fleet.workers:
+                self.leave(self._fleet.workers[name], timeout)
+        changed = [spec for name, spec in now.items() if before.get(name) != spec]
+        for spec in changed:
+            self._take_one(spec, timeout)
+        return [*gone, *(spec.worker_id for spec in changed)]
+
+    def _take_one(self, spec: WorkerSpec, timeout: float) -> None:
+        worker = self._fleet.workers.get(spec.worker_id)
+        if worker is None:
+            self._join_if_free(spec)
+        elif worker.spec.url != spec.url or (worker.id in self._leaving and worker.id not in self._deadlines):
+            self._successors[worker.id] = spec
+            self.leave(worker, timeout)
+        else:
+            self._successors.pop(worker.id, None)
+            if worker.id in self._leaving:
+                self.drain(worker, False)
+            self.restate(worker, spec)
+
+    def _join_if_free(self, spec: WorkerSpec) -> None:
+        try:
+            self.join(spec)
+        except Conflict as conflict:
+            log_event(logger, logging.ERROR, "A worker cannot join", worker=spec.worker_id, reason=conflict)
+
+    async def first_looks(self, patience: float) -> None:
+        """Returns when each was looked at once, or after `patience` seconds."""
+        looks = [watched.watch.first_look.wait() for watched in self._watched.values()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await asyncio.gather(*looks)
+
+    async def close(self) -> None:
+        """Every worker is let go at once."""
+        await _end([*self._leaving.values(), *(watched.task for watched in self._watched.values())])
+        await self._upkeep.close()
+        for worker in self._fleet.workers.values():
+            worker.pool.close()
+
+
+def _without_role(spec: WorkerSpec) -> WorkerSpec:
+    return msgspec.structs.replace(spec, **dict.fromkeys(ROLE_FIELDS))
+
+
+async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    ended = list(tasks)
+    for task in ended:
+        task.cancel()
+    await asyncio.gather(*ended, return_exceptions=True)

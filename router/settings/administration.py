@@ -1,0 +1,73 @@
+"""Who may change the router while it runs, and how."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+
+from router.settings.options import SettingsError, about
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where to listen; port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def read_address(value: object) -> object:
+    """HOST:PORT as an Address, anything else as it is, for the type check."""
+    if not isinstance(value, str) or value == "none":
+        return None if value == "none" else value
+    try:
+        parts = urlsplit(f"//{value}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return value
+    whole = host and port is not None and parts.netloc == value and not parts.username
+    return Address(host or "", port or 0) if whole else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Administration:
+    admin_listen: Annotated[
+        Address | None,
+        about(
+            "Administration",
+            "Listen here for changes of the fleet and of the log level while the router runs; none: there is no such "
+            "surface.",
+            "HOST:PORT",
+            takes="an address such as 127.0.0.1:9090, or none",
+            read=read_address,
+        ),
+    ] = None
+    watch_config: Annotated[
+        bool,
+        about("Administration", "Read the file of --config again whenever its content changes, as SIGHUP does."),
+    ] = False
+
+    def check_administration(self, *, processes: int, file: bool, keys: bool) -> None:
+        """`file`: there is a --config; `keys`: who administers must show one. Raises SettingsError."""
+        listen = self.admin_listen
+        if processes > 1 and (listen or self.watch_config):
+            flag = "--admin-listen" if listen else "--watch-config"
+            raise SettingsError(f"{flag} needs one process: with --processes each of several has a fleet of its own.")
+        if self.watch_config and not file:
+            raise SettingsError("--watch-config needs a file to watch: name it with --config FILE.")
+        if listen and not keys and not listen.is_loopback:
+            raise SettingsError(
+                f"--admin-listen {listen.host}:{listen.port} could be reached by anybody, and no keys are asked for: "
+                "listen on a loopback address such as 127.0.0.1."
+            )

@@ -1,0 +1,81 @@
+"""What there is to tell of one worker: on /ready, and to who administers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from indexer.types import WorkerRank
+from router.fleet import State, Worker
+from router.pairing import loneliness
+from router.routing import Brain
+
+
+class RankStatus(msgspec.Struct, kw_only=True):
+    """One data-parallel rank of a worker."""
+
+    dp_rank: int
+    index: str
+    """A view of `indexer.cursor`."""
+    routed: str
+    blocks: dict[str, int]
+    """Held, by tier."""
+    requests: int
+    load_age_seconds: float | None
+
+
+class WorkerStatus(msgspec.Struct, kw_only=True):
+    """One worker as it is now."""
+
+    id: str
+    url: str
+    state: State
+    up: bool
+    """Its engine serves, though it may be draining."""
+    trouble: str
+    """Why it is down, for people."""
+    breaker: str
+    """A state of `router.breaker`."""
+    in_flight: int
+    """Requests that need it until they have ended."""
+    engine: str
+    models: list[str]
+    block_size: int
+    role: str
+    connector: str | None
+    problems: list[str]
+    ranks: list[RankStatus]
+
+
+def worker_status(brain: Brain, worker: Worker) -> WorkerStatus:
+    description = worker.description
+    problems = list(description.problems) if description else []
+    lonely = loneliness(worker, brain.fleet.up) if worker.state == "up" else None
+    return WorkerStatus(
+        id=worker.id,
+        url=worker.spec.url,
+        state=worker.state,
+        up=worker.up,
+        trouble=worker.trouble,
+        breaker=worker.breaker.state,
+        in_flight=sum(brain.scheduler.in_flight(rank) for rank in worker.ranks),
+        engine=description.kind if description else "unknown",
+        models=[model.id for model in worker.models],
+        block_size=worker.block_size,
+        role=worker.role,
+        connector=worker.connector if worker.role != "both" else None,
+        problems=[*problems, lonely] if lonely else problems,
+        ranks=[_rank_status(brain, rank) for rank in worker.ranks],
+    )
+
+
+def _rank_status(brain: Brain, rank: WorkerRank) -> RankStatus:
+    metrics = brain.book.get_metrics(brain.clock()).get(rank)
+    view = brain.indexer.view(rank)
+    return RankStatus(
+        dp_rank=rank.dp_rank,
+        index=view.value,
+        routed="by events" if view.value != "blind" else "by assumption",
+        blocks=brain.indexer.index.blocks_of(rank),
+        requests=metrics.load.requests if metrics else 0,
+        load_age_seconds=round(metrics.age, 3) if metrics and metrics.age is not None else None,
+    )

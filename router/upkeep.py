@@ -1,0 +1,111 @@
+"""What is kept of each worker from when it has first described itself until it has left: books, index, publisher."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from typing import NamedTuple
+
+import aiohttp
+
+from engines.description import EngineDescription
+from indexer.kv_indexer import KVIndexer
+from indexer.types import WorkerRank
+from publishers.plane import EventPlane
+from publishers.publisher import EnginePublisher
+from router.fleet import Worker
+from router.scheduling.scheduler import Scheduler
+from router.settings import Settings
+from router.tallies import Tallies
+from router.worker_spec import WorkerSpec
+
+Learn = Callable[[Worker], Awaitable[object]]
+
+
+class _Followed(NamedTuple):
+    """A publisher, and what it was made for."""
+
+    description: EngineDescription | None
+    spec: WorkerSpec
+    publisher: EnginePublisher
+
+
+class Upkeep:
+    def __init__(
+        self,
+        settings: Settings,
+        scheduler: Scheduler,
+        indexer: KVIndexer,
+        tallies: Tallies,
+        plane: EventPlane,
+        session: aiohttp.ClientSession,
+        learners: Collection[Learn],
+    ) -> None:
+        """`learners`: who else wants to know of each worker that was described."""
+        self._settings = settings
+        self._scheduler = scheduler
+        self._indexer = indexer
+        self._tallies = tallies
+        self._plane = plane
+        self._session = session
+        self._learners = learners
+        self._ranks: dict[str, set[WorkerRank]] = {}
+        self._followed: dict[str, _Followed] = {}
+
+    async def take_in(self, worker: Worker) -> None:
+        """It came up, for the first time or again: keep its books, follow its events, learn its tokens."""
+        local = self._settings.event_plane == "local"
+        ranks = set(worker.ranks)
+        self._forget(self._ranks.get(worker.id, set()) - ranks)
+        self._ranks[worker.id] = ranks
+        for rank in worker.ranks:
+            self._scheduler.watch(rank, worker.block_size)
+            # Over a broker, events may come for a worker that cannot say itself that it has some.
+            if self._settings.kv_events and (worker.has_events or not local):
+                self._indexer.watch(rank)
+            self._indexer.worker_came_back(rank)
+        if local:
+            await self._publish_for(worker)
+        for learn in self._learners:
+            await learn(worker)
+
+    async def _publish_for(self, worker: Worker) -> None:
+        """In-process: the same publisher that runs beside an engine; a new one when the engine came back different."""
+        followed = self._followed.get(worker.id)
+        if followed and (followed.description, followed.spec) == (worker.description, worker.spec):
+            return
+        if followed:
+            await followed.publisher.close()
+        publisher = EnginePublisher(
+            worker_id=worker.id,
+            url=worker.spec.url,
+            plane=self._plane,
+            namespace=self._settings.event_namespace,
+            description=worker.description,
+            events=worker.spec.events,
+            replay=worker.spec.replay,
+            block_size=worker.spec.block_size,
+            session=self._session,
+            load_interval=self._settings.load_interval,
+        )
+        self._followed[worker.id] = _Followed(worker.description, worker.spec, publisher)
+        await publisher.start()
+
+    async def forget(self, worker: Worker) -> None:
+        """It leaves: whoever comes under its name starts anew."""
+        followed = self._followed.pop(worker.id, None)
+        if followed:
+            await followed.publisher.close()
+        self._forget(self._ranks.pop(worker.id, set()))
+
+    def _forget(self, ranks: Collection[WorkerRank]) -> None:
+        for rank in ranks:
+            self._scheduler.forget(rank)
+            self._indexer.forget(rank)
+
+    def keep_tallies(self, workers: Collection[str]) -> None:
+        """What was counted of others, which have left, is told no more."""
+        self._tallies.keep(workers)
+
+    async def close(self) -> None:
+        for followed in self._followed.values():
+            await followed.publisher.close()

@@ -1,0 +1,177 @@
+"""The settings' file read again: at SIGHUP, or when it has changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from router.app import App
+from router.cli import Source
+from router.reloading import Reloading
+from tests.fakes.raw_client import post
+from tests.fakes.scripted_worker import ScriptedWorker, events
+from tests.fakes.waiting import until
+from tests.router.proxy.running import RunningRouter, running
+from tests.router.proxy.test_proxy_fleet import held_stream
+
+
+class File:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.source = Source(["--config", str(path)], {})
+
+    def say(self, *workers: ScriptedWorker, more: str = "", keys: str = "") -> None:
+        """Replaced whole, as ConfigMaps are."""
+        listed = "".join(f"  - {worker.url},name={worker.name}{keys}\n" for worker in workers)
+        self.put(f"worker:\n{listed}{more}")
+
+    def put(self, text: str) -> None:
+        new = self.path.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self.path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    return File(tmp_path / "router.yaml")
+
+
+COMMON = "router_mode: round-robin\nport: 0\ntokenizer: engine\nhealth_interval: 60\nconnect_timeout: 60\nseed: 1\n"
+
+
+def names(app: App) -> list[str]:
+    return list(app._fleet.workers)
+
+
+async def test_a_hangup_adds_and_removes_workers_without_losing_a_request(
+    a: ScriptedWorker, b: ScriptedWorker, file: File, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.say(a, more=COMMON)
+    a.then(held_stream)
+    b._default = events(b"1", b"[DONE]")
+    async with running(a, source=file.source) as router, router.client() as one, router.client() as other:
+        one.send(post(body=b'{"prompt":"x","stream":true}'))
+        await one.head()
+        file.say(b, more=COMMON)
+        router.app.on_hangup()
+        await until(lambda: router.is_up(b))
+        assert router.app._fleet.workers["a"].state == "draining"
+        assert (await other.ask(post())).header(b"x-router-worker") == b"b"
+        a.go_on.set()
+        await one.read_until(b"[DONE]")
+        await until(lambda: names(router.app) == ["b"])
+        assert "they take a restart" not in caplog.text
+
+
+async def test_a_hangup_changes_roles_and_says_what_takes_a_restart(
+    a: ScriptedWorker, b: ScriptedWorker, file: File, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.say(a, b, more=COMMON)
+    async with running(a, b, source=file.source) as router, router.client() as client:
+        file.say(a, b, more=COMMON, keys=",role=decode,connector=nixl")
+        router.app.on_hangup()
+        assert (await client.ask(post())).status == 503
+        assert "they take a restart" not in caplog.text
+        file.say(a, b, more=COMMON + "pd_timeout: 1\n")
+        router.app.on_hangup()
+        assert "they take a restart" in caplog.text
+        assert (await client.ask(post())).status == 200
+
+
+@pytest.mark.parametrize(
+    "text", ["worker: [nonsense]\n", "worker: []\n", "{", "worker: ['http://a:1', 'http://a:1']\n"]
+)
+async def test_a_broken_file_changes_nothing_and_says_why(
+    a: ScriptedWorker, file: File, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    file.say(a, more=COMMON)
+    async with running(a, source=file.source) as router, router.client() as client:
+        file.put(text)
+        router.app.on_hangup()
+        (told,) = [record for record in caplog.records if record.getMessage() == "The settings stay as they are"]
+        assert str(told.__dict__["fields"]["reason"])
+        assert (names(router.app), (await client.ask(post())).status) == (["a"], 200)
+
+
+async def test_a_key_that_is_not_a_role_is_taken_in_with_the_next_health_check(a: ScriptedWorker, file: File) -> None:
+    file.say(a, more=COMMON)
+    async with running(a, source=file.source) as router, router.client() as client:
+        worker = router.app._fleet.workers["a"]
+        assert worker.block_size == 4
+        file.say(a, more=COMMON, keys=",block_size=2")
+        asked = a.asked.count("/version")
+        router.app.on_hangup()
+        assert router.app._roster
+        watch = router.app._roster._watched["a"].watch
+        for _ in range(2):
+            await watch._look()
+        assert a.asked.count("/version") == asked + 1
+        assert (worker.state, worker.block_size) == ("up", 2)
+        assert (await client.ask(post())).status == 200
+
+
+# -- watching the file
+
+
+@asynccontextmanager
+async def watching(router: RunningRouter, file: File) -> AsyncIterator[None]:
+    assert router.app._roster
+    reloading = Reloading(file.source, router.app._settings, router.app._roster, lambda: None)
+    task = asyncio.create_task(reloading.watch(file.path, 0.001))
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
+    said = [record for record in caplog.records if record.getMessage() == "The settings stay as they are"]
+    return [str(record.__dict__["fields"]["reason"]) for record in said]
+
+
+async def test_a_file_that_changes_is_read_again(
+    a: ScriptedWorker, b: ScriptedWorker, file: File, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.say(a, more=COMMON)
+    async with running(a) as router, watching(router, file):
+        file.say(a, b, more=COMMON)
+        await until(lambda: names(router.app) == ["a", "b"])
+        file.put("{")
+        await until(lambda: len(reasons(caplog)) == 1)
+        file.path.unlink()
+        await until(lambda: len(reasons(caplog)) == 2)
+        file.say(b, more=COMMON)
+        await until(lambda: names(router.app) == ["b"])
+    assert "not valid YAML" in reasons(caplog)[0]
+    assert "cannot be read" in reasons(caplog)[1]
+
+
+async def test_a_file_that_says_the_same_is_not_read_again(
+    a: ScriptedWorker, file: File, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    looks: list[bytes | None] = []
+
+    def look(path: Path) -> bytes | None:
+        looks.append(path.read_bytes())
+        return looks[-1]
+
+    monkeypatch.setattr("router.reloading._content", look)
+    file.say(a, more=COMMON)
+    async with running(a) as router, watching(router, file):
+        for count in range(1, 4):
+            await until(lambda count=count: len(looks) == count)  # type: ignore[misc]
+            file.say(a, more=COMMON)
+        await until(lambda: len(looks) == 4)
+        assert len(set(looks)) == 1
+    assert caplog.text.count("Settings read again") == 1
+
+
+async def test_the_switch_makes_the_router_watch_its_file(a: ScriptedWorker, file: File) -> None:
+    file.say(a, more=COMMON)
+    for switch in (True, False):
+        async with running(a, source=file.source, watch_config=switch) as router:
+            assert ("config file" in {task.get_name() for task in router.app._tasks}) == switch

@@ -1,0 +1,313 @@
+"""Workers that come and go: nothing of them is left, and what is stated of them is taken over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any, cast
+
+import aiohttp
+import msgspec
+import pytest
+
+from engines.description import EngineDescription, Model
+from indexer.kv_indexer import KVIndexer, hash_prompt
+from indexer.types import PLAIN, Tier, WorkerRank
+from publishers.local_plane import LocalPlane
+from router.fleet import Fleet, Worker
+from router.http.pool import Pool
+from router.roster import Conflict, Roster
+from router.scheduling.balance import LeastLoaded
+from router.scheduling.latency import Prefill
+from router.scheduling.load import LoadBook
+from router.scheduling.scheduler import Scheduler
+from router.settings import Settings
+from router.tallies import Tallies
+from router.upkeep import Upkeep
+from router.watch import WorkerWatch
+from router.worker_spec import WorkerSpec, parse_worker
+from tests.fakes.waiting import until
+
+
+class FakeWatch:
+    """Nobody is asked: a worker comes up when the test says so."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.stale = False
+        self.first_look = asyncio.Event()
+        self.ended = False
+
+    async def run(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended = True
+
+
+class State:
+    def __init__(self, session: aiohttp.ClientSession | None = None, plane: str = "nats://nowhere:1") -> None:
+        self.now = 0.0
+        self.fleet, self.tallies, self.plane = Fleet([]), Tallies(), LocalPlane()
+        self.indexer = KVIndexer(100.0, 1 << 20)
+        self.scheduler = Scheduler(LeastLoaded(), LoadBook(), random.Random(0))
+        self.watches: list[FakeWatch] = []
+        self.upkeep = Upkeep(
+            Settings(event_plane=plane),
+            self.scheduler,
+            self.indexer,
+            self.tallies,
+            self.plane,
+            cast("aiohttp.ClientSession", session),
+            [],
+        )
+        self.roster = Roster(
+            self.fleet,
+            self.scheduler,
+            self.upkeep,
+            lambda spec: Worker(spec, Pool(spec.url, 1.0)),
+            self._watch,
+            lambda: self.now,
+        )
+
+    def _watch(self, worker: Worker) -> WorkerWatch:
+        self.watches.append(FakeWatch(worker))
+        return cast("WorkerWatch", self.watches[-1])
+
+    async def up(self, worker: Worker, ranks: int = 1) -> None:
+        worker.description = EngineDescription("vllm", models=(Model("m"),), dp_size=ranks, block_size=16)
+        await self.upkeep.take_in(worker)
+        self.fleet.mark_up(worker)
+
+    async def gone(self, name: str) -> None:
+        await until(lambda: name not in self.fleet.workers)
+
+    def take(self, *texts: str) -> list[str]:
+        return self.roster.take([parse_worker(text) for text in texts], 60.0)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.fleet.workers)
+
+
+@pytest.fixture
+async def state() -> AsyncIterator[State]:
+    made = State()
+    yield made
+    await made.roster.close()
+
+
+def spec(name: str, keys: str = "", host: str = "") -> WorkerSpec:
+    return parse_worker(f"http://{host or name}:1,name={name}{keys}")
+
+
+# -- joining and leaving
+
+
+async def test_nothing_is_left_of_workers_that_have_left(state: State) -> None:
+    """Each computes, is learned from, holds blocks, leaves with something still in flight; sizes must not follow."""
+    sizes: list[list[int]] = []
+    for round_ in range(200):
+        worker = state.roster.join(spec(f"w{round_}"))
+        await state.up(worker, ranks=2)
+        for rank in worker.ranks:
+            await use(state, rank)
+        state.tallies.worker(worker.id).retries += 1
+        left = state.scheduler.book.reserve(worker.ranks[0], 10, 10)
+        state.roster.leave(worker, 0.0)
+        await asyncio.sleep(0)  # it is past its deadline
+        left.release()
+        await state.gone(worker.id)
+        sizes.append(size_of(state))
+    assert state.names == []
+    assert max(sizes[100:]) <= max(sizes[:20])
+    assert state.tallies._workers == {}
+    assert state.scheduler.book.get_metrics(0.0) == {}
+    assert not state.scheduler.handing_over
+    assert not state.scheduler.loading
+    assert all(watch.ended for watch in state.watches)
+    assert not state.roster._leaving
+    assert not state.roster._deadlines
+    assert not state.roster._watched
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def use(state: State, rank: WorkerRank) -> None:
+    scheduler = state.scheduler
+    prompt = hash_prompt(range(64), [16], PLAIN)
+    state.indexer.predict(rank, prompt, 16, state.now)
+    state.indexer.index.store(rank, Tier.CPU, list(range(1, 50)))
+    decision = scheduler.select(state.fleet.candidates("m"), 64, state.indexer.find_matches(prompt), state.now)
+    booking = scheduler.reserve(decision, state.now)
+    booking.first_token(state.now + 0.1)
+    booking.generated(3, state.now + 0.2)
+    booking.release(state.now + 0.3)
+    scheduler.latency.observe_prefill(rank, Prefill(10, 10), 0.1, state.now)
+    scheduler.latency.observe_steps(rank, 3, 0.1, state.now)
+
+
+def size_of(state: State) -> list[int]:
+    """Of all that is kept by rank or by place."""
+    book, backlog, latency, indexer = (
+        state.scheduler.book,
+        state.scheduler.backlog,
+        state.scheduler.latency,
+        state.indexer,
+    )
+    places = [kept._places for kept in (book, backlog, latency)]
+    return [
+        *(len(each._places) + each._high for each in places),
+        *(len(each) for each in (book._retired, book._block_sizes, book._reports, backlog._lines, backlog._progress)),
+        book._table.shape[1],
+        backlog._tables.shape[2],
+        *(len(each._sums) + len(each._known) for each in (latency._prefill_factors, latency._step_factors)),
+        len(latency._prefills) + len(latency._steps),
+        *(len(each) for each in (indexer._cursors, indexer._assumed._expiry, indexer.index._slots)),
+        indexer.index._live_slots.shape[1],
+        len(state.upkeep._ranks) + len(state.upkeep._followed),
+    ]
+
+
+async def test_publishers_end_with_their_workers() -> None:
+    async with aiohttp.ClientSession() as session:
+        state = State(session, plane="local")
+        await state.plane.start()
+        before = asyncio.all_tasks()
+        for _ in range(3):
+            worker = state.roster.join(spec("a", ",events=tcp://127.0.0.1:1"))
+            await state.up(worker)
+            (followed,) = state.upkeep._followed.values()
+            await until(partial(lambda publisher: publisher.stats.ranks, followed.publisher))
+            state.roster.leave(worker, 0.0)
+            await state.gone("a")
+            assert state.upkeep._followed == {}
+        await until(lambda: asyncio.all_tasks() == before)
+        await state.roster.close()
+        await state.plane.close()
+
+
+async def test_ranks_that_an_engine_has_no_more_are_forgotten(state: State) -> None:
+    worker = state.roster.join(spec("a"))
+    await state.up(worker, ranks=3)
+    await state.up(worker, ranks=1)
+    assert list(state.scheduler.book.get_metrics(0.0)) == [WorkerRank("a", 0)]
+
+
+async def test_who_is_asked_to_leave_waits_for_what_is_in_flight(state: State) -> None:
+    worker = state.roster.join(spec("a"))
+    await state.up(worker)
+    reservation = state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
+    state.roster.leave(worker, 60.0)
+    assert (worker.state, state.roster.in_flight(worker), state.roster.leaves_in(worker)) == ("draining", 1, 60.0)
+    state.now = 50.0
+    assert state.roster.leaves_in(worker) == 10.0
+    state.roster.leave(worker, 100.0)
+    assert state.roster.leaves_in(worker) == 100.0
+    with pytest.raises(Conflict, match="leaving"):
+        state.roster.join(spec("a", host="other"))
+    state.roster.join(spec("b", host="a"))  # its address is free
+    reservation.release()
+    await state.gone("a")
+    assert (worker.state, state.roster.leaves_in(worker)) == ("draining", None)
+    assert state.names == ["b"]
+
+
+async def test_the_deadline_is_kept_though_something_stays_in_flight(state: State) -> None:
+    worker = state.roster.join(spec("a"))
+    await state.up(worker)
+    state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
+    state.roster.leave(worker, 60.0)
+    state.now = 61.0
+    await state.gone("a")
+    again = state.roster.join(spec("a"))
+    await state.up(again)
+    assert state.roster.in_flight(again) == 0
+
+
+async def test_calling_back(state: State) -> None:
+    worker = state.roster.join(spec("a"))
+    await state.up(worker)
+    reservation = state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
+    state.roster.leave(worker, 60.0)
+    state.roster.drain(worker, False)
+    assert (worker.state, state.roster.leaves_in(worker)) == ("up", None)
+    state.roster.leave(worker, 60.0)
+    reservation.release()
+    await until(lambda: not state.roster._deadlines)
+    if "a" in state.fleet.workers:
+        with pytest.raises(Conflict, match="just leaving"):
+            state.roster.drain(worker, False)
+    await state.gone("a")
+
+
+# -- what is stated
+
+
+async def test_what_is_stated_anew_is_a_change_of_what_was_stated_before(state: State) -> None:
+    assert state.take("http://a:1,name=a", "http://b:1,name=b") == ["a", "b"]
+    state.roster.join(spec("mine"))
+    assert state.take("http://a:1,name=a", "http://b:1,name=b") == []
+    assert sorted(state.take("http://b:1,name=b", "http://c:1,name=c")) == ["a", "c"]
+    await state.gone("a")
+    assert state.names == ["b", "mine", "c"]
+    state.roster.leave(state.fleet.workers["b"], 0.0)
+    await state.gone("b")
+    assert state.take("http://b:1,name=b", "http://c:1,name=c") == []
+    assert state.names == ["mine", "c"], "what was done otherwise stays so"
+
+
+async def test_roles_count_at_once_and_the_rest_from_the_next_look(state: State) -> None:
+    state.take("http://a:1,name=a", "http://b:1,name=b")
+    a, b = state.fleet.workers.values()
+    changed = state.take("http://a:1,name=a,role=decode,connector=nixl", "http://b:1,name=b,block_size=64,store=false")
+    assert changed == ["a", "b"]
+    assert (a.role, a.connector, b.block_size, b.spec.store) == ("decode", "nixl", 64, False)
+    assert [watch.stale for watch in state.watches] == [False, True]
+    assert len(state.watches) == 2, "they are the same workers"
+
+
+async def test_another_address_under_a_name_waits_for_the_first_to_leave(state: State) -> None:
+    state.take("http://a:1,name=a")
+    worker = state.fleet.workers["a"]
+    await state.up(worker)
+    reservation = state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
+    state.take("http://other:1,name=a")
+    assert (worker.state, worker.spec.url) == ("draining", "http://a:1")
+    state.take("http://third:1,name=a")
+    reservation.release()
+    await until(lambda: [each.spec.url for each in state.fleet.workers.values()] == ["http://third:1"])
+    assert state.fleet.workers["a"].state == "down"
+
+
+async def test_who_is_stated_again_before_it_has_left_stays(state: State) -> None:
+    state.take("http://a:1,name=a", "http://b:1,name=b")
+    worker = state.fleet.workers["a"]
+    await state.up(worker)
+    state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
+    state.take("http://b:1,name=b")
+    assert worker.state == "draining"
+    state.take("http://a:1,name=a,role=prefill", "http://b:1,name=b")
+    assert (worker.state, worker.role) == ("up", "prefill")
+    state.take("http://other:1,name=a", "http://b:1,name=b")
+    state.take("http://b:1,name=b")
+    assert state.roster._successors == {}
+
+
+async def test_who_stands_against_another_cannot_join(state: State, caplog: pytest.LogCaptureFixture) -> None:
+    state.roster.join(spec("mine", host="a"))
+    assert state.take("http://a:1,name=a", "http://b:1,name=b") == ["a", "b"]
+    assert state.names == ["mine", "b"]
+    assert "A worker cannot join" in caplog.text
+
+
+def test_every_key_of_a_worker_is_a_role_or_looked_at_anew() -> None:
+    """Its name and its URL make it another."""
+    from router.roster import _without_role  # noqa: PLC0415
+
+    whole = spec(
+        "a", ",events=tcp://h:1,replay=tcp://h:2,block_size=1,role=both,connector=nixl,bootstrap_port=1,host=h"
+    )
+    kept: dict[str, Any] = msgspec.structs.asdict(_without_role(whole))
+    assert {key for key, value in kept.items() if value is None} == {"role", "connector", "bootstrap_port", "host"}
