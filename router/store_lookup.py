@@ -11,13 +11,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple, get_args
-from urllib.parse import quote
 
 import aiohttp
 from yarl import URL
 
 from engines.store import Digest, Verdict, query_path, read_keys, read_present, verify
-from engines.store.query import ALL_KEYS
+from engines.store.query import ALL_KEYS, lease_path
 from engines.store.sglang import SglangLayout
 from engines.store.vllm import VllmLayout
 from indexer.hashing import SequenceHashes, Tokens
@@ -211,7 +210,7 @@ class StoreLookup:
         """Take a lease on each object, for which the master does not evict it; returns how many were there."""
         there = 0
         for key in keys:
-            url = URL(f"{self._url}/query_key?key={quote(key, safe='')}", encoded=True)
+            url = URL(self._url + lease_path(key), encoded=True)
             async with self._session.get(url, timeout=aiohttp.ClientTimeout(PATIENCE)) as answer:
                 there += answer.status == 200
         return there

@@ -1,6 +1,7 @@
-"""What a Mooncake master tells over HTTP, on its metrics port. None of it takes a lease on an object.
+"""What a Mooncake master tells over HTTP, on its metrics port. Only /query_key takes a lease on an object.
 
 GET /batch_query_keys?keys=K,K,…   {"success": true, "data": {K: {"ok": …, "values": [replica, …], …}, …}}
+GET /query_key?key=K               200 or 404
 GET /get_all_keys                  a key a line
 GET /get_segments_detail           {"segments": [{"segment_name", "te_endpoint", …}, …]}
 """
@@ -17,6 +18,7 @@ import msgspec
 from indexer.types import Tier
 
 BATCH_QUERY, ALL_KEYS, SEGMENTS = "/batch_query_keys", "/get_all_keys", "/get_segments_detail"
+QUERY = "/query_key"
 _PLAIN = "@:/,"
 _PLAIN_KEYS = re.compile(rf"[A-Za-z0-9_.~{_PLAIN}-]*")
 """Sent as they are: what vLLM and SGLang write then stays short."""
@@ -44,8 +46,18 @@ def query_path(keys: Sequence[str]) -> str | None:
     asked = ",".join(keys)
     if asked.count(",") != len(keys) - 1:
         return None
-    plain = _PLAIN_KEYS.fullmatch(asked) is not None
-    return f"{BATCH_QUERY}?keys={asked if plain else quote(asked, safe=_PLAIN, errors='surrogatepass')}"
+    return f"{BATCH_QUERY}?keys={_quoted(asked)}"
+
+
+def lease_path(key: str) -> str:
+    """Of the request that takes a lease on an object; it is answered with 200 where that is there."""
+    return f"{QUERY}?key={_quoted(key)}"
+
+
+def _quoted(keys: str) -> str:
+    """`/query_key` does not decode: an `@` that is escaped is not found there."""
+    plain = _PLAIN_KEYS.fullmatch(keys) is not None
+    return keys if plain else quote(keys, safe=_PLAIN, errors="surrogatepass")
 
 
 def read_query(body: bytes) -> dict[str, Stored]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
+import aiohttp
 import pytest
 
 from engines.store import bytes_per_token, verify
 from indexer.types import Namespace, Tier
+from router.store_lookup import LOOKUP_BOUNDS, StoreLookup
+from router.tallies import Histogram
 from tests.real.pd.requests import directly, telling
 from tests.real.prompts import ids
 
@@ -57,3 +62,14 @@ def test_block_is_as_large_as_the_model_says(master: Master, a: Member) -> None:
     token = bytes_per_token(CONFIG)
     assert token is not None
     assert {stored.size for stored in held.values()} == {token * a.block}
+
+
+async def test_leases_are_taken_of_what_is_there(master: Master, a: Member) -> None:
+    directly(a, telling("ids", "looks"))
+    keys = a.keys(telling("ids", "looks")["prompt"])
+    until_stored(master, keys)
+    missing = [key[:-4] + "beef" for key in keys]
+    async with aiohttp.ClientSession() as session:
+        lookup = StoreLookup(master.url, 1.0, a.layout, session, time.monotonic, Histogram(LOOKUP_BOUNDS))
+        assert await lookup.renew([*keys, *missing]) == len(keys)
+        await lookup.close()
