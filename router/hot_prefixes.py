@@ -56,7 +56,7 @@ class HotPrefixes:
         return len(self._entries)
 
     def ask(self, chain: SequenceHashes, now: float) -> int:
-        """Somebody asked for a prompt with these sequence hashes; returns how many of its blocks were counted before."""
+        """Somebody asked for a prompt with these sequence hashes; returns how many of its blocks were known before."""
         self._decay(now)
         blocks, parent = 1, None
         while blocks <= len(chain):
