@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import random
 import shlex
+import shutil
 import sys
 import tempfile
 import time
@@ -47,16 +48,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(argv)
     seed = random.randrange(10**6) if options.seed is None else options.seed
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        ledgers = list(_run(options.scenario, options.seconds, seed, Path(folder)))
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    ledgers = list(_run(options.scenario, options.seconds, seed, folder))
     show(ledgers)
+    if any(ledger.violations for ledger in ledgers):
+        _say(f"The logs are in {folder}")
+    else:
+        shutil.rmtree(folder)
     if options.out:
         write(options.out, seed, time.monotonic() - began, ledgers)
     return _verdict(ledgers, options.faults, seed, time.monotonic() - began)
 
 
 def _run(names: Sequence[str], seconds: float, seed: int, folder: Path) -> Iterator[Ledger]:
-    real = [name for name in names if name != NAME]
+    shares = sum(SCENARIOS[name].share for name in names if name != NAME)
     for name in names:
         _say(f"{name} (seed {seed}) …")
         if name == NAME:
@@ -65,7 +70,7 @@ def _run(names: Sequence[str], seconds: float, seed: int, folder: Path) -> Itera
             continue
         place = folder / name
         place.mkdir()
-        yield asyncio.run(run_scenario(SCENARIOS[name], seconds / len(real), seed, place))
+        yield asyncio.run(run_scenario(SCENARIOS[name], seconds * SCENARIOS[name].share / shares, seed, place))
 
 
 def _verdict(ledgers: Sequence[Ledger], wanted: int, seed: int, seconds: float) -> int:

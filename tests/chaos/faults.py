@@ -17,7 +17,7 @@ from tests.chaos.load import Asker
 from tests.chaos.questions import LEAST_TOKENS, Questions
 from tests.chaos.ward import Ward
 
-STRUCK_WITHIN = 2.0
+STRUCK_WITHIN = 1.0
 """Seconds that an armed fault waits for its request."""
 RECOVERY = 1.0
 """Seconds that a worker must be well before the next falls ill: what failed at one may just be tried at the other."""

@@ -130,7 +130,8 @@ class Load:
             else:
                 ledger.fates["broken"] += 1
         except Wrong as wrong:
-            ledger.violate(f"{question.path} {'streamed' if question.streamed else 'whole'}: {wrong}")
+            asked = "streamed" if question.streamed else "whole"
+            ledger.violate(f"{question.path} {asked}: {wrong}; {came.status}, ended with {came.body[-300:]!r}")
         except (OSError, EOFError, TimeoutError) as error:
             await self._unanswered(asker, question, began, repr(error))
         else:

@@ -24,6 +24,8 @@ SOME = {"error500": 2.0, "drop_before_first_byte": 1.0, "break_after_tokens": 1.
 """Beside what a scenario is about."""
 PATIENCE = ("--first-byte-timeout", "5", "--idle-timeout", "6", "--stall-timeout", "4", "--request-timeout", "25")
 """Flags of the router, so that what hangs and freezes here for seconds counts."""
+NO_BREAKER = ("--breaker-failures", "1000")
+"""So that a worker that fails goes on being asked, and faults find requests."""
 
 
 class Scenario(NamedTuple):
@@ -40,13 +42,21 @@ class Scenario(NamedTuple):
     """Mean seconds between a client's requests."""
     flags: tuple[str, ...] = PATIENCE
     """Of the router."""
+    share: float = 1.0
+    """Of the time, beside others: cheap faults get more, as they are the many."""
 
 
 SCENARIOS = {
     one.name: one
     for one in (
-        Scenario("answers", "Engines that answer wrongly, not at all, or by half.", ANSWERS),
-        Scenario("connections", "Connections that break, stall, crawl, or cannot be made.", CONNECTIONS),
+        Scenario(
+            "answers",
+            "Engines that answer wrongly, not at all, or by half.",
+            ANSWERS,
+            flags=(*PATIENCE, *NO_BREAKER),
+            share=3,
+        ),
+        Scenario("connections", "Connections that break, stall, crawl, or cannot be made.", CONNECTIONS, share=2),
         Scenario("workers", "Workers that die, freeze and come back.", {**WORKERS, **SOME}),
         Scenario(
             "events",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-STAY = 20
+STAY = 40
 """Times that a worker may be struck before it must recover, so that all have their turn."""
 
 

@@ -33,6 +33,13 @@ def refuses(url: str) -> bool:
         return probe.connect_ex((where.hostname, where.port)) != 0
 
 
+def sockets_at(url: str) -> list[str]:
+    """The kernel's lines for the sockets of this port, either end; not of those that only wait for late packets."""
+    port, waiting = f":{urlsplit(url).port:04X}", "06"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [" ".join(line) for line in lines if port in line[1] + line[2] and line[3] != waiting]
+
+
 @asynccontextmanager
 async def streaming(router: Router, tokens: int) -> AsyncIterator[aiohttp.StreamReader]:
     """A stream of so many events whose first one has come."""
@@ -51,10 +58,12 @@ async def test_a_signal_lets_a_stream_end(slow: Sim, logs: Path, number: signal.
             router.process.send_signal(number)
             wait_for(lambda: refuses(router.url))
             assert router.process.poll() is None
+            assert sockets_at(router.url)
             events = (await stream.read()).split()
             assert events.count(b"data:") == 100
             assert events[-1] == b"[DONE]"
         assert router.ended() == 0
+        wait_for(lambda: not sockets_at(router.url))
         assert "Draining" in router.log
         assert "Traceback" not in router.log
 
