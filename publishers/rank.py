@@ -90,7 +90,7 @@ class RankPublisher:
     def _answer(self, payload: bytes) -> list[bytes]:
         try:
             request = decode_replay_request(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             log_event(logger, logging.WARNING, "A replay request cannot be read", worker=self.relay.rank)
             return []
         return [encode(batch) for batch in self.relay.replay(request)]

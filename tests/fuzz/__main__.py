@@ -7,10 +7,10 @@ that any number of processes comes to the same.
 from __future__ import annotations
 
 import argparse
-import base64
 import faulthandler
 import resource
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _arguments(argv)
     targets = arguments.target or list(ALL)
     if arguments.input:
-        return _show(targets, base64.b64decode(arguments.input))
+        return _show(targets, arguments.input.read_bytes())
     began, results = time.monotonic(), dict[str, list[Result]]()
     rounds = _rounds(targets, arguments)
     with ProcessPoolExecutor(arguments.jobs, initializer=_prepare) as pool:
@@ -61,7 +61,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, help="instead: of the clock, all targets the same (default: 60)")
     add("--seed", default="1", help="(default %(default)s)")
     add("--jobs", type=int, default=2, help="processes (default %(default)s)")
-    add("--input", metavar="BASE64", help="run this one input, as a failure tells it, and show what it raises")
+    add(
+        "--input", type=Path, metavar="FILE", help="run this one input, as a failure leaves it, and show what it raises"
+    )
     return parser.parse_args(argv)
 
 
@@ -103,9 +105,10 @@ def _run(each: Round) -> tuple[str, Result]:
 def _tell(failure: Failure) -> None:
     print(f"\nFAILED {failure.target}: {failure.where}, at execution {failure.execution} of seed {failure.seed}")
     print(failure.report)
-    print(f"Smallest input ({len(failure.smallest)} bytes): {failure.smallest[:400]!r}")
-    line = base64.b64encode(failure.smallest).decode()
-    print(f"See it:  python -m tests.fuzz --target {failure.target} --input {line}\n", flush=True)
+    print(f"Smallest input ({len(failure.smallest)} bytes): {failure.smallest[:200]!r}")
+    folder = Path(tempfile.mkdtemp(prefix="kv-router-fuzz-"))
+    (folder / failure.target).write_bytes(failure.smallest)
+    print(f"See it:  python -m tests.fuzz --target {failure.target} --input {folder / failure.target}\n", flush=True)
 
 
 def _show(targets: list[str], data: bytes) -> int:

@@ -16,6 +16,8 @@ from tests.fuzz.target import Target
 
 HANG = 5.0
 """Seconds of processor time that one input may take: thousands of times what any does."""
+FIRST = 120.0
+"""The same for the seeds, during which code is compiled (`indexer.jit`) that was not before."""
 _KEPT = 2000
 """Inputs that are kept; beyond, each new one takes the place of another."""
 _FRESH = 0.1
@@ -49,17 +51,16 @@ class Hang(BaseException):
 
 def fuzz(target: Target, seed: str, executions: int, seconds: float = float("inf")) -> Result:
     """Until so many `executions`, so many `seconds` of the clock, or a failure. Only in a process's main thread."""
-    began, draw = time.monotonic(), Random(f"{target.name} {seed}")
-    seeds = list(target.seeds())
+    draw, seeds = Random(f"{target.name} {seed}"), list(target.seeds())
+    began = time.monotonic()
     kept, seen = list(seeds), set[Hashable]()
     before = signal.signal(signal.SIGVTALRM, _hang)
     logging.disable()  # each broken input would be told of
     try:
         for number in range(executions):
             data = _next(draw, target, seeds, kept, number)
-            if error := failing(target, data, seen, kept):
-                smallest = minimise(data, lambda smaller: _where(failing(target, smaller)) == _where(error))
-                failure = _failure(target, seed, number, error, data, smallest)
+            if error := failing(target, data, seen, kept, HANG if number >= len(seeds) else FIRST):
+                failure = _failure(target, seed, number, error, data)
                 return Result(number + 1, len(kept), time.monotonic() - began, failure)
             if number % 64 == 0 and time.monotonic() - began > seconds:
                 return Result(number + 1, len(kept), time.monotonic() - began)
@@ -83,10 +84,14 @@ def _next(draw: Random, target: Target, seeds: list[bytes], kept: list[bytes], n
 
 
 def failing(
-    target: Target, data: bytes, seen: set[Hashable] | None = None, kept: list[bytes] | None = None
+    target: Target,
+    data: bytes,
+    seen: set[Hashable] | None = None,
+    kept: list[bytes] | None = None,
+    patience: float = FIRST,
 ) -> BaseException | None:
-    """What `data` raises. A new outcome goes into `seen`, and its input to `kept`."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, HANG)
+    """What `data` raises. A new outcome goes into `seen`, and its input to `kept`. `patience` in seconds."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, patience)
     try:
         outcome = target.run(data)
     except (Exception, Hang) as error:  # noqa: BLE001 -- whatever it is, it is a finding
@@ -112,9 +117,10 @@ def minimise(data: bytes, still: Callable[[bytes], bool], seconds: float = 20.0)
     return data
 
 
-def _failure(target: Target, seed: str, number: int, error: BaseException, data: bytes, smallest: bytes) -> Failure:
-    report = "".join(traceback.format_exception(error, limit=-6))
-    return Failure(target.name, seed, number, _where(error), report, data, smallest)
+def _failure(target: Target, seed: str, number: int, error: BaseException, data: bytes) -> Failure:
+    where, report = _where(error), "".join(traceback.format_exception(error, limit=-6))
+    smallest = minimise(data, lambda smaller: _where(failing(target, smaller, patience=HANG)) == where)
+    return Failure(target.name, seed, number, where, report, data, smallest)
 
 
 def _where(error: BaseException | None) -> str:
@@ -125,4 +131,4 @@ def _where(error: BaseException | None) -> str:
 
 
 def _hang(_number: int, _frame: FrameType | None) -> None:
-    raise Hang(f"still running after {HANG:g} s")
+    raise Hang("still running")

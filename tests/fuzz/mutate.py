@@ -14,7 +14,10 @@ _NUMBERS = (
     -1, 0, 1, 2, 15, 16, 17, 127, 128, 255, 256, 4096, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53 + 1, 2**63 - 1,
     2**63, 2**64 - 1, -(2**31), -(2**63),
 )  # fmt: skip
-_ODD_NUMBERS = (b"2" * 30, b"9" * 4400, b"1e999", b"0x1", b"-0", b"1_0", b"+1", *(b"%d" % each for each in _NUMBERS))
+_ODD_NUMBERS = (
+    "²".encode(), "٣".encode(), b"NaN", b"+Inf", b"2" * 30, b"9" * 4400, b"1e999", b"0x1", b"-0", b"1_0", b"+1",
+    *(b"%d" % each for each in _NUMBERS),
+)  # fmt: skip
 _DIGITS = re.compile(rb"\d+")
 _LEAVES = (None, True, False, "", "a", "é\ud7ff", "x" * 300, 0.5, -0.0, 1e300, b"", b"12345678", *_NUMBERS)
 
@@ -118,6 +121,12 @@ def _change_node(draw: Random, parent: Any, key: Any) -> None:
         case 4:
             parent[key] = [parent[key]] if draw.random() < 0.5 else {"a": parent[key]}
         case _:
-            value = parent[key]
-            number = isinstance(value, int) and not isinstance(value, bool)
-            parent[key] = value + _pick(draw, _NUMBERS) if number else [value] * int(draw.random() * 40)
+            parent[key] = _changed_value(draw, parent[key])
+
+
+def _changed_value(draw: Random, value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value + _pick(draw, _NUMBERS)
+    if isinstance(value, str | bytes) and draw.random() < 0.7:
+        return value[: int(draw.random() * len(value))] if draw.random() < 0.5 else value * 2
+    return [value] * int(draw.random() * 40)

@@ -240,7 +240,9 @@ async def test_a_receiver_asks_for_what_it_missed() -> None:
         assert [set(unpack_hashes(one.hashes)) for one in snapshot.events if isinstance(one, Stored)] == [
             ours(1) | ours(2) | ours(3)
         ]
-        assert [one async for one in receiver.plane.request(replay_subject("default", RANK), b"\xc1")] == []
+        deep = b"\x95" + encode(ReplayRequest(*RANK, 1, 2))[1:] + b"\x91" * 3000
+        for nonsense in (b"\xc1", deep):
+            assert [one async for one in receiver.plane.request(replay_subject("default", RANK), nonsense)] == []
 
 
 async def test_epochs_grow_even_where_the_clock_stands_still() -> None:

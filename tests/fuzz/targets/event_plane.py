@@ -136,7 +136,9 @@ def _reports() -> list[LoadReport]:
 
 
 def _frames() -> list[bytes]:
-    return [encode(each) for each in (*_batches(), *_snapshot(), *_reports(), ReplayRequest("w", 0, 1, 2))]
+    """The last ones have a field more, nested deeply."""
+    frames = [encode(each) for each in (*_batches(), *_snapshot(), *_reports(), ReplayRequest("w", 0, 1, 2))]
+    return [*frames, *(bytes([frame[0] + 1]) + frame[1:] + DEEP_MSGPACK[0] for frame in frames)]
 
 
 def _sessions() -> list[bytes]:
@@ -151,7 +153,9 @@ def _sessions() -> list[bytes]:
         [*reports, *batches[4:], ends[1], *snapshot[:2], *batches],
         [*asks, *snapshot, *ends],
     ]
-    return [_encode(order) for order in itertools.chain(orders, (one + two for one, two in itertools.pairwise(orders)))]
+    orders += [one + two for one, two in itertools.pairwise(orders)]
+    deep = [[kind, frame] for kind in range(3) for frame in _frames()[-3:]]
+    return [_encode(deep), *map(_encode, orders)]
 
 
 _WORDS = (

@@ -33,6 +33,7 @@ def _fed(data: list[bytes], slow: bool) -> Site:
     site = Site(slow)
     for piece in data:
         site.feed(piece)
+    assert not slow or len(site.requests) <= 1
     assert len(site.connection._waiting) < MAX_PIPELINED or not site.transport.reading
     while site.connection._current:
         site.connection.respond(_OK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 from tests.router.http.test_chunked import chunk
 
@@ -15,9 +16,10 @@ WORDS = (
     b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip, chunked\r\n", b"transfer-encoding:\x0bchunked\r\n",
     b"Connection: close\r\n", b"Connection: keep-alive, content-length\r\n", b"Expect: 100-continue\r\n",
     b"Connection: upgrade\r\nUpgrade: websocket\r\n", b"X-Router-Priority: 1\r\n", b"X-Request-Id: 7\r\n",
-    b"X: a\r\n b\r\n", b"Trailer: x\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 204 No Content\r\n",
-    b"Content-Type: text/event-stream\r\n", b"data: {}\n\n", b"data: [DONE]\n\n", b"0\r\n\r\n", b"5;a=b\r\nhello\r\n",
-    b"ffffffffffffffff\r\n", b"00000005\r\nhello\r\n", b"0\r\nexpires: never\r\n\r\n", b"-1\r\n", b"A\n",
+    b"X: a\r\n b\r\n", b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", b"Trailer: x\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 204 No Content\r\n", b"Content-Type: text/event-stream\r\n",
+    b"data: {}\n\n", b"data: [DONE]\n\n", b"0\r\n\r\n", b"5;a=b\r\nhello\r\n", b"ffffffffffffffff\r\n",
+    b"00000005\r\nhello\r\n", b"0\r\nexpires: never\r\n\r\n", b"-1\r\n", b"A\n",
 )  # fmt: skip
 
 
@@ -25,6 +27,12 @@ def requests() -> list[bytes]:
     """Some hundred, up to four of them on one connection."""
     draw = random.Random(1)
     return [b"".join(_request(draw) for _ in range(draw.randint(1, 4))) for _ in range(300)]
+
+
+def repeating() -> list[bytes]:
+    """A client that repeats its head, but for the length, and then changes something of it."""
+    draw = random.Random(5)
+    return [b"".join(_repeated(draw)) for _ in range(200)]
 
 
 def answers() -> list[bytes]:
@@ -42,6 +50,18 @@ def _request(draw: random.Random) -> bytes:
         framing, body = _framed(draw, draw.choice([b"", b"hello", b'{"prompt": "x"}', b"x" * 300, b"y" * 1001]))
         headers.insert(draw.randint(0, len(headers)), framing)
     return b"%s %s %s\r\n%s\r\n\r\n%s" % (method, target, version, b"\r\n".join(headers), body)
+
+
+def _repeated(draw: random.Random) -> Iterator[bytes]:
+    lines = [b"POST /v1/x HTTP/1.1", b"Host: x", b"Content-Length: %d", *draw.sample(_HEADERS, draw.randint(0, 2))]
+    for _ in range(draw.randint(2, 4)):
+        if draw.random() < 0.4:
+            at = draw.randrange(len(lines))
+            change = draw.choice([b"X-More: 1", b"POST /v1/x HTTP/1.0", b"Connection: keep-alive", *_HEADERS])
+            lines = [*lines[:at], change, *lines[at + draw.randint(0, 1) :]]
+        body = draw.choice([b"", b"hello", b"x" * 50, b"POST / HTTP/1.1"])
+        head = b"\r\n".join(line % len(body) if b"%d" in line else line for line in lines)
+        yield head + b"\r\n\r\n" + body
 
 
 def _framed(draw: random.Random, body: bytes) -> tuple[bytes, bytes]:

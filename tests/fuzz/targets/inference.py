@@ -45,6 +45,11 @@ def _compare(found: Inference, fields: dict[str, Any], data: bytes) -> None:
         plain.get("model"), plain.get("cache_salt"), bool(plain.get("stream"))
     )  # fmt: skip
     prompt = fields.get("prompt")
+    assert (
+        isinstance(fields["messages"], list)
+        if found.endpoint == "chat"
+        else isinstance(prompt, str | list | np.ndarray)
+    )
     if isinstance(prompt, np.ndarray):
         assert prompt.tolist() == plain["prompt"]
     elif isinstance(prompt, str):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Hashable
 
 import engines.sglang.decode
 import engines.vllm.decode
-from engines.events import EngineBatch, MalformedEvent
+from engines.events import BlockStored, EngineBatch, MalformedEvent
+from indexer.cursor import View
 from indexer.events import LoadReport, decode_batch, encode
 from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
@@ -35,6 +38,10 @@ def _relayed(decode: Decode, data: bytes) -> Hashable:
         batch = decode(data)
     except MalformedEvent as error:
         return place(error)
+    assert math.isfinite(batch.timestamp)
+    for event in batch.events:
+        if isinstance(event, BlockStored):
+            assert len(event.token_ids) == len(event.engine_hashes) * event.block_size
     relay, index = RankRelay(_RANK, 1), _index()
     for _ in range(2):
         made = relay.apply(batch)
@@ -58,6 +65,8 @@ def _restored(relay: RankRelay) -> KVIndexer:
     asked = index.on_report(LoadReport(*_RANK, relay.epoch, relay.event_id, relay.exact))
     for batch in relay.snapshot() if asked else ():
         index.on_batch(decode_batch(encode(batch)))
+    index.on_replay_end(_RANK)
+    assert index.view(_RANK) is not View.RECOVERING
     return index
 
 
@@ -77,7 +86,14 @@ def _numbers(data: bytes) -> Hashable:
 
 
 def _seeds(*names: str) -> list[bytes]:
-    return list(dict.fromkeys(frame for name in names for frame in payloads(name) if len(frame) < _SHORT))
+    """Recorded frames, and frames with the events of two, the second's in another medium."""
+    frames = list(dict.fromkeys(frame for name in names for frame in payloads(name) if len(frame) < _SHORT))
+    return [*frames, *(_joined(one, other) for one, other in itertools.pairwise(frames[:40]))]
+
+
+def _joined(one: bytes, other: bytes) -> bytes:
+    first, second = MSGPACK.decode(one), MSGPACK.decode(other.replace(b"GPU", b"CPU"))
+    return MSGPACK.encode([first[0], first[1] + second[1], *first[2:]])
 
 
 _WORDS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import cast
@@ -36,6 +37,7 @@ def _file(data: bytes) -> Hashable:
         values = cli._from_file(cast("Path", _File(data)))
     except SettingsError as error:
         return place(error)
+    assert all(math.isfinite(value) for value in values.values() if isinstance(value, float))
     return tuple(values)
 
 
@@ -45,7 +47,8 @@ def _flags(data: bytes) -> Hashable:
     told: list[object] = []
     for option in options():
         try:
-            told.append(type(option.read(text, option.flag, text=True)).__name__)
+            value = option.read(text, option.flag, text=True)
+            told.append(math.isfinite(value) if isinstance(value, float) else type(value).__name__)
         except SettingsError as error:
             told.append(option.flag in str(error))
     assert False not in told
@@ -72,6 +75,8 @@ def _files() -> list[bytes]:
     extra = [
         b"worker: http://a:1\nstore: {url: 'http://b:2', tp: 2}\nab: kv:90,random:10\nseed: 5\n",
         b"a: &x [1]\nb: *x\n",
+        b"? [port]\n: 1\n",
+        b"drain_timeout: 5\nrouter_temperature: 0.5\nttft_slo: 1\n",
         b"worker: [{url: http://a, block_size: 16, events: 'tcp://a:1', store: false}]\nkv_events: no\n",
     ]
     configs = [line for path in _CONFIGS.glob("*.yaml") for line in path.read_bytes().split(b"\n\n")]
@@ -87,6 +92,7 @@ def _texts() -> list[bytes]:
         b"64MiB",
         b"none",
         b"0.5",
+        b"inf",
     ]
 
 
