@@ -53,7 +53,7 @@ from router.security.tls import HANDSHAKE_TIMEOUT
 from router.server import Server
 from router.settings import Settings, SettingsError
 from router.shared_store import SharedStore
-from router.store_keeper import StoreKeeper, warm
+from router.store_keeper import StoreKeeper, handed_over, warm
 from router.tokens import find_tokenizer
 from router.upkeep import Learn, Upkeep
 from router.watch import WorkerWatch
@@ -214,7 +214,8 @@ class App:
         def watch(worker: Worker) -> WorkerWatch:
             return WorkerWatch(worker, self._fleet, session, settings.health_interval, upkeep.take_in)
 
-        return Roster(self._fleet, self._scheduler, upkeep, self._make_worker, watch, time.monotonic)
+        over = partial(handed_over, store=self._store, indexer=self._indexer) if self._store else None
+        return Roster(self._fleet, self._scheduler, upkeep, self._make_worker, watch, time.monotonic, over)
 
     def _make_worker(self, spec: WorkerSpec) -> Worker:
         settings, security = self._settings, self._security

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +21,9 @@ logger = logging.getLogger("router.roster")
 
 _LOOK = 0.02
 """Seconds between two looks at what a leaving worker still has in flight: an event would need counting per request."""
+_HAND_OVER, _HAND_OVER_LOOK = 10.0, 0.2
+"""Seconds that a worker without requests stays for its hot prefixes to get into the shared store, and between two looks
+there."""
 _LAST_WORDS = 1.0
 """Seconds that requests which were cut off have to end or to go elsewhere; a turn of the event loop does for most."""
 
@@ -45,14 +48,16 @@ class Roster:
         make_worker: Callable[[WorkerSpec], Worker],
         make_watch: Callable[[Worker], WorkerWatch],
         clock: Callable[[], float],
+        handed_over: Callable[[Worker], Awaitable[bool]] | None = None,
     ) -> None:
-        """`clock`: seconds, steady."""
+        """`clock`: seconds, steady. `handed_over`: whether others can have what a worker that leaves has computed."""
         self._fleet = fleet
         self._scheduler = scheduler
         self._upkeep = upkeep
         self._make_worker = make_worker
         self._make_watch = make_watch
         self._clock = clock
+        self._handed_over = handed_over
         self._watched: dict[str, _Watched] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._deadlines: dict[str, float] = {}
@@ -137,6 +142,7 @@ class Roster:
     async def _see_off(self, worker: Worker) -> None:
         while self.in_flight(worker) and self._clock() < self._deadlines[worker.id]:  # noqa: ASYNC110 -- see _LOOK
             await asyncio.sleep(_LOOK)
+        await self._hand_over(worker)
         del self._deadlines[worker.id]  # from here on there is no way back
         await self._end_watch(worker)
         cut = await self._cut_off(worker)
@@ -148,6 +154,12 @@ class Roster:
         successor = self._successors.pop(worker.id, None)
         if successor:
             self._join_if_free(successor)
+
+    async def _hand_over(self, worker: Worker) -> None:
+        """Engines put what they computed into a shared store after the request has ended."""
+        until = min(self._deadlines[worker.id], self._clock() + _HAND_OVER)
+        while self._handed_over and self._clock() < until and not await self._handed_over(worker):  # noqa: ASYNC110
+            await asyncio.sleep(_HAND_OVER_LOOK)
 
     async def _end_watch(self, worker: Worker) -> None:
         task = self._watched.pop(worker.id).task

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from indexer.kv_indexer import KVIndexer, PromptHashes
 from publishers.logs import log_event
 from router.fleet import Worker
 from router.hot_prompts import HotPrompt
@@ -52,6 +53,18 @@ class StoreKeeper:
                 if keys and len(keys) <= left:
                     renewed += await lookup.renew(keys)
         return renewed
+
+
+async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) -> bool:
+    """Whether the store has the hottest prefixes that a worker holds, so that it may leave; also where nothing can be
+    known."""
+    for _, lookup, prompts in store.hot_prompts(MOST):
+        for prompt in prompts if lookup.healthy else ():
+            last = PromptHashes(lookup.block_size, {lookup.block_size: prompt.chain[-1:]})
+            held = any(rank.worker_id == worker.id for rank in indexer.find_matches(last))
+            if held and await lookup.keys_there(prompt) is None:
+                return False
+    return True
 
 
 async def warm(session: aiohttp.ClientSession, worker: Worker, store: SharedStore, number: int) -> int:

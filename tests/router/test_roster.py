@@ -16,6 +16,7 @@ from engines.description import EngineDescription, Model
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Tier, WorkerRank
 from publishers.local_plane import LocalPlane
+from router import roster
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
 from router.roster import Conflict, Roster
@@ -70,7 +71,14 @@ class State:
             lambda spec: Worker(spec, Pool(spec.url, 1.0)),
             self._watch,
             lambda: self.now,
+            self._handed_over,
         )
+        self.handed_over = True
+        self.asked = 0
+
+    async def _handed_over(self, worker: Worker) -> bool:
+        self.asked += 1
+        return self.handed_over
 
     def _watch(self, worker: Worker) -> WorkerWatch:
         self.watches.append(FakeWatch(worker))
@@ -104,6 +112,23 @@ def spec(name: str, keys: str = "", host: str = "") -> WorkerSpec:
 
 
 # -- joining and leaving
+
+
+@pytest.mark.parametrize("end", ["handed over", "too late"])
+async def test_a_worker_stays_until_others_can_have_what_it_computed_but_not_for_long(
+    state: State, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "_HAND_OVER_LOOK", 0.0)
+    state.handed_over = False
+    state.take("http://a:1,name=a")
+    state.roster.leave(state.fleet.workers["a"], 60.0)
+    await until(lambda: state.asked > 3)
+    assert state.names == ["a"]
+    if end == "handed over":
+        state.handed_over = True
+    else:
+        state.now += roster._HAND_OVER + 1
+    await state.gone("a")
 
 
 async def test_nothing_is_left_of_workers_that_have_left(state: State) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.types import Namespace
 from router import store_keeper
-from router.store_keeper import StoreKeeper
+from router.store_keeper import StoreKeeper, handed_over
 from router.store_spec import StoreSpec
 from tests.fakes.raw_client import RawClient, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, drop, never
@@ -98,6 +99,20 @@ async def test_hot_prefixes_that_are_there_get_leases_within_the_budget(
         assert await StoreKeeper(store, budget).renew() == leased
         digests = LAYOUT.hashes(pack_tokens(SYSTEM), Namespace()) or []
         assert sorted(master.leased) == sorted(key for digest in digests for key in LAYOUT.keys(digest))[:leased]
+
+
+async def test_a_worker_may_leave_when_the_store_has_what_is_hot_there(a: ScriptedWorker, master: Master) -> None:
+    settings: dict[str, Any] = {"router_mode": "kv", "store": spec(master), "options": f",block_size={SIZE}"}
+    async with running(a, **settings) as router, router.client() as client:
+        store, indexer, worker = router.app._store, router.app._indexer, router.app._fleet.workers["a"]
+        assert store
+        assert await handed_over(worker, store, indexer), "nothing is hot"
+        await make_hot(client)
+        assert not await handed_over(worker, store, indexer)
+        master.put(pack_tokens(SYSTEM), 3)
+        assert not await handed_over(worker, store, indexer)
+        master.put(pack_tokens(SYSTEM), 4)
+        assert await handed_over(worker, store, indexer)
 
 
 async def test_nothing_is_leased_unless_asked_for(a: ScriptedWorker, master: Master) -> None:
