@@ -16,6 +16,7 @@ import aiohttp
 
 import engines.store
 import publishers.rank
+import router.scheduling.limits
 import router.scheduling.warm_up
 from indexer.kv_indexer import KVIndexer
 from indexer.warm_up import warm_up
@@ -151,7 +152,8 @@ class App:
         self._scheduler = Scheduler(make_policy(settings), self._book, self._draw, backlog)
         objectives = Objectives(settings.ttft_slo, settings.tbt_slo)
         admission = Admission(objectives, settings.slo_action, settings.slo_patience)
-        self._queue = Queue(self._scheduler, admission, time.monotonic, _call_later)
+        self._queue = Queue(self._scheduler, admission, time.monotonic, _call_later, _limits(settings))
+        self._metrics.tallies.queue.length = self._queue.__len__
         self._brain = Brain(
             self._fleet,
             self._book,
@@ -249,8 +251,17 @@ class App:
         everybodys = sockets.everybodys if sockets else None
         direct = settings.router_mode == "direct"
         security, guard = self._security, self._security.guard
+        named = settings.tenant_header
         surface = Server(
-            self._brain, self._prompts, direct, int(time.time()), everybodys, self._arms, self._store, guard
+            self._brain,
+            self._prompts,
+            direct,
+            int(time.time()),
+            everybodys,
+            self._arms,
+            self._store,
+            guard,
+            named.lower().encode() if named else None,
         )
         admit = guard.refusal if guard else None
         self._tasks.append(asyncio.create_task(self._look_after(surface.under_way), name="patience"))
@@ -337,6 +348,12 @@ class App:
         await self._plane.close()
         if self._session:
             await self._session.close()
+
+
+def _limits(settings: Settings) -> router.scheduling.limits.Limits:
+    return router.scheduling.limits.Limits(
+        settings.max_queue, settings.queue_timeout, settings.max_concurrency, settings.max_worker_concurrency
+    )
 
 
 def _call_later(seconds: float, callback: Callable[[], None]) -> None:

@@ -23,6 +23,7 @@ from router.openai_errors import error_response
 from router.outcome import Outcome
 from router.pairing import loneliness
 from router.parting import Parting
+from router.refusals import refused
 from router.retry_budget import RetryBudget
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking
@@ -30,6 +31,7 @@ from router.scheduling.decision import Candidates, Decision
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
+from router.scheduling.waiting import AnyRefusal
 
 logger = logging.getLogger("router.routing")
 
@@ -62,7 +64,7 @@ class Asked(NamedTuple):
     body: bytes | None = None
     """Of a request that may be served in two parts."""
     tenant: str = ""
-    """Whose API key it came with; "" where none is asked for."""
+    """Whose API key it came with, or whom its header named; "" for all others together."""
     ended: Callable[[], None] | None = None
     """Told once that it is over."""
 
@@ -98,7 +100,7 @@ class Brain(NamedTuple):
 
 
 class RequestRouting:
-    """Implements `exchange.Routing` and `queue.Waiting` for one request."""
+    """Implements `exchange.Routing` and `scheduling.waiting.Waiting` for one request."""
 
     def __init__(self, brain: Brain, model: str | None, asked: Asked = Asked()) -> None:  # noqa: B008 -- immutable
         self._brain = brain
@@ -108,10 +110,12 @@ class RequestRouting:
         self._routed: Callable[[Leg | Pair | Response], None] = _nowhere
         self._parting = Parting(asked.body)
         self.prompt = Prompt()
-        self.arrived = brain.clock()
+        self.arrived = self._submitted = brain.clock()
         self._began: float | None = None
         self.ttft_slo = asked.ttft_slo
         self.priority = asked.priority
+        self.tenant = asked.tenant
+        self.pinned = asked.pinned is not None
         self.streamed = asked.streamed
         self.stored_tokens = 0
         self._arm = asked.arm
@@ -121,24 +125,14 @@ class RequestRouting:
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
         self._exclude, self._routed = exclude, routed
         brain = self._brain
-        if self._pinned is None:
-            self._began = brain.clock()
-            brain.queue.submit(self)
-            self._began = None  # what is decided in a later pass is decided with others
-            return
-        candidates = self.candidates()
-        if not candidates:
-            self.nobody()
-            return
-        now = brain.clock()
-        stored = self.stored_tokens
-        decision = brain.scheduler.select(candidates, self.prompt.tokens, self.matches(), now, True, stored=stored)
-        self.send(decision, brain.scheduler.reserve(decision, now, self.streamed))
+        self._began = self._submitted = brain.clock()
+        brain.queue.submit(self)
+        self._began = None  # what is decided in a later pass is decided with others
 
     def withdraw(self) -> None:
         self._brain.queue.withdraw(self)
 
-    # -- queue.Waiting
+    # -- Waiting
 
     @property
     def prompt_tokens(self) -> int:
@@ -158,8 +152,11 @@ class RequestRouting:
             routed: Leg | Pair = self._leg(decision, booking)
         else:
             routed = self._pair(decision, booking)
+        tallies, now = self._brain.metrics.tallies, self._brain.clock()
         if self._began is not None:
-            self._brain.metrics.tallies.decision.observe(self._brain.clock() - self._began)
+            tallies.decision.observe(now - self._began)
+        else:
+            tallies.queue.wait.observe(now - self._submitted)
         self._routed(routed)
 
     def _leg(self, decision: Decision, booking: Booking) -> Leg:
@@ -230,11 +227,16 @@ class RequestRouting:
             split = self._brain.fleet.split_of(prefill.worker, self._model, others)
         if split is None or decision.rank not in split.prefills.ranks:
             return None
+        split = self._brain.queue.room.decodes(split, self._brain.clock())
         return decision.at(split, split.prefills.ranks.index(decision.rank))
 
-    def refuse(self, refusal: Refusal) -> None:
-        self._brain.metrics.tallies.refused[refusal.objective] += 1
-        self._answer(_refused(refusal))
+    def refuse(self, refusal: AnyRefusal) -> None:
+        tallies = self._brain.metrics.tallies
+        if isinstance(refusal, Refusal):
+            tallies.refused[refusal.objective] += 1
+        else:
+            tallies.queue.refused[refusal.code] += 1
+        self._answer(refused(refusal))
 
     def nobody(self) -> None:
         self._answer(self._nobody())
@@ -387,17 +389,6 @@ def _lonely(up: Sequence[Worker]) -> str:
 
 def _nowhere(leg: Leg | Pair | Response) -> None:
     """Where a request goes that was not routed yet."""
-
-
-def _refused(refusal: Refusal) -> Response:
-    what = "time to first token" if refusal.objective == "ttft" else "time between tokens"
-    message = (
-        f"Too busy: the predicted {what} is {refusal.predicted:.3g} s, and the objective {refusal.limit:.3g} s; "
-        f"nothing was done for this request. Try again in {refusal.retry_after} s."
-    )
-    details = {"predicted_seconds": round(refusal.predicted, 4), "limit_seconds": refusal.limit}
-    response = error_response(429, message, code=f"{refusal.objective}_slo", details=details)
-    return response._replace(headers=((b"retry-after", b"%d" % refusal.retry_after),))
 
 
 def _rank_lines(worker: Worker, rank: WorkerRank) -> bytes:

@@ -20,7 +20,7 @@ from router.fleet import Worker
 from router.hot_page import PATH as HOT
 from router.hot_page import hot_page
 from router.http.front import Connection
-from router.http.messages import PRIORITY, TTFT_SLO, Request, RequestHead, Response
+from router.http.messages import PRIORITY, TTFT_SLO, Request, RequestHead, Response, first
 from router.inference import ENDPOINTS, Inference, model_of, parse_inference
 from router.metrics import merge
 from router.openai_errors import BadRequest, error_response
@@ -51,9 +51,10 @@ class Server:
         arms: Arms | None = None,
         store: SharedStore | None = None,
         guard: Guard | None = None,
+        tenant_header: bytes | None = None,
     ) -> None:
         """`everybodys_metrics`: of all processes that share the port, where there are several. `guard`: where an API
-        key is asked for."""
+        key is asked for. `tenant_header`: names a request's tenant where none is, in lower case."""
         self._brain = brain
         self._prompts = prompts
         self._direct = direct
@@ -62,6 +63,7 @@ class Server:
         self._arms = arms
         self._store = store
         self._guard = guard
+        self._tenant_header = tenant_header
         self.under_way: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pages: dict[bytes, Callable[[RequestHead, Tenant | None], Response]] = {
@@ -193,7 +195,11 @@ class Server:
         if slo is not None and not 0 < slo < math.inf:
             raise BadRequest(400, "The header X-Router-TTFT-SLO must be a number of seconds above 0.")
         asked = Asked(self._pinned(request), slo, priority or 0, streamed)
-        return asked if tenant is None else asked._replace(tenant=tenant.name, ended=tenant.end)
+        if tenant is not None:
+            return asked._replace(tenant=tenant.name, ended=tenant.end)
+        if self._tenant_header is None:
+            return asked
+        return asked._replace(tenant=(first(head.headers, self._tenant_header) or b"").decode("latin-1"))
 
     def _pinned(self, request: Request) -> Worker | None:
         named = request.head.target_worker

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -86,6 +86,25 @@ class PartedTally:
             yield family
 
 
+class QueueTally:
+    """Of requests that were held."""
+
+    def __init__(self) -> None:
+        self.length: Callable[[], int] = int
+        """Of the moment."""
+        self.wait = Histogram(_SECONDS)
+        self.refused: Counter[str] = Counter()
+        """By the code of the error."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("router_queue_length", "Requests held in the router.", self.length())
+        wait = HistogramMetricFamily("router_queue_wait_seconds", "Time in the queue of requests that were then sent.")
+        self.wait.add_to(wait, ())
+        yield wait
+        counts = (((reason,), self.refused[reason]) for reason in ("queue_full", "queue_timeout"))
+        yield counter_family("router_queue_refused", "Requests not held, or no longer.", ("reason",), counts)
+
+
 class Tallies(Collector):
     """All that is counted with every request."""
 
@@ -97,6 +116,7 @@ class Tallies(Collector):
         """Requests by the objective that they would have missed."""
         self.decision = Histogram(_DECISION_SECONDS)
         self.parted = PartedTally()
+        self.queue = QueueTally()
         self._workers: dict[str, WorkerTally] = {}
 
     def worker(self, worker_id: str) -> WorkerTally:
@@ -139,6 +159,7 @@ class Tallies(Collector):
         counts = (((objective,), self.refused[objective]) for objective in ("ttft", "tbt"))
         yield counter_family("router_refused", refused, ("objective",), counts)
         yield from self.parted.collect()
+        yield from self.queue.collect()
         yield GaugeMetricFamily("router_requests_in_flight", "Requests being served.", self.in_flight)
 
     def _ends(self) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -1,4 +1,5 @@
-"""Admission by SLO: a request that would miss its objective is refused before any work is done for it, or held.
+"""Admission: a request that would miss its objective is refused before any work is done for it, or held; and why one is
+refused that is held already, or cannot be.
 
 Judged by predictions alone, made anew for each request, so that there is nothing to latch; and a request that would
 find its rank idle is always taken, for a rank that is asked nothing could never show that it has recovered.
@@ -37,9 +38,37 @@ class Refusal(NamedTuple):
     waited: float
 
     @property
+    def code(self) -> str:
+        return f"{self.objective}_slo"
+
+    @property
     def retry_after(self) -> int:
         """Seconds until what is ahead of the request has been worked off so far that it would be taken."""
         return max(1, math.ceil(self.predicted - self.limit))
+
+
+class QueueFull(NamedTuple):
+    """A request is not held, since too many are."""
+
+    held: int
+    retry_after: int
+    """Seconds."""
+
+    @property
+    def code(self) -> str:
+        return "queue_full"
+
+
+class QueueTimeout(NamedTuple):
+    """A request was held for too long."""
+
+    waited: float
+    limit: float
+    retry_after: int
+
+    @property
+    def code(self) -> str:
+        return "queue_timeout"
 
 
 class Verdict(Enum):
@@ -67,10 +96,13 @@ class Admission:
 
     def missed(self, waited: float, ttft: float | None = None) -> Refusal | None:
         """What there is to say when the objective has passed, whatever would be predicted."""
+        limit = self.limit(ttft)
+        return None if waited <= limit else Refusal("ttft", waited, limit, waited)
+
+    def limit(self, ttft: float | None = None) -> float:
+        """Seconds in the router after which the objective has passed, whatever would be predicted."""
         limit = self._patience if self._action == "queue" else ttft or self.objectives.ttft
-        if limit is None or waited <= limit or not self.concerns(ttft):
-            return None
-        return Refusal("ttft", waited, limit, waited)
+        return math.inf if limit is None or not self.concerns(ttft) else limit
 
     def concerns(self, ttft: float | None) -> bool:
         """Whether a request with this objective of its own, or None, has any."""

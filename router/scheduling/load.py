@@ -262,6 +262,11 @@ class LoadBook:
         """Of all processes."""
         return self._rows[row][place] if self._everybodys is None else int(self._everybodys[:, row, place].sum())
 
+    def own_requests(self) -> int:
+        """At all ranks together: those that routers sent which keep these books."""
+        rows = self._table[_REQUESTS] if self._everybodys is None else self._everybodys[:, _REQUESTS]
+        return int(rows.sum())
+
     def get_metrics(self, now: float) -> dict[WorkerRank, Metrics]:
         """Latest load of every rank; `now` on the same clock as the reports' times."""
         return {rank: self._metrics(rank, place, now) for rank, place in self._places.ranks().items()}

@@ -1,89 +1,38 @@
-"""Requests that wait in the router: held until the worker that is best for them is ready, or until an SLO can be kept.
+"""Requests that wait in the router: held until the worker that is best for them is ready, until any worker has room, or
+until an SLO can be kept.
 
-While a request waits it can still go anywhere, and be overtaken. Each pass takes those that wait in order of urgency,
-chooses anew for each among all ranks, with the work of those before it counted as theirs, and sends what may go.
-
-The order is that of the highest response ratio (Brinch Hansen 1971): (waited + own work) / own work. Short work goes
-first, which makes the mean small, but waiting counts for the more the shorter the work, so that nothing starves; a
-smaller `priority` goes before all of it.
+While a request waits it can still go anywhere, and be overtaken. Each pass takes those that wait in the order of
+`line`, chooses anew for each among all ranks, with the work of those before it counted as theirs, and sends what may
+go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from heapq import nsmallest
-from typing import Final, Protocol
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
-from indexer.matches import Matches
-from router.scheduling.admission import Admission, Refusal, Verdict
-from router.scheduling.booking import Booking
-from router.scheduling.decision import Candidates, Decision, Policy, Seconds
+from router.scheduling.admission import Admission, QueueFull, QueueTimeout, Refusal, Verdict
+from router.scheduling.decision import Candidates, Decision, Seconds
+from router.scheduling.lanes import Lanes
+from router.scheduling.latency import Prefill
+from router.scheduling.limits import Limits
+from router.scheduling.line import Entry, Line, Place
+from router.scheduling.pace import Pace
+from router.scheduling.room import Room, Roomy
 from router.scheduling.scheduler import Scheduler
+from router.scheduling.shares import Shares
+from router.scheduling.waiting import Waiting
 
 LOOK: Final = 8
-"""Requests that one pass looks at: a pass must not take longer than the loop may be away, about a millisecond."""
+"""Requests with the same candidates that one pass looks at: a pass must not take longer than the loop may be away,
+about a millisecond."""
+LOOKS: Final = 4 * LOOK
+"""Those that it looks at in all, unless there are more different sets of candidates."""
 TICK: Final = 0.05
 """Seconds between two passes when nothing else happens: what a rank has before it shrinks by the passing of time."""
-
-
-_LEAST_WORK: Final = 1e-3
-"""Seconds."""
-
-
-class Waiting(Protocol):
-    """A request that may have to wait. Exactly one of the last three is called, unless it is withdrawn before."""
-
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def arrived(self) -> float: ...
-    @property
-    def priority(self) -> int:
-        """The smaller, the sooner; 0 is usual."""
-
-    @property
-    def ttft_slo(self) -> float | None: ...
-    @property
-    def stored_tokens(self) -> int:
-        """Of the prompt's leading ones, those in a shared store."""
-
-    @property
-    def streamed(self) -> bool:
-        """Whether its first token will be seen."""
-
-    @property
-    def policy(self) -> Policy | None:
-        """None: the scheduler's own."""
-
-    def candidates(self) -> Candidates:
-        """Those of the moment; there may be none."""
-
-    def matches(self) -> Matches | None: ...
-    def send(self, decision: Decision, booking: Booking) -> None: ...
-    def refuse(self, refusal: Refusal) -> None: ...
-    def nobody(self) -> None:
-        """There is no candidate any more."""
-
-
-class _Held:
-    """What the last look at a waiting request showed."""
-
-    __slots__ = ("candidates", "position", "waiting", "work")
-
-    def __init__(self, waiting: Waiting, decision: Decision) -> None:
-        self.waiting = waiting
-        self.see(decision)
-
-    def see(self, decision: Decision) -> None:
-        self.candidates = decision.candidates
-        self.position = decision.position
-        self.work = decision.predicted.prefill if decision.predicted else 0.0
-
-    def urgency(self, now: float) -> tuple[int, float]:
-        """The least goes first."""
-        return self.waiting.priority, -(now - self.waiting.arrived) / max(_LEAST_WORK, self.work)
 
 
 class Queue:
@@ -93,13 +42,20 @@ class Queue:
         admission: Admission,
         clock: Callable[[], float],
         call_later: Callable[[float, Callable[[], None]], object],
+        limits: Limits | None = None,
     ) -> None:
-        """`call_later` as an event loop has it; a pass is never made within a call from outside."""
+        """`call_later` as an event loop has it; a pass is never made within a call from outside. `limits` may change:
+        then `wake` is to be called."""
         self._scheduler = scheduler
         self._admission = admission
         self._clock = clock
         self._call_later = call_later
-        self._held: dict[Waiting, _Held] = {}
+        self.limits = limits or Limits()
+        self.room = Room(self.limits, scheduler.book)
+        self._line: Line[Waiting] = Line()
+        self._lanes: Lanes[Waiting] = Lanes()
+        self._shares = Shares()
+        self._pace = Pace()
         self._ahead: dict[Candidates, Seconds] = {}
         """Work of all that wait, by the rank that each would take."""
         self._asked = False
@@ -107,26 +63,25 @@ class Queue:
         scheduler.changed = self.wake
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._line)
 
     def submit(self, waiting: Waiting) -> None:
         """Send it, refuse it, or keep it until one of these can be done."""
-        self._consider(waiting, self._clock(), self._ahead)
+        now = self._clock()
+        if self._asked and self.limits.concurrency and (candidates := waiting.candidates()) in self._lanes:
+            self._keep(waiting, candidates, now)  # a pass is due: others may take the room that there is
+        else:
+            self._consider(waiting, now, self._ahead)
 
     def withdraw(self, waiting: Waiting) -> None:
         """Its client has gone, or it has found its way otherwise."""
-        if self._held.pop(waiting, None):
-            self._forget_ahead()
+        if waiting in self._line:
+            self._remove(waiting, self._clock())
             self.wake()
-
-    def _forget_ahead(self) -> None:
-        """Where nobody waits, nobody is ahead."""
-        if not self._held:
-            self._ahead = {}
 
     def wake(self) -> None:
         """Something has changed: a pass is due."""
-        if self._held and not self._asked:
+        if len(self._line) and not self._asked:
             self._asked = True
             self._call_later(0, self._answer)
 
@@ -134,101 +89,275 @@ class Queue:
         self._asked = False
         self.dispatch()
 
+    # -- a pass
+
     def dispatch(self) -> None:
         """One pass."""
         now = self._clock()
+        self._time_out(now)
         ahead: dict[Candidates, Seconds] = {}
-        first = nsmallest(LOOK, self._held.values(), key=lambda held: held.urgency(now))
-        for held in first:
-            if held.waiting in self._held:  # what is sent may fail at once, and withdraw others
-                self._consider(held.waiting, now, ahead)
-        if len(self._held) > LOOK:
-            self._pass_over({id(held) for held in first}, now, ahead)
-        self._ahead = ahead
-        self._forget_ahead()
+        looked = self._look(now, ahead)
+        if len(self._line) > LOOK or self.limits.concurrency:
+            self._pass_over(looked, now, ahead)
+        self._ahead = ahead if len(self._line) else {}
 
-    def _pass_over(self, looked: set[int], now: float, ahead: dict[Candidates, Seconds]) -> None:
-        """Those that a pass does not look at; an objective that has passed meanwhile is no matter of prediction."""
-        for held in [held for held in self._held.values() if id(held) not in looked]:
-            waiting = held.waiting
-            missed = self._admission.missed(now - waiting.arrived, waiting.ttft_slo)
-            if missed and waiting in self._held:
-                del self._held[waiting]
-                waiting.refuse(missed)
-            else:
-                _count(ahead, held)
-
-    def _consider(self, waiting: Waiting, now: float, ahead: dict[Candidates, Seconds]) -> None:
-        candidates = waiting.candidates()
-        if not candidates:
-            self._held.pop(waiting, None)
-            waiting.nobody()
+    def _time_out(self, now: float) -> None:
+        limit = self.limits.queue_timeout
+        if limit is None:
             return
-        decision = self._scheduler.select(
-            candidates,
+        for waiting in self._line.waited_over(limit, now):
+            if waiting in self._line:  # whose answer is taken may withdraw another
+                waited = self._line.waited(waiting, now)
+                self._remove(waiting, now)
+                waiting.refuse(QueueTimeout(waited, limit, self._retry_after(now)))
+
+    def _look(self, now: float, ahead: dict[Candidates, Seconds]) -> set[Waiting]:
+        """At those that are first in each lane; returns them."""
+        limited, before = self.limits.concurrency, len(self._line)
+        turn = _Turn(self._lanes.open(self.room if limited else None, now))
+        served = self._shares.served if self._shares.contested else None
+        looked: set[Waiting] = set()
+        for waiting in self._line.order(now, turn.lanes, served):
+            if turn.over:
+                break
+            # what is sent may fail at once, and withdraw others
+            if waiting in self._line and turn.may_look(lane := self._line.lane(waiting)):
+                looked.add(waiting)
+                turn.looked(lane, self._consider(waiting, now, ahead))
+        if limited and turn.cut_short and len(self._line) < before:
+            self.wake()
+        return looked
+
+    def _pass_over(self, looked: set[Waiting], now: float, ahead: dict[Candidates, Seconds]) -> None:
+        """Those that a pass does not look at; an objective that has passed meanwhile is no matter of prediction."""
+        line = self._line
+        for waiting in line.past_limit(now):
+            missed = self._admission.missed(now - waiting.arrived, waiting.ttft_slo)
+            if missed and waiting in line and waiting not in looked:
+                self._remove(waiting, now)
+                waiting.refuse(missed)
+        for lane, candidates in self._lanes.each():
+            for part, ranks in enumerate(_parts(candidates)):
+                line.add_work(_works(ahead, ranks), lane, part, looked)
+
+    # -- one request
+
+    def _consider(self, waiting: Waiting, now: float, ahead: dict[Candidates, Seconds]) -> bool:
+        """Returns whether there was room for it."""
+        candidates, roomy = waiting.candidates(), None
+        if not candidates:
+            if waiting in self._line:
+                self._remove(waiting, now)
+            waiting.nobody()
+            return True
+        if self.limits.concurrency:
+            roomy = self.room.find(candidates, now)
+            if roomy is None:
+                self._keep(waiting, candidates, now)
+                return False
+        decision = self._select(waiting, candidates, roomy, now, ahead)
+        place = _place(decision, roomy)
+        verdict = self._judge(waiting, candidates, decision, place, now)
+        if verdict is Verdict.HOLD:
+            if self._keep(waiting, candidates, now, decision, place):
+                _works(ahead, _parts(candidates)[place.part])[place.position] += self._line.work(waiting)
+        elif isinstance(verdict, Refusal):
+            if waiting in self._line:
+                self._remove(waiting, now)
+            waiting.refuse(verdict)
+        else:
+            self._send(waiting, decision, now)
+        return True
+
+    def _select(
+        self,
+        waiting: Waiting,
+        candidates: Candidates,
+        roomy: Roomy | None,
+        now: float,
+        ahead: dict[Candidates, Seconds],
+    ) -> Decision:
+        return self._scheduler.select(
+            roomy.candidates if roomy else candidates,
             waiting.prompt_tokens,
             waiting.matches(),
             now,
-            held=ahead,
+            waiting.pinned,
+            held=roomy.of(candidates, ahead) if roomy else ahead,
             policy=waiting.policy,
             stored=waiting.stored_tokens,
         )
-        verdict = self._judge(waiting, decision, now)
-        if verdict is Verdict.HOLD:
-            self._hold(waiting, decision, ahead)
-            return
-        self._held.pop(waiting, None)
-        if isinstance(verdict, Refusal):
-            waiting.refuse(verdict)
-        else:
-            waiting.send(decision, self._scheduler.reserve(decision, now, waiting.streamed))
 
-    def _judge(self, waiting: Waiting, decision: Decision, now: float) -> Verdict | Refusal:
+    def _judge(
+        self, waiting: Waiting, candidates: Candidates, decision: Decision, place: Place, now: float
+    ) -> Verdict | Refusal:
+        if waiting.pinned:
+            return Verdict.ADMIT
         predicted = decision.predicted if self._admission.concerns(waiting.ttft_slo) else None
         if predicted is None:
             return Verdict.HOLD if decision.hold else Verdict.ADMIT
-        if waiting not in self._held:  # it comes last, but will not stay there
-            predicted = predicted._replace(held=self._before(waiting, decision, now))
+        if waiting not in self._line:  # it comes last, but will not stay there
+            predicted = predicted._replace(held=self._before(waiting, candidates, place, now + predicted.prefill))
         verdict = self._admission.judge(predicted, now - waiting.arrived, waiting.ttft_slo)
         return Verdict.HOLD if decision.hold and verdict is Verdict.ADMIT else verdict
 
-    def _before(self, waiting: Waiting, decision: Decision, now: float) -> float:
-        """Work that goes to the same rank before one who has just come: of those that will be more urgent than it when
-        it has waited for as long as its own work takes, which makes its response ratio 1."""
-        if not self._held or decision.predicted is None:
+    def _before(self, waiting: Waiting, candidates: Candidates, place: Place, then: float) -> float:
+        """Work that goes to the same rank before one who has just come, and has waited for its own by `then`."""
+        if candidates not in self._lanes:
             return 0.0
-        then, mine = now + decision.predicted.prefill, (waiting.priority, -1.0)
-        return sum(
-            held.work
-            for held in self._held.values()
-            if held.candidates is decision.candidates
-            and held.position == decision.position
-            and held.urgency(then) < mine
-        )
+        standing = None if self._shares.only(waiting.tenant) else self._shares.standing(waiting.tenant)
+        return self._line.work_before(then, waiting.priority, self._lanes.number(candidates), place, standing)
 
-    def _hold(self, waiting: Waiting, decision: Decision, ahead: dict[Candidates, Seconds]) -> None:
-        held = self._held.get(waiting)
-        if held is None:
-            held = self._held[waiting] = _Held(waiting, decision)
+    def _send(self, waiting: Waiting, decision: Decision, now: float) -> None:
+        if waiting in self._line:
+            self._remove(waiting, now, self._line.charge(waiting))
+        elif len(self._line):
+            self._shares.pass_by(waiting.tenant, self._charge(waiting, decision))
+        waiting.send(decision, self._scheduler.reserve(decision, now, waiting.streamed))
+
+    def _charge(self, waiting: Waiting, decision: Decision | None) -> float:
+        """Seconds of prefill; of the whole prompt where nothing is known of what is cached."""
+        if decision and decision.predicted:
+            return decision.predicted.prefill
+        tokens = waiting.prompt_tokens
+        return self._scheduler.latency.prefill_work(Prefill(tokens, tokens))
+
+    # -- in and out
+
+    def _keep(
+        self,
+        waiting: Waiting,
+        candidates: Candidates,
+        now: float,
+        decision: Decision | None = None,
+        place: Place | None = None,
+    ) -> bool:
+        """`decision` None: nobody has room for it. False when it was refused instead, as too many are held."""
+        if waiting not in self._line:
+            if not self._add(waiting, candidates, now):
+                return False
+            if decision is None:
+                self._line.see(waiting, self._estimate(waiting, candidates, now), self._charge(waiting, None), None)
         else:
-            held.see(decision)
-        _count(ahead, held)
+            self._move(waiting, candidates)
+        if decision:
+            work = decision.predicted.prefill if decision.predicted else 0.0
+            self._line.see(waiting, work, self._charge(waiting, decision), place)
         self._keep_ticking()
+        return True
+
+    def _estimate(self, waiting: Waiting, candidates: Candidates, now: float) -> float:
+        matches = waiting.matches()
+        if matches is None:
+            return 0.0
+        return self._scheduler.least_prefill(candidates, waiting.prompt_tokens, matches, now, waiting.stored_tokens)
+
+    def _add(self, waiting: Waiting, candidates: Candidates, now: float) -> bool:
+        last = self._last(waiting)
+        if last is waiting:
+            waiting.refuse(self._full(now))
+            return False
+        if last is not None:
+            self._remove(last, now, pushed_out=True)
+        if not len(self._line):
+            self._pace.begin(now)
+        limit, tenant = self._admission.limit(waiting.ttft_slo), self._shares.enter(waiting.tenant)
+        lane = self._lanes.enter(waiting, candidates)
+        self._line.add(waiting, Entry(waiting.arrived, now, limit, waiting.priority, tenant), lane)
+        if last is not None:
+            last.refuse(self._full(now))
+        return True
+
+    def _last(self, waiting: Waiting) -> Waiting | None:
+        """Who has to leave when `waiting` comes: whoever goes last of the tenant that holds most, which may be the one
+        that comes. None: nobody has to."""
+        limit = self.limits.max_queue
+        if limit is None or len(self._line) < limit:
+            return None
+        own = self._shares.waiting(waiting.tenant)
+        most, fattest = self._shares.most() if len(self._line) else (0, 0)
+        if most > own + 1:
+            return self._line.last(fattest)[1]
+        if not own:
+            return waiting
+        priority, last = self._line.last(self._shares.number(waiting.tenant))
+        return last if priority > waiting.priority else waiting
+
+    def _full(self, now: float) -> QueueFull:
+        return QueueFull(len(self._line), self._retry_after(now))
+
+    def _retry_after(self, now: float) -> int:
+        """Seconds until all that are held now have left, at the latest when they are not held any longer."""
+        seconds = min(self._pace.seconds(len(self._line), now), self.limits.queue_timeout or math.inf)
+        return max(1, math.ceil(seconds))
+
+    def _move(self, waiting: Waiting, candidates: Candidates) -> None:
+        before = self._line.lane(waiting)
+        if candidates not in self._lanes or self._lanes.number(candidates) != before:
+            self._line.move(waiting, self._lanes.enter(waiting, candidates))
+            self._lanes.leave(waiting, before)
+
+    def _remove(self, waiting: Waiting, now: float, charge: float = 0.0, *, pushed_out: bool = False) -> None:
+        tenant, lane = self._line.remove(waiting)
+        self._lanes.leave(waiting, lane)
+        self._shares.leave(tenant, charge)
+        if not pushed_out:
+            self._pace.leave(now)
+        if not len(self._line):  # where nobody waits, nobody is ahead, and there is nothing to share
+            self._ahead = {}
+            self._shares = Shares()
 
     def _keep_ticking(self) -> None:
-        if self._held and not self._ticking:
+        if len(self._line) and not self._ticking:
             self._ticking = True
             self._call_later(TICK, self._tick)
 
     def _tick(self) -> None:
         self._ticking = False
-        if self._held:
+        if len(self._line):
             self.dispatch()
             self._keep_ticking()
 
 
-def _count(ahead: dict[Candidates, Seconds], held: _Held) -> None:
-    works = ahead.get(held.candidates)
+class _Turn:
+    """How often a pass may look into each lane. Lanes whose requests have the same candidates by now count as one."""
+
+    def __init__(self, open_: Mapping[int, Candidates]) -> None:
+        self.lanes = open_
+        self._each = min(LOOK, LOOKS // max(1, len(set(open_.values()))) or 1)
+        self._left = dict.fromkeys(open_.values(), self._each)
+        self.cut_short = False
+
+    @property
+    def over(self) -> bool:
+        return not self._left
+
+    def may_look(self, lane: int) -> bool:
+        return self.lanes.get(lane) in self._left
+
+    def looked(self, lane: int, had_room: bool) -> None:
+        candidates = self.lanes[lane]
+        self._left[candidates] -= 1
+        self.cut_short = self.cut_short or not self._left[candidates]
+        if not had_room or not self._left[candidates]:
+            del self._left[candidates]
+
+
+def _place(decision: Decision, roomy: Roomy | None) -> Place:
+    """Among all candidates."""
+    part = 0 if decision.split is None else 1
+    if roomy is None:
+        return Place(part, decision.position)
+    return Place(part, int((roomy.prefills if part else roomy.whole)[decision.position]))
+
+
+def _parts(candidates: Candidates) -> Sequence[Candidates]:
+    """What `Place.part` counts."""
+    return (candidates.whole, candidates.split.prefills) if candidates.split else (candidates.whole,)
+
+
+def _works(ahead: dict[Candidates, Seconds], ranks: Candidates) -> Seconds:
+    works = ahead.get(ranks)
     if works is None:
-        works = ahead[held.candidates] = np.zeros(len(held.candidates))
-    works[held.position] += held.work
+        works = ahead[ranks] = np.zeros(len(ranks))
+    return works

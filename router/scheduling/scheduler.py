@@ -85,6 +85,15 @@ class Scheduler:
             choice = (policy or self._policy).choose(present, self._random)
         return _decision(present, choice, partial(_predict, present, choice.position))
 
+    def least_prefill(
+        self, candidates: Candidates, prompt_tokens: int, matches: Matches, now: float, stored: int = 0
+    ) -> float:
+        """Seconds on whichever rank would compute the prompt soonest if it had nothing else to do."""
+        ranks = candidates.whole
+        if candidates.split and not len(ranks):
+            ranks = candidates.split.prefills
+        return float(Present(self, ranks, prompt_tokens, matches, now, stored=stored).prefill_seconds.min())
+
     def _select_prefill(self, prefills: Present, split: Split, policy: Policy | None) -> Decision:
         choice = (policy or self._policy).choose(prefills, self._random)
         onward = self.disaggregation.onward(self, split, choice.position, prefills)

@@ -12,6 +12,7 @@ from typing import get_args, get_type_hints
 
 from router.settings.administration import Administration
 from router.settings.events import Events
+from router.settings.limits import Limits
 from router.settings.logs import Logs
 from router.settings.options import VARIABLE_PREFIX, Option, SettingsError
 from router.settings.routing import RouterMode, Routing
@@ -23,12 +24,12 @@ from router.settings.workers import Workers
 
 __all__ = ["GROUPS", "VARIABLE_PREFIX", "Option", "RouterMode", "Settings", "SettingsError", "options"]
 
-_GROUPS = (Serving, Security, Routing, Workers, Events, Tokens, Upstream, Administration, Logs)
+_GROUPS = (Serving, Limits, Security, Routing, Workers, Events, Tokens, Upstream, Administration, Logs)
 GROUPS = tuple(group.__name__ for group in _GROUPS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Logs, Administration, Upstream, Tokens, Events, Workers, Routing, Security, Serving):
+class Settings(Logs, Administration, Upstream, Tokens, Events, Workers, Routing, Security, Limits, Serving):
     """What the router was told. Durations are in seconds, sizes in bytes."""
 
 

@@ -32,6 +32,13 @@ def read_none(value: object) -> object:
     return None if value == "none" else value
 
 
+def read_header(value: object) -> object:
+    """ValueError when it is text that is no header's name."""
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_-]+", value):
+        raise ValueError(f"{value!r} is no header's name; give one such as x-session-id.")
+    return read_none(value)
+
+
 def about(
     group: str,
     description: str,

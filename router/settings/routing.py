@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
 
 from router.arm_spec import read_arms
-from router.settings.options import Above0, AtLeast0, about, read_none, read_size, seconds
+from router.settings.options import Above0, AtLeast0, about, read_header, read_none, read_size, seconds
 
 RouterMode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
 
@@ -18,12 +17,6 @@ def _check_arms(value: object) -> object:
     """As it is; ValueError when it is text that names no arms."""
     if isinstance(value, str) and value != "none":
         read_arms(value)
-    return read_none(value)
-
-
-def _read_header(value: object) -> object:
-    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_-]+", value):
-        raise ValueError(f"{value!r} is no header's name; give one such as x-session-id.")
     return read_none(value)
 
 
@@ -111,7 +104,7 @@ class Routing:
             "each goes to one at random.",
             "HEADER",
             takes="a header's name such as x-session-id, or none",
-            read=_read_header,
+            read=read_header,
         ),
     ] = None
     kv_events: Annotated[

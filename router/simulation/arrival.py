@@ -8,9 +8,9 @@ from engines.sim.scheduler import Request
 from indexer.matches import Matches, MostOfMatches
 from indexer.types import WorkerRank
 from router.ab.trace import Row
-from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking
 from router.scheduling.decision import Candidates, Decision, Policy
+from router.scheduling.waiting import AnyRefusal
 from router.simulation.parts import HOP, Parts
 from router.simulation.prompts import make_request, sequence_hashes
 
@@ -66,6 +66,8 @@ class Arrival:
         self.prompt_tokens = row.input_length
         self.arrived = fleet.timeline.now()
         self.priority = 0
+        self.tenant = ""
+        self.pinned = False
         self.ttft_slo: float | None = None
         self.streamed = True
         self.policy: Policy | None = None
@@ -132,7 +134,7 @@ class Arrival:
     def _predict(self, rank: WorkerRank) -> None:
         self._fleet.predicted.store(rank, self._hashes, self._fleet.timeline.now())
 
-    def refuse(self, refusal: Refusal) -> None:  # noqa: ARG002 -- a Waiting
+    def refuse(self, refusal: AnyRefusal) -> None:  # noqa: ARG002 -- a Waiting
         self._end("refused")
 
     def nobody(self) -> None:

@@ -285,7 +285,7 @@ def test_patience_has_an_end() -> None:
     assert second.fate == "waits"
     desk.clock.run(0.2)
     assert (second.fate, len(desk.queue)) == ("refused", 0)
-    assert second.refusal
+    assert isinstance(second.refusal, Refusal)
     assert second.refusal.waited >= 2.0
 
 

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from indexer.matches import Matches
-from router.scheduling.admission import Admission, Refusal
+from router.scheduling.admission import Admission
 from router.scheduling.booking import Booking
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Candidates, Cost, Decision, Policy, Situation
+from router.scheduling.limits import Limits
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
+from router.scheduling.waiting import AnyRefusal
 from tests.router.scheduling.candidates import HeldOnGpu, Scripted, named
 
 NOTHING_HELD = HeldOnGpu({})
@@ -68,13 +70,15 @@ class Gate:
 class Desk:
     """Where requests are handed in."""
 
-    def __init__(self, policy: Policy | None = None, ranks: Iterable[str] = "a", **admission: Any) -> None:
+    def __init__(
+        self, policy: Policy | None = None, ranks: Iterable[str] = "a", limits: Limits | None = None, **admission: Any
+    ) -> None:
         self.clock = Clock()
         self.candidates = named(ranks)
         self.scheduler = Scheduler(policy or Cheapest(Gate()), LoadBook(), Scripted([0.0] * 10_000))
         for each in self.candidates.ranks:
             self.scheduler.watch(each, 16)
-        self.queue = Queue(self.scheduler, Admission(**admission), self.clock, self.clock.call_later)
+        self.queue = Queue(self.scheduler, Admission(**admission), self.clock, self.clock.call_later, limits)
         self.sent: list[Request] = []
 
     def ask(self, name: str = "", prompt: int = 100, **about: Any) -> Request:
@@ -112,6 +116,8 @@ class Request:
         prompt: int,
         *,
         priority: int = 0,
+        tenant: str = "",
+        pinned: bool = False,
         ttft_slo: float | None = None,
         streamed: bool = True,
         matches: Matches | None = None,
@@ -125,6 +131,8 @@ class Request:
         self.prompt_tokens = prompt
         self.arrived = desk.clock.now
         self.priority = priority
+        self.tenant = tenant
+        self.pinned = pinned
         self.ttft_slo = ttft_slo
         self.stored_tokens = 0
         self.streamed = streamed
@@ -133,10 +141,10 @@ class Request:
         self._known = known
         self.chosen_from = candidates
         self._on_sent = list(on_sent)
-        self.looks = 0
+        self.looks = self.outcomes = 0
         self.decision: Decision | None = None
         self.booking: Booking | None = None
-        self.refusal: Refusal | None = None
+        self.refusal: AnyRefusal | None = None
         self.nobody_was_there = False
 
     def candidates(self) -> Candidates:
@@ -149,15 +157,18 @@ class Request:
         return self._matches
 
     def send(self, decision: Decision, booking: Booking) -> None:
+        self.outcomes += 1
         self.decision, self.booking = decision, booking
         self._desk.sent.append(self)
         if self._on_sent:
             self._on_sent.pop(0)(self)
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: AnyRefusal) -> None:
+        self.outcomes += 1
         self.refusal = refusal
 
     def nobody(self) -> None:
+        self.outcomes += 1
         self.nobody_was_there = True
 
     # -- what its worker does

@@ -13,7 +13,7 @@ from router.scheduling.auto import Auto
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Policy
-from router.scheduling.queue import Waiting
+from router.scheduling.waiting import Waiting
 from router.simulation.arrival import Sample
 from router.simulation.fleet import FleetSettings, VirtualFleet
 from router.simulation.workloads import WORKLOADS

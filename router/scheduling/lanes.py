@@ -1,0 +1,58 @@
+"""Who waits for whom: requests with the same candidates are in one lane, which stands still while those are full."""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+from router.scheduling.decision import Candidates
+from router.scheduling.room import Room
+
+
+class HasCandidates(Protocol):
+    def candidates(self) -> Candidates: ...
+
+
+Who = TypeVar("Who", bound=HasCandidates)
+
+
+class Lanes(Generic[Who]):
+    """Numbers for sets of candidates, each until the last that waits for them has left."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Candidates, int] = {}
+        self._members: dict[int, dict[Who, None]] = {}
+        self._free: list[int] = []
+
+    def __contains__(self, candidates: Candidates) -> bool:
+        return candidates in self._numbers
+
+    def number(self, candidates: Candidates) -> int:
+        return self._numbers[candidates]
+
+    def each(self) -> list[tuple[int, Candidates]]:
+        return [(number, candidates) for candidates, number in self._numbers.items()]
+
+    def enter(self, who: Who, candidates: Candidates) -> int:
+        number = self._numbers.get(candidates)
+        if number is None:
+            number = self._numbers[candidates] = self._free.pop() if self._free else len(self._numbers)
+            self._members[number] = {}
+        self._members[number][who] = None
+        return number
+
+    def leave(self, who: Who, number: int) -> None:
+        members = self._members[number]
+        del members[who]
+        if not members:
+            del self._members[number]
+            self._numbers = {candidates: each for candidates, each in self._numbers.items() if each != number}
+            self._free.append(number)
+
+    def open(self, room: Room | None, now: float) -> dict[int, Candidates]:
+        """Lanes of which any candidate, as they are by now, has room, or none is left. `room` None: all have."""
+        found = {}
+        for number, members in self._members.items():
+            candidates = next(iter(members)).candidates()
+            if room is None or not candidates or room.find(candidates, now):
+                found[number] = candidates
+        return found

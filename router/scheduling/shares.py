@@ -1,0 +1,98 @@
+"""What each tenant was served while requests wait: who has had least goes first.
+
+The virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): a tenant is charged
+the work of what it is sent, in predicted seconds of prefill. One that comes to wait is lifted to the least of those
+that wait already, so that nobody saves up while idle. While nobody waits there is nothing to share, and all is
+forgotten.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from router.scheduling.decision import Seconds
+
+
+class Shares:
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._served: list[float] = []
+        self._waiting: list[int] = []
+        self._free: list[int] = []
+
+    @property
+    def contested(self) -> bool:
+        """More than one tenant waits."""
+        return sum(1 for waiting in self._waiting if waiting) > 1
+
+    @property
+    def served(self) -> Seconds:
+        """By the tenants' numbers."""
+        return np.array(self._served)
+
+    def only(self, tenant: str) -> bool:
+        """Nobody else waits."""
+        number = self._numbers.get(tenant)
+        return all(each == number for each, waiting in enumerate(self._waiting) if waiting)
+
+    def standing(self, tenant: str) -> tuple[int, Seconds]:
+        """Its number, and how far it and the others would be if it came to wait."""
+        number = self.enter(tenant)
+        self.leave(number)
+        return number, self.served
+
+    def enter(self, tenant: str) -> int:
+        """One more of its requests waits; returns the tenant's number until the last has left."""
+        number = self._known(tenant)
+        if not self._waiting[number]:
+            self._lift(number)
+        self._waiting[number] += 1
+        return number
+
+    def leave(self, number: int, charge: float = 0.0) -> None:
+        """One less waits; `charge`: the work of it, if it was sent."""
+        self._served[number] += charge
+        self._waiting[number] -= 1
+
+    def pass_by(self, tenant: str, charge: float) -> None:
+        """It was sent one that did not have to wait, while others do."""
+        self.leave(self.enter(tenant), charge)
+
+    def number(self, tenant: str) -> int:
+        return self._numbers[tenant]
+
+    def waiting(self, tenant: str) -> int:
+        """How many of its requests wait."""
+        number = self._numbers.get(tenant)
+        return 0 if number is None else self._waiting[number]
+
+    def most(self) -> tuple[int, int]:
+        """(how many, the tenant's number) of one of whom most wait; there must be one."""
+        most = max(self._waiting)
+        return most, self._waiting.index(most)
+
+    def _known(self, tenant: str) -> int:
+        number = self._numbers.get(tenant)
+        if number is None:
+            number = self._free.pop() if self._free else len(self._served)
+            if number == len(self._served):
+                self._served.append(0.0)
+                self._waiting.append(0)
+            self._served[number] = 0.0
+            self._numbers[tenant] = number
+        return number
+
+    def _lift(self, number: int) -> None:
+        """And forget those that had no more than they would be lifted to."""
+        least = min((self._served[each] for each, waiting in enumerate(self._waiting) if waiting), default=None)
+        if least is None:
+            return
+        self._served[number] = max(self._served[number], least)
+        idle = [
+            (name, each)
+            for name, each in self._numbers.items()
+            if not self._waiting[each] and each != number and self._served[each] <= least
+        ]
+        for name, each in idle:
+            del self._numbers[name]
+            self._free.append(each)

@@ -1,0 +1,55 @@
+"""A request as the queue sees it."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+from indexer.matches import Matches
+from router.scheduling.admission import QueueFull, QueueTimeout, Refusal
+from router.scheduling.booking import Booking
+from router.scheduling.decision import Candidates, Decision, Policy
+
+AnyRefusal: TypeAlias = Refusal | QueueFull | QueueTimeout
+
+
+class Waiting(Protocol):
+    """A request that may have to wait. Exactly one of the last three is called, unless it is withdrawn before."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def arrived(self) -> float: ...
+    @property
+    def priority(self) -> int:
+        """The smaller, the sooner; 0 is usual."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is: tenants share what there is. "" is one of them, whoever does not say."""
+
+    @property
+    def pinned(self) -> bool:
+        """Its candidates are of the worker that it named: it waits for nothing but room there."""
+
+    @property
+    def ttft_slo(self) -> float | None: ...
+    @property
+    def stored_tokens(self) -> int:
+        """Of the prompt's leading ones, those in a shared store."""
+
+    @property
+    def streamed(self) -> bool:
+        """Whether its first token will be seen."""
+
+    @property
+    def policy(self) -> Policy | None:
+        """None: the scheduler's own."""
+
+    def candidates(self) -> Candidates:
+        """Those of the moment; there may be none."""
+
+    def matches(self) -> Matches | None: ...
+    def send(self, decision: Decision, booking: Booking) -> None: ...
+    def refuse(self, refusal: AnyRefusal) -> None: ...
+    def nobody(self) -> None:
+        """There is no candidate any more."""

@@ -1,0 +1,50 @@
+"""How much is taken on at a time, and how long anything may wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from router.settings.options import about, read_header, read_none, seconds
+
+AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
+
+
+def _most(description: str) -> msgspec.Meta:
+    return about("Limits", description, "NUMBER", takes="a whole number of at least 1, or none", read=read_none)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    max_queue: Annotated[
+        int,
+        about(
+            "Limits",
+            "Requests that are held in the router at a time; when more come, those of whoever holds most are refused "
+            "with 429.",
+            "NUMBER",
+            ge=0,
+        ),
+    ] = 1024
+    queue_timeout: Annotated[
+        float, seconds("Limits", "How long a request is held in the router before it is answered with 408.")
+    ] = 60.0
+    max_concurrency: Annotated[
+        AtLeast1 | None, _most("Requests at all workers together; those beyond it are held in the router.")
+    ] = None
+    max_worker_concurrency: Annotated[
+        AtLeast1 | None, _most("Requests at each worker; a worker with as many gets no more until one of them ends.")
+    ] = None
+    tenant_header: Annotated[
+        str | None,
+        about(
+            "Limits",
+            "This header of a request names its tenant where there are no API keys: tenants share what there is while "
+            "requests are held.",
+            "HEADER",
+            takes="a header's name such as x-tenant, or none",
+            read=read_header,
+        ),
+    ] = None

@@ -1,0 +1,169 @@
+"""More than the workers are to have at a time: what clients are told, and that it clears by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.fakes.raw_client import Answered, get, post
+from tests.fakes.scripted_worker import Dialogue, ScriptedWorker
+from tests.fakes.waiting import until
+from tests.router.proxy.running import RunningRouter, running
+
+BODY = b'{"model":"tiny","prompt":[1,2,3]}'
+
+
+async def on_the_word(dialogue: Dialogue) -> None:
+    """An answer when the test says so."""
+    await dialogue.go_on.wait()
+    dialogue.head(200, b"content-type: application/json", length=2)
+    dialogue.send(b"{}")
+
+
+def seen(router: RunningRouter) -> float:
+    """Requests that it has taken up so far."""
+    return router.total("router_requests_in_flight") + router.total("router_requests_total")
+
+
+@asynccontextmanager
+async def asking(router: RunningRouter, *requests: bytes) -> AsyncIterator[list[asyncio.Task[Answered]]]:
+    """Each on a connection of its own, one after the other; all are answered by the end."""
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        asked, before = [], seen(router)
+        for number, request in enumerate(requests, 1):
+            client = await stack.enter_async_context(router.client())
+            asked.append(group.create_task(client.ask(request)))
+            await until(lambda: seen(router) == before + number)  # noqa: B023 -- waited for here
+        yield asked
+
+
+def error_of(answered: Answered) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(answered.body)["error"]
+    return error
+
+
+def limits_of(router: RunningRouter) -> Any:
+    return router.app._queue.limits
+
+
+@pytest.fixture(params=["kv", "round-robin"])
+def mode(request: pytest.FixtureRequest) -> str:
+    made: str = request.param
+    return made
+
+
+async def test_a_full_queue_is_answered_with_429(a: ScriptedWorker, mode: str) -> None:
+    a._default = on_the_word
+    async with running(a, router_mode=mode, max_concurrency=1, max_queue=1) as router:
+        async with asking(router, post(body=BODY), post(body=BODY)) as asked, router.client() as client:
+            await until(lambda: len(a.requests) == 1 and router.total("router_queue_length") == 1)
+            refused = await client.ask(post(body=BODY))
+            assert refused.status == 429
+            assert int(refused.header(b"retry-after") or 0) >= 1
+            assert refused.header(b"x-request-id")
+            error = error_of(refused)
+            assert (error["code"], error["type"], error["held"]) == ("queue_full", "rate_limit_error", 1)
+            assert "Try again in" in error["message"]
+            assert router.total("router_queue_refused_total", reason="queue_full") == 1
+            a.go_on.set()
+        assert {answered.result().status for answered in asked} == {200}
+        assert router.total("router_queue_wait_seconds_count") == 1
+        async with router.client() as client:
+            assert (await client.ask(post(body=BODY))).status == 200, "it has cleared by itself"
+        await router.at_rest()
+        assert router.total("router_queue_length") == 0
+
+
+async def test_what_is_held_for_too_long_is_answered_with_408(a: ScriptedWorker, mode: str) -> None:
+    a._default = on_the_word
+    async with (
+        running(a, router_mode=mode, max_worker_concurrency=1, queue_timeout=0.05) as router,
+        router.client() as other,
+        asking(router, post(body=BODY)),
+    ):
+        late = await other.ask(post(body=BODY))
+        assert late.status == 408
+        assert int(late.header(b"retry-after") or 0) >= 1
+        error = error_of(late)
+        assert (error["code"], error["type"], error["limit_seconds"]) == ("queue_timeout", "timeout_error", 0.05)
+        assert router.total("router_queue_refused_total", reason="queue_timeout") == 1
+        assert len(a.requests) == 1
+        a.go_on.set()
+        assert (await other.ask(post(body=BODY))).status == 200, "on the same connection"
+
+
+async def test_the_limit_per_worker_holds_for_those_who_name_it_too(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    for worker in (a, b):
+        worker._default = on_the_word
+    pinned = post("/v1/completions", BODY, b"X-Router-Target-Worker: a")
+    async with running(a, b, max_worker_concurrency=1) as router:
+        async with asking(router, pinned, pinned, post(body=BODY), post("/v1/embeddings", BODY)):
+            await until(lambda: router.total("router_queue_length") == 2)
+            assert [len(worker.requests) for worker in (a, b)] == [1, 1]
+            b.go_on.set()
+            await until(lambda: len(b.requests) == 2)
+            assert len(a.requests) == 1
+            a.go_on.set()
+        assert [len(worker.requests) for worker in (a, b)] == [2, 2]
+
+
+async def test_limits_hold_as_soon_as_they_are_set(a: ScriptedWorker) -> None:
+    a._default = on_the_word
+    async with running(a) as router:
+        async with asking(router, *[post(body=BODY)] * 2):
+            await until(lambda: len(a.requests) == 2)
+            limits_of(router).max_concurrency = 2
+            async with asking(router, *[post(body=BODY)] * 2):
+                await until(lambda: router.total("router_queue_length") == 2)
+                assert len(a.requests) == 2
+                limits_of(router).max_concurrency = 3
+                router.app._queue.wake()
+                await until(lambda: len(a.requests) == 3)
+                assert router.total("router_queue_length") == 1
+                a.go_on.set()
+        assert len(a.requests) == 4
+
+
+async def test_a_flood_of_one_tenant_does_not_keep_another_waiting(a: ScriptedWorker) -> None:
+    a._default = on_the_word
+    async with running(a, max_concurrency=1, tenant_header="X-Tenant") as router:
+        flood = [post("/v1/completions", b'{"prompt":"flood"}', b"x-tenant: flood")] * 6
+        async with asking(router, *flood):
+            await until(lambda: router.total("router_queue_length") == 5)
+            other = post("/v1/completions", b'{"prompt":"other"}', b"X-TENANT: other")
+            async with asking(router, other):
+                await until(lambda: router.total("router_queue_length") == 6)
+                a.go_on.set()
+    order = [json.loads(request.body)["prompt"] for request in a.requests]
+    assert order.index("other") <= 2
+    assert not [name for request in a.requests for name, _ in request.headers if name == b"x-tenant"]
+
+
+async def test_a_client_that_leaves_while_it_is_held_gives_its_place_to_another(a: ScriptedWorker) -> None:
+    a._default = on_the_word
+    async with running(a, max_concurrency=1, max_queue=1) as router, asking(router, post(body=BODY)):
+        async with router.client() as leaving:
+            leaving.send(post(body=BODY))
+            await until(lambda: router.total("router_queue_length") == 1)
+        await until(lambda: router.total("router_queue_length") == 0)
+        async with asking(router, post(body=BODY)):
+            await until(lambda: router.total("router_queue_length") == 1)
+            a.go_on.set()
+
+
+async def test_503_is_for_when_nobody_serves_not_for_when_all_are_busy(a: ScriptedWorker) -> None:
+    a._default = on_the_word
+    async with running(a, max_concurrency=1) as router:
+        async with asking(router, post(body=BODY), post(body=BODY)), router.client() as client:
+            await until(lambda: router.total("router_queue_length") == 1)
+            assert (await client.ask(get("/ready"))).status == 200
+            a.go_on.set()
+        (worker,) = router.app._fleet.workers.values()
+        router.app._fleet.mark_down(worker, "test")
+        async with router.client() as client:
+            assert (await client.ask(post(body=BODY))).status == 503
