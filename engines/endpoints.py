@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
+from collections.abc import Collection
+
+import msgspec
+
+from engines import problems
+from engines.description import EngineDescription, EventSource
 
 _TCP = re.compile(r"tcp://(?P<host>\[[^\]]*\]|[^\[\]]+):(?P<port>[0-9]{1,5})")
 _WILDCARDS = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
@@ -30,3 +37,38 @@ def tcp(host: str, port: int, worker_host: str) -> str | None:
     if not bare or not 0 < port < 65536:
         return None
     return f"tcp://[{bare}]:{port}" if ":" in bare else f"tcp://{bare}:{port}"
+
+
+def confined(description: EngineDescription, host: str, others: Collection[str]) -> EngineDescription:
+    """`description` without events, and saying why, where it names an endpoint that is on neither `host`, the worker
+    URL's, nor one of `others`: whoever follows it would connect wherever a worker says."""
+    allowed = {_bare(name) for name in (host, *others)}
+    if all(_is_on(source, allowed) for source in description.event_sources):
+        return description
+    said = (*description.problems, problems.FOREIGN_ENDPOINT)
+    return msgspec.structs.replace(description, event_sources=(), problems=said)
+
+
+def _is_on(source: EventSource, hosts: Collection[str]) -> bool:
+    return all(_host_of(endpoint) in hosts for endpoint in (source.endpoint, source.replay) if endpoint is not None)
+
+
+def _host_of(endpoint: str) -> str | None:
+    """A socket in the file system is on this machine, like what it is for."""
+    if endpoint.startswith("ipc://"):
+        return _HERE
+    match = _TCP.fullmatch(endpoint)
+    return _bare(match["host"]) if match else None
+
+
+_HERE = "localhost"
+
+
+def _bare(host: str) -> str:
+    """One spelling for each; all that is this machine is one."""
+    bare = host.removeprefix("[").removesuffix("]").lower()
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        return bare
+    return _HERE if address.is_loopback else str(address)

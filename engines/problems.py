@@ -21,6 +21,10 @@ EVENTS_OFF = (
     "The engine publishes no KV events; start it with --kv-events-config (publisher zmq), or state where they are with "
     "--worker URL,events=tcp://HOST:PORT."
 )
+FOREIGN_ENDPOINT = (
+    "The engine names an event endpoint on a host that is not its URL's, which is not followed; allow the host with "
+    "--event-host HOST, or state the endpoint with --worker URL,events=tcp://HOST:PORT."
+)
 BAD_ENDPOINT = (
     "The engine names an event endpoint that nobody can connect to; state a right one with "
     "--worker URL,events=tcp://HOST:PORT."

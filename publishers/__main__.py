@@ -74,6 +74,7 @@ async def _publish(options: Options, access: _Access) -> int:
         replay=options.replay,
         block_size=options.block_size,
         load_interval=options.load_interval,
+        event_hosts=options.event_host,
         session=session,
     )
     try:

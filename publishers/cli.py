@@ -26,6 +26,8 @@ SIGTERM or SIGINT ends it with status 0."""
 
 _EVENTS = """ZMQ endpoint of its KV events, such as tcp://HOST:5557; with tcp://*:PORT the publisher listens and the
 engine connects. Further data-parallel ranks are at the next ports. (default: what the engine says)"""
+_EVENT_HOST = """A host, besides the engine's own, where the engine may say that it publishes; repeat the flag for
+each."""
 _REPLAY = "ZMQ endpoint where the engine replays past events. (default: what the engine says)"
 _BLOCK_SIZE = "Tokens per KV block, where the engine does not tell. (default: what the engine says)"
 _LOAD_INTERVAL = "Time between two load reports. (default: %(default)g)"
@@ -66,6 +68,7 @@ class Options(msgspec.Struct, frozen=True):
     load_interval: float
     log_level: str
     log_format: str
+    event_host: list[str] = []
     worker_api_key_file: str | None = None
     worker_ca: str | None = None
     worker_cert: str | None = None
@@ -111,6 +114,7 @@ def _engine_flags(group: argparse._ArgumentGroup) -> None:
     add("--engine", metavar="URL", required=True, type=_engine, help="The engine's HTTP address, http://HOST:PORT.")
     add("--events", metavar="ENDPOINT", type=_endpoint, help=_EVENTS)
     add("--replay", metavar="ENDPOINT", type=_endpoint, help=_REPLAY)
+    add("--event-host", metavar="HOST", action="append", default=[], help=_EVENT_HOST)
     add("--block-size", metavar="N", type=_block_size, help=_BLOCK_SIZE)
     add("--load-interval", metavar="SECONDS", type=_seconds, default=INTERVAL, help=_LOAD_INTERVAL)
     for name, text in _WORKER_FILES.items():

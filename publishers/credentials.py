@@ -106,10 +106,19 @@ def warn_of_readable(paths: Iterable[str | None]) -> None:
 def make_session(
     urls: Callable[[], Iterable[str]], key: str | None = None, context: ssl.SSLContext | None = None
 ) -> aiohttp.ClientSession:
-    """For asking the engines at `urls`, those of the moment, which alone are shown `key`."""
+    """For asking the engines at `urls`, those of the moment, which alone are shown `key`. It follows no redirect, which
+    could lead anywhere, and keeps no cookie."""
     connector = aiohttp.TCPConnector(ssl=context or True)
     middlewares = () if key is None else (_ShowKey(urls, key),)
-    return aiohttp.ClientSession(connector=connector, middlewares=middlewares)
+    watch = aiohttp.TraceConfig()
+    watch.on_request_redirect.append(_refuse_redirect)
+    return aiohttp.ClientSession(
+        connector=connector, middlewares=middlewares, cookie_jar=aiohttp.DummyCookieJar(), trace_configs=[watch]
+    )
+
+
+async def _refuse_redirect(*_: object) -> NoReturn:
+    raise aiohttp.ClientError("a redirect, which is not followed")
 
 
 class _ShowKey:

@@ -11,6 +11,10 @@ from engines.probe import Answer
 
 _T = TypeVar("_T")
 
+MOST_BYTES = 64 * 1024**2
+"""Of an answer that is read whole, unpacked. A prompt's tokens as JSON take as much as a long prompt; the rest is less.
+"""
+
 
 async def converse(
     steps: Generator[str, Answer, _T], session: aiohttp.ClientSession, url: str, timeout: float
@@ -34,6 +38,17 @@ async def converse(
 async def _get(session: aiohttp.ClientSession, url: str, timeout: float) -> Answer:
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(timeout), allow_redirects=False) as response:
-            return Answer(response.status, await response.read())
+            return Answer(response.status, await read_whole(response))
     except (TimeoutError, aiohttp.ClientError, OSError):
         return Answer(0)
+
+
+async def read_whole(response: aiohttp.ClientResponse) -> bytes:
+    """Its body. Raises aiohttp.ClientPayloadError for one larger than MOST_BYTES."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_any():
+        size += len(piece)
+        if size > MOST_BYTES:
+            raise aiohttp.ClientPayloadError(f"more than {MOST_BYTES} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)

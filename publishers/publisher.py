@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -15,9 +15,11 @@ import msgspec
 import engines.sglang.decode
 import engines.vllm.decode
 from engines.description import EngineDescription, EngineKind, EventSource
+from engines.endpoints import confined
 from engines.load import RankLoad
 from engines.probe import probe
 from indexer.types import WorkerRank
+from publishers.credentials import make_session
 from publishers.dialogue import converse
 from publishers.load_poller import INTERVAL, LoadCounts, LoadPoller
 from publishers.logs import log_event
@@ -79,6 +81,7 @@ class EnginePublisher:
         session: aiohttp.ClientSession | None = None,
         load_interval: float = INTERVAL,
         replay_timeout: float = REPLAY_TIMEOUT,
+        event_hosts: Collection[str] = (),
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.worker_id = worker_id
@@ -91,6 +94,7 @@ class EnginePublisher:
         self._owns_session = session is None
         self._load_interval = load_interval
         self._replay_timeout = replay_timeout
+        self._event_hosts = event_hosts
         self._epochs = Epochs(now_ns)
         self._ranks: dict[int, EngineRank] = {}
         self._sources: dict[int, ZmqSource] = {}
@@ -105,7 +109,7 @@ class EnginePublisher:
     async def start(self) -> None:
         """Returns at once; the engine may come later."""
         if self._session is None:
-            self._session = aiohttp.ClientSession()
+            self._session = make_session(list)
         self._task = asyncio.create_task(self._run(self._session), name=f"publisher of {self.worker_id}")
 
     async def close(self) -> None:
@@ -138,7 +142,7 @@ class EnginePublisher:
             description, answered = await converse(probe(host), session, self._url, PROBE_TIMEOUT)
             # One that is just starting answers some requests and not others.
             if answered or description.event_sources:
-                return description
+                return confined(description, host, self._event_hosts)
             if not said:
                 log_event(
                     logger, logging.WARNING, "The engine does not answer yet", worker=self.worker_id, engine=self._url

@@ -194,10 +194,12 @@ class App:
         await self._plane.start()
         await self._ingest.start()
         if reads_prompts(settings):
-            self._prompts = Prompts(settings.tokenizer, self._brain, self._session)
+            self._prompts = Prompts(settings.tokenizer, self._brain, self._session, settings.model_folder)
             if settings.store:
                 engines.store.warm_up()
-                self._store = SharedStore(settings.store, self._fleet, self._session, time.monotonic)
+                self._store = SharedStore(
+                    settings.store, self._fleet, self._session, time.monotonic, settings.model_folder
+                )
                 self._metrics.registry.register(self._store)
         self._roster = roster = self._make_roster(self._session)
         roster.take(settings.workers, settings.drain_timeout)
@@ -214,7 +216,9 @@ class App:
         upkeep = Upkeep(settings, self._scheduler, self._indexer, self._metrics.tallies, self._plane, session, learners)
 
         def watch(worker: Worker) -> WorkerWatch:
-            return WorkerWatch(worker, self._fleet, session, settings.health_interval, upkeep.take_in)
+            return WorkerWatch(
+                worker, self._fleet, session, settings.health_interval, upkeep.take_in, settings.event_host
+            )
 
         over = partial(handed_over, store=self._store, indexer=self._indexer) if self._store else None
         return Roster(self._fleet, self._scheduler, upkeep, self._make_worker, watch, time.monotonic, over)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -18,10 +19,43 @@ _ABSENT = msgspec.Raw()
 _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class _Body(msgspec.Struct, gc=False):
-    """Of any request. What only the tokenizer reads stays raw until it does."""
+MOST_PROMPTS = 2048
+"""In one request: as many inputs as OpenAI takes."""
+MOST_CHOICES = 128
+"""Answers to a prompt (`n`, `best_of`): OpenAI's limit. Engines take memory for each."""
+_Choices = Annotated[int, msgspec.Meta(le=MOST_CHOICES)] | None
+
+
+class _Transfer(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """What of `kv_transfer_params` is a client's to say; the rest tells an engine whom to fetch KV from."""
+
+    prompt_token_ids: msgspec.Raw = _ABSENT
+
+
+class _Bounded(msgspec.Struct, gc=False):
+    """What no request may say, or not without limit: checked as it is decoded, which costs nothing.
+
+    SGLang's fields name a host to connect to, and a rank of the engine that the router would not know of.
+    """
 
     model: str | None = None
+    n: _Choices = None
+    best_of: _Choices = None
+    kv_transfer_params: _Transfer | None = None
+    bootstrap_host: None = None
+    bootstrap_port: None = None
+    bootstrap_room: None = None
+    data_parallel_rank: None = None
+    routed_dp_rank: None = None
+    disagg_prefill_dp_rank: None = None
+
+
+_STEERING = frozenset(_Bounded.__struct_fields__) - {"model", "n", "best_of"}
+
+
+class _Body(_Bounded, gc=False):
+    """Of any request. What only the tokenizer reads stays raw until it does."""
+
     cache_salt: str | None = None
     stream: bool | None = None
     add_special_tokens: msgspec.Raw = _ABSENT
@@ -44,10 +78,6 @@ class _Chat(_Body, gc=False):
     reasoning_effort: msgspec.Raw = _ABSENT
     add_generation_prompt: msgspec.Raw = _ABSENT
     continue_final_message: msgspec.Raw = _ABSENT
-
-
-class _ModelOnly(msgspec.Struct):
-    model: str | None = None
 
 
 class Inference(NamedTuple):
@@ -78,12 +108,14 @@ class Inference(NamedTuple):
         return {name: _read(name, value) for name, value in given if value is not _ABSENT}
 
 
-_PLAIN = 3
+_PLAIN = _Body.__struct_fields__.index("add_special_tokens")
 """Fields of `_Body` that are decoded at once."""
+_BATCH = re.compile(rb"\[\s*[\"\[]")
 _decode = msgspec.json.Decoder().decode
 _decode_completion = msgspec.json.Decoder(_Completion).decode
 _decode_chat = msgspec.json.Decoder(_Chat).decode
-_decode_model = msgspec.json.Decoder(_ModelOnly).decode
+_decode_bounded = msgspec.json.Decoder(_Bounded).decode
+_decode_batch = msgspec.json.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_PROMPTS)]).decode
 
 
 def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
@@ -91,22 +123,38 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
     try:
         body = _decode_completion(raw) if endpoint == "completions" else _decode_chat(raw)
     except msgspec.ValidationError as error:
-        raise BadRequest(400, f"The request body has a wrong field: {error}.", param=_param(error)) from None
+        raise _wrong_field(error) from None
     except _NO_JSON as error:
         raise _no_json(error) from None
     if isinstance(body, _Completion):
         _check("prompt", body.prompt, b'"[', "a string or a list")
+        _check_batch(body.prompt)
     else:
         _check("messages", body.messages, b"[", "a list of messages")
     return Inference(endpoint, body.model, body.cache_salt, bool(body.stream), raw, body)
 
 
-def model_of(raw: bytes) -> str | None:
-    """The model that any other request names in its JSON body, if it is one."""
+def model_of(raw: bytes, may_be_other: bool) -> str | None:
+    """The model that any other request names in its JSON body. `may_be_other`: it need not be JSON, and is then passed
+    over. Raises BadRequest for what is no JSON, and for what no request may say."""
     try:
-        return _decode_model(raw).model
-    except _NO_JSON:
-        return None
+        return _decode_bounded(raw).model
+    except msgspec.ValidationError as error:
+        if _param(error) is None:  # no object: nothing is said in it
+            return None
+        raise _wrong_field(error) from None
+    except _NO_JSON as error:
+        if may_be_other:
+            return None
+        # Engines' parsers take more for JSON than RFC 8259 does, such as NaN or UTF-16, and would read on.
+        raise _no_json(error) from None
+
+
+def _wrong_field(error: msgspec.ValidationError) -> BadRequest:
+    param = _param(error)
+    if param in _STEERING:
+        return BadRequest(400, f"The field {param!r} steers engines, and is not for clients to give.", param=param)
+    return BadRequest(400, f"The request body has a wrong field: {error}.", param=param)
 
 
 def _check(name: str, given: msgspec.Raw, kinds: bytes, wanted: str) -> None:
@@ -116,6 +164,15 @@ def _check(name: str, given: msgspec.Raw, kinds: bytes, wanted: str) -> None:
         raise BadRequest(400, f"The field {name!r} is missing: it must be {wanted}.", param=name)
     if first not in kinds:
         raise BadRequest(400, f"The field {name!r} has the wrong type: it must be {wanted}.", param=name)
+
+
+def _check_batch(prompt: msgspec.Raw) -> None:
+    """One of token ids is no batch, and not looked through."""
+    if _BATCH.match(memoryview(prompt)):
+        try:
+            _decode_batch(prompt)
+        except msgspec.ValidationError:
+            raise BadRequest(400, f"One request may hold {MOST_PROMPTS} prompts.", param="prompt") from None
 
 
 def _read(name: str, raw: msgspec.Raw) -> Any:

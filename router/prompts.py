@@ -17,6 +17,7 @@ import numpy as np
 from engines.description import EngineKind, Model
 from indexer.hashing import Tokens, pack_tokens
 from indexer.types import Namespace
+from publishers.dialogue import read_whole
 from publishers.logs import log_event
 from router.fleet import Worker
 from router.inference import Inference
@@ -43,11 +44,12 @@ BYTES_PER_TOKEN = 4
 
 
 class Prompts:
-    def __init__(self, setting: str, brain: Brain, session: aiohttp.ClientSession) -> None:
-        """`setting`: `--tokenizer`."""
+    def __init__(self, setting: str, brain: Brain, session: aiohttp.ClientSession, folders: Sequence[str] = ()) -> None:
+        """`setting`: `--tokenizer`; `folders`: `--model-folder`."""
         self._setting = setting
         self._brain = brain
         self._session = session
+        self._folders = folders
         self._by_model: dict[str, PromptTokens] = {}
         self._tokenizers: dict[str, Tokenizer | None] = {}
         self._ids_only = PromptTokens(None)
@@ -143,7 +145,7 @@ class Prompts:
     async def _find(self, worker: Worker, model: Model) -> Tokenizer | None:
         path = worker.description.tokenizer_path if worker.description else None
         try:
-            folder = await asyncio.to_thread(find_tokenizer, self._setting, [model], path)
+            folder = await asyncio.to_thread(find_tokenizer, self._setting, [model], path, within=self._folders)
             tokenizer = await asyncio.to_thread(load_tokenizer, folder) if folder else None
         except (SettingsError, ValueError, OSError) as error:
             log_event(logger, logging.ERROR, "The tokenizer cannot be used", model=model.id, reason=error)
@@ -182,7 +184,7 @@ class Prompts:
                 async with self._session.post(
                     worker.spec.url + path, data=body, headers=headers, timeout=timeout
                 ) as answer:
-                    return answer.status, await answer.read()
+                    return answer.status, await read_whole(answer)
             except (aiohttp.ClientError, TimeoutError):
                 return 0, b""
 

@@ -26,8 +26,8 @@ from router.metrics import merge
 from router.openai_errors import BadRequest, error_response
 from router.prompts import Prompts
 from router.routing import Asked, Brain, RequestRouting
-from router.security.guard import Guard, Tenant, says_json
-from router.security.targets import check_passed_on
+from router.security.guard import Guard, Tenant
+from router.security.passed_on import check_passed_on, content_kind
 from router.shared_store import SharedStore
 from router.status import worker_status
 
@@ -156,10 +156,11 @@ class Server:
 
     def _pass_on(self, request: Request, connection: Connection, tenant: Tenant | None) -> Exchange:
         check_passed_on(request.head, self._own_paths)
-        model = model_of(request.body) if request.body else None
+        kind = content_kind(request.head.headers)
+        model = model_of(request.body, may_be_other=kind == "other") if request.body else None
         known = model if model is not None and self._brain.fleet.knows(model) else None
         if tenant is not None:
-            tenant.check_model(model if says_json(request.head.headers) else None)
+            tenant.check_model(model if kind == "json" else None)
         routing = RequestRouting(self._brain, known, self._asked(request, tenant))
         exchange = self._exchange(request, connection, routing, tenant)
         exchange.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from publishers.logs import log_event
 from router.fleet import Fleet, Worker
 from router.hot_prefixes import HotPrefix
 from router.hot_prompts import HotPrompt, HotPrompts
+from router.model_folder import holds, may_read
 from router.routing import Prompt
 from router.store_lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
 from router.store_spec import StoreSpec
@@ -29,12 +30,19 @@ logger = logging.getLogger("router.shared_store")
 
 class SharedStore(Collector):
     def __init__(
-        self, spec: StoreSpec, fleet: Fleet, session: aiohttp.ClientSession, clock: Callable[[], float]
+        self,
+        spec: StoreSpec,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        clock: Callable[[], float],
+        folders: Sequence[str] = (),
     ) -> None:
+        """`folders`: `--model-folder`."""
         self._spec = spec
         self._fleet = fleet
         self._session = session
         self._clock = clock
+        self._folders = folders
         self._seconds = Histogram(LOOKUP_BOUNDS)
         self._lookups: dict[str, StoreLookup | None] = {}
         """By base model; None: its blocks' names cannot be known."""
@@ -74,7 +82,7 @@ class SharedStore(Collector):
 
     async def _make(self, worker: Worker, model: Model) -> StoreLookup | None:
         spec = self._spec
-        layout = layout_of(worker, model, spec)
+        layout = layout_of(worker, model, spec, self._folders)
         if layout is None or layout.problem:
             self._say(model, layout.problem if layout and layout.problem else "its engine is none whose keys are known")
             return None
@@ -117,11 +125,13 @@ class SharedStore(Collector):
                 await lookup.close()
 
 
-def layout_of(worker: Worker, model: Model, spec: StoreSpec) -> VllmLayout | SglangLayout | None:
+def layout_of(
+    worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[str] = ()
+) -> VllmLayout | SglangLayout | None:
     """What is stated, else what the engine and the model's own config tell. None: an engine of no known kind."""
     kind = worker.description.kind if worker.description else "unknown"
     size, name = spec.block_size or worker.block_size, spec.model or model.root or model.id
-    config = _config(model.root)
+    config = _config(model.root, folders)
     latent, tp, pp = "kv_lora_rank" in config, spec.tp or 1, spec.pp
     heads = config.get("num_key_value_heads")
     loras = {each.id: each.root for each in worker.models if each.parent and each.root}
@@ -143,10 +153,12 @@ def layout_of(worker: Worker, model: Model, spec: StoreSpec) -> VllmLayout | Sgl
     )
 
 
-def _config(root: str | None) -> dict[str, Any]:
+def _config(root: str | None, folders: Sequence[str]) -> dict[str, Any]:
     """The model's config.json, where this machine has it."""
+    if root is None or not may_read(root, folders) or not holds(Path(root), "config.json"):
+        return {}
     try:
-        config = msgspec.json.decode((Path(root or "/nowhere") / "config.json").read_bytes())
+        config = msgspec.json.decode((Path(root) / "config.json").read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
     return config if isinstance(config, dict) else {}

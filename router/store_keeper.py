@@ -13,6 +13,7 @@ from typing import Any, Final
 import aiohttp
 
 from indexer.kv_indexer import KVIndexer, PromptHashes
+from publishers.dialogue import read_whole
 from publishers.logs import log_event
 from router.fleet import Worker
 from router.hot_prompts import HotPrompt
@@ -77,7 +78,7 @@ async def warm(session: aiohttp.ClientSession, worker: Worker, store: SharedStor
         async with asyncio.timeout(WARM_LIMIT):
             for body in wanted:
                 async with session.post(worker.spec.url + "/v1/completions", json=body) as answer:
-                    await answer.read()
+                    await read_whole(answer)
                     done += answer.status == 200
     except (aiohttp.ClientError, TimeoutError) as error:
         log_event(logger, logging.WARNING, "A worker joins half warm", worker=worker.id, reason=type(error).__name__)

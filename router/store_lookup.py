@@ -21,6 +21,7 @@ from engines.store.sglang import SglangLayout
 from engines.store.vllm import VllmLayout
 from indexer.hashing import SequenceHashes, Tokens
 from indexer.types import Namespace, SequenceHash
+from publishers.dialogue import read_whole
 from publishers.logs import log_event
 from router.hot_prompts import HotPrompt
 from router.tallies import Histogram
@@ -192,7 +193,7 @@ class StoreLookup:
         async with self._session.get(url, timeout=aiohttp.ClientTimeout(PATIENCE)) as answer:
             if answer.status != 200:
                 raise ValueError(f"it answered {answer.status}")
-            return read_present(await answer.read())
+            return read_present(await read_whole(answer))
 
     async def keys_there(self, prompt: HotPrompt) -> list[str] | None:
         """Of the objects that make up the prefix; None when one is missing, or nothing can be known."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import aiohttp
 
 from engines import problems
 from engines.description import EngineDescription
 from engines.disaggregation.mooncake import bootstrap_url, read_bootstrap
+from engines.endpoints import confined
 from engines.probe import Answer, probe
+from publishers.dialogue import read_whole
 from publishers.logs import log_event
 from router.fleet import Fleet, Worker
 from router.pairing import lack
@@ -27,13 +29,21 @@ OnDescribed = Callable[[Worker], Awaitable[None]]
 
 class WorkerWatch:
     def __init__(
-        self, worker: Worker, fleet: Fleet, session: aiohttp.ClientSession, interval: float, on_described: OnDescribed
+        self,
+        worker: Worker,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        interval: float,
+        on_described: OnDescribed,
+        event_hosts: Collection[str] = (),
     ) -> None:
+        """`event_hosts`: as `describe` takes them."""
         self._worker = worker
         self._fleet = fleet
         self._session = session
         self._interval = interval
         self._on_described = on_described
+        self._event_hosts = event_hosts
         self._slow = 0
         self.first_look = asyncio.Event()
         """Set once the worker was looked at, whatever was seen."""
@@ -84,7 +94,7 @@ class WorkerWatch:
     async def _come_up(self) -> str | None:
         """Find out what it is and take it in; what went wrong if that fails, which the next look tries again."""
         worker, self.stale = self._worker, False
-        found = await describe(self._session, worker)
+        found = await describe(self._session, worker, self._event_hosts)
         if problems.NO_ANSWER in found.problems:
             return "answers /health, but not what it is"
         worker.description = found
@@ -118,16 +128,20 @@ class WorkerWatch:
             log_event(logger, logging.WARNING, f"The worker cannot hand over: {lacking}", worker=worker.id)
 
 
-async def describe(session: aiohttp.ClientSession, worker: Worker) -> EngineDescription:
-    """What the engine says that it is; `problems` has `NO_ANSWER` where it says nothing."""
-    steps = probe(worker.pool.address.host)
+async def describe(
+    session: aiohttp.ClientSession, worker: Worker, event_hosts: Collection[str] = ()
+) -> EngineDescription:
+    """What the engine says that it is; `problems` has `NO_ANSWER` where it says nothing. `event_hosts`: where it may
+    say that it publishes, besides its own host."""
+    host = worker.pool.address.host
+    steps = probe(host)
     path = next(steps)
     while True:
         try:
             path = steps.send(await fetch(session, worker.spec.url, path, 5.0))
         except StopIteration as done:
             found: EngineDescription = done.value
-            return found
+            return confined(found, host, event_hosts)
 
 
 TIMED_OUT = -1
@@ -137,7 +151,7 @@ async def fetch(session: aiohttp.ClientSession, url: str, path: str, timeout: fl
     """GET; status 0 when the worker cannot be reached, TIMED_OUT when it is too slow."""
     try:
         async with session.get(url + path, timeout=aiohttp.ClientTimeout(timeout), allow_redirects=False) as response:
-            return Answer(response.status, await response.read())
+            return Answer(response.status, await read_whole(response))
     except TimeoutError:
         return Answer(TIMED_OUT)
     except aiohttp.ClientError:

@@ -222,11 +222,15 @@ class Connection(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if not self._headers_done:  # a trailer is none of the headers: RFC 9110 section 6.5.1
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._headers_done = True
         if self._offers_upgrade:
+            return
+        if fault := _fault(self._parser.get_http_version(), [name for name, _ in self._headers]):
+            self._refuse_message(400, fault)
             return
         if sum(len(name) + len(value) + 4 for name, value in self._headers) + len(self._target) > MAX_HEAD:
             self._refuse_message(431, f"The request's head is larger than {MAX_HEAD} bytes.")
@@ -357,3 +361,14 @@ class Connection(asyncio.Protocol):
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._call_later(LINGER, self._transport.close)
+
+
+def _fault(version: str, names: list[bytes]) -> str | None:
+    """What the parser lets pass, and another that reads the same bytes may understand differently."""
+    if version not in {"1.0", "1.1"}:
+        return f"HTTP/{version} is not spoken here."
+    if names.count(b"host") > 1 or (version == "1.1" and b"host" not in names):  # RFC 9112 section 3.2
+        return "A request must have one Host header."
+    if version == "1.0" and b"transfer-encoding" in names:  # RFC 9112 section 6.1
+        return "HTTP/1.0 knows no transfer codings."
+    return None

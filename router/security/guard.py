@@ -154,12 +154,6 @@ def _has_body(headers: Headers) -> bool:
     return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
 
 
-def says_json(headers: Headers) -> bool:
-    """That the body is JSON and nothing else: what reads as JSON may read as a form too, with another model in it."""
-    kinds = [value for name, value in headers if name == b"content-type"]
-    return bool(kinds) and all(kind.partition(b";")[0].strip().lower() == b"application/json" for kind in kinds)
-
-
 def _too_many(message: str, seconds: int) -> BadRequest:
     text = f"{message} Try again in {seconds} s."
     return _with_header(BadRequest(429, text, code="rate_limit_exceeded"), b"retry-after", b"%d" % seconds)

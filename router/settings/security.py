@@ -105,6 +105,17 @@ class Security:
             read=_read_names,
         ),
     ] = ()
+    event_host: Annotated[
+        tuple[str, ...],
+        about(
+            "Security",
+            "A host, besides a worker's own, where the worker may say that it publishes KV events; repeat the flag for "
+            "each.",
+            "HOST",
+            takes="a host's name or address",
+            read=_read_list,
+        ),
+    ] = ()
     model_folder: Annotated[
         tuple[str, ...],
         about(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from engines.description import Model
+from router.model_folder import holds, may_read
 from router.settings import SettingsError
 
 _FILES = (
@@ -20,17 +21,22 @@ _FILES = (
 
 
 def find_tokenizer(
-    setting: str, models: Sequence[Model], tokenizer_path: str | None, environ: Mapping[str, str] = os.environ
+    setting: str,
+    models: Sequence[Model],
+    tokenizer_path: str | None,
+    environ: Mapping[str, str] = os.environ,
+    within: Sequence[str] = (),
 ) -> Path | None:
     """The folder with tokenizer.json that `setting` (`--tokenizer`) leads to, or None when there is none to be found.
 
     `auto` reads only local disks; only a NAME may use the network. Raises SettingsError for a PATH or NAME that leads
-    nowhere. `tokenizer_path` is what an engine says it loaded.
+    nowhere. `tokenizer_path` is what an engine says it loaded; it and the models' folders count only if they are in one
+    of the folders `within`, where any are given.
     """
     if setting == "engine":
         return None
     if setting == "auto":
-        return _find_local(_candidates(models, tokenizer_path), environ)
+        return _find_local(_candidates(models, tokenizer_path), environ, within)
     path = Path(setting).expanduser()
     if path.exists() or setting.startswith((".", "/", "~")):
         return _stated_folder(path)
@@ -44,10 +50,11 @@ def _candidates(models: Sequence[Model], tokenizer_path: str | None) -> Iterable
     return dict.fromkeys(name for name in names if name)
 
 
-def _find_local(names: Iterable[str], environ: Mapping[str, str]) -> Path | None:
+def _find_local(names: Iterable[str], environ: Mapping[str, str], within: Sequence[str] = ()) -> Path | None:
     for name in names:
-        for folder in (Path(name), _cached(name, environ)):
-            if folder is not None and folder.is_absolute() and (folder / "tokenizer.json").is_file():
+        stated = Path(name) if may_read(name, within) else None
+        for folder in (stated, _cached(name, environ)):
+            if folder is not None and holds(folder, "tokenizer.json"):
                 return folder
     return None
 

@@ -14,6 +14,7 @@ import engines.sglang.describe
 import engines.vllm.describe
 from engines import problems
 from engines.description import EngineDescription, EventSource, Model
+from engines.endpoints import confined
 from engines.probe import Answer, probe
 from tests.engines.recordings import answers, drive
 
@@ -239,6 +240,40 @@ def test_endpoints(endpoint: str, host: str, expected: str) -> None:
 )
 def test_what_is_no_endpoint(endpoint: str) -> None:
     assert describe(vllm_events(endpoint=endpoint)).event_sources == ()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "others", "followed"),
+    [
+        ("tcp://*:5557", "10.0.0.7", (), True),
+        ("tcp://10.0.0.7:5557", "10.0.0.7", (), True),
+        ("tcp://ENGINE.local:5557", "engine.local", (), True),
+        ("tcp://[FD00::0:7]:5557", "fd00::7", (), True),
+        ("tcp://localhost:5557", "127.0.0.1", (), True),
+        ("tcp://127.0.0.2:5557", "::1", (), True),
+        ("ipc:///tmp/kv", "127.0.0.1", (), True),
+        ("tcp://10.0.0.8:5557", "10.0.0.7", ("10.0.0.8",), True),
+        ("tcp://10.0.0.8:5557", "10.0.0.7", (), False),
+        ("tcp://169.254.169.254:80", "10.0.0.7", ("10.0.0.8",), False),
+        ("tcp://localhost:6379", "10.0.0.7", (), False),
+        ("tcp://127.0.0.1:6379", "10.0.0.7", (), False),
+        ("ipc:///run/some.sock", "10.0.0.7", (), False),
+        ("inproc://kv", "127.0.0.1", (), False),
+        ("tcp://evil.example:5557", "engine.local", (), False),
+    ],
+)
+def test_events_are_followed_only_where_the_operator_said(
+    endpoint: str, host: str, others: tuple[str, ...], followed: bool
+) -> None:
+    for places in ({"endpoint": endpoint, "replay_endpoint": None}, {"replay_endpoint": endpoint}):
+        told = describe(vllm_events(**places), host)
+        kept = confined(told, host, others)
+        if followed:
+            assert kept == told
+        else:
+            assert kept.event_sources == ()
+            assert kept.problems == (*told.problems, problems.FOREIGN_ENDPOINT)
+            assert kept.dp_size == told.dp_size
 
 
 json_values = st.recursive(

@@ -15,7 +15,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+import publishers.dialogue
+from engines.probe import Answer
 from publishers.credentials import client_context, make_session, read_key, warn_of_readable
+from router.watch import fetch
 from tests.certificates import Authority
 from tests.fakes.http_engine import HttpEngine, running
 
@@ -108,9 +111,25 @@ async def test_a_key_is_shown_to_the_engines_named_and_to_nobody_else() -> None:
     assert (engine.authorizations, stranger.authorizations) == (["Bearer SECRET"], [None])
 
 
-async def test_a_redirect_does_not_take_the_key_along() -> None:
+async def test_no_redirect_is_followed() -> None:
     async with running(HttpEngine()) as stranger, running(HttpEngine()) as engine:
-        engine.answers["/x"] = (302, f"{stranger.url}/health".encode())
-        async with make_session(lambda: [engine.url], "SECRET") as session:
-            await get(session, f"{engine.url}/x")
-    assert (engine.authorizations, stranger.authorizations) == (["Bearer SECRET"], [None])
+        for status in (301, 302, 303, 307, 308):
+            engine.answers["/x"] = (status, f"{stranger.url}/health".encode())
+            async with make_session(lambda: [engine.url], "SECRET") as session:
+                with pytest.raises(aiohttp.ClientError, match="redirect"):
+                    await get(session, f"{engine.url}/x")
+                with pytest.raises(aiohttp.ClientError, match="redirect"):
+                    await session.post(f"{engine.url}/x", data=b"a prompt")
+    assert stranger.asked == []
+
+
+async def test_an_answer_without_end_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishers.dialogue, "MOST_BYTES", 1000)
+    engine_of = HttpEngine({"/a": (200, b"x" * 1000), "/b": (200, b"x" * 1001)})
+    async with running(engine_of) as engine, make_session(list) as session:
+        async with session.get(f"{engine.url}/a") as answer:
+            assert await publishers.dialogue.read_whole(answer) == b"x" * 1000
+        async with session.get(f"{engine.url}/b") as answer:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await publishers.dialogue.read_whole(answer)
+        assert await fetch(session, engine.url, "/b", 5.0) == Answer(0)

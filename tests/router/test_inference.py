@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.inference import ENDPOINTS, Endpoint, model_of, parse_inference
+from router.inference import ENDPOINTS, MOST_PROMPTS, Endpoint, model_of, parse_inference
 from router.openai_errors import BadRequest
 from tests.router.scheduling.candidates import repeatable
 
@@ -141,13 +143,80 @@ def test_any_bytes_are_an_inference_or_a_400(raw: bytes) -> None:
     [
         (b'{"model": "m", "input": [1]}', "m"),
         (b'{"input": 1}', None),
-        (b'{"model": 3}', None),
-        (b"--boundary\r\n", None),
-        (b"", None),
-        (b'{"model": "\xff"}', None),
-        (b'{"x": ' + DEEP + b', "model": "m"}', None),
+        (b'[{"model": "m"}]', None),
+        (b'{"model":"m","n":128,"kv_transfer_params":{"prompt_token_ids":[1]},"bootstrap_host":null}', "m"),
     ],
     ids=lambda value: repr(value)[:24],
 )
 def test_the_model_of_any_other_request(raw: bytes, model: str | None) -> None:
-    assert model_of(raw) == model
+    assert model_of(raw, may_be_other=False) == model_of(raw, may_be_other=True) == model
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"--boundary\r\n",
+        b"",
+        b'{"model": "\xff"}',
+        b'{"x": ' + DEEP + b', "model": "m"}',
+        b'{"model": "m", "x": NaN}',
+        b'\xef\xbb\xbf{"model": "m"}',
+        '{"model": "m"}'.encode("utf-16"),
+    ],
+    ids=lambda value: repr(value)[:24],
+)
+def test_what_is_no_json_is_passed_over_only_where_it_may_be_something_else(raw: bytes) -> None:
+    assert model_of(raw, may_be_other=True) is None
+    with pytest.raises(BadRequest):
+        model_of(raw, may_be_other=False)
+
+
+STEERING = [
+    b'"kv_transfer_params":{"remote_host":"10.0.0.1","remote_port":22}',
+    b'"kv_transfer_params":{"prompt_token_ids":[1],"do_remote_prefill":true}',
+    b'"kv_transfer_params":[1]',
+    b'"kv\\u005ftransfer_params":{"remote_host":"10.0.0.1"}',
+    b'"kv_transfer_params":null,"kv_transfer_params":{"remote_host":"10.0.0.1"}',
+    b'"bootstrap_host":"10.0.0.1"',
+    b'"bootstrap_host":["10.0.0.1"]',
+    b'"bootstrap_port":22',
+    b'"bootstrap_room":1',
+    b'"data_parallel_rank":1',
+    b'"routed_dp_rank":0',
+    b'"disagg_prefill_dp_rank":0',
+]
+
+
+@pytest.mark.parametrize("fields", STEERING, ids=bytes.decode)
+def test_what_steers_engines_is_not_for_clients(fields: bytes) -> None:
+    """Whom to fetch KV from, and which of its ranks serves."""
+    body = b'{"model":"m","prompt":"SECRET","messages":[],%s}' % fields
+    tries: list[Callable[[], object]] = [
+        lambda: parse_inference("completions", body),
+        lambda: parse_inference("chat", body),
+        lambda: model_of(body, may_be_other=True),
+    ]
+    for attempt in tries:
+        with pytest.raises(BadRequest, match="steers engines") as caught:
+            attempt()
+        assert caught.value.response.status == 400
+
+
+@pytest.mark.parametrize("name", ["n", "best_of"])
+def test_how_many_answers_a_prompt_may_have(name: str) -> None:
+    assert parse_inference("chat", b'{"messages":[],"%s":128}' % name.encode())
+    for wrong in (b"129", b"99999999999999999999", b'"1"', b"[1]"):
+        with pytest.raises(BadRequest) as caught:
+            parse_inference("chat", b'{"messages":[],"%s":%s}' % (name.encode(), wrong))
+        assert caught.value.response.body.count(b'"param":"%s"' % name.encode()) == 1
+
+
+@pytest.mark.parametrize("one", [b'"a"', b"[1]", b' ["a"] '])
+def test_how_many_prompts_a_request_may_hold(one: bytes) -> None:
+    assert parse_inference("completions", b'{"prompt":[%s]}' % b",".join([one] * MOST_PROMPTS))
+    with pytest.raises(BadRequest, match="2048 prompts"):
+        parse_inference("completions", b'{"prompt":[%s]}' % b",".join([one] * (MOST_PROMPTS + 1)))
+
+
+def test_a_prompt_of_ids_is_one_however_many_they_are() -> None:
+    assert parse_inference("completions", b'{"prompt":[%s]}' % b",".join([b"1"] * (MOST_PROMPTS + 1)))

@@ -150,10 +150,11 @@ class ScriptedSession:
 class _Response:
     def __init__(self, status: int, body: bytes) -> None:
         self.status = status
+        self.content = self
         self._body = body
 
-    async def read(self) -> bytes:
-        return self._body
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        yield self._body
 
 
 async def seen(*script: str) -> list[bool]:

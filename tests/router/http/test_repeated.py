@@ -258,9 +258,11 @@ def test_a_slow_answer_makes_remembered_requests_wait_their_turn() -> None:
         Message(
             line=b"POST /v1/x HTTP/1.0", headers=(b"Connection: keep-alive", b"Content-Length: %s"), body=b"hello"
         ).raw,
-        Message(headers=(b"Connection: close", b"Content-Length: %s"), body=b"hello").raw,
-        Message(headers=(b"Expect: 100-continue", b"Content-Length: %s"), body=b"hello").raw,
-        Message(headers=(b"Connection: upgrade", b"Upgrade: h2c", b"Content-Length: %s"), body=b"hello").raw,
+        Message(headers=(b"Host: x", b"Connection: close", b"Content-Length: %s"), body=b"hello").raw,
+        Message(headers=(b"Host: x", b"Expect: 100-continue", b"Content-Length: %s"), body=b"hello").raw,
+        Message(
+            headers=(b"Host: x", b"Connection: upgrade", b"Upgrade: h2c", b"Content-Length: %s"), body=b"hello"
+        ).raw,
         Message(length=b"0000000000000000{}", body=b"hello").raw,
         Message(length=b"{} ", body=b"hello").raw,
         Message(before=b"\r\n\r\n", body=b"hello").raw,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from engines.description import Model
+from router.model_folder import MOST_BYTES
 from router.settings import SettingsError
 from router.tokens import find_tokenizer
 
@@ -119,3 +121,27 @@ def test_a_name_that_cannot_be_fetched_is_one_sentence(tmp_path: Path, no_networ
         find_tokenizer("org/model", [], None, {"HF_HOME": str(tmp_path)})
     assert str(caught.value) == "--tokenizer: 'org/model' is no folder and could not be fetched: offline"
     assert len(no_network) == 1
+
+
+def test_where_folders_are_stated_an_engine_may_name_no_others(tmp_path: Path) -> None:
+    allowed, other = folder(tmp_path / "models" / "m"), folder(tmp_path / "home" / "m")
+    within = [str(tmp_path / "models")]
+    linked = tmp_path / "models" / "link"
+    linked.symlink_to(other)
+    around = str(tmp_path / "models" / ".." / "home" / "m")
+    assert find_tokenizer("auto", [], str(allowed), {}, within) == allowed
+    for named in (str(other), str(linked), around, "/", str(tmp_path / "models" / "none"), "a\0b"):
+        assert find_tokenizer("auto", [Model("m", named)], named, {}, within) is None
+    assert find_tokenizer("auto", [], str(other), {}) == other
+    assert find_tokenizer("auto", [], "a\0b", {}) is None
+
+
+def test_only_a_plain_file_of_a_size_that_can_be_is_read(tmp_path: Path) -> None:
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    for path in (pipe, large):
+        path.mkdir()
+    os.mkfifo(pipe / "tokenizer.json")
+    with (large / "tokenizer.json").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)  # sparse
+    assert find_tokenizer("auto", [], str(pipe), {}) is None
+    assert find_tokenizer("auto", [], str(large), {}) is None

@@ -1,11 +1,11 @@
-"""Paths that the router passes on without knowing them: each in one spelling only, so that nobody behind it can read
-one as another. Pure."""
+"""Requests that the router passes on without knowing them: each must be read behind it as it is read here. Pure."""
 
 from __future__ import annotations
 
+from typing import Literal
 from urllib.parse import unquote_to_bytes
 
-from router.http.messages import RequestHead
+from router.http.messages import Headers, RequestHead
 from router.openai_errors import BadRequest
 
 METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
@@ -26,3 +26,12 @@ def check_passed_on(head: RequestHead, own: frozenset[bytes]) -> None:
     hidden = not _HIDDEN.isdisjoint(folders) or last in {b".", b".."}
     if hidden or not _STRANGE.isdisjoint(plain) or plain.rstrip(b"/") in own:
         raise BadRequest(400, "The path must be written plainly: without '//', '.', '..', '#' and needless '%'.")
+
+
+def content_kind(headers: Headers) -> Literal["json", "other", "unclear"]:
+    """What the body is said to be. A form may look like JSON with another model in it; and what is said twice, or not
+    at all, may be taken for either."""
+    kinds = [value.partition(b";")[0].strip().lower() for name, value in headers if name == b"content-type"]
+    if kinds and all(kind == b"application/json" for kind in kinds):
+        return "json"
+    return "unclear" if not kinds or any(kind.endswith(b"json") for kind in kinds) else "other"

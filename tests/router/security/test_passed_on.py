@@ -1,0 +1,131 @@
+"""What the router passes on without knowing it is read behind it as it is here."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.http.messages import request_head
+from router.openai_errors import BadRequest
+from router.security.passed_on import check_passed_on, content_kind
+from tests.fakes.raw_client import get, post
+from tests.fakes.scripted_worker import ScriptedWorker
+from tests.router.proxy.running import running
+
+OWN = frozenset((b"/v1/completions", b"/v1/models", b"/metrics"))
+
+
+def check(target: bytes, method: bytes = b"GET") -> None:
+    check_passed_on(request_head(method, target, [], True, False), OWN)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        b"/v1/files",
+        b"/v1/files/",
+        b"/v1/files/a-1_2.txt?x=../..",
+        b"/v1/models/org/name",
+        b"/v1/models/org%2Fname",
+        b"/v1/models/a%20b",
+        "/v1/models/é".encode(),
+        b"/v1/models/a..b",
+        b"/v1/models/.a",
+    ],
+)
+def test_plain_paths_pass(target: bytes) -> None:
+    check(target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        b"/v1/../reset_prefix_cache",
+        b"/v1/..",
+        b"/v1/./x",
+        b"/v1/%2e%2e/metrics",
+        b"/v1/%2E./metrics",
+        b"/v1/..%2fmetrics",
+        b"/v1/%252e%252e/metrics",
+        b"/v1/..;/metrics/..",
+        b"/v1//x",
+        b"/v1/%2fx",
+        b"/v1\\..\\metrics",
+        b"/v1/..%5cmetrics",
+        b"/v1/completions#x",
+        b"/v1/completions%23x",
+        b"/v1/x%3fy",
+        b"/v1/x%00y",
+        b"/v1/x%0d%0ay",
+        b"/v1/completions/",
+        b"/v1/%63ompletions",
+        b"/v1/completion%73",
+        b"/v1/%6dodels",
+        b"/v1/%2563ompletions",
+    ],
+)
+def test_paths_in_disguise_are_refused(target: bytes) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check(target)
+    assert caught.value.response.status == 400
+
+
+@pytest.mark.parametrize("method", [b"TRACE", b"CONNECT", b"PURGE", b"PROPFIND", b"LINK"])
+def test_methods_that_workers_have_no_use_for(method: bytes) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check(b"/v1/files", method)
+    assert caught.value.response.status == 405
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ([b"application/json"], "json"),
+        ([b"Application/JSON; charset=utf-8"], "json"),
+        ([b"application/json", b"application/json"], "json"),
+        ([], "unclear"),
+        ([b"application/json", b"application/x-www-form-urlencoded"], "unclear"),
+        ([b"application/vnd.api+json"], "unclear"),
+        ([b"text/json"], "unclear"),
+        ([b"multipart/form-data; boundary=x"], "other"),
+        ([b"text/plain"], "other"),
+        ([b""], "other"),
+    ],
+)
+def test_what_a_body_is_said_to_be(kinds: list[bytes], expected: str) -> None:
+    assert content_kind([(b"content-type", kind) for kind in kinds]) == expected
+
+
+TARGETS = [b"/v1/../metrics", b"/v1/completions#x", b"/v1/%63ompletions", b"//v1/x", b"http://10.0.0.1/v1/files"]
+TARGETS += [b"http://router/v1/completions", b"*", b"/metrics/", b"/reset_prefix_cache"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+async def test_no_worker_sees_such_a_request(a: ScriptedWorker, target: bytes) -> None:
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(get(target.decode()))
+    assert got.status in {400, 404}
+    assert a.requests == []
+
+
+NOT_JSON = [b'{"x":NaN,"bootstrap_host":"h"}', '{"bootstrap_host":"h"}'.encode("utf-16"), b"\xef\xbb\xbf{}"]
+
+
+@pytest.mark.parametrize("body", [*NOT_JSON, b'{"bootstrap_host":"h"}'])
+@pytest.mark.parametrize("kind", [[b"content-type: application/json"], []])
+async def test_what_steers_an_engine_does_not_slip_through_as_json_of_another_kind(
+    a: ScriptedWorker, body: bytes, kind: list[bytes]
+) -> None:
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(post("/v1/embeddings", body, *kind))
+    assert got.status == 400
+    assert a.requests == []
+
+
+async def test_a_name_in_an_answers_head_cannot_add_a_line(a: ScriptedWorker) -> None:
+    """Nothing of a body gets into a head, and a request's id has come as one line."""
+    a.pages.models = ["evil\r\nx-evil: 1"]
+    async with running(a) as router, router.client() as client:
+        for body in (b'{"model":"evil\\r\\nx-evil: 1","prompt":"x"}', b'{"model":"no\\r\\nx-evil: 1","prompt":"x"}'):
+            got = await client.ask(post("/v1/completions", body, b"x-request-id: 1"))
+            assert b"x-evil" not in got.head
+    assert all(b"x-evil" not in request.head for request in a.requests)
