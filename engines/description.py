@@ -40,6 +40,8 @@ class EngineDescription(msgspec.Struct, frozen=True):
     event_sources: tuple[EventSource, ...] = ()
     total_blocks: int | None = None
     """KV blocks per rank."""
+    kv_dtype: str | None = None
+    """Of what it caches, as it was told: `auto` is the model's own."""
     max_running: int | None = None
     """Requests that run at once per rank."""
     tokenizer_path: str | None = None

@@ -143,13 +143,15 @@ class App:
         self._fleet = Fleet([])
         books = shared_books(settings, member) if member else None
         self._book = LoadBook(books.load if books else None)
-        self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory)
+        lifecycle = self._metrics.lifecycle
+        self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory, observer=lifecycle)
         self._plane: EventPlane = self._security.make_plane()
         self._ingest = Ingest(
             self._plane, settings.event_namespace, self._indexer, self._book, self._metrics, time.monotonic
         )
         backlog = Backlog(books.backlog if books else None)
         self._scheduler = Scheduler(make_policy(settings), self._book, self._draw, backlog)
+        lifecycle.loading = self._scheduler.loading
         objectives = Objectives(settings.ttft_slo, settings.tbt_slo)
         admission = Admission(objectives, settings.slo_action, settings.slo_patience)
         self._queue = Queue(self._scheduler, admission, time.monotonic, _call_later, _limits(settings))
@@ -211,9 +213,10 @@ class App:
     def _make_roster(self, session: aiohttp.ClientSession) -> Roster:
         settings = self._settings
         learners: list[Learn] = [part.learn for part in (self._prompts, self._store) if part]
+        learners.append(partial(self._metrics.lifecycle.learn, folders=settings.model_folder))
         if self._store and settings.store and settings.store.warm:
             learners.append(partial(warm, session, store=self._store, number=settings.store.warm))
-        upkeep = Upkeep(settings, self._scheduler, self._indexer, self._metrics.tallies, self._plane, session, learners)
+        upkeep = Upkeep(settings, self._scheduler, self._indexer, self._metrics, self._plane, session, learners)
 
         def watch(worker: Worker) -> WorkerWatch:
             return WorkerWatch(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.kv_lifecycle import KVLifecycle
 from router.tallies import Tallies
 
 Sample = tuple[tuple[str, ...], float]
@@ -17,10 +19,12 @@ Sample = tuple[tuple[str, ...], float]
 class Metrics:
     """One registry per router, so that several may live in one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry()
         self.tallies = Tallies()
         self.registry.register(self.tallies)
+        self.lifecycle = KVLifecycle(clock)
+        self.registry.register(self.lifecycle)
         self.untokenized = Counter(
             "router_untokenized_requests",
             "Requests routed by load alone because of their tokens, by reason.",
@@ -51,6 +55,11 @@ class Metrics:
 
     def deny(self, reason: str) -> None:
         self.denied.labels(reason).inc()
+
+    def keep(self, workers: Collection[str]) -> None:
+        """Nothing is told any more of workers that are not among these, having left."""
+        self.tallies.keep(workers)
+        self.lifecycle.keep(workers)
 
     def observe(self, name: str, text: str, labels: tuple[str, ...], read: Callable[[], Iterable[Sample]]) -> None:
         """A gauge, or a counter if its name says so, read from the router's state whenever /metrics is asked for."""

@@ -316,6 +316,7 @@ class RequestRouting:
             reporter = tallies.worker(parted.prefill_worker) if parted else tally
             reporter.reported_tokens += outcome.cached_tokens
         tallies.parted.finished(parted, outcome.duration - (outcome.first_byte or outcome.duration))
+        self._brain.metrics.lifecycle.finished(outcome)
         if self._arm:
             self._arm.tally.finished(outcome)
 
@@ -350,6 +351,8 @@ class RequestRouting:
             tally.predicted_tokens += decision.overlap_tokens
             brain.metrics.tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
         brain.metrics.tallies.stored_tokens += decision.stored_tokens
+        stored = self.stored_tokens if brain.has_store else None
+        brain.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
         if self._arm:
             self._arm.tally.routed(decision)
         self._predict(decision.rank, worker)

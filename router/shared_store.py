@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import aiohttp
-import msgspec
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -19,7 +16,7 @@ from publishers.logs import log_event
 from router.fleet import Fleet, Worker
 from router.hot_prefixes import HotPrefix
 from router.hot_prompts import HotPrompt, HotPrompts
-from router.model_folder import holds, may_read
+from router.model_config import read_config
 from router.routing import Prompt
 from router.store_lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
 from router.store_spec import StoreSpec
@@ -131,7 +128,7 @@ def layout_of(
     """What is stated, else what the engine and the model's own config tell. None: an engine of no known kind."""
     kind = worker.description.kind if worker.description else "unknown"
     size, name = spec.block_size or worker.block_size, spec.model or model.root or model.id
-    config = _config(model.root, folders)
+    config = read_config(model.root, folders)
     latent, tp, pp = "kv_lora_rank" in config, spec.tp or 1, spec.pp
     heads = config.get("num_key_value_heads")
     loras = {each.id: each.root for each in worker.models if each.parent and each.root}
@@ -151,14 +148,3 @@ def layout_of(
         groups=(VllmGroup(holds="latent" if latent else "heads"),),
         loras=loras,
     )
-
-
-def _config(root: str | None, folders: Sequence[str]) -> dict[str, Any]:
-    """The model's config.json, where this machine has it."""
-    if root is None or not may_read(root, folders) or not holds(Path(root), "config.json"):
-        return {}
-    try:
-        config = msgspec.json.decode((Path(root) / "config.json").read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return config if isinstance(config, dict) else {}

@@ -13,9 +13,9 @@ from indexer.types import WorkerRank
 from publishers.plane import EventPlane
 from publishers.publisher import EnginePublisher
 from router.fleet import Worker
+from router.metrics import Metrics
 from router.scheduling.scheduler import Scheduler
 from router.settings import Settings
-from router.tallies import Tallies
 from router.worker_spec import WorkerSpec
 
 Learn = Callable[[Worker], Awaitable[object]]
@@ -35,7 +35,7 @@ class Upkeep:
         settings: Settings,
         scheduler: Scheduler,
         indexer: KVIndexer,
-        tallies: Tallies,
+        metrics: Metrics,
         plane: EventPlane,
         session: aiohttp.ClientSession,
         learners: Collection[Learn],
@@ -44,7 +44,7 @@ class Upkeep:
         self._settings = settings
         self._scheduler = scheduler
         self._indexer = indexer
-        self._tallies = tallies
+        self._metrics = metrics
         self._plane = plane
         self._session = session
         self._learners = learners
@@ -104,7 +104,7 @@ class Upkeep:
 
     def keep_tallies(self, workers: Collection[str]) -> None:
         """What was counted of others, which have left, is told no more."""
-        self._tallies.keep(workers)
+        self._metrics.keep(workers)
 
     async def close(self) -> None:
         for followed in self._followed.values():

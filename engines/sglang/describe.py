@@ -34,6 +34,7 @@ def describe(host: str, models: tuple[Model, ...], info: object, model_info: obj
         dp_size=dp_size,
         event_sources=event_sources,
         total_blocks=tokens // block_size if tokens and block_size else None,
+        kv_dtype=text(server.get("kv_cache_dtype")),
         max_running=_max_running(server, dp_size),
         tokenizer_path=_tokenizer_path(server, mapping(model_info), models),
         role=_ROLES.get(text(server.get("disaggregation_mode")) or ""),

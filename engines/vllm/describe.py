@@ -31,6 +31,7 @@ def describe(
         dp_size=max(1, len(event_sources), len({sample.labels.get("engine") for sample in config})),
         event_sources=event_sources,
         total_blocks=total_blocks,
+        kv_dtype=next((sample.labels["cache_dtype"] for sample in config if sample.labels.get("cache_dtype")), None),
         # Counters of NIXL are there from the start (0.32). Whether it pulls or pushes they do not tell; the prefill's
         # answer does, and as long as the two parts are sent one after the other both take it.
         connector="nixl" if b"\nvllm:nixl_" in metrics else None,

@@ -137,7 +137,7 @@ class PrefillBooking(Booking):
 class DecodeBooking(Booking):
     """Where the answer is made of a prompt that another rank, `source`, computes and keeps until it was fetched."""
 
-    __slots__ = ("_begun", "_handing_over", "_onward", "_prefilled", "_source", "_streamed")
+    __slots__ = ("_begun", "_handing_over", "_onward", "_prefilled", "_source", "_streamed", "moved_tokens")
 
     def __init__(
         self,
@@ -148,8 +148,9 @@ class DecodeBooking(Booking):
         now: float,
         streamed: bool,
     ) -> None:
-        new = max(0, prompt_tokens - onward.overlap_tokens)
-        reservation = scheduler.book.reserve(onward.rank, 0, prompt_tokens, new_tokens=new)
+        self.moved_tokens = max(0, prompt_tokens - onward.overlap_tokens)
+        """Of the prompt, that the rank does not hold itself."""
+        reservation = scheduler.book.reserve(onward.rank, 0, prompt_tokens, new_tokens=self.moved_tokens)
         super().__init__(scheduler, onward.rank, reservation, now)
         self._source = source
         self._onward = onward

@@ -51,9 +51,16 @@ def test_vllm_as_recorded() -> None:
         dp_size=1,
         event_sources=(EventSource(0, "tcp://10.0.0.7:18101", "tcp://10.0.0.7:18201", "kv@w0@tiny"),),
         total_blocks=64,
+        kv_dtype="auto",
         tokenizer_path="MODEL",
     )
     assert asked == ["/v1/models", "/version", "/kv_event_sources", "/metrics"]
+
+
+def test_type_of_the_cache_as_it_was_told() -> None:
+    metrics = VLLM["/metrics"].body.replace(b'cache_dtype="auto"', b'cache_dtype="fp8"', 1)
+    assert describe({**VLLM, "/metrics": Answer(200, metrics)}).kv_dtype == "fp8"
+    assert describe(changed(SGLANG, "/server_info", kv_cache_dtype="fp8_e5m2")).kv_dtype == "fp8_e5m2"
 
 
 @pytest.mark.parametrize(("served", "version"), [(SGLANG, "0.5.23"), (SGLANG_OLD, "0.5.18")])

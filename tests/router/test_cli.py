@@ -15,7 +15,8 @@ from router.settings import GROUPS, Settings, SettingsError, options
 
 WORKER = ["--worker", "http://a:1"]
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if not path.stem.endswith("-simulation"))
+OTHERS = ("store-simulation", "prometheus")
+CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.stem not in OTHERS)
 
 
 def write(folder: Path, text: str) -> str:

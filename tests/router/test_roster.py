@@ -19,13 +19,13 @@ from publishers.local_plane import LocalPlane
 from router import roster
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
+from router.metrics import Metrics
 from router.roster import Conflict, Roster
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.latency import Prefill
 from router.scheduling.load import LoadBook
 from router.scheduling.scheduler import Scheduler
 from router.settings import Settings
-from router.tallies import Tallies
 from router.upkeep import Upkeep
 from router.watch import WorkerWatch
 from router.worker_spec import WorkerSpec, parse_worker
@@ -51,7 +51,7 @@ class FakeWatch:
 class State:
     def __init__(self, session: aiohttp.ClientSession | None = None, plane: str = "nats://nowhere:1") -> None:
         self.now = 0.0
-        self.fleet, self.tallies, self.plane = Fleet([]), Tallies(), LocalPlane()
+        self.fleet, self.metrics, self.plane = Fleet([]), Metrics(), LocalPlane()
         self.indexer = KVIndexer(100.0, 1 << 20)
         self.scheduler = Scheduler(LeastLoaded(), LoadBook(), random.Random(0))
         self.watches: list[FakeWatch] = []
@@ -59,7 +59,7 @@ class State:
             Settings(event_plane=plane),
             self.scheduler,
             self.indexer,
-            self.tallies,
+            self.metrics,
             self.plane,
             cast("aiohttp.ClientSession", session),
             [],
@@ -139,7 +139,7 @@ async def test_nothing_is_left_of_workers_that_have_left(state: State) -> None:
         await state.up(worker, ranks=2)
         for rank in worker.ranks:
             await use(state, rank)
-        state.tallies.worker(worker.id).retries += 1
+        state.metrics.tallies.worker(worker.id).retries += 1
         left = state.scheduler.book.reserve(worker.ranks[0], 10, 10)
         state.roster.leave(worker, 0.0)
         await asyncio.sleep(0)  # it is past its deadline
@@ -148,7 +148,7 @@ async def test_nothing_is_left_of_workers_that_have_left(state: State) -> None:
         sizes.append(size_of(state))
     assert state.names == []
     assert max(sizes[100:]) <= max(sizes[:20])
-    assert state.tallies._workers == {}
+    assert state.metrics.tallies._workers == {}
     assert state.scheduler.book.get_metrics(0.0) == {}
     assert not state.scheduler.handing_over
     assert not state.scheduler.loading

@@ -80,6 +80,15 @@ async def test_what_the_prefill_worker_answered_goes_to_the_decode_worker_as_it_
     assert json.loads(first.body)["max_tokens"] == 1
 
 
+async def test_blocks_that_were_handed_over_are_counted(p: ScriptedWorker, d: ScriptedWorker) -> None:
+    async with router_of("nixl", p, d, router_mode="kv") as router:
+        await ask(router, b'{"prompt": "of thirteen ch"}')
+        assert router.samples("router_kv_migrated_blocks_total") == {"d": 3}
+        p.then(answer(b"{}", 400))
+        await ask(router, b'{"prompt": "another one"}')
+        assert router.samples("router_kv_migrated_blocks_total") == {"d": 3}
+
+
 @pytest.mark.parametrize("connector", ["nixl", "sglang"])
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
 async def test_a_request_that_the_prefill_worker_refuses_is_refused(

@@ -47,6 +47,10 @@ async def test_what_lies_in_the_store_is_told_and_counted(a: ScriptedWorker, mas
         assert router.total("router_predicted_store_tokens_total") == 64
         assert router.total("router_store_up") == 1
         assert router.total("router_store_lookups_total", outcome="answered") == 3
+        assert router.total("router_kv_found_blocks_total", tier="store") == 32, "16 of 4 tokens, and again"
+        assert router.total("router_kv_reused_blocks_total", tier="store") == 16
+        assert router.total("router_kv_reused_blocks_total", tier="local") == 24
+        assert router.total("router_kv_loading_tokens") == 0, "all is loaded"
 
 
 async def test_a_worker_that_does_not_use_the_store_is_not_credited(a: ScriptedWorker, master: Master) -> None:

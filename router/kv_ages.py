@@ -1,0 +1,84 @@
+"""How old blocks become, and how soon they are used and copied: of a sample of them (pure)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from typing import Final, TypeAlias
+
+from indexer.types import SequenceHash, Tier, WorkerRank
+from router.tallies import Histogram
+
+BOUNDS: Final = (0.1, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
+MOST: Final = 50_000
+"""Blocks of the sample that are followed: three million of all. Beyond them, those stored first are forgotten."""
+
+_Block: TypeAlias = tuple[Tier, SequenceHash]
+
+
+class _Copy:
+    __slots__ = ("stored", "used")
+
+    def __init__(self, stored: float) -> None:
+        self.stored = stored
+        self.used = False
+
+
+class BlockAges:
+    """`hashes`: those of the sample. `now`: seconds on a steady clock."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._copies: OrderedDict[_Block, dict[WorkerRank, _Copy]] = OrderedDict()
+        self._emptied: dict[WorkerRank, float] = {}
+        """When a rank last lost all that it had: older copies of its are none."""
+        self.lives = {tier: Histogram(BOUNDS) for tier in Tier}
+        self.first_reuse = Histogram(BOUNDS)
+        self.replication = Histogram(BOUNDS)
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def stored(self, rank: WorkerRank, tier: Tier, hashes: Iterable[SequenceHash], now: float) -> None:
+        for one in hashes:
+            copies = self._copies.setdefault((tier, one), {})
+            if copies and tier is Tier.GPU:
+                others = [copy.stored for other, copy in copies.items() if other != rank and self._holds(other, copy)]
+                if others:
+                    self.replication.observe(now - min(others))
+            copies[rank] = _Copy(now)
+        while len(self._copies) > self._most:
+            self._copies.popitem(last=False)
+
+    def removed(self, rank: WorkerRank, tier: Tier, hashes: Iterable[SequenceHash], now: float) -> None:
+        for one in hashes:
+            copies = self._copies.get((tier, one))
+            copy = copies.pop(rank, None) if copies else None
+            if copy and self._holds(rank, copy):
+                self.lives[tier].observe(now - copy.stored)
+            if copies is not None and not copies:
+                del self._copies[tier, one]
+
+    def emptied(self, rank: WorkerRank, now: float) -> None:
+        """It lost all at once, which says nothing of how long blocks live."""
+        self._emptied[rank] = now
+
+    def keep(self, workers: Collection[str]) -> None:
+        """Others have left: whoever comes under their names starts anew."""
+        for rank in [rank for rank in self._emptied if rank.worker_id not in workers]:
+            del self._emptied[rank]
+        for copies in self._copies.values():
+            for rank in [rank for rank in copies if rank.worker_id not in workers]:
+                del copies[rank]
+
+    def reused(self, rank: WorkerRank, hashes: Iterable[SequenceHash], now: float) -> None:
+        """A request was sent where these are held."""
+        for one in hashes:
+            copies = self._copies.get((Tier.GPU, one))
+            copy = copies.get(rank) if copies else None
+            if copy and not copy.used and self._holds(rank, copy):
+                copy.used = True
+                self.first_reuse.observe(now - copy.stored)
+
+    def _holds(self, rank: WorkerRank, copy: _Copy) -> bool:
+        return copy.stored >= self._emptied.get(rank, 0.0)

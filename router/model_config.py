@@ -1,0 +1,37 @@
+"""What a model's own config.json tells, where this machine has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engines.store import bytes_per_token
+from router.fleet import Worker
+from router.model_folder import holds, may_read
+
+_KNOWN_DTYPES = frozenset({None, "auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"})
+"""Of a cache, as engines are told: others are laid out in ways of their own."""
+
+
+def read_config(root: str | None, folders: Sequence[str] = ()) -> dict[str, Any]:
+    """{} where there is none. `folders`: `--model-folder`."""
+    if root is None or not may_read(root, folders) or not holds(Path(root), "config.json"):
+        return {}
+    try:
+        config = msgspec.json.decode((Path(root) / "config.json").read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def block_bytes(worker: Worker, folders: Sequence[str] = ()) -> int | None:
+    """Of one block, with all its layers, on all its ranks together. None: it cannot be known, and is not guessed."""
+    dtype = worker.description.kv_dtype if worker.description else None
+    bases = [model for model in worker.models if model.parent is None]
+    if dtype not in _KNOWN_DTYPES or len(bases) != 1:
+        return None
+    token = bytes_per_token(read_config(bases[0].root, folders), None if dtype == "auto" else dtype)
+    return token * worker.block_size if token else None

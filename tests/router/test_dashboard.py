@@ -1,0 +1,96 @@
+"""The dashboard asks for metrics that exist, of the kind that it takes them for, and can be put into any Grafana."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "configs" / "grafana-dashboard.json").read_text("utf-8"))
+ROWS = [panel for panel in DASHBOARD["panels"] if panel["type"] == "row"]
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
+
+
+def documented() -> dict[str, tuple[str, set[str]]]:
+    """Every series' name: the metric's type, and its labels."""
+    text = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(router_\w+)` \| (\w+) \| ([\w, ]*?) ?\|", text, re.MULTILINE)
+    return {
+        name + suffix: (kind, {*labels.split(", "), "job", "instance", *(("le",) if suffix == "_bucket" else ())})
+        for name, kind, labels in rows
+        for suffix in SUFFIXES[kind]
+    }
+
+
+def expressions() -> Iterator[str]:
+    for panel in PANELS:
+        yield from (target["expr"] for target in panel["targets"])
+    yield from (variable["query"] for variable in DASHBOARD["templating"]["list"])
+
+
+SERIES = documented()
+
+
+def test_every_metric_that_is_asked_for_exists() -> None:
+    asked = {name for expression in expressions() for name in re.findall(r"\brouter_\w+", expression)}
+    assert asked <= SERIES.keys()
+    assert len(asked) > 40, "they are found at all"
+
+
+@pytest.mark.parametrize("expression", sorted({*expressions()}))
+def test_labels_and_rates_are_right(expression: str) -> None:
+    for function, name, labels in re.findall(r"(\w+\()?\b(router_\w+)(?:\{(.*?)\})?", expression):
+        kind, known = SERIES[name]
+        assert set(re.findall(r'(\w+)!?=~?"', labels)) <= known, name
+        assert (kind in {"counter", "histogram"}) == (function in {"rate(", "increase("}), name
+    by = {label for group in re.findall(r" by \((.*?)\)", expression) for label in group.split(", ")}
+    assert all(by <= SERIES[name][1] for name in re.findall(r"\brouter_\w+", expression)), by
+    assert expression.count("(") == expression.count(")")
+
+
+def test_every_panel_asks_whichever_source_is_picked() -> None:
+    for panel in PANELS:
+        assert panel["datasource"] == SOURCE
+        assert all(target["datasource"] == SOURCE for target in panel["targets"]), panel["title"]
+    assert DASHBOARD["templating"]["list"][0]["type"] == "datasource"
+    assert "__inputs" not in DASHBOARD, "it is provisioned as it is"
+
+
+def test_panels_have_names_of_their_own_and_do_not_overlap() -> None:
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    assert len({panel["title"] for panel in PANELS}) == len(PANELS)
+    taken: set[tuple[int, int]] = set()
+    for place in (panel["gridPos"] for panel in DASHBOARD["panels"]):
+        xs, ys = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+        cells = {(x, y) for x in xs for y in ys}
+        assert not cells & taken
+        assert max(xs) < 24
+        taken |= cells
+
+
+def test_each_part_of_the_metrics_page_has_its_row() -> None:
+    assert [row["title"] for row in ROWS] == [
+        "Traffic",
+        "Latency",
+        "Routing quality",
+        "Workers",
+        "Index and events",
+        "KV lifecycle",
+        "Store",
+        "Prefill and decode apart",
+        "Overload",
+    ]
+
+
+def test_the_scrape_configuration_names_the_router() -> None:
+    config = yaml.safe_load((ROOT / "configs" / "prometheus.yaml").read_text("utf-8"))
+    jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]}
+    assert jobs["kv-router"] == ["127.0.0.1:8080"]

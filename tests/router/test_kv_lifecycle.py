@@ -1,0 +1,202 @@
+"""What is counted of blocks, by what their ranks say and by where requests are sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines.description import EngineDescription, Model
+from indexer.events import Cleared, EventBatch, Removed, Stored, pack_hashes
+from indexer.kv_indexer import KVIndexer, PromptHashes
+from indexer.sampling import ONE_IN
+from indexer.types import Tier, WorkerRank
+from router.fleet import Worker
+from router.http.pool import Pool
+from router.metrics import Metrics
+from router.model_config import block_bytes
+from router.scheduling.decision import Candidates, Choice, Decision
+from router.worker_spec import parse_worker
+
+A, B = WorkerRank("a", 0), WorkerRank("b", 1)
+SAMPLED = ONE_IN  # a hash that belongs to the sample
+
+
+class State:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.metrics = Metrics(lambda: self.now)
+        self.indexer = KVIndexer(10.0, observer=self.metrics.lifecycle)
+        self.numbers = {A: 0, B: 0}
+        for rank in (A, B):
+            self.indexer.watch(rank)
+
+    def says(self, rank: WorkerRank, *events: Stored | Removed | Cleared, epoch: int = 1) -> None:
+        self.indexer.on_batch(EventBatch(*rank, epoch, self.numbers[rank], list(events)))
+        self.numbers[rank] += 1
+
+    def read(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+    def blocks(self, fate: str, worker: str = "a", tier: str = "gpu", unit: str = "blocks") -> float | None:
+        return self.read(f"router_kv_{fate}_{unit}_total", worker=worker, tier=tier)
+
+
+@pytest.fixture
+def state() -> State:
+    return State()
+
+
+def stored(*hashes: int, tier: Tier = Tier.GPU) -> Stored:
+    return Stored(tier, pack_hashes(hashes))
+
+
+PROMPT = PromptHashes(100, {16: np.array([SAMPLED, 1, 2, 3, 4, 5], np.uint64)})
+
+
+def route(state: State, overlap: int | None, best: int | None, stored: int | None, loads: int = 0) -> None:
+    """A prompt of 100 tokens is sent to `A`; the first of its blocks of 16 belongs to the sample."""
+    decision = Decision(Candidates([(A, 16)]), Choice(0, None, ""), 100, overlap, best)
+    decision.stored_tokens = loads
+    state.metrics.lifecycle.routed(decision, 16, PROMPT, stored)
+
+
+def test_created_is_new_to_the_fleet_and_stored_to_the_rank(state: State) -> None:
+    state.says(A, stored(1, 2, 3), stored(1, tier=Tier.CPU))
+    state.says(B, stored(2, 3, 4))
+    assert [state.blocks(fate, who) for fate in ("created", "stored") for who in "ab"] == [3, 1, 3, 3]
+    assert [state.blocks(fate, tier="cpu") for fate in ("created", "stored")] == [1, 1]
+    assert state.blocks("stored", tier="disk") == 0
+
+
+def test_removed_and_cleared_is_evicted(state: State) -> None:
+    state.says(A, stored(1, 2, 3), stored(1, 2, tier=Tier.DISK))
+    state.says(A, Removed(Tier.GPU, pack_hashes([1])))
+    assert (state.blocks("evicted"), state.blocks("evicted", tier="disk")) == (1, 0)
+    state.says(A, Cleared())
+    assert (state.blocks("evicted"), state.blocks("evicted", tier="disk")) == (3, 2)
+    assert state.blocks("expired") == 0
+
+
+def test_a_rank_that_started_anew_and_what_was_only_assumed_expire(state: State) -> None:
+    state.says(A, stored(1, 2, 3))
+    state.numbers[A] = 0
+    state.says(A, epoch=2)
+    assert (state.blocks("expired"), state.blocks("evicted")) == (3, 0)
+    state.indexer.predict(B, PROMPT, 16, state.now)
+    state.indexer.expire(state.now + 10.0)
+    assert state.blocks("expired", "b") == 6
+
+
+def test_what_was_found_and_what_is_reused(state: State) -> None:
+    route(state, overlap=32, best=64, stored=80, loads=48)
+    assert [state.read("router_kv_looked_up_blocks_total", tier=tier) for tier in ("local", "store")] == [6, 6]
+    assert [state.read("router_kv_found_blocks_total", tier=tier) for tier in ("local", "store")] == [4, 5]
+    assert [state.blocks("reused", tier=tier) for tier in ("local", "store")] == [2, 3]
+
+
+def test_without_a_store_none_is_looked_up(state: State) -> None:
+    route(state, overlap=32, best=32, stored=None)
+    assert [state.read("router_kv_looked_up_blocks_total", tier=tier) for tier in ("local", "store")] == [6, 0]
+    route(state, overlap=None, best=None, stored=None)
+    assert state.read("router_kv_looked_up_blocks_total", tier="local") == 6, "nothing was looked up"
+
+
+def test_ages_are_those_of_the_sample(state: State) -> None:
+    state.says(A, stored(SAMPLED, 1, 2))
+    state.now += 7
+    route(state, overlap=16, best=16, stored=None)
+    route(state, overlap=16, best=16, stored=None)
+    state.says(B, stored(SAMPLED))
+    state.now += 20
+    state.says(A, Removed(Tier.GPU, pack_hashes([SAMPLED, 1])))
+    for name, seconds in (("first_reuse", 7), ("replication", 7)):
+        assert state.read(f"router_kv_{name}_seconds_count") == 1
+        assert state.read(f"router_kv_{name}_seconds_sum") == seconds
+    assert state.read("router_kv_life_seconds_sum", tier="gpu") == 27
+    state.says(B, Cleared())
+    assert state.read("router_kv_life_seconds_count", tier="gpu") == 1
+
+
+def test_a_block_that_is_not_reached_is_not_reused(state: State) -> None:
+    state.says(A, stored(SAMPLED))
+    route(state, overlap=0, best=16, stored=None)
+    assert state.read("router_kv_first_reuse_seconds_count") == 0
+
+
+def test_a_prompt_hashed_before_a_worker_of_another_block_size_came(state: State) -> None:
+    decision = Decision(Candidates([(A, 32)]), Choice(0, None, ""), 100, 64, 64)
+    state.metrics.lifecycle.routed(decision, 32, PROMPT, None)
+    assert state.blocks("reused", tier="local") == 2
+
+
+async def test_bytes_are_told_where_they_are_known_only(state: State, tmp_path: Path) -> None:
+    block = 16 * 2 * 2 * 2 * 64 * 2
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"torch_dtype": "bfloat16"}))
+    worker = Worker(parse_worker("http://a:1,name=a,block_size=16"), Pool("http://a:1", 1))
+    worker.description = EngineDescription("vllm", models=(Model("m", str(tmp_path)),))
+    await state.metrics.lifecycle.learn(worker)
+    state.says(A, stored(1, 2, 3))
+    state.says(B, stored(4))
+    assert (state.blocks("stored", unit="bytes"), state.blocks("stored", "b", unit="bytes")) == (3 * block, None)
+    route(state, overlap=32, best=32, stored=None)
+    assert state.blocks("reused", tier="local", unit="bytes") == 2 * block
+    worker.description = EngineDescription("vllm", models=(Model("m", "elsewhere"),))
+    await state.metrics.lifecycle.learn(worker)
+    assert state.blocks("stored", unit="bytes") is None
+
+
+def test_of_a_worker_that_has_left_nothing_is_told(state: State) -> None:
+    state.says(A, stored(SAMPLED))
+    state.says(B, stored(2))
+    state.indexer.forget(A)
+    state.metrics.keep({"b"})
+    assert (state.blocks("stored"), state.blocks("stored", "b")) == (None, 1)
+    state.numbers[A] = 0
+    state.indexer.watch(A)
+    state.says(A, stored(SAMPLED), epoch=2)
+    state.now += 5
+    state.says(A, Removed(Tier.GPU, pack_hashes([SAMPLED])), epoch=2)
+    assert state.read("router_kv_life_seconds_sum", tier="gpu") == 5
+
+
+def test_what_is_being_loaded(state: State) -> None:
+    state.metrics.lifecycle.loading = {B: 640}
+    assert state.read("router_kv_loading_tokens", worker="b", dp_rank="1") == 640
+
+
+CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("models", "dtype", "expected"),
+    [
+        (1, None, 16 * 2 * 2 * 2 * 64 * 2),
+        (1, "auto", 16 * 2 * 2 * 2 * 64 * 2),
+        (1, "fp8", 16 * 2 * 2 * 2 * 64),
+        (1, "fp8_ds_mla", None),
+        (2, None, None),
+        (0, None, None),
+    ],
+)
+def test_a_block_is_as_large_as_the_model_says(
+    tmp_path: Path, models: int, dtype: str | None, expected: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"torch_dtype": "bfloat16"}))
+    worker = Worker(parse_worker("http://a:1,block_size=16"), Pool("http://a:1", 1))
+    assert block_bytes(worker) is None, "nothing is known of it"
+    bases = tuple(Model(str(number), str(tmp_path)) for number in range(models))
+    worker.description = EngineDescription("vllm", models=(*bases, Model("lora", "/x", parent="0")), kv_dtype=dtype)
+    assert block_bytes(worker) == expected
+
+
+def test_a_model_that_is_elsewhere_or_must_not_be_read_has_no_known_size(tmp_path: Path) -> None:
+    worker = Worker(parse_worker("http://a:1"), Pool("http://a:1", 1))
+    worker.description = EngineDescription("vllm", models=(Model("m", "org/m"),))
+    assert block_bytes(worker) is None
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"torch_dtype": "bfloat16"}))
+    worker.description = EngineDescription("vllm", models=(Model("m", str(tmp_path)),))
+    assert block_bytes(worker, [str(tmp_path.parent)])
+    assert block_bytes(worker, [str(tmp_path / "within")]) is None
