@@ -87,16 +87,13 @@ class Roster:
             if worker.spec.url == spec.url and worker.id not in self._leaving:
                 raise Conflict(f"The worker at {spec.url} is here already, as {worker.id!r}.")
 
-    def restate(self, worker: Worker, spec: WorkerSpec) -> bool:
-        """What is stated of `worker` now, but for its name and URL; roles count from the next request on, the rest
-        from its next health check on. Whether that changes anything."""
+    def restate(self, worker: Worker, spec: WorkerSpec) -> None:
+        """What is stated of `worker` now, but for its name and URL: roles count from the next request on, the rest
+        from its next health check on."""
         before = worker.spec
-        if before == spec:
-            return False
         self._fleet.restate(worker, spec)
         if _without_role(before) != _without_role(spec):
             self._watched[worker.id].watch.stale = True
-        return True
 
     def drain(self, worker: Worker, draining: bool) -> None:
         """Nothing new for it, what is in flight goes on; or back to work. Raises Conflict when it has all but left."""

@@ -68,6 +68,6 @@ class Administration:
             raise SettingsError("--watch-config needs a file to watch: name it with --config FILE.")
         if listen and not keys and not listen.is_loopback:
             raise SettingsError(
-                f"--admin-listen {listen.host}:{listen.port} could be reached by anybody, and no keys are asked for: "
-                "listen on a loopback address such as 127.0.0.1."
+                f"--admin-listen: others may reach {listen.host}, and need no key: give --api-keys, or listen on a "
+                "loopback address such as 127.0.0.1."
             )

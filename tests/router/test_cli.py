@@ -12,6 +12,7 @@ import pytest
 from router.__main__ import main
 from router.cli import load_settings, make_parser
 from router.settings import GROUPS, Settings, SettingsError, options
+from router.settings.administration import Address
 
 WORKER = ["--worker", "http://a:1"]
 ROOT = Path(__file__).parents[2]
@@ -56,6 +57,18 @@ def test_every_setting_can_be_given_in_each_way(tmp_path: Path) -> None:
     assert load_settings(["--config", file, *WORKER], {}) == expected
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:9090", "127.1.2.3:0", "[::1]:1", "localhost:80"])
+def test_an_admin_surface_may_begin_without_workers(address: str) -> None:
+    listen = load_settings(["--admin-listen", address], {}).admin_listen
+    assert listen is not None
+    assert f"{listen.host}:{listen.port}" == address.replace("[", "").replace("]", "")
+
+
+def test_with_keys_the_admin_surface_may_listen_anywhere() -> None:
+    listen = load_settings(["--admin-listen", "0.0.0.0:9090", "--api-keys", "keys.yaml"], {}).admin_listen
+    assert listen == Address("0.0.0.0", 9090)
+
+
 def test_a_switch_has_two_flags() -> None:
     assert load_settings(["--no-kv-events", *WORKER], {"ROUTER_KV_EVENTS": "true"}).kv_events is False
     assert load_settings(["--kv-events", *WORKER], {"ROUTER_KV_EVENTS": "false"}).kv_events is True
@@ -65,6 +78,17 @@ def test_a_switch_has_two_flags() -> None:
     ("argv", "environ", "says"),
     [
         ([], {}, "There is no worker to route to; name each with --worker http://HOST:PORT."),
+        (
+            [*WORKER, "--admin-listen", "127.0.0.1"],
+            {},
+            "--admin-listen takes an address such as",
+        ),
+        ([*WORKER, "--admin-listen", "0.0.0.0:1"], {}, "--admin-listen: others may reach 0.0.0.0, and need no key"),
+        ([*WORKER, "--admin-listen", "[::]:1"], {}, "--admin-listen: others may reach ::"),
+        ([*WORKER, "--admin-listen", "h:1"], {}, "--admin-listen: others may reach h"),
+        ([*WORKER, "--admin-listen", "127.0.0.1:1", "--processes", "2"], {}, "--admin-listen needs one process"),
+        ([*WORKER, "--watch-config"], {}, "--watch-config needs a file to watch"),
+        ([*WORKER, "--watch-config", "--processes", "2"], {}, "--watch-config needs one process"),
         (["--port", "x"], {}, "--port takes a whole number from 0 to 65535, not 'x'."),
         (["--port"], {}, "--port takes a whole number from 0 to 65535: expected one argument."),
         (["--prot", "1"], {}, "There is no flag --prot; did you mean --port?"),

@@ -256,14 +256,18 @@ async def test_calling_back(state: State) -> None:
     await state.up(worker)
     reservation = state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
     state.roster.leave(worker, 60.0)
+    leaving = state.roster._leaving["a"]
     state.roster.drain(worker, False)
     assert (worker.state, state.roster.leaves_in(worker)) == ("up", None)
+    await until(leaving.done)
+    assert leaving.cancelled()
+    state.roster.leave(worker, 0.0)
+    await until(lambda: not state.roster._deadlines)
+    with pytest.raises(Conflict, match="just leaving"):
+        state.roster.drain(worker, False)
+    assert state.roster.leaves_in(worker) == 0.0
     state.roster.leave(worker, 60.0)
     reservation.release()
-    await until(lambda: not state.roster._deadlines)
-    if "a" in state.fleet.workers:
-        with pytest.raises(Conflict, match="just leaving"):
-            state.roster.drain(worker, False)
     await state.gone("a")
 
 

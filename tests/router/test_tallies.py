@@ -217,3 +217,11 @@ def test_histograms_do_not_share_their_counts() -> None:
     assert sum(tallies.worker("a").first_byte._counts) == 1
     assert sum(tallies.worker("a").duration._counts) == sum(tallies.worker("b").first_byte._counts) == 0
     assert sum(Histogram(_SECONDS)._counts) == 0
+
+
+def test_workers_that_have_left_are_told_no_more() -> None:
+    tallies = Tallies()
+    for name in ("", "a", "b"):
+        tallies.worker(name).retries += 1
+    tallies.keep({"b", "c"})
+    assert {name: tally.retries for name, tally in tallies._workers.items()} == {"": 1, "b": 1}

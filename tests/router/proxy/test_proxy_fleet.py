@@ -149,13 +149,17 @@ async def test_what_outlasts_the_deadline_is_cut_and_told(a: ScriptedWorker) -> 
         assert (await client.ask(post())).status == 503
 
 
-@pytest.mark.parametrize("clogged", [False, True])
+@pytest.mark.parametrize("connection", ["new", "clogged", "reused"])
 async def test_what_has_not_begun_at_the_deadline_goes_elsewhere(
-    a: ScriptedWorker, b: ScriptedWorker, clogged: bool
+    a: ScriptedWorker, b: ScriptedWorker, connection: str
 ) -> None:
+    if connection == "reused":  # which would be connected anew
+        a.then(answer())
     a._default = never
     async with administering(a, b) as admin, admin.router.client() as client:
-        if clogged:
+        if connection == "reused":
+            assert (await client.ask(post("/v1/completions", b'{"prompt":"x"}', TO_A))).status == 200
+        elif connection == "clogged":
             await a.clog()
         client.send(post())
         await until(lambda: admin.router.samples("router_load_requests").get("a"))

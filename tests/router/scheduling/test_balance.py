@@ -70,6 +70,17 @@ def test_round_robin_is_fair_to_each_whoever_comes_and_goes(fleets: list[set[str
                 assert preferred[name] < 2
 
 
+def test_round_robin_forgets_whose_turn_was_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would remember all that ever joined and left."""
+    monkeypatch.setattr("router.scheduling.balance._MOST_TURNS", 4)
+    policy = RoundRobin()
+    for number in range(100):
+        policy.choose(situation(named([f"w{number:03}"])), random.Random(0))
+        assert len(policy._turns) <= 5
+    both = named(["w099", "w000"])
+    assert both.ranks[policy.choose(situation(both), random.Random(0)).position].worker_id == "w000"
+
+
 def test_round_robin_of_equal_fleets_is_exactly_even() -> None:
     chosen = Counter(turns(RoundRobin(), *["abcd"] * 400))
     assert set(chosen.values()) == {100}
