@@ -161,7 +161,7 @@ class Faults:
                 self._ledger.fault("worker_kill", worker.name)
                 await worker.actor.kill()
                 await asyncio.sleep(self._seconds(0, 1))
-                await worker.start()
+                await worker.start(self._fleet.session)
                 await self._serves_again(worker)
 
     async def _worker_stop(self) -> None:

@@ -24,6 +24,7 @@ PORTS = (0, 1000, 1001)
 """A simulated worker's HTTP, its events and its replays (`engines.sim.settings`), as seen from the first."""
 CACHE_TOKENS = 16_384
 SIM = ("--workers", "1", "--cache-tokens", str(CACHE_TOKENS), "--max-model-len", "8192", "--base-s", "0.004")
+FIRST_ANSWER = aiohttp.ClientTimeout(60)
 GONE = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -42,10 +43,14 @@ class WorkerActor:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def start(self) -> None:
+    async def start(self, session: aiohttp.ClientSession) -> None:
+        """Returns when it has answered once, for which it compiles."""
         self._struck.clear()
         await self.actor.start()
         await self.actor.first_line()
+        first = {"prompt": "x" * 64, "max_tokens": 1}
+        async with session.post(f"{self.url}/v1/completions", json=first, timeout=FIRST_ANSWER) as answer:
+            assert answer.status == 200
 
     async def get(self, session: aiohttp.ClientSession, path: str) -> Any:
         async with session.get(self.url + path) as answer:
@@ -91,7 +96,7 @@ class Fleet:
                 opening.push_async_callback(worker.actor.close)
                 await worker.proxy.start()
                 opening.push_async_callback(worker.proxy.close)
-                await worker.start()
+                await worker.start(self.session)
             if self._scenario.nats:
                 self.nats = await opening.enter_async_context(running_nats_server())
                 await self._start_publishers(self.nats, opening)
@@ -113,7 +118,7 @@ class Fleet:
             self.publishers.append(publisher)
 
     async def _start_router(self, opening: AsyncExitStack) -> None:
-        flags = ["--health-interval", "0.5", "--event-plane", self.nats.url if self.nats else "local"]
+        flags = ["--health-interval", "1", "--event-plane", self.nats.url if self.nats else "local"]
         for worker in self.workers:
             flags += ["--worker", f"http://127.0.0.1:{worker.proxy.port},name={worker.name}"]
         self.router = RouterActor(self._folder, free_ports(self._draw, (0,)), [*flags, *self._scenario.flags])

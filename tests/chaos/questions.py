@@ -47,8 +47,10 @@ class Questions:
         return (chat if draw.random() < 0.4 else completion)(prompt, tokens, asked)
 
 
-def completion(prompt: str, tokens: int, streamed: bool) -> Question:
-    body = {"model": "sim", "prompt": prompt, "max_tokens": tokens, "stream": streamed}
+def completion(prompt: str, tokens: int, streamed: bool, ids: bool = False) -> Question:
+    """`ids`: the prompt is sent as tokens, which nobody need be asked for."""
+    said = _TOKENIZER.encode(prompt, True) if ids else prompt
+    body = {"model": "sim", "prompt": said, "max_tokens": tokens, "stream": streamed}
     return Question("/v1/completions", _encode(body), streamed, _answer(prompt, tokens))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -23,6 +24,9 @@ MOST_UNSERVED = 0.001
 
 
 async def run_scenario(scenario: Scenario, seconds: float, seed: int, folder: Path) -> Ledger:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that all processes are ended
     ledger = Ledger(scenario.name)
     draw = random.Random(f"{seed}/{scenario.name}")
     async with Fleet(scenario, folder, draw) as fleet:
