@@ -41,6 +41,10 @@ REPLAY_TIMEOUT = 5.0
 RECEIVE_LIMIT = 100_000
 """Messages that ZMQ keeps for us, as many as vLLM keeps on its side; those beyond show as a gap."""
 
+MOST_BYTES = 64 * 1024**2
+"""Of one message, some ten thousand times what an engine sends. A larger one ends the connection for good: ZMQ does
+not come back to who breaks its protocol."""
+
 TURN = 64
 """Messages read from one socket before the others get their turn."""
 
@@ -257,6 +261,7 @@ class _Sockets:
     def _open(self, kind: int) -> _Socket:
         socket: _Socket = zmq.Context.instance().socket(kind)
         socket.linger = 0
+        socket.maxmsgsize = MOST_BYTES
         # An engine sends a replay as fast as it can, and drops what we do not take.
         socket.rcvhwm = 0 if kind == zmq.DEALER else RECEIVE_LIMIT
         # A host that vanished without a word is a lost connection too, after a minute.

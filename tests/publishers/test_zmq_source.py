@@ -174,6 +174,17 @@ async def test_hostile_frames_are_counted_and_said_once(caplog: pytest.LogCaptur
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 2
 
 
+async def test_a_message_without_end_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishers.zmq_source, "MOST_BYTES", 1000)
+    async with FakeEngine() as engine, following(engine.source_without_replay) as (log, subject):
+        await engine.subscribed()
+        await until(lambda: subject.connected)
+        await engine.publish_raw(bytes(1000 - 1))
+        await engine.publish_raw(bytes(1001))
+        await until(lambda: not subject.connected)
+    assert [len(said) for said in log.said if isinstance(said, bytes)] in ([], [999])
+
+
 async def test_more_hostile_frames_than_are_read_at_once_hold_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishers.zmq_source, "TURN", 2)
     async with FakeEngine() as engine, following(engine.source) as (log, subject):
