@@ -37,6 +37,12 @@ def rank_headers(kind: EngineKind, dp_rank: int) -> list[tuple[bytes, bytes]]:
     return [] if kind == "unknown" else [(b"X-data-parallel-rank", str(dp_rank).encode())]
 
 
+def tells_tokens(kind: EngineKind) -> bool:
+    """Whether streams of chats and completions say their tokens, asked with `return_token_ids`. SGLang 0.5.23 refuses
+    that with a chat."""
+    return kind == "vllm"
+
+
 def reset_path(kind: EngineKind) -> str | None:
     """Where a POST drops the whole prefix cache. vLLM has it only with VLLM_SERVER_DEV_MODE=1."""
     return {"vllm": "/reset_prefix_cache", "sglang": "/flush_cache"}.get(kind)

@@ -34,6 +34,7 @@ from router.http.pool import Pool
 from router.ingest import Ingest
 from router.member import Member, Sockets, parent_ended, shared_books
 from router.metrics import Metrics
+from router.migrating import Migrations
 from router.openai_errors import error_response
 from router.pairing import loneliness
 from router.patience import INTERVAL, Patience, Timeouts
@@ -168,6 +169,7 @@ class App:
             settings.pd_timeout,
             settings.store is not None,
         )
+        self._migrations = self._make_migrations(settings.migration_limit)
         Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(self._metrics)
         self._arms = make_arms(settings)
         if self._arms:
@@ -183,6 +185,13 @@ class App:
         self._prompts: Prompts | None = None
         self._store: SharedStore | None = None
         self.port = settings.port
+
+    def _make_migrations(self, limit: int) -> Migrations | None:
+        if not limit:
+            return None
+        found = Migrations(limit, self._fleet, lambda model: self._prompts.ends(model) if self._prompts else None)
+        self._metrics.registry.register(found)
+        return found
 
     async def start(self) -> None:
         """Look at the workers, then listen. OSError when the address cannot be listened on."""
@@ -269,6 +278,7 @@ class App:
             self._store,
             guard,
             named.lower().encode() if named else None,
+            migrations=self._migrations,
         )
         admit = guard.refusal if guard else None
         self._tasks.append(asyncio.create_task(self._look_after(surface.under_way), name="patience"))

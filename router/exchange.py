@@ -14,9 +14,10 @@ from router.failures import RETRY_STATUSES, Failure, answered
 from router.http.edited import EditedBody, EditedEvents
 from router.http.front import Connection
 from router.http.messages import REQUEST_ID, Request, Response
-from router.http.relay import Relay, relay_for
+from router.http.relay import LAST_CHUNK, Relay, chunk, relay_for
 from router.http.upstream import Head
 from router.legs import Leg, Pair, response_head
+from router.migrating import Migration
 from router.openai_errors import error_event, error_response
 from router.opening import Opening
 from router.outcome import End, Outcome, Silence
@@ -51,6 +52,9 @@ class Routing(Protocol):
     def answered(self, leg: Leg) -> None:
         """Its worker, which has failed others of late, has begun to answer."""
 
+    def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
+        """Another worker is to go on with an answer: `route` with what is returned; None when there is nobody."""
+
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
         """Its worker failed this request."""
 
@@ -70,12 +74,14 @@ class Exchange:
         "_harmed",
         "_head",
         "_length",
+        "_migration",
         "_opening",
         "_over",
         "_parts",
         "_relay",
         "_request",
         "_request_id",
+        "_resuming",
         "_routing",
         "_seen",
         "_seen_at",
@@ -94,12 +100,17 @@ class Exchange:
         clock: Callable[[], float],
         under_way: set[Exchange],
         streamed: bool = False,
+        migration: Migration | None = None,
     ) -> None:
-        """Is in `under_way` until it is over. `streamed`: an answer is to come piece by piece."""
+        """Is in `under_way` until it is over. `streamed`: an answer is to come piece by piece. `migration`: it may go
+        on from another worker."""
         self._request = request
         self._request_id = request_id
         self._connection = connection
         self._routing = routing
+        self._migration = migration
+        self._resuming = False
+        """The answer has begun, and another worker is to go on with it."""
         self._clock = clock
         self.began = clock()
         self.streamed = streamed
@@ -143,21 +154,23 @@ class Exchange:
 
     def _on_routed(self, routed: Leg | Pair | Response) -> None:
         if isinstance(routed, Response):
-            self.answer(routed)
+            self._end_with(routed)
         elif isinstance(routed, Pair):
             self._send_both(routed)
         else:
             self._send(routed)
 
     def _send(self, leg: Leg) -> None:
+        relay = self._relay if self._resuming else None
         self._reset_answer()
+        self._relay = relay
         self._seen, self._seen_at = None, self._clock()
         name = self._parts.name if self._parts else self._request_id
         self._sending = sending = Sending(leg, self, self._on_unreachable, self._request.head.method == b"HEAD")
         sending.start(self._request, name)
 
     def _on_unreachable(self, reason: str) -> None:
-        self._give_up_on_worker(Failure("unreachable", f"cannot be reached: {reason}"))
+        self._fail(Failure("unreachable", f"cannot be reached: {reason}"))
 
     def look(self, now: float) -> Silence | None:
         """None where nothing is owed: nothing was sent yet, or it is the client who does not read."""
@@ -171,27 +184,21 @@ class Exchange:
         moved = upstream.latest is not self._seen and upstream.latest != b""
         if moved:
             self._seen, self._seen_at = upstream.latest, now
-        return Silence(sending.leg.worker, self._seen_at, self._first_byte is not None, moved)
+        return Silence(sending.leg.worker, self._seen_at, self._answering, moved)
 
     def time_out(self, reason: str) -> None:
         """Nothing has come for too long, which `reason` says, as in `Failure`."""
-        failure = Failure("stalled", reason)
-        if self._over or self._leg is None:
-            return
-        if self._first_byte is None:
-            self._give_up_on_worker(failure)
-        else:
-            self._break_answer(failure)
+        self._fail(Failure("stalled", reason))
 
     def expire(self, limit: float) -> None:
         """The request has taken longer than any may."""
         if self._over:
             return
         reason = f"The request took longer than the {limit:g} s that it may in all (--request-timeout)."
+        self._routing.withdraw()
         if self._first_byte is not None:
             self._cut(504, reason)
             return
-        self._routing.withdraw()
         self._drop_parts()
         self._drop()
         self.answer(error_response(504, reason))
@@ -259,6 +266,9 @@ class Exchange:
 
     def on_head(self, head: Head, length: int | None) -> None:
         leg = self._leg
+        if self._resuming and leg:
+            self._resume_with(leg, head)
+            return
         if head.status in RETRY_STATUSES and leg:
             failure = answered(head.status)
             if self._other(failure, self._alternatives(leg, failure)):
@@ -269,7 +279,8 @@ class Exchange:
         self._length = length
         http_1_0 = self._request.head.http_1_0
         if self._parts is None:
-            self._relay = relay_for(head, http_1_0)
+            recorded = self._migration.relay(head) if self._migration else None
+            self._relay = recorded or relay_for(head, http_1_0)
         else:
             self._relay = self._relay_for_pair(head, http_1_0)
             self._opening = Opening() if head.events else None
@@ -284,7 +295,7 @@ class Exchange:
             if self._fails_in_stream(sending.leg, opening.fails(data)) or opening.hold(data, boundary):
                 return
         out = relay.body(data, boundary)
-        if isinstance(relay, EditedBody):
+        if isinstance(relay, EditedBody) or (self._migration and self._breaks_down(self._migration, out)):
             return
         if self._first_byte is None:
             out = self._begin_answer(sending.leg, head, relay) + out
@@ -313,6 +324,9 @@ class Exchange:
         leg, head, relay = self._leg, self._head, self._relay
         if leg is None or head is None or relay is None:
             return
+        if self._migration and not self._migration.whole:
+            self._fail(Failure("broken", "ended its answer before it was whole"))
+            return
         held = relay.body(*self._opening.add(b"", 0)) if self._opening else b""
         out = held + relay.end()
         if self._first_byte is None:
@@ -324,10 +338,10 @@ class Exchange:
 
     def on_broken(self, reason: str) -> None:
         sending = self._sending
-        if self._first_byte is not None:
+        if self._answering:
             self._break_answer(Failure("broken", f"broke off its answer: {reason}"))
         elif sending and (self._head is not None or not sending.again()):
-            self._give_up_on_worker(Failure("broken", f"broke off before its first byte: {reason}"))
+            self._fail(Failure("broken", f"broke off before its first byte: {reason}"))
 
     # -- front.Exchange
 
@@ -365,9 +379,22 @@ class Exchange:
         framing = length + relay.framing if keep_alive else b"%sconnection: close\r\n" % (length + relay.framing)
         return response_head(head, leg, self._request_id, framing)
 
+    @property
+    def _answering(self) -> bool:
+        """The first byte of this worker's answer is here."""
+        return self._first_byte is not None and not self._resuming
+
+    def _fail(self, failure: Failure) -> None:
+        if self._over or self._leg is None:
+            return
+        if self._first_byte is None:
+            self._give_up_on_worker(failure)
+        else:
+            self._break_answer(failure)
+
     def _break_answer(self, failure: Failure) -> None:
         leg = self._leg
-        if leg is None:
+        if leg is None or (self._migration and self._migrate(leg, failure, self._migration)):
             return
         self._routing.failed(leg, failure, retried=False)
         self._cut(504 if failure.kind == "stalled" else 502, f"Worker {leg.worker.id} {failure.reason}.")
@@ -440,6 +467,71 @@ class Exchange:
         parted = self._parts.parted if self._parts else None
         cached = parted.answer.cached_tokens if parted else None
         return answer if cached is None else with_cached(answer, cached)
+
+    # -- from one worker to another in the middle of a stream
+
+    def _breaks_down(self, migration: Migration, out: bytes) -> bool:
+        """Whether nothing more is to be done with this piece: its worker says that it fails, or nothing can be sent."""
+        if out and self._resuming and self._leg:
+            self._resumed(self._leg, migration)
+        if migration.failure is None:
+            return not out
+        if out and self._first_byte is not None:
+            self._connection.write(out)
+        self._fail(Failure("error", f"broke off its answer: it {migration.failure}"))
+        return True
+
+    def _migrate(self, leg: Leg, failure: Failure, migration: Migration) -> bool:
+        """Whether the client gets the rest all the same."""
+        end = migration.ending()
+        if end is not None:
+            self._routing.failed(leg, failure, retried=False)
+            self._end_stream(end)
+            return True
+        if not migration.cut():
+            return False
+        others = self._routing.resume(migration, self._excluded | {leg.worker.id})
+        if others is None:
+            migration.count("failed")
+            return False
+        self._routing.failed(leg, failure, retried=True)
+        self._drop()
+        self._excluded = others
+        self._resuming = True
+        self.start()
+        return True
+
+    def _resume_with(self, leg: Leg, head: Head) -> None:
+        relay = self._migration.relay(head) if self._migration else None
+        if relay:
+            self._head, self._relay = head, relay
+        elif head.status in RETRY_STATUSES:
+            self._break_answer(answered(head.status))
+        else:  # whatever is wrong, it is not the worker
+            self._end_with(error_response(502, f"Worker {leg.worker.id} answered {head.status} when it was to go on."))
+
+    def _resumed(self, leg: Leg, migration: Migration) -> None:
+        self._resuming = False
+        migration.count("continued")
+        leg.reservation.first_token(self._clock())
+        if not leg.worker.breaker.quiet:
+            self._routing.answered(leg)
+
+    def _end_stream(self, events: bytes) -> None:
+        """Nothing but `events` is missing."""
+        if self._sending:
+            self._sending.drop()
+        self._finish(200, "complete")
+        self._connection.write((chunk(events) if events else b"") + LAST_CHUNK)
+        self._connection.finish(self._request.head.keep_alive)
+
+    def _end_with(self, response: Response) -> None:
+        if self._first_byte is None:
+            self.answer(response)
+            return
+        if self._migration:
+            self._migration.count("failed")
+        self._cut(response.status, "The worker broke off its answer, and no other could go on.")
 
     def answer(self, response: Response, leg: Leg | None = None) -> None:
         """End the request with an answer of the router's own. `leg`: whose failure it tells of."""

@@ -26,6 +26,8 @@ class Leg(NamedTuple):
     body: bytes | None = None
     """None: as the client sent it."""
     part: Part = "whole"
+    target: bytes | None = None
+    """None: the client's."""
 
     def body_of(self, request: Request) -> bytes:
         """What the worker is sent of `request`."""
@@ -65,7 +67,7 @@ def request_head(request: Request, request_id: bytes, leg: Leg) -> bytes:
     return b"%s %s%s HTTP/1.1\r\n%shost: %s\r\nx-request-id: %s\r\n%s%s\r\n" % (
         head.method,
         address.base,
-        head.target,
+        leg.target or head.target,
         head.passed_on,
         address.authority,
         request_id,

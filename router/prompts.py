@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeGuard, cast
 
 import aiohttp
@@ -87,6 +87,11 @@ class Prompts:
             elif tokenizer:
                 self._tokenizers[model.id] = None
                 self._by_model.pop(model.id, None)
+
+    def ends(self, model: str) -> Callable[[Sequence[int]], bool] | None:
+        """Whether tokens of a base model end with a whole character; None where it has no tokenizer here."""
+        tokenizer = self._tokenizers.get(model)
+        return tokenizer.ends_whole if tokenizer else None
 
     # -- one request
 

@@ -19,6 +19,7 @@ from router.fleet import Fleet, Worker
 from router.http.messages import ARM, Response, header_lines
 from router.legs import Leg, Pair
 from router.metrics import Metrics
+from router.migrating import Migration, can_take_part
 from router.openai_errors import error_response
 from router.outcome import Outcome
 from router.pairing import loneliness
@@ -67,6 +68,8 @@ class Asked(NamedTuple):
     """Whose API key it came with, or whom its header named; "" for all others together."""
     ended: Callable[[], None] | None = None
     """Told once that it is over."""
+    migration: Migration | None = None
+    """Its answer may go on from another worker."""
 
 
 class Brain(NamedTuple):
@@ -109,6 +112,7 @@ class RequestRouting:
         self._exclude: frozenset[str] = frozenset()
         self._routed: Callable[[Leg | Pair | Response], None] = _nowhere
         self._parting = Parting(asked.body)
+        self._migration = asked.migration
         self.prompt = Prompt()
         self.arrived = self._submitted = brain.clock()
         self._began: float | None = None
@@ -165,7 +169,8 @@ class RequestRouting:
         told = self._arm.answer_lines if self._arm else b""
         if self._brain.has_store:
             told += b"x-router-store-tokens: %d\r\n" % decision.stored_tokens
-        return Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told)
+        leg = Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told)
+        return leg if self._migration is None else self._migration.leg(leg)
 
     def _sent(self, worker: Worker) -> None:
         if not worker.breaker.quiet:
@@ -260,6 +265,16 @@ class RequestRouting:
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
         return bool(self._candidates(exclude)) and self._brain.retries.has(self._brain.clock())
+
+    def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
+        self._parting = Parting(None)  # it goes on whole
+        tokens = migration.tokens
+        if tokens is not None:
+            hashed = self.prompt.hashes is not None
+            self.prompt = self._brain.hash_prompt(tokens, migration.namespace) if hashed else Prompt(len(tokens))
+        fleet = self._brain.fleet
+        exclude |= {worker.id for worker in fleet.workers.values() if not can_take_part(worker)}
+        return exclude if self.can_retry(exclude) else None
 
     def answered(self, leg: Leg) -> None:
         self._brain.fleet.answered(leg.worker, self._brain.clock())

@@ -23,6 +23,7 @@ from router.http.front import Connection
 from router.http.messages import PRIORITY, TTFT_SLO, Request, RequestHead, Response, first
 from router.inference import ENDPOINTS, Inference, model_of, parse_inference
 from router.metrics import merge
+from router.migrating import Migration, Migrations
 from router.openai_errors import BadRequest, error_response
 from router.prompts import Prompts
 from router.routing import Asked, Brain, RequestRouting
@@ -52,6 +53,7 @@ class Server:
         store: SharedStore | None = None,
         guard: Guard | None = None,
         tenant_header: bytes | None = None,
+        migrations: Migrations | None = None,
     ) -> None:
         """`everybodys_metrics`: of all processes that share the port, where there are several. `guard`: where an API
         key is asked for. `tenant_header`: names a request's tenant where none is, in lower case."""
@@ -63,6 +65,7 @@ class Server:
         self._arms = arms
         self._store = store
         self._guard = guard
+        self._migrations = migrations
         self._tenant_header = tenant_header
         self.under_way: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,11 +113,13 @@ class Server:
         asked = self._asked(request, tenant, inference.streamed)._replace(body=request.body)
         if self._arms and asked.pinned is None:  # one that names its worker is no test of a policy
             asked = asked._replace(arm=self._arms.assign(request.head))
+        if self._migrations and inference.streamed and asked.pinned is None and not request.head.http_1_0:
+            asked = asked._replace(migration=self._migrations.begin(inference))
         routing = RequestRouting(self._brain, inference.model, asked)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
         if self._store and self._prompts:
             pending = self._look_up(self._store, pending, routing, inference)
-        exchange = self._exchange(request, connection, routing, tenant)
+        exchange = self._exchange(request, connection, routing, tenant, asked.migration)
         if pending is None:
             exchange.start()
         else:
@@ -167,7 +172,12 @@ class Server:
         return exchange
 
     def _exchange(
-        self, request: Request, connection: Connection, routing: RequestRouting, tenant: Tenant | None
+        self,
+        request: Request,
+        connection: Connection,
+        routing: RequestRouting,
+        tenant: Tenant | None,
+        migration: Migration | None = None,
     ) -> Exchange:
         if tenant is not None:
             tenant.begin()
@@ -175,7 +185,9 @@ class Server:
         brain = self._brain
         brain.metrics.tallies.in_flight += 1
         brain.retries.request()
-        return Exchange(request, request_id, connection, routing, brain.clock, self.under_way, routing.streamed)
+        return Exchange(
+            request, request_id, connection, routing, brain.clock, self.under_way, routing.streamed, migration
+        )
 
     def _check_model(self, model: str | None, tenant: Tenant | None) -> None:
         if tenant is not None:

@@ -11,7 +11,7 @@ from typing import Protocol
 from router.http.chunked import decode_chunks
 from router.http.upstream import Head
 
-_LAST_CHUNK = b"0\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Relay(Protocol):
@@ -96,7 +96,7 @@ class Events:
     def broken(self, event: bytes) -> bytes | None:
         if self._in_pieces:
             return None
-        return chunk(event) + _LAST_CHUNK
+        return chunk(event) + LAST_CHUNK
 
 
 class Rechunked:
@@ -115,11 +115,11 @@ class Rechunked:
         return chunk(data)
 
     def end(self) -> bytes:
-        return _LAST_CHUNK
+        return LAST_CHUNK
 
     def broken(self, event: bytes) -> bytes | None:
         whole = self._events and self._last.endswith((b"\n\n", b"\r\n\r\n"))
-        return chunk(event) + _LAST_CHUNK if whole else None
+        return chunk(event) + LAST_CHUNK if whole else None
 
 
 class Unchunked:

@@ -149,12 +149,17 @@ class Record:
 
     def _fail(self, chunk: Chunk, event: bytes) -> bytes:
         error = _error(chunk, event)
-        if self._finished or (isinstance(error.code, int) and error.code < _SERVER_ERROR):
+        if isinstance(error.code, int) and error.code < _SERVER_ERROR:
             return self._release() + event
         self.failure = f"says: {error.message}"
         return b""
 
     # -- when the worker has broken off
+
+    @property
+    def done(self) -> bool:
+        """The stream has come to its end."""
+        return self._done
 
     def ending(self, with_usage: bool) -> bytes | None:
         """What is missing of a stream that has all its tokens; None while tokens are."""

@@ -31,7 +31,7 @@ class RecordedEvents(Events):
     def _recorded(self, chunks: bytes) -> bytes:
         content, last = split_chunks(chunks)
         out = b"".join(map(self._record.feed, _events(content)))
-        if self._record.failure is not None:
+        if not self._record.done:
             last = b""  # another will end it
         return chunk(out) + last if out else last
 

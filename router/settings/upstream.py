@@ -56,5 +56,15 @@ class Upstream:
             ge=1,
         ),
     ] = 5
+    migration_limit: Annotated[
+        int,
+        about(
+            "Upstream",
+            "How often a stream that breaks off may go on from another worker (docs/migration.md); 0: it ends in an "
+            "error.",
+            "NUMBER",
+            ge=0,
+        ),
+    ] = 0
     health_interval: Annotated[float, seconds("Upstream", "Time between two health checks of a worker.")] = 2.0
     load_interval: Annotated[float, seconds("Upstream", "Time between two readings of a worker's load.")] = 1.0

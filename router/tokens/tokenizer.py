@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,10 @@ _log = logging.getLogger(__name__)
 
 Encode = Callable[[str, bool], Tokens]
 """(text, add_special_tokens) to ids."""
+Decode = Callable[[Sequence[int]], str]
+
+_TAIL = 16
+"""Tokens that decide whether the last character is whole: more than any has bytes."""
 
 SEGMENT_CACHE = 64 * 2**20
 """Bytes of text between special tokens, and of its ids, that fastokens keeps for each model: a chat repeats all of the
@@ -49,8 +53,11 @@ class Tokenizer:
     that the model knows is below it.
     """
 
-    def __init__(self, encode: Encode, templates: ChatTemplates | None, backend: str, vocabulary: int) -> None:
+    def __init__(
+        self, encode: Encode, decode: Decode, templates: ChatTemplates | None, backend: str, vocabulary: int
+    ) -> None:
         self._encode = encode
+        self._decode = decode
         self.vocabulary = vocabulary
         self.templates = templates
         self.backend = backend
@@ -61,6 +68,10 @@ class Tokenizer:
             return self._encode(text, add_special_tokens)
         except (UnicodeError, TypeError, ValueError) as error:
             raise CannotTokenize("malformed", f"the tokenizer refused the text: {type(error).__name__}") from None
+
+    def ends_whole(self, tokens: Sequence[int]) -> bool:
+        """Whether their text ends with a whole character: engines hold back what does not."""
+        return not self._decode(tokens[-_TAIL:]).endswith("\ufffd")
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
@@ -75,10 +86,9 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     config = _read_json(directory / "tokenizer_config.json")
     _add_tokens(reference, config.get("added_tokens_decoder"))
     fast = _fastokens(reference)
+    encode, decode = fast or (_encode_with(reference), _decode_with(reference))
     backend = "fastokens" if fast else "tokenizers"
-    return Tokenizer(
-        fast or _encode_with(reference), _templates(directory, config), backend, _vocabulary(reference, directory)
-    )
+    return Tokenizer(encode, decode, _templates(directory, config), backend, _vocabulary(reference, directory))
 
 
 def _vocabulary(reference: tokenizers.Tokenizer, directory: Path) -> int:
@@ -97,6 +107,13 @@ def _encode_with(model: tokenizers.Tokenizer) -> Encode:
     return encode
 
 
+def _decode_with(model: Any) -> Decode:
+    def decode(tokens: Sequence[int]) -> str:
+        return str(model.decode(list(tokens), skip_special_tokens=False))
+
+    return decode
+
+
 def _encode_flat(model: Any) -> Encode:
     """By fastokens, which hands out all ids as one buffer."""
 
@@ -108,7 +125,7 @@ def _encode_flat(model: Any) -> Encode:
     return encode
 
 
-def _fastokens(reference: tokenizers.Tokenizer) -> Encode | None:
+def _fastokens(reference: tokenizers.Tokenizer) -> tuple[Encode, Decode] | None:
     """The much faster library, when it is there and answers every probe as the reference does."""
     try:
         model = importlib.import_module("fastokens").Tokenizer.from_json_str(reference.to_str())
@@ -123,7 +140,7 @@ def _fastokens(reference: tokenizers.Tokenizer) -> Encode | None:
         return None
     if differing:
         log_event(_log, logging.WARNING, "fastokens and tokenizers differ; using tokenizers", probes=len(differing))
-    return None if differing else fast
+    return None if differing else (fast, _decode_with(model))
 
 
 def _agree(one: Encode, other: Encode, text: str) -> bool:

@@ -18,6 +18,7 @@ from router.arms import Arms
 from router.cli import make_parser
 from router.fleet import Fleet
 from router.metrics import Metrics
+from router.migrating import OUTCOMES, Migrations
 from router.outcome import End
 from router.readings import _REPORTED as FIGURES
 from router.readings import Readings
@@ -84,6 +85,7 @@ def registered() -> dict[str, Documented]:
     metrics = Metrics()
     Readings(Fleet([]), LoadBook(), KVIndexer(), LocalPlane(), lambda: 0.0).register(metrics)
     metrics.registry.register(Arms([], [], None, random.Random(0)))
+    metrics.registry.register(Migrations(1, Fleet([]), lambda _: None))
     nobody = cast("aiohttp.ClientSession", None)
     metrics.registry.register(SharedStore(StoreSpec(url="http://h:1"), Fleet([]), nobody, lambda: 0.0))
     found = {}
@@ -133,6 +135,7 @@ def test_the_metrics_page_mentions_no_metric_that_does_not_exist() -> None:
         *get_args(End),
         *get_args(Denial),
         *FIGURES,
+        *OUTCOMES,
     ],
 )
 def test_every_value_of_a_fixed_label_is_explained(value: str) -> None:

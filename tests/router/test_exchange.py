@@ -19,6 +19,7 @@ from router.http.messages import Request, Response
 from router.http.pool import Pool
 from router.http.upstream import BOOKED, KnownHeads, WorkerConnection
 from router.legs import Leg, Pair
+from router.migrating import Migration
 from router.openai_errors import error_response
 from router.outcome import Outcome
 from router.scheduling.balance import LeastLoaded
@@ -99,6 +100,9 @@ class Relayed:
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
         return len(exclude) <= self.others
+
+    def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
+        raise AssertionError("no stream here goes on elsewhere")
 
     def answered(self, leg: Leg) -> None:
         raise AssertionError("no worker here has failed others")

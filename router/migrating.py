@@ -1,0 +1,165 @@
+"""Streams that go on elsewhere: one request's way over several workers, and what became of all.
+
+`router.migration` knows the bytes; here it meets workers and their models.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from engines.disaggregation.legs import Body, read_body, value_of
+from engines.shaping import tells_tokens
+from indexer.types import Namespace
+from publishers.logs import log_event
+from router.fleet import Fleet, Worker
+from router.http.relay import Relay
+from router.http.upstream import Head
+from router.inference import Inference
+from router.legs import Leg
+from router.migration.bodies import continuation, tokens_left, wants_ids, with_ids
+from router.migration.record import Ends, Record
+from router.migration.refusal import refusal
+from router.migration.relay import RecordedEvents
+from router.tallies import counter_family
+
+logger = logging.getLogger("router.migrating")
+
+OUTCOMES: Final = ("continued", "ended", "refused", "failed")
+Outcome = Literal["continued", "ended", "refused", "failed"]
+_COMPLETIONS: Final = b"/v1/completions"
+
+
+class Migrations(Collector):
+    """All of them. `tokenizer`: by the name of a base model, where the router has one."""
+
+    def __init__(self, limit: int, fleet: Fleet, tokenizer: Callable[[str], Ends | None]) -> None:
+        """`limit`: how often one stream may go on elsewhere."""
+        self.limit = limit
+        self.fleet = fleet
+        self.tokenizer = tokenizer
+        self.outcomes: Counter[str] = Counter()
+
+    def begin(self, inference: Inference) -> Migration:
+        return Migration(self, inference)
+
+    def collect(self) -> Iterator[Metric]:
+        counts = (((outcome,), self.outcomes[outcome]) for outcome in OUTCOMES)
+        text = "Streams that broke off, by whether another worker went on, all was there, or neither could be."
+        yield counter_family("router_migrations", text, ("outcome",), counts)
+
+
+class Migration:
+    """Of one streamed request. `failure` and `whole` speak of the worker that answers now."""
+
+    __slots__ = ("_all", "_asks", "_body", "_inference", "_record", "_refusal", "_resumed", "_tries")
+
+    def __init__(self, migrations: Migrations, inference: Inference) -> None:
+        self._all = migrations
+        self._inference = inference
+        self._body: Body = {}
+        self._refusal: str | None = "its body cannot be read"
+        self._record: Record | None = None
+        """None: this worker's part is not recorded."""
+        self._asks = False
+        self._resumed = False
+        self._tries = 0
+        try:
+            self._body = read_body(inference.raw)
+        except ValueError:
+            return
+        self._refusal = refusal(inference.endpoint, self._body)
+
+    def leg(self, leg: Leg) -> Leg:
+        """With what the worker is to be asked."""
+        self._asks = self._refusal is None and can_take_part(leg.worker)
+        record = self._record
+        if not self._asks:
+            return leg
+        if record and self._resumed and record.prompt is not None and record.output:
+            body = continuation(self._body, record.prompt, record.output, self._left(record) or 0)
+            return leg._replace(body=body, target=_COMPLETIONS)
+        return leg._replace(body=with_ids(self._body))
+
+    def relay(self, head: Head) -> Relay | None:
+        """For the answer to what `leg` asked; None: as any other."""
+        if not self._asks or head.status != 200 or not head.events or head.framing != "chunked":
+            return None
+        if self._record is None or not self._resumed:  # nothing of an earlier try was sent
+            self._record = Record(self._inference.endpoint == "chat", wants_ids(self._body))
+        return RecordedEvents(self._record)
+
+    @property
+    def failure(self) -> str | None:
+        """What the worker says of its own breakdown."""
+        return self._record.failure if self._record else None
+
+    @property
+    def whole(self) -> bool:
+        """The stream may end here."""
+        return self._record is None or self._record.done
+
+    def ending(self) -> bytes | None:
+        """The events that are missing of a stream whose tokens are all there; None while tokens are."""
+        options = value_of(self._body, "stream_options")
+        with_usage = isinstance(options, dict) and options.get("include_usage") is True
+        end = self._record.ending(with_usage) if self._record else None
+        if end is not None:
+            self.count("ended")
+        return end
+
+    def cut(self) -> bool:
+        """The worker has broken off; whether another may go on."""
+        reason = self._reason()
+        if reason is None:
+            self._tries += 1
+            self._resumed = True
+            return True
+        limited = self._tries >= self._all.limit
+        self.count("failed" if limited else "refused")
+        log_event(logger, logging.INFO, "A stream cannot go on elsewhere", reason=reason)
+        return False
+
+    def _reason(self) -> str | None:
+        record, name = self._record, self._inference.model
+        if self._tries >= self._all.limit:
+            return f"it has gone on {self._tries} times"
+        if self._refusal or record is None:
+            return self._refusal or "its engine tells no tokens"
+        base = self._all.fleet.base_model(name)
+        trouble = record.cut(self._all.tokenizer(base.id) if base else None)
+        if trouble or not record.output:
+            return trouble
+        left = self._left(record)
+        if left is None:
+            return "nobody knows how long its model lets it become"
+        return None if left > 0 else "it has all tokens that it may have"
+
+    def _left(self, record: Record) -> int | None:
+        base = self._all.fleet.base_model(self._inference.model)
+        longest = base.max_model_len if base else None
+        prompt = len(record.prompt or ())
+        return tokens_left(self._body, self._inference.endpoint, prompt, len(record.output), longest)
+
+    @property
+    def tokens(self) -> Sequence[int] | None:
+        """The prompt that the next worker gets, once it is known."""
+        record = self._record
+        return record.prompt + record.output if record and record.prompt is not None else None
+
+    @property
+    def namespace(self) -> Namespace:
+        """In which these are cached."""
+        return Namespace(self._all.fleet.lora_name(self._inference.model), self._inference.cache_salt)
+
+    def count(self, outcome: Outcome) -> None:
+        self._all.outcomes[outcome] += 1
+
+
+def can_take_part(worker: Worker) -> bool:
+    return worker.description is not None and tells_tokens(worker.description.kind)

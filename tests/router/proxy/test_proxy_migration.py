@@ -1,0 +1,263 @@
+"""Streams that break off at one worker and go on from another; the engines behind them are `migration.engine`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from router import app
+from router.inference import Endpoint
+from tests.fakes.raw_client import Answered, RawClient, get, post
+from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer
+from tests.fakes.waiting import until
+from tests.router.migration.client import Seen, seen
+from tests.router.migration.engine import Engine, text_of
+from tests.router.proxy.running import RunningRouter, running
+
+PROMPT = [0, 1, 2]
+ANSWER = [0, 1, 6, 7, 3, 11, 12, 13, 14, 4, 8, 9, 10, 5]
+TEXT = text_of(ANSWER)
+PATHS: dict[str, Endpoint] = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
+EVENTS = {"completions": len(ANSWER) + 2, "chat": len(ANSWER) + 3}
+"""Of a whole stream: each token's, the usage, the end, and of a chat the role."""
+Way = Callable[[Dialogue], None]
+
+
+def asking(endpoint: Endpoint, **more: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "stream": True, "max_tokens": len(ANSWER), "stream_options": {"include_usage": True}}
+    asked = {"prompt": PROMPT} if endpoint == "completions" else {"messages": [{"role": "user", "content": "?"}]}
+    return {**body, **asked, **more}
+
+
+def path_of(endpoint: Endpoint) -> str:
+    return next(path for path, name in PATHS.items() if name == endpoint)
+
+
+def engine(name: str, after: int | None = None, way: Way = Dialogue.drop) -> Script:
+    """Whole, or `way` after so many events, which the client has by then."""
+
+    async def script(dialogue: Dialogue) -> None:
+        endpoint = PATHS[dialogue.request.target.decode()]
+        events = list(Engine(PROMPT, ANSWER, [1], name).stream(endpoint, json.loads(dialogue.request.body)))
+        dialogue.events_head()
+        for event in events[:after]:
+            dialogue.chunk(event)
+        if after is None:
+            dialogue.end()
+        else:
+            if after:
+                await dialogue.go_on.wait()
+            way(dialogue)
+
+    return script
+
+
+@asynccontextmanager
+async def fleet(
+    *scripts: Script, **settings: Any
+) -> AsyncIterator[tuple[RunningRouter, RawClient, list[ScriptedWorker]]]:
+    """A worker for each; they are asked in this order."""
+    workers = [ScriptedWorker(f"w{number}", default=script) for number, script in enumerate(scripts)]
+    for worker in workers:
+        await worker.listen()
+    try:
+        async with running(*workers, **{"migration_limit": 1, **settings}) as router, router.client() as client:
+            yield router, client, workers
+    finally:
+        for worker in workers:
+            await worker.__aexit__()
+
+
+async def ask(
+    client: RawClient, workers: list[ScriptedWorker], endpoint: Endpoint, **more: Any
+) -> tuple[Answered, Seen]:
+    client.send(post(path_of(endpoint), json.dumps(asking(endpoint, **more)).encode()))
+    head = await client.head()
+    assert head.status == 200
+    body, content = b"", b"something"
+    while content:
+        _, content = await client.chunk()
+        body += content
+        for worker in workers:
+            worker.go_on.set()
+    return head, seen(body)
+
+
+def assert_whole(found: Seen, endpoint: Endpoint) -> None:
+    assert (found.text, found.errors, found.ends, found.reasons) == (TEXT, [], 1, ["length"])
+    assert (found.roles, len(found.names)) == (endpoint == "chat", 1)
+    assert found.usage == {"prompt_tokens": 3, "completion_tokens": len(ANSWER), "total_tokens": 3 + len(ANSWER)}
+    assert (found.prompt, found.tokens) == (None, [])
+
+
+def migrations(router: RunningRouter) -> dict[str, float]:
+    outcomes = ("continued", "ended", "refused", "failed")
+    counts = {outcome: router.total("router_migrations_total", outcome=outcome) for outcome in outcomes}
+    return {outcome: count for outcome, count in counts.items() if count}
+
+
+def says_that_it_died(dialogue: Dialogue) -> None:
+    """As vLLM does when its engine process is gone."""
+    dialogue.event(b'{"error": {"message": "EngineCore encountered an issue.", "param": null, "code": 500}}')
+    dialogue.event(b"[DONE]")
+    dialogue.end()
+
+
+@pytest.mark.parametrize("way", [Dialogue.drop, Dialogue.reset, Dialogue.end, says_that_it_died])
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+async def test_a_stream_that_breaks_after_any_event(endpoint: Endpoint, way: Way) -> None:
+    for after in range(1, EVENTS[endpoint]):
+        async with fleet(engine("a", after, way), engine("b")) as (router, client, workers):
+            _, found = await ask(client, workers, endpoint)
+            assert_whole(found, endpoint)
+            assert router.samples("router_worker_failures_total") == {"w0": 1}
+            if way is not Dialogue.reset:  # which may overtake what was sent
+                ended = after >= EVENTS[endpoint] - 2
+                assert len(workers[1].requests) == (not ended)
+                assert (await ask(client, workers, endpoint))[1].ends == 1  # the client's connection goes on
+
+
+async def test_what_the_next_worker_is_asked() -> None:
+    async with fleet(engine("a", 4), engine("b")) as (router, client, workers):
+        first, second = workers
+        got, found = await ask(client, workers, "chat", temperature=0.5, user="u")
+        assert_whole(found, "chat")
+        assert got.header(b"x-router-worker") == b"w0"
+        assert found.names == {("a", "chat.completion.chunk", 1, "m")}
+        assert migrations(router) == {"continued": 1}
+        assert router.samples("router_retries_total") == {"w0": 1}
+        assert router.total("router_requests_total", end="complete", worker="w1") == 1
+    (asked,), (next_asked,) = first.requests, second.requests
+    assert json.loads(asked.body) == {**asking("chat", temperature=0.5, user="u"), "return_token_ids": True}
+    assert next_asked.target == b"/v1/completions"
+    wanted = asking("completions", temperature=0.5, user="u", return_token_ids=True)
+    assert json.loads(next_asked.body) == {**wanted, "prompt": PROMPT + ANSWER[:2], "max_tokens": len(ANSWER) - 2}
+    assert asked.values(b"x-request-id") == next_asked.values(b"x-request-id") == [got.header(b"x-request-id")]
+
+
+async def test_tokens_go_to_who_asks_for_them() -> None:
+    async with fleet(engine("a", 7), engine("b")) as (_, client, workers):
+        _, found = await ask(client, workers, "completions", return_token_ids=True)
+        assert (found.text, found.tokens, found.prompt) == (TEXT, ANSWER, PROMPT)
+
+
+async def test_one_stream_may_go_on_twice() -> None:
+    scripts = [engine("a", 3), engine("b", 4), engine("c")]
+    async with fleet(*scripts, migration_limit=2) as (router, client, workers):
+        assert_whole((await ask(client, workers, "chat"))[1], "chat")
+        assert migrations(router) == {"continued": 2}
+        assert [len(worker.requests) for worker in workers] == [1, 1, 1]
+
+
+async def test_no_more_often_than_the_limit() -> None:
+    async with fleet(engine("a", 3), engine("b", 4), engine("c")) as (router, client, workers):
+        _, found = await ask(client, workers, "completions")
+        (error,) = found.errors
+        assert "Worker w1 broke off its answer" in error["message"]
+        assert (TEXT.startswith(found.text), len(found.text) > 2, found.ends) == (True, True, 0)
+        assert migrations(router) == {"continued": 1, "failed": 1}
+        assert len(workers[2].requests) == 0
+
+
+async def test_none_unless_asked_for() -> None:
+    async with fleet(engine("a", 3), engine("b"), migration_limit=0) as (router, client, workers):
+        first, second = workers
+        _, found = await ask(client, workers, "completions")
+        assert (len(found.errors), found.ends) == (1, 0)
+        assert first.requests[0].body == json.dumps(asking("completions")).encode()
+        assert "router_migrations" not in router.app._metrics.render().decode()
+    assert second.requests == []
+
+
+@pytest.mark.parametrize(
+    "more", [{"n": 2}, {"stop": "x"}, {"tools": [{}]}, {"logprobs": True}, {"presence_penalty": 1}]
+)
+async def test_what_cannot_go_on_ends_in_an_error(more: dict[str, Any]) -> None:
+    async with fleet(engine("a", 4), engine("b")) as (router, client, workers):
+        first, second = workers
+        _, found = await ask(client, workers, "chat", **more)
+        assert (len(found.errors), found.ends) == (1, 0)
+        assert migrations(router) == {"refused": 1}
+        assert "return_token_ids" not in json.loads(first.requests[0].body)
+    assert second.requests == []
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [(answer(b"{}", 400), 502), (answer(b"{}", 200), 502), (answer(b"{}", 503), 502)]
+)
+async def test_nobody_who_goes_on(script: Script, status: int) -> None:
+    async with fleet(engine("a", 4), script) as (router, client, workers):
+        _, found = await ask(client, workers, "chat")
+        (error,) = found.errors
+        assert error["code"] == status
+        assert migrations(router) == {"failed": 1}
+        assert (await client.ask(get("/health"))).status == 200  # the client's connection goes on
+
+
+async def test_the_only_worker() -> None:
+    async with fleet(engine("a", 4)) as (router, client, workers):
+        assert len((await ask(client, workers, "chat"))[1].errors) == 1
+        assert migrations(router) == {"failed": 1}
+
+
+async def test_a_worker_that_cannot_be_reached_takes_no_stream_over() -> None:
+    async with fleet(engine("a", 4), engine("b"), engine("c"), migration_limit=2) as (router, client, workers):
+        await workers[1].refuse()
+        assert_whole((await ask(client, workers, "chat"))[1], "chat")
+        assert migrations(router) == {"continued": 1}
+        assert not router.is_up(workers[1])
+
+
+async def test_a_stream_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "INTERVAL", 0.02)
+
+    def stay(dialogue: Dialogue) -> None:
+        """Says nothing more."""
+
+    async with fleet(engine("a", 4, stay), engine("b"), idle_timeout=0.1) as (router, client, workers):
+        first = workers[0]
+        assert_whole((await ask(client, workers, "chat"))[1], "chat")
+        assert migrations(router) == {"continued": 1}
+        await until(lambda: first.dialogues[0].is_over)
+
+
+async def test_a_client_that_leaves_meanwhile() -> None:
+    async def slow(dialogue: Dialogue) -> None:
+        dialogue.events_head()
+        await dialogue.gone.wait()
+
+    async with fleet(engine("a", 4), slow) as (router, client, (first, second)):
+        client.send(post(path_of("chat"), json.dumps(asking("chat")).encode()))
+        await client.head()
+        first.go_on.set()
+        await until(lambda: second.dialogues)
+        client.vanish()
+        await until(lambda: second.dialogues[0].is_over)
+        await router.at_rest()
+
+
+async def test_a_worker_that_fails_before_its_first_token_is_no_migration() -> None:
+    def dies_at_once(dialogue: Dialogue) -> None:
+        says_that_it_died(dialogue)
+
+    async with fleet(engine("a", 0, dies_at_once), engine("b")) as (router, client, workers):
+        got, found = await ask(client, workers, "completions")
+        assert_whole(found, "completions")
+        assert got.header(b"x-router-worker") == b"w1"
+        assert migrations(router) == {}
+
+
+async def test_the_rest_goes_where_its_prefix_is() -> None:
+    """The tokens so far are the prompt that the next worker is chosen and booked by."""
+    async with fleet(engine("a", 9), engine("b"), router_mode="kv", kv_events=False) as (router, client, workers):
+        asked = []
+        await ask(client, workers, "completions")
+        for worker in workers:
+            asked += [json.loads(request.body)["prompt"] for request in worker.requests]
+        assert len(asked) == 2 or asked == [PROMPT]  # whichever was asked first
+        tokens = router.total("router_prompt_tokens_total")
+        assert tokens == sum(map(len, asked))
