@@ -8,7 +8,7 @@ from indexer.types import Tier, WorkerRank
 from router.kv_ages import BlockAges
 from router.tallies import Histogram
 
-A, B = WorkerRank("a", 0), WorkerRank("b", 0)
+A, B, C = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 0)
 
 
 def observed(histogram: Histogram) -> tuple[float, float]:
@@ -54,10 +54,13 @@ def test_a_copy_on_another_rank_is_told_with_how_late_it_came() -> None:
     ages.stored(A, Tier.GPU, [1], 100.0)
     ages.stored(A, Tier.GPU, [1], 101.0)
     assert observed(ages.replication) == (0, 0), "of the same rank it is none"
+    ages.stored(A, Tier.CPU, [1], 101.0)
     ages.stored(B, Tier.CPU, [1], 102.0)
     assert observed(ages.replication) == (0, 0), "nor in another tier"
     ages.stored(B, Tier.GPU, [1], 131.0)
     assert observed(ages.replication) == (1, 30)
+    ages.stored(C, Tier.GPU, [1], 141.0)
+    assert observed(ages.replication) == (2, 30 + 40), "from the first that is there"
 
 
 def test_what_a_rank_lost_all_at_once_is_forgotten() -> None:
@@ -71,6 +74,15 @@ def test_what_a_rank_lost_all_at_once_is_forgotten() -> None:
     ages.stored(A, Tier.GPU, [1], 140.0)
     ages.removed(A, Tier.GPU, [1], 150.0)
     assert observed(ages.lives[Tier.GPU]) == (1, 10)
+
+
+def test_of_workers_that_have_left_no_copy_is_known() -> None:
+    ages = BlockAges()
+    ages.stored(A, Tier.GPU, [1], 100.0)
+    ages.emptied(A, 101.0)
+    ages.keep({"b"})
+    ages.stored(B, Tier.GPU, [1], 110.0)
+    assert observed(ages.replication) == (0, 0)
 
 
 def test_those_stored_first_are_forgotten_first() -> None:

@@ -53,11 +53,11 @@ def stored(*hashes: int, tier: Tier = Tier.GPU) -> Stored:
     return Stored(tier, pack_hashes(hashes))
 
 
-PROMPT = PromptHashes(100, {16: np.array([SAMPLED, 1, 2, 3, 4, 5], np.uint64)})
+PROMPT = PromptHashes(100, {16: np.array([SAMPLED, 1, 2, 3, 4, 2 * SAMPLED], np.uint64)})
 
 
 def route(state: State, overlap: int | None, best: int | None, stored: int | None, loads: int = 0) -> None:
-    """A prompt of 100 tokens is sent to `A`; the first of its blocks of 16 belongs to the sample."""
+    """A prompt of 100 tokens is sent to `A`; the first and the last of its blocks of 16 belong to the sample."""
     decision = Decision(Candidates([(A, 16)]), Choice(0, None, ""), 100, overlap, best)
     decision.stored_tokens = loads
     state.metrics.lifecycle.routed(decision, 16, PROMPT, stored)
@@ -117,13 +117,17 @@ def test_ages_are_those_of_the_sample(state: State) -> None:
         assert state.read(f"router_kv_{name}_seconds_sum") == seconds
     assert state.read("router_kv_life_seconds_sum", tier="gpu") == 27
     state.says(B, Cleared())
-    assert state.read("router_kv_life_seconds_count", tier="gpu") == 1
+    state.now += 1
+    state.says(B, Removed(Tier.GPU, pack_hashes([SAMPLED])))
+    assert state.read("router_kv_life_seconds_count", tier="gpu") == 1, "it was gone before"
 
 
 def test_a_block_that_is_not_reached_is_not_reused(state: State) -> None:
-    state.says(A, stored(SAMPLED))
+    state.says(A, stored(SAMPLED, 2 * SAMPLED))
     route(state, overlap=0, best=16, stored=None)
     assert state.read("router_kv_first_reuse_seconds_count") == 0
+    route(state, overlap=16, best=16, stored=None)
+    assert state.read("router_kv_first_reuse_seconds_count") == 1
 
 
 def test_a_prompt_hashed_before_a_worker_of_another_block_size_came(state: State) -> None:

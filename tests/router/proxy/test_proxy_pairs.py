@@ -86,6 +86,8 @@ async def test_blocks_that_were_handed_over_are_counted(p: ScriptedWorker, d: Sc
         assert router.samples("router_kv_migrated_blocks_total") == {"d": 3}
         p.then(answer(b"{}", 400))
         await ask(router, b'{"prompt": "another one"}')
+        d.then(drop, drop, drop)
+        assert (await ask(router, b'{"prompt": "one more now"}')).status == 502
         assert router.samples("router_kv_migrated_blocks_total") == {"d": 3}
 
 
