@@ -94,8 +94,13 @@ class Actor:
     @property
     def megabytes(self) -> float:
         """Resident."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return megabytes(self.pid)
+
+
+def megabytes(pid: int) -> float:
+    """Resident."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def free_ports(draw: random.Random, offsets: Iterable[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -95,6 +96,7 @@ class Settling:
             if view not in {"exact", "partial"} or indexed - held or (view == "exact" and held - indexed):
                 counts = f"{len(indexed - held)} too many, {len(held - indexed)} too few of {len(held)}"
                 wrong.append(f"{worker.name} ({view}): {counts}")
+        self._ledger.notes["index"] = ", ".join(f"{count} {view}" for view, count in Counter(views.values()).items())
         return "; ".join(wrong)
 
     async def _open(self) -> str:
