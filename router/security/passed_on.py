@@ -19,12 +19,11 @@ def check_passed_on(head: RequestHead, own: frozenset[bytes]) -> None:
     leads out of /v1 once it is normalised, and for a method that workers have no use for."""
     if head.method not in METHODS:
         raise BadRequest(405, "This method is not passed on to workers.")
-    plain = head.path
-    while (less := unquote_to_bytes(plain)) != plain:  # somebody behind may do so more than once
-        plain = less
-    *folders, last = plain.split(b"/")[1:]
+    plain = unquote_to_bytes(head.path)
+    twice = unquote_to_bytes(plain) != plain  # somebody behind may decode it again
+    *folders, last = (part.partition(b";")[0] for part in plain.split(b"/")[1:])
     hidden = not _HIDDEN.isdisjoint(folders) or last in {b".", b".."}
-    if hidden or not _STRANGE.isdisjoint(plain) or plain.rstrip(b"/") in own:
+    if twice or hidden or not _STRANGE.isdisjoint(plain) or plain.rstrip(b"/") in own:
         raise BadRequest(400, "The path must be written plainly: without '//', '.', '..', '#' and needless '%'.")
 
 

@@ -144,7 +144,7 @@ async def test_a_hangup_reads_the_certificate_again(a: ScriptedWorker, ca: Autho
         router.app.on_hangup()
         second = await plain(router, ca.client())
         assert first.serial != second.serial
-        shutil.copy(ca.pair("h", "other").key, pair.key)  # not the certificate's: all stays as it was
+        shutil.copy(ca.pair("h", "other").cert, pair.cert)  # not the key's: all stays as it was
         router.app.on_hangup()
         assert await plain(router, ca.client()) == second
 
