@@ -25,6 +25,8 @@ SILENCE = 10
 counts. Publishers report every second, later by the two that an engine has to tell its load."""
 _LONGEST_GAP = 60
 """Looks between two reports that are taken for a publisher's habit; one that missed two of them is silent."""
+_MOST_OVER = 8
+"""Epochs remembered as being over; a clock is seldom set back twice while messages are under way."""
 
 
 class View(enum.Enum):
@@ -61,8 +63,10 @@ class Cursor:
         self.rank = rank
         self._replays = 0
         """Under way, of whatever epoch."""
-        self._gap = 0
-        """Looks between the last two reports; 0 while there were not two."""
+        self._gap: int | None = None
+        """Looks between the last two reports; None while there was none."""
+        self._over: tuple[int, ...] = ()
+        """Greater ones that a smaller one followed: news of them may still be under way."""
         self._looks = 0
         """Since the last report."""
         self._begin(NO_EVENTS)
@@ -80,6 +84,8 @@ class Cursor:
         self._publisher_exact = True
         self._doubted = False
         """The rank may have said things that never came; its next report will tell."""
+        self._contested = False
+        """Somebody reports for the rank in an epoch that seems to be over."""
         self._torn = False
         """A snapshot has begun and is not complete."""
         self._anew = False
@@ -94,7 +100,7 @@ class Cursor:
         if self._epoch < 0:
             return View.BLIND
         behind = self._asking or self._early or self._torn or self._missed >= self._next_id
-        if behind or self._doubted or self._anew or self._relearning:
+        if behind or self._doubted or self._contested or self._anew or self._relearning:
             return View.RECOVERING
         return View.EXACT if self._publisher_exact and not self._incomplete else View.PARTIAL
 
@@ -105,8 +111,11 @@ class Cursor:
 
     def on_batch(self, batch: EventBatch) -> list[Instruction]:
         asking = self._asking
-        if batch.epoch < self._epoch and not (batch.parts and asking and self._doubted):
-            return []
+        if batch.epoch < self._epoch or batch.epoch in self._over:
+            if not (batch.parts and asking and self._doubted):
+                return []
+            over = (*(epoch for epoch in self._over if epoch != batch.epoch), self._epoch)
+            self._over = over[-_MOST_OVER:]
         out = self._enter(batch.epoch)
         if batch.parts:  # only ever the answer to a question, even if that was of another epoch
             self._asking = asking
@@ -122,12 +131,15 @@ class Cursor:
 
     def on_report(self, report: LoadReport) -> list[Instruction]:
         """A report names the last batch published before it, so a batch that got lost in silence is noticed."""
-        if report.epoch < self._epoch:
-            return self._on_smaller_epoch(report) if self._doubted else []
+        if report.epoch < self._epoch or report.epoch in self._over:
+            return self._on_other_epoch(report)
+        if report.epoch == self._epoch and report.event_id < self._mark:
+            return []  # late, and so no sign of life
         fresh = report.epoch > self._epoch or self._doubted
         out = self._enter(report.epoch)
-        self._doubted = False
-        self._gap, self._looks = min(self._looks, _LONGEST_GAP), 0
+        self._doubted = self._contested = False
+        self._gap = 0 if self._gap is None else min(self._looks, _LONGEST_GAP)
+        self._looks = 0
         self._publisher_exact = report.exact
         # A report may overtake batches on its way; one still missing at the next report is lost.
         self._missed = report.event_id if fresh else self._mark
@@ -158,7 +170,7 @@ class Cursor:
     def on_look(self, connected: bool) -> None:
         """To be called every second. `connected`: to the event plane, as far as that is known."""
         self._looks += 1
-        silent = self._gap > 0 and self._looks > max(SILENCE, 3 * self._gap)
+        silent = self._gap is not None and self._looks > max(SILENCE, 3 * self._gap)
         if self._epoch >= 0 and (silent or not connected):
             self._doubted = True
 
@@ -179,8 +191,12 @@ class Cursor:
         if self._relearning:
             self._relearning, self._incomplete = False, True
 
-    def _on_smaller_epoch(self, report: LoadReport) -> list[Instruction]:
-        """Late news, or a publisher that began when the clock had been set back: one that is asked can tell."""
+    def _on_other_epoch(self, report: LoadReport) -> list[Instruction]:
+        """Late news, or a publisher that began when the clock had been set back: once ours is silent, whoever is asked
+        can tell."""
+        self._contested = self._epoch >= 0
+        if not self._doubted:
+            return []
         if report.epoch == NO_EVENTS:
             return self._enter(NO_EVENTS)
         self._may_ask = True

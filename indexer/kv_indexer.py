@@ -14,6 +14,7 @@ from indexer.matches import Matches, MostOfMatches, SumOfMatches
 from indexer.observer import Cause, Observer
 from indexer.predicted import PredictedPrefixes
 from indexer.prefix_index import PrefixIndex
+from indexer.removals import Removals
 from indexer.types import PLAIN, Namespace, Tier, WorkerRank
 
 
@@ -50,6 +51,7 @@ class KVIndexer:
         self._assumed = AssumedPrefixes(self.index, assumed_ttl, assumed)
         self.counts: Counter[str] = Counter()
         """Batches by fate: applied, stale, unknown_worker, other_hash_version, malformed."""
+        self.removals = Removals()
         self._predicted = PredictedPrefixes()
         self._cursors: dict[WorkerRank, Cursor] = {}
         self._observer = observer
@@ -76,6 +78,10 @@ class KVIndexer:
     def forget(self, rank: WorkerRank) -> None:
         self._cursors.pop(rank, None)
         self.clear(rank)
+        self.removals.drop(rank)
+
+    def watches(self, rank: WorkerRank) -> bool:
+        return rank in self._cursors
 
     def clear(self, rank: WorkerRank) -> None:
         """Drop all that is indexed for `rank`, known or assumed."""
@@ -85,6 +91,7 @@ class KVIndexer:
     def _drop(self, rank: WorkerRank) -> None:
         self._assumed.forget(rank)
         self._predicted.forget(rank)
+        self.removals.forget(rank)
         self.index.clear(rank)
 
     def _tell_dropped(self, rank: WorkerRank, cause: Cause) -> None:
@@ -197,6 +204,7 @@ class KVIndexer:
             if isinstance(event, Cleared):
                 self._tell_dropped(rank, "cleared")
                 self._predicted.forget(rank)
+                self.removals.forget(rank)
                 self.index.clear(rank)
                 continue
             hashes = unpack_hashes(event.hashes)
@@ -206,6 +214,7 @@ class KVIndexer:
                     observer.stored(rank, event.tier, hashes, created)
             else:
                 self.index.remove(rank, event.tier, hashes)
+                self.removals.note(rank, hashes)
                 if event.tier is Tier.GPU:
                     self._predicted.remove(rank, hashes)
                 if observer:

@@ -46,6 +46,10 @@ class Matches(Mapping[WorkerRank, Overlap], ABC):
     def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
         """Those of `blocks_of` that are on the GPU without a break; the same array where there is no other tier."""
 
+    def known_blocks_of(self, ranks: RankSet) -> Overlaps:
+        """Those of `blocks_of` that nobody had to predict."""
+        return self.blocks_of(ranks)
+
 
 class SlotMatches(Matches):
     """Of one chain. Arrays cost a microsecond; the mapping is made as a whole when it is first used."""
@@ -104,6 +108,9 @@ class SumOfMatches(Matches):
     def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
         return _sum([part.gpu_blocks_of(ranks) for part in self._parts], len(ranks))
 
+    def known_blocks_of(self, ranks: RankSet) -> Overlaps:
+        return _sum([part.known_blocks_of(ranks) for part in self._parts], len(ranks))
+
     def __getitem__(self, rank: WorkerRank) -> Overlap:
         for part in self._parts:
             if rank in part:
@@ -135,6 +142,9 @@ class MostOfMatches(Matches):
         for part in self._predicted:
             most = np.maximum(most, part.blocks_of(ranks))
         return most
+
+    def known_blocks_of(self, ranks: RankSet) -> Overlaps:
+        return self._known.known_blocks_of(ranks)
 
     def __getitem__(self, rank: WorkerRank) -> Overlap:
         found = [part[rank] for part in (self._known, *self._predicted) if rank in part]

@@ -31,6 +31,7 @@ from router.exchange import Exchange
 from router.fleet import Fleet, Worker
 from router.http.front import Connection, Limits
 from router.http.pool import Pool
+from router.index_audit import IndexAudit
 from router.ingest import Ingest
 from router.member import Member, Sockets, parent_ended, shared_books
 from router.metrics import Metrics
@@ -150,6 +151,8 @@ class App:
         self._ingest = Ingest(
             self._plane, settings.event_namespace, self._indexer, self._book, self._metrics, time.monotonic
         )
+        self._audit = IndexAudit(self._indexer, self._ingest.ask_anew, settings.store is not None)
+        self._audit.register(self._metrics)
         backlog = Backlog(books.backlog if books else None)
         self._scheduler = Scheduler(make_policy(settings), self._book, self._draw, backlog)
         lifecycle.loading = self._scheduler.loading
@@ -168,6 +171,7 @@ class App:
             RetryBudget(settings.retry_budget, time.monotonic()),
             settings.pd_timeout,
             settings.store is not None,
+            self._audit,
         )
         self._migrations = self._make_migrations(settings.migration_limit)
         Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(self._metrics)
@@ -315,6 +319,7 @@ class App:
             try:
                 self._fleet.tick(now)
                 patience.look(now)
+                self._audit.look(now)
             except Exception:  # without it nothing would ever be given up again
                 logger.exception("Requests could not be looked after")
 

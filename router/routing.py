@@ -17,6 +17,7 @@ from router.arms import Arm
 from router.failures import Failure
 from router.fleet import Fleet, Worker
 from router.http.messages import ARM, Response, header_lines
+from router.index_audit import Claim, IndexAudit
 from router.legs import Leg, Pair
 from router.metrics import Metrics
 from router.migrating import Migration, can_take_part
@@ -87,6 +88,7 @@ class Brain(NamedTuple):
     """Seconds that either part of a split request may take before anything comes of it."""
     has_store: bool = False
     """The workers share one."""
+    audit: IndexAudit | None = None
 
     def hash_prompt(self, token_ids: Sequence[int], namespace: Namespace) -> Prompt:
         """Raises OverflowError or TypeError for what is no token id."""
@@ -116,6 +118,8 @@ class RequestRouting:
         self.prompt = Prompt()
         self.arrived = self._submitted = brain.clock()
         self._began: float | None = None
+        self._found: Matches | None = None
+        self._claim: Claim | None = None
         self.ttft_slo = asked.ttft_slo
         self.priority = asked.priority
         self.tenant = asked.tenant
@@ -146,7 +150,8 @@ class RequestRouting:
         return self._candidates(self._exclude)
 
     def matches(self) -> Matches | None:
-        return self._brain.matches(self.prompt)
+        self._found = self._brain.matches(self.prompt)
+        return self._found
 
     def send(self, decision: Decision, booking: Booking) -> None:
         self._note(decision)
@@ -334,6 +339,8 @@ class RequestRouting:
         self._brain.metrics.lifecycle.finished(outcome)
         if self._arm:
             self._arm.tally.finished(outcome)
+        if self._claim and self._brain.audit:
+            self._brain.audit.finished(self._claim, outcome, self._brain.clock())
 
     def _candidates(self, exclude: frozenset[str]) -> Candidates:
         fleet = self._brain.fleet
@@ -370,6 +377,8 @@ class RequestRouting:
         brain.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
         if self._arm:
             self._arm.tally.routed(decision)
+        if brain.audit and self._found is not None and self.prompt.hashes:
+            self._claim = brain.audit.claim(decision, self._found, self.prompt.hashes)
         self._predict(decision.rank, worker)
 
     def _predict(self, rank: WorkerRank, worker: Worker) -> None:

@@ -6,6 +6,7 @@ import msgspec
 
 from indexer.types import WorkerRank
 from router.fleet import State, Worker
+from router.index_audit import DriftStatus
 from router.pairing import loneliness
 from router.routing import Brain
 
@@ -19,6 +20,8 @@ class RankStatus(msgspec.Struct, kw_only=True):
     routed: str
     blocks: dict[str, int]
     """Held, by tier."""
+    drift: DriftStatus | None
+    """How far it is from what engines report; null where there was nothing to compare."""
     requests: int
     load_age_seconds: float | None
 
@@ -76,6 +79,7 @@ def _rank_status(brain: Brain, rank: WorkerRank) -> RankStatus:
         index=view.value,
         routed="by events" if view.value != "blind" else "by assumption",
         blocks=brain.indexer.index.blocks_of(rank),
+        drift=brain.audit.status(rank) if brain.audit else None,
         requests=metrics.load.requests if metrics else 0,
         load_age_seconds=round(metrics.age, 3) if metrics and metrics.age is not None else None,
     )

@@ -244,12 +244,10 @@ def looks(indexer: KVIndexer, count: int, connected: bool = True) -> None:
 
 
 def heard() -> KVIndexer:
-    """Of an epoch 5, with one batch and reports every second."""
+    """Of an epoch 5, with one batch and a report."""
     indexer = watching()
     indexer.on_batch(batch(0, stored(1), epoch=5))
-    for _ in range(2):
-        looks(indexer, 1)
-        assert indexer.on_report(report(0, epoch=5)) == []
+    assert indexer.on_report(report(0, epoch=5)) == []
     return indexer
 
 
@@ -294,9 +292,11 @@ def test_a_smaller_epoch_counts_once_the_greater_is_silent_and_who_is_asked_has_
     """A publisher that began again after the wall clock had been set back."""
     indexer = heard()
     assert indexer.on_report(report(0, epoch=2)) == []
-    looks(indexer, 1)
+    assert indexer.view(RANK) is View.RECOVERING
+    assert indexer.on_report(report(0, epoch=5)) == []
+    assert indexer.view(RANK) is View.EXACT
     assert indexer.on_report(report(0, epoch=2)) == []
-    looks(indexer, SILENCE)
+    looks(indexer, SILENCE + 1)
     assert indexer.view(RANK) is View.RECOVERING
     assert indexer.on_batch(batch(1, stored(9), epoch=2)) == []
     assert held(indexer) == {1}
@@ -306,7 +306,37 @@ def test_a_smaller_epoch_counts_once_the_greater_is_silent_and_who_is_asked_has_
     assert held(indexer) == {7, 8}
     assert indexer.view(RANK) is View.EXACT
     assert indexer.on_batch(batch(2, stored(9), epoch=2)) == []
+    assert indexer.on_batch(batch(7, stored(1), epoch=5)) == indexer.on_report(report(7, epoch=5)) == []
     assert held(indexer) == {7, 8, 9}
+
+
+def test_an_epoch_that_was_thought_over_counts_again_if_who_is_asked_has_it() -> None:
+    """Two publishers for one rank, of which the older was heard alone for a while."""
+    indexer = heard()
+    looks(indexer, SILENCE + 1)
+    indexer.on_report(report(0, epoch=2))
+    indexer.on_batch(batch(0, stored(7), epoch=2, parts=1))
+    indexer.on_replay_end(RANK)
+    for _ in range(2):
+        indexer.on_report(report(0, epoch=2))
+    assert held(indexer) == {7}
+    looks(indexer, SILENCE + 1)
+    assert indexer.on_report(report(0, epoch=5)) == [ReplayRequest("w", 0, 2, 1)]
+    indexer.on_batch(batch(0, stored(1), epoch=5, parts=1))
+    indexer.on_replay_end(RANK)
+    assert indexer.on_report(report(0, epoch=5)) == []
+    assert held(indexer) == {1}
+    assert indexer.view(RANK) is View.EXACT
+
+
+def test_late_reports_are_no_sign_of_life() -> None:
+    indexer = heard()
+    indexer.on_batch(batch(1, stored(2), epoch=5))
+    indexer.on_report(report(1, epoch=5))
+    for _ in range(SILENCE + 1):
+        looks(indexer, 1)
+        indexer.on_report(report(0, epoch=5))
+    assert indexer.view(RANK) is View.RECOVERING
 
 
 def test_late_news_of_an_epoch_that_is_over_changes_nothing_even_in_a_silence() -> None:

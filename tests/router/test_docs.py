@@ -17,6 +17,7 @@ from publishers.local_plane import LocalPlane
 from router.arms import Arms
 from router.cli import make_parser
 from router.fleet import Fleet
+from router.index_audit import IndexAudit
 from router.metrics import Metrics
 from router.migrating import OUTCOMES, Migrations
 from router.outcome import End
@@ -84,6 +85,7 @@ def registered() -> dict[str, Documented]:
     """Every metric by the name under which it is exposed."""
     metrics = Metrics()
     Readings(Fleet([]), LoadBook(), KVIndexer(), LocalPlane(), lambda: 0.0).register(metrics)
+    IndexAudit(KVIndexer(), lambda _: None, has_store=False).register(metrics)
     metrics.registry.register(Arms([], [], None, random.Random(0)))
     metrics.registry.register(Migrations(1, Fleet([]), lambda _: None))
     nobody = cast("aiohttp.ClientSession", None)
