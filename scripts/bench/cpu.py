@@ -19,10 +19,16 @@ def read_stat(text: str) -> tuple[int, float]:
 def tree_seconds(pid: int, everything: dict[int, tuple[int, float]] | None = None) -> float:
     """User and system time of `pid`, its threads and its descendants. ProcessLookupError when it is gone."""
     known = _all_processes() if everything is None else everything
+    return sum(known[each][1] for each in descendants(pid, known))
+
+
+def descendants(pid: int, everything: dict[int, tuple[int, float]] | None = None) -> list[int]:
+    """Of `pid`, itself first. ProcessLookupError when it is gone."""
+    known = _all_processes() if everything is None else everything
     if pid not in known:
         raise ProcessLookupError(pid)
     children = [child for child, (parent, _) in known.items() if parent == pid]
-    return known[pid][1] + sum(tree_seconds(child, known) for child in children)
+    return [pid, *(each for child in children for each in descendants(child, known))]
 
 
 def _all_processes() -> dict[int, tuple[int, float]]:

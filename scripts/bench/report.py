@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
-import os
-import platform
-import subprocess
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
+from . import machine
 from .goals import Goal, cpu_goals, decision_goals, index_goals, latency_goals
 from .index import IndexRow
 from .peers import PEERS
-from .places import ROOT
 from .proxies import Findings
 from .workloads import WORKLOADS
 
@@ -90,7 +85,7 @@ def page(results: Results) -> str:
 
 def _goal_table(rows: Iterable[Goal]) -> str:
     cells = [(row.goal, row.ours, row.peer, row.ratio, row.verdict) for row in rows]
-    return _table(("goal", "ours", "peer", "ours / peer", ""), cells)
+    return table(("goal", "ours", "peer", "ours / peer", ""), cells)
 
 
 def _cpu_table(found: Findings) -> str:
@@ -100,7 +95,7 @@ def _cpu_table(found: Findings) -> str:
     ]
     idle = ", ".join(f"{name} {value:.1f}" for name, value in found.idle.items())
     header = ("load", "ours", "µs", "beside", "µs", "ratio")
-    return _table(header, cells) + f"\nWithout any request, milliseconds of CPU a second: {idle or 'not taken'}.\n"
+    return table(header, cells) + f"\nWithout any request, milliseconds of CPU a second: {idle or 'not taken'}.\n"
 
 
 def _latency_table(found: Findings) -> str:
@@ -114,19 +109,19 @@ def _latency_table(found: Findings) -> str:
         )
         for row in found.latency
     ]
-    return _table(("connections", "", "router", "ms", "least–greatest"), cells)
+    return table(("connections", "", "router", "ms", "least–greatest"), cells)
 
 
 def _index_table(rows: Iterable[IndexRow]) -> str:
     cells = [(row.what, row.unit, f"{row.ours:,.4g}", f"{row.peer:,.4g}", row.ratio) for row in rows]
-    return _table(("", "unit", "ours", "RadixTree", "ratio"), cells)
+    return table(("", "unit", "ours", "RadixTree", "ratio"), cells)
 
 
 def _decision_table(found: dict[str, float]) -> str:
-    return _table(("", "ms"), [(name, f"{value:,.3f}") for name, value in found.items() if name != "entries"])
+    return table(("", "ms"), [(name, f"{value:,.3f}") for name, value in found.items() if name != "entries"])
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
 
@@ -136,29 +131,10 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def _facts(busy: str) -> list[str]:
-    now = datetime.datetime.now(datetime.UTC)
     peers = "; ".join(", ".join(p for p in [*peer.bare, *peer.packages] if "==" in p) for peer in PEERS.values())
     return [
-        f"Date: {now:%Y-%m-%d %H:%M} UTC, revision {_revision()}",
-        (
-            f"Machine: {_processor()}, {os.cpu_count()} cores, {_memory()} GiB, Linux, "
-            f"Python {platform.python_version()}"
-        ),
+        *machine.facts(),
         f"Peers: {peers}",
         *(f"{name}: {peer.note}" for name, peer in PEERS.items() if peer.note),
         f"Other work on the machine: {busy}",
     ]
-
-
-def _revision() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30

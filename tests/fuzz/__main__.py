@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import json
 import resource
 import sys
 import tempfile
@@ -38,7 +39,7 @@ class Round(NamedTuple):
 
 def main(argv: list[str] | None = None) -> int:
     """0: nothing failed."""
-    arguments = _arguments(argv)
+    arguments = make_parser().parse_args(argv)
     targets = arguments.target or list(ALL)
     if arguments.input:
         return _show(targets, arguments.input.read_bytes())
@@ -50,10 +51,10 @@ def main(argv: list[str] | None = None) -> int:
             results.setdefault(name, []).append(result)
             if result.failure:
                 _tell(result.failure)
-    return _summarise(results, time.monotonic() - began)
+    return _summarise(results, time.monotonic() - began, arguments.json)
 
 
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     add = parser.add_argument
     add("--target", action="append", choices=sorted(ALL), metavar="NAME", help=f"repeatable: {', '.join(ALL)}")
@@ -64,7 +65,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     add(
         "--input", type=Path, metavar="FILE", help="run this one input, as a failure leaves it, and show what it raises"
     )
-    return parser.parse_args(argv)
+    add("--json", type=Path, metavar="FILE", help="write the sums as JSON")
+    return parser
 
 
 def _rounds(targets: list[str], arguments: argparse.Namespace) -> list[Round]:
@@ -121,7 +123,7 @@ def _show(targets: list[str], data: bytes) -> int:
     return 0
 
 
-def _summarise(results: dict[str, list[Result]], seconds: float) -> int:
+def _summarise(results: dict[str, list[Result]], seconds: float, file: Path | None) -> int:
     print(f"{'target':<20}{'executions':>12}{'a second':>10}{'kept':>8}{'failures':>10}")
     for name in (name for name in ALL if name in results):
         executions, spent = _sum(results[name])
@@ -130,6 +132,8 @@ def _summarise(results: dict[str, list[Result]], seconds: float) -> int:
     everything = [each for rounds in results.values() for each in rounds]
     failures, memory = _failures(everything), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     print(f"in all {_sum(everything)[0]:,} executions in {seconds:.0f} s, {failures} failures, at most {memory} MiB")
+    if file:
+        file.write_text(json.dumps({"executions": _sum(everything)[0], "failures": failures, "seconds": seconds}))
     return 1 if failures else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.fuzz.target import Target
 from tests.fuzz.targets import (
+    admin,
     chunks,
     disaggregation,
     edited,
@@ -31,5 +32,6 @@ _FILES = (
     disaggregation,
     inference,
     settings,
+    admin,
 )
 ALL: dict[str, Target] = {target.name: target for file in _FILES for target in file.TARGETS}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tests.router.http.test_chunked import chunk
 
 _LAST = b"0\r\n\r\n"
+_SWITCHING = b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"
 WORDS = (
     b"\r\n", b"\r\n\r\n", b"\n", b"\r", b" ", b"\t", b":", b": ", b"\x00", b"HTTP/1.1", b"HTTP/1.0", b"HTTP/2.0",
     b"GET ", b"POST ", b"HEAD ", b"OPTIONS * ", b"CONNECT a:1 ", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -16,7 +17,7 @@ WORDS = (
     b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip, chunked\r\n", b"transfer-encoding:\x0bchunked\r\n",
     b"Connection: close\r\n", b"Connection: keep-alive, content-length\r\n", b"Expect: 100-continue\r\n",
     b"Connection: upgrade\r\nUpgrade: websocket\r\n", b"X-Router-Priority: 1\r\n", b"X-Request-Id: 7\r\n",
-    b"X: a\r\n b\r\n", b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", b"Trailer: x\r\n",
+    b"X: a\r\n b\r\n", _SWITCHING, b"Trailer: x\r\n",
     b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 204 No Content\r\n", b"Content-Type: text/event-stream\r\n",
     b"data: {}\n\n", b"data: [DONE]\n\n", b"0\r\n\r\n", b"5;a=b\r\nhello\r\n", b"ffffffffffffffff\r\n",
     b"00000005\r\nhello\r\n", b"0\r\nexpires: never\r\n\r\n", b"-1\r\n", b"A\n",
@@ -72,7 +73,9 @@ def _framed(draw: random.Random, body: bytes) -> tuple[bytes, bytes]:
 
 
 def _answer(draw: random.Random) -> bytes:
-    interim = draw.choice([b""] * 4 + [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Hints\r\nlink: </a>\r\n\r\n"])
+    interim = draw.choice(
+        [b""] * 4 + [_SWITCHING, b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Hints\r\nlink: </a>\r\n\r\n"]
+    )
     status = draw.choice([b"HTTP/1.1 200 OK"] * 5 + [b"HTTP/1.1 503 No", b"HTTP/1.0 200 OK", b"HTTP/1.1 204 None"])
     headers = [b"date: today", *draw.sample(_ANSWER_HEADERS, draw.randint(0, 2))]
     events = [draw.choice(_EVENTS) for _ in range(draw.randint(0, 6))]

@@ -88,7 +88,8 @@ def _numbers(data: bytes) -> Hashable:
 def _seeds(*names: str) -> list[bytes]:
     """Recorded frames, and frames with the events of two, the second's in another medium."""
     frames = list(dict.fromkeys(frame for name in names for frame in payloads(name) if len(frame) < _SHORT))
-    return [*frames, *(_joined(one, other) for one, other in itertools.pairwise(frames[:40]))]
+    joined = [_joined(one, other) for one, other in itertools.pairwise(frames[:40])]
+    return [*frames, *joined, MSGPACK.encode([math.nan, []]), b"\x93\x01\x91" + DEEP_MSGPACK[0]]
 
 
 def _joined(one: bytes, other: bytes) -> bytes:

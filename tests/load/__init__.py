@@ -1,0 +1,1 @@
+"""How much the router carries on this machine, and its peers beside it: `scripts/load --help`."""
