@@ -16,7 +16,9 @@ Json = dict[str, Any]
 _REFERENCE = "#/components/schemas/{name}"
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-_URL = rf"""^https?://({_LABEL}(\.{_LABEL})*|\[[0-9A-Fa-f:.]+\])(:[0-9]{{1,5}})?(/[!-"$->@-~]*)?$"""
+_IPV6 = r"\[(::1|[0-9A-Fa-f]{1,4}(:[0-9A-Fa-f]{1,4}){7})\]"
+_PORT = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_URL = rf"""^https?://({_LABEL}(\.{_LABEL})*|{_IPV6})(:{_PORT})?(/[!-"$->@-~]*)?$"""
 """A little less than `router.worker_spec` takes; what it takes is what counts."""
 _ENDPOINT: Json = {"type": ["string", "null"], "pattern": r"^(tcp|ipc)://[^\s*]+$"}
 NEW_WORKER: Json = {
@@ -86,6 +88,7 @@ _BODY_ERRORS = (400, 413, 415, 422)
 @cache
 def document() -> Json:
     _, schemas = msgspec.json.schema_components([Workers, Change, LogLevel, Error], ref_template=_REFERENCE)
+    schemas["Change"]["minProperties"] = 1
     return {
         "openapi": "3.1.0",
         "info": {

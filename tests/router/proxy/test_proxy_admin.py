@@ -376,6 +376,17 @@ def test_the_description_refuses_what_is_refused(body: dict[str, Any]) -> None:
     assert not is_worker(body)
 
 
+@pytest.mark.parametrize("url", ["http://[.De0D:8E2]", "http://[::1", "http://h:65536", "http://h:99999", "http://h:0"])
+def test_an_address_that_cannot_be_is_not_described_either(url: str) -> None:
+    assert not is_worker({"url": url})
+    with pytest.raises(ValueError, match=re.escape(url)):
+        worker_from_mapping({"url": url})
+
+
+def test_a_change_of_nothing_is_not_described() -> None:
+    assert document()["components"]["schemas"]["Change"]["minProperties"] == 1
+
+
 VALUES: dict[str, list[Any]] = {
     "url": ["http://h:1", "https://h", "http://10.0.0.7:8000/", "http://[::1]:80", "http://a_b.c-d:65535/base/path"],
     "name": [None, "a", "10.0.0.7:8000", "A_b.c-d"],
