@@ -29,7 +29,8 @@ from router.breaker import Breaker
 from router.cli import Source
 from router.exchange import Exchange
 from router.fleet import Fleet, Worker
-from router.http.front import Connection, Limits
+from router.http.clients import Clients, Limits
+from router.http.front import Connection
 from router.http.pool import Pool
 from router.index_audit import IndexAudit
 from router.ingest import Ingest
@@ -179,7 +180,10 @@ class App:
         if self._arms:
             self._metrics.registry.register(self._arms)
         self._sockets = Sockets(member, self._metrics.render) if member else None
-        self._connections: set[Connection] = set()
+        tally = self._metrics.tallies.clients
+        self._clients: Clients[Connection] = Clients(_client_limits(settings), tally.refused)
+        self._connections = self._clients.open
+        tally.connections, tally.buffered = self._connections.__len__, lambda: self._clients.buffered
         self._roster: Roster | None = None
         self._reloading: Reloading | None = None
         self._admin: AdminSurface | None = None
@@ -289,12 +293,9 @@ class App:
         if self._store and settings.store and settings.store.keep:
             keeper = StoreKeeper(self._store, settings.store.keep)
             self._tasks.append(asyncio.create_task(keeper.run(), name="store keeper"))
-        limits = Limits(settings.max_body_size)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(
-                surface.serve, error_response, limits, self._connections, loop.call_later, security.passing, admit
-            ),
+            lambda: Connection(surface.serve, error_response, self._clients, loop.call_later, security.passing, admit),
             settings.host,
             settings.port,
             backlog=1024,
@@ -319,6 +320,7 @@ class App:
             try:
                 self._fleet.tick(now)
                 patience.look(now)
+                await self._clients.look(now)
                 self._audit.look(now)
             except Exception:  # without it nothing would ever be given up again
                 logger.exception("Requests could not be looked after")
@@ -375,6 +377,16 @@ class App:
 def _limits(settings: Settings) -> router.scheduling.limits.Limits:
     return router.scheduling.limits.Limits(
         settings.max_queue, settings.queue_timeout, settings.max_concurrency, settings.max_worker_concurrency
+    )
+
+
+def _client_limits(settings: Settings) -> Limits:
+    return Limits(
+        settings.max_body_size,
+        settings.max_buffered,
+        settings.max_connections,
+        settings.client_timeout,
+        settings.keep_alive_timeout,
     )
 
 

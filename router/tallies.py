@@ -8,10 +8,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.http.clients import Cause
 from router.legs import Parted
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -105,6 +107,25 @@ class QueueTally:
         yield counter_family("router_queue_refused", "Requests not held, or no longer.", ("reason",), counts)
 
 
+class ClientTally:
+    """Of clients' connections."""
+
+    def __init__(self) -> None:
+        self.connections: Callable[[], int] = int
+        """Of the moment."""
+        self.buffered: Callable[[], int] = int
+        """Bytes, of the moment."""
+        self.refused: Counter[str] = Counter()
+        """By cause."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("router_client_connections", "Connections of clients.", self.connections())
+        buffered = "Bytes of large bodies that are held, being read or until their answers' end."
+        yield GaugeMetricFamily("router_buffered_bytes", buffered, self.buffered())
+        counts = (((cause,), self.refused[cause]) for cause in get_args(Cause))
+        yield counter_family("router_clients_refused", "Clients turned away, or cut off.", ("cause",), counts)
+
+
 class Tallies(Collector):
     """All that is counted with every request."""
 
@@ -117,6 +138,7 @@ class Tallies(Collector):
         self.decision = Histogram(_DECISION_SECONDS)
         self.parted = PartedTally()
         self.queue = QueueTally()
+        self.clients = ClientTally()
         self._workers: dict[str, WorkerTally] = {}
 
     def worker(self, worker_id: str) -> WorkerTally:
@@ -160,6 +182,7 @@ class Tallies(Collector):
         yield counter_family("router_refused", refused, ("objective",), counts)
         yield from self.parted.collect()
         yield from self.queue.collect()
+        yield from self.clients.collect()
         yield GaugeMetricFamily("router_requests_in_flight", "Requests being served.", self.in_flight)
 
     def _ends(self) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -11,10 +11,11 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import httptools
 
+from router.http.clients import LARGE, READ_AHEAD, SPARE, Clients, Doing, Stay
 from router.http.messages import (
     Headers,
     Passing,
@@ -50,10 +51,6 @@ class Exchange(Protocol):
     def resume(self) -> None: ...
 
 
-class Limits(NamedTuple):
-    max_body: int
-
-
 Serve = Callable[[Request, "Connection"], Exchange | None]
 """Answers a request on its connection, at once (None) or through the exchange that it returns."""
 RefuseText = Callable[[int, str], Response]
@@ -70,25 +67,29 @@ class Connection(asyncio.Protocol):
         self,
         serve: Serve,
         refuse: RefuseText,
-        limits: Limits,
-        connections: set[Connection],
+        clients: Clients[Connection],
         call_later: CallLater,
         passing: Passing = Passing(),  # noqa: B008 -- immutable
         admit: Admit | None = None,
     ) -> None:
-        """Is in `connections` while it is open; `call_later` is the event loop's."""
+        """Is one of `clients` while it is open; `call_later` is the event loop's."""
         self._call_later = call_later
         self._serve = serve
         self._refuse = refuse
-        self._limits = limits
+        self._clients = clients
+        self._limits = clients.limits
         self._passing = passing
         self._admit = admit
-        self._connections = connections
         self._transport: asyncio.Transport
         self.write: Callable[[bytes], None]
         """Relays a piece of the current answer."""
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[Request] = deque()
+        self._ahead = 0  # bytes of those that wait
+        self._reading = True
+        self._counted = 0  # bytes of the body being read, among all that are held
+        self._sent = 0  # requests that the client has sent
+        self._stay = Stay()
         self._current: Request | None = None
         self._exchange: Exchange | None = None
         self._closing = False
@@ -114,13 +115,24 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.write = self._transport.write
-        self._connections.add(self)
+        clients = self._clients
+        clients.open.add(self)
+        if len(clients.open) > self._limits.max_connections:
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        self._clients.refused["max_connections"] += 1
+        if len(self._clients.open) > self._limits.max_connections + SPARE:
+            self.abort()
+            return
+        text = f"The router has as many connections as it may ({self._limits.max_connections}); try again later."
+        self._refuse_message(503, text)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- asyncio's signature
-        self._connections.discard(self)
-        self._waiting.clear()
+        self._clients.open.discard(self)
         self._closing = True
-        exchange, self._exchange, self._current = self._exchange, None, None
+        self._drop_waiting()
+        exchange = self._end_current()
         if exchange:
             exchange.cancel()
 
@@ -161,7 +173,8 @@ class Connection(asyncio.Protocol):
         body = data[start : start + length]
         if len(body) < length:
             self._missing = length - len(body)
-            self._body = [body]
+            self._body, self._body_size = [body], len(body)
+            self._count()
             return b""
         self._complete(repeated.head, body)
         return data[start + length :]
@@ -171,8 +184,11 @@ class Connection(asyncio.Protocol):
         rest = data[self._missing :]
         self._body.append(data[: self._missing] if rest else data)
         self._missing -= len(self._body[-1])
+        self._body_size += len(self._body[-1])
+        self._count()
         if not self._missing and self._repeated:
             pieces, self._body = self._body, []
+            self._body_size = 0
             self._complete(self._repeated.head, b"".join(pieces))
         return rest
 
@@ -252,6 +268,7 @@ class Connection(asyncio.Protocol):
             self._refuse_body()
         elif not self._closing:
             self._body.append(body)
+            self._count()
 
     def on_message_complete(self) -> None:
         if self._offers_upgrade:
@@ -270,13 +287,21 @@ class Connection(asyncio.Protocol):
         self._complete(head, body)
 
     def _complete(self, head: RequestHead, body: bytes) -> None:
+        if self._closing:
+            return
         request = Request(head, body)
-        if self._current is None and not self._paused and not self._closing:
+        self._sent += 1
+        if len(body) > LARGE:
+            self._clients.buffered += len(body) - self._counted
+            self._counted = 0
+        if self._current is None and not self._paused:
             self._begin(request)
-        elif not self._closing:
-            self._waiting.append(request)
-            if len(self._waiting) >= MAX_PIPELINED:
-                self._transport.pause_reading()
+            return
+        self._waiting.append(request)
+        self._ahead += _size(request)
+        if len(self._waiting) >= MAX_PIPELINED or self._ahead >= READ_AHEAD:
+            self._reading = False
+            self._transport.pause_reading()
 
     # -- answering
 
@@ -290,7 +315,9 @@ class Connection(asyncio.Protocol):
         """Not before the client has taken what came before: what it does not take would pile up here."""
         if self._waiting and self._current is None and not self._paused:
             request = self._waiting.popleft()
-            if len(self._waiting) == MAX_PIPELINED - 1:
+            self._ahead -= _size(request)
+            if not self._reading and len(self._waiting) < MAX_PIPELINED and self._ahead < READ_AHEAD:
+                self._reading = True
                 self._transport.resume_reading()
             self._begin(request)
 
@@ -305,7 +332,7 @@ class Connection(asyncio.Protocol):
 
     def finish(self, keep_alive: bool = True) -> None:
         """The current answer is complete; the next request's turn."""
-        self._current = self._exchange = None
+        self._end_current()
         if not keep_alive or self._closing:
             self._closing = True
             self._transport.close()
@@ -316,7 +343,7 @@ class Connection(asyncio.Protocol):
         """Break the connection, so that the client cannot take what it has for whole."""
         if self._current:
             self._reset_when_closed()
-        exchange, self._exchange, self._current = self._exchange, None, None
+        exchange = self._end_current()
         self._closing = True
         self._transport.abort()
         if exchange:
@@ -336,7 +363,7 @@ class Connection(asyncio.Protocol):
     def drain(self) -> None:
         """Close now if idle, else after the request in progress."""
         self._closing = True
-        self._waiting.clear()
+        self._drop_waiting()
         if self._current is None:
             self._transport.close()
 
@@ -351,7 +378,7 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return
         self._closing = True
-        self._waiting.clear()
+        self._drop_waiting()
         if self._current is None:
             self._transport.write(write_response(response, keep_alive=False))
             self._linger()
@@ -361,6 +388,63 @@ class Connection(asyncio.Protocol):
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._call_later(LINGER, self._transport.close)
+
+    # -- what it holds
+
+    def _end_current(self) -> Exchange | None:
+        request, exchange = self._current, self._exchange
+        self._current = self._exchange = None
+        if request is not None and len(request.body) > LARGE:
+            self._clients.buffered -= len(request.body)
+        return exchange
+
+    def _drop_waiting(self) -> None:
+        """And what is read of the next one: when no further request will be answered."""
+        sizes = (len(request.body) for request in self._waiting)
+        self._clients.buffered -= self._counted + sum(size for size in sizes if size > LARGE)
+        self._waiting.clear()
+        self._body.clear()
+        self._counted = self._ahead = self._missing = 0
+
+    def _count(self) -> None:
+        """What is read of a large body, as long as there is room for it."""
+        if self._body_size > LARGE and not self._closing:
+            self._clients.buffered += self._body_size - self._counted
+            self._counted = self._body_size
+            if self._clients.buffered > self._limits.max_buffered:
+                self._clients.refused["max_buffered"] += 1
+                text = "The router holds as many bytes of requests as it may (--max-buffered); try again in a second."
+                self._refuse_with(self._refuse(429, text)._replace(headers=((b"retry-after", b"1"),)))
+
+    # -- time
+
+    def look(self, now: float) -> None:
+        """Once in a while: end what has taken too long."""
+        doing = self._doing()
+        seconds, limits = self._stay.seconds(doing, now), self._limits
+        match doing[0]:
+            case "taking" if seconds >= limits.client_timeout:
+                self._clients.refused["slow_answer"] += 1
+                self.abort()
+            case "sending" if seconds >= limits.client_timeout:
+                self._clients.refused["slow_request"] += 1
+                text = f"The request did not come whole within {limits.client_timeout:g} s; send it again, faster."
+                self._refuse_message(408, text)
+            case "idle" if seconds >= limits.keep_alive_timeout:
+                self.drain()
+
+    def _doing(self) -> Doing:
+        unsent = self._transport.get_write_buffer_size()
+        if unsent and (self._paused or self._current is None):  # else the answer may still add to it
+            return "taking", unsent
+        if self._reading and not self._closing and (self._missing or not self._between):
+            return "sending", self._sent
+        return ("idle" if self._current is None else "busy"), self._sent
+
+
+def _size(request: Request) -> int:
+    head = request.head
+    return len(request.body) + len(head.target) + sum(len(name) + len(value) for name, value in head.headers)
 
 
 def _fault(version: str, names: list[bytes]) -> str | None:

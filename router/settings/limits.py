@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from router.settings.options import about, read_header, read_none, seconds
+from router.settings.options import about, read_header, read_none, read_size, seconds
 
 AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -37,6 +37,33 @@ class Limits:
     max_worker_concurrency: Annotated[
         AtLeast1 | None, _most("Requests at each worker; a worker with as many gets no more until one of them ends.")
     ] = None
+    max_connections: Annotated[
+        int,
+        about("Limits", "Connections of clients; more are answered with 503 and closed.", "NUMBER", ge=1),
+    ] = 16384
+    max_buffered: Annotated[
+        int,
+        about(
+            "Limits",
+            "Bytes of large request bodies (above 64KiB) that each process holds at a time; what comes beyond is "
+            "answered with 429.",
+            "SIZE",
+            ge=1024**2,
+            takes="a size of at least 1MiB, such as 512MiB (KiB, MiB, GiB, or a plain number of bytes)",
+            read=read_size,
+        ),
+    ] = 1024**3
+    client_timeout: Annotated[
+        float,
+        seconds(
+            "Limits",
+            "How long a client may take to send a request that it has begun (then 408), or to take anything of an "
+            "answer that is there (then it is cut off).",
+        ),
+    ] = 60.0
+    keep_alive_timeout: Annotated[
+        float, seconds("Limits", "How long a client's connection may stay open without a request.")
+    ] = 75.0
     tenant_header: Annotated[
         str | None,
         about(

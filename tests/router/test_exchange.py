@@ -14,7 +14,8 @@ from router.exchange import Exchange
 from router.failures import Failure
 from router.fleet import Worker
 from router.http.chunked import decode_chunks
-from router.http.front import Connection, Limits
+from router.http.clients import Clients, Limits
+from router.http.front import Connection
 from router.http.messages import Request, Response
 from router.http.pool import Pool
 from router.http.upstream import BOOKED, KnownHeads, WorkerConnection
@@ -42,7 +43,7 @@ class Relayed:
 
     def __init__(
         self,
-        request: bytes = b"POST /v1/x HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}",
+        request: bytes = b"POST /v1/x HTTP/1.1\r\nhost: r\r\ncontent-length: 2\r\n\r\n{}",
         held: bool = False,
         others: int = 0,
     ) -> None:
@@ -57,15 +58,13 @@ class Relayed:
         self.held = held
         self.withdrawn = 0
         self.client = FakeTransport()
-        self.connections = set[Connection]()
+        self.clients: Clients[Connection] = Clients(Limits(1000))
         self.under_way = set[Exchange]()
         self._accept(request)
 
     def _accept(self, request: bytes) -> None:
         self.connect()
-        self.connection = Connection(
-            self._serve, error_response, Limits(1000), self.connections, lambda seconds, call: None
-        )
+        self.connection = Connection(self._serve, error_response, self.clients, lambda seconds, call: None)
         self.connection.connection_made(self.client)
         self.connection.data_received(request)
 
@@ -180,7 +179,7 @@ versions = st.sampled_from([b"HTTP/1.1", b"HTTP/1.0"])
 def test_what_was_generated_is_booked_and_given_back_however_it_comes_and_ends(
     stream: list[bytes], where: list[int], one_by_one: bool, head: bytes, version: bytes, end: str
 ) -> None:
-    relayed = Relayed(b"POST /v1/x %s\r\ncontent-length: 2\r\n\r\n{}" % version)
+    relayed = Relayed(b"POST /v1/x %s\r\nhost: r\r\ncontent-length: 2\r\n\r\n{}" % version)
     relayed.answer(head)
     chunks = [chunk(content) for content in stream]
     begun = 0
@@ -244,7 +243,7 @@ def test_how_long_a_prompt_takes_is_learned_from_answers_alone(status: bytes, le
 def test_the_next_request_of_a_client_starts_from_nothing() -> None:
     relayed = Relayed()
     relayed.answer(EVENTS, USAGE, LAST)
-    relayed.connection.data_received(b"POST /v1/x HTTP/1.1\r\ncontent-length: 4\r\n\r\n{  }")
+    relayed.connection.data_received(b"POST /v1/x HTTP/1.1\r\nhost: r\r\ncontent-length: 4\r\n\r\n{  }")
     assert relayed.load == Load(1, PROMPT, PROMPT)
     relayed.answer(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n", b"ok")
     assert relayed.load == Load()
@@ -283,7 +282,7 @@ def test_a_held_request_that_is_refused_is_answered_and_its_connection_goes_on()
     relayed.routed(error_response(429, "Too busy."))
     assert relayed.client.written.startswith(b"HTTP/1.1 429 ")
     assert [(outcome.leg, outcome.status, outcome.end) for outcome in relayed.outcomes] == [(None, 429, "failed")]
-    relayed.connection.data_received(b"POST /v1/x HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}")
+    relayed.connection.data_received(b"POST /v1/x HTTP/1.1\r\nhost: r\r\ncontent-length: 2\r\n\r\n{}")
     relayed.send()
     relayed.answer(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n", b"ok")
     assert relayed.client.written.endswith(b"ok")

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.front import MAX_HEAD, MAX_PIPELINED, Connection, Limits
+from router.http.clients import Clients, Limits
+from router.http.front import MAX_HEAD, MAX_PIPELINED, Connection
 from router.http.messages import Request, Response
 from router.openai_errors import error_response
 from tests.router.http.test_chunked import chunk, pieces_of
@@ -19,6 +20,10 @@ class FakeTransport(asyncio.Transport):
         self.written = b""
         self.closed = self.aborted = self.eof = False
         self.reading = True
+        self.unsent = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.closed
@@ -69,14 +74,14 @@ class Waiting:
 class Site:
     """Answers every request with its number and path, at once or (slow) when asked to."""
 
-    def __init__(self, slow: bool = False, max_body: int = 1000) -> None:
+    def __init__(self, slow: bool = False, max_body: int = 1000, clients: Clients[Connection] | None = None) -> None:
         self.requests: list[Request] = []
         self.exchange = Waiting()
         self.slow = slow
         self.transport = FakeTransport()
         self.later: list[Callable[[], None]] = []
-        self.connections: set[Connection] = set()
-        self.connection = Connection(self.serve, error_response, Limits(max_body), self.connections, self.call_later)
+        self.clients = clients or Clients(Limits(max_body))
+        self.connection = Connection(self.serve, error_response, self.clients, self.call_later)
         self.connection.connection_made(self.transport)
 
     def serve(self, request: Request, connection: Connection) -> Waiting | None:
@@ -177,10 +182,10 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_without_end() -> 
 def test_a_lost_connection_cancels_what_is_in_progress() -> None:
     site = Site(slow=True)
     site.feed(GET)
-    assert site.connections
+    assert site.clients.open
     site.connection.connection_lost(None)
     assert site.exchange.calls == ["cancel"]
-    assert not site.connections
+    assert not site.clients.open
 
 
 def test_a_slow_reader_pauses_its_exchange() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from router.http.front import Connection
 from tests.fakes.raw_client import Answered, get, post
-from tests.fakes.scripted_worker import Dialogue, ScriptedWorker
+from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, flood
 from tests.fakes.waiting import until
 from tests.router.proxy.running import RunningRouter, running
 
@@ -167,3 +168,80 @@ async def test_503_is_for_when_nobody_serves_not_for_when_all_are_busy(a: Script
         router.app._fleet.mark_down(worker, "test")
         async with router.client() as client:
             assert (await client.ask(post(body=BODY))).status == 503
+
+
+# -- slow clients
+
+
+def connection_of(router: RunningRouter) -> Connection:
+    (connection,) = router.app._connections
+    return connection
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_is_cut_and_its_worker_let_go(a: ScriptedWorker) -> None:
+    a.then(flood(48 * 2**20))
+    async with running(a) as router, router.client(receive_buffer=4096, limit=4096) as client:
+        client.send(post("/v1/files", b"{}"))
+        await client.head()
+        connection = connection_of(router)
+        await until(lambda: connection._paused)
+        (dialogue,) = a.dialogues
+        connection.look(1000.0)
+        connection.look(1000.0 + router.app._settings.client_timeout)
+        await until(lambda: dialogue.is_over)
+        assert router.total("router_clients_refused_total", cause="slow_answer") == 1
+        assert router.total("router_requests_total", end="cancelled") == 1
+        await until(lambda: not router.total("router_client_connections"))
+
+
+async def test_a_request_that_does_not_come_whole_is_answered_with_408(a: ScriptedWorker) -> None:
+    async with running(a) as router, router.client() as client:
+        client.send(post(body=BODY)[:-1])
+        await until(lambda: router.total("router_client_connections") == 1)
+        connection = connection_of(router)
+        await until(lambda: connection._doing()[0] == "sending")
+        connection.look(1000.0)
+        connection.look(1000.0 + router.app._settings.client_timeout)
+        late = await client.answer()
+        assert (late.status, error_of(late)["type"], late.header(b"connection")) == (408, "timeout_error", b"close")
+        assert await client.rest() == b""
+        assert router.total("router_clients_refused_total", cause="slow_request") == 1
+    assert not a.requests
+
+
+async def test_a_connection_too_many_is_told_so(a: ScriptedWorker) -> None:
+    async with running(a, max_connections=1) as router, router.client() as first:
+        assert (await first.ask(post(body=BODY))).status == 200
+        async with router.client() as second:
+            answered = await second.answer()
+            assert (answered.status, answered.header(b"connection")) == (503, b"close")
+        await until(lambda: router.total("router_client_connections") == 1)
+        assert (await first.ask(post(body=BODY))).status == 200
+        first.leave()
+        await until(lambda: not router.total("router_client_connections"))
+        async with router.client() as third:
+            assert (await third.ask(post(body=BODY))).status == 200
+
+
+async def test_bodies_beyond_what_may_be_held_are_answered_with_429(a: ScriptedWorker) -> None:
+    a._default = on_the_word
+    large = b'{"model":"tiny","prompt":"%s"}' % (b"x" * 2**20)
+    async with running(a, max_buffered=2**20 + 2**19) as router, router.client() as one, router.client() as two:
+        first = asyncio.ensure_future(one.ask(post(body=large)))
+        await until(lambda: a.requests)
+        assert router.total("router_buffered_bytes") == len(large)
+        refused = await two.ask(post(body=large))
+        assert (refused.status, refused.header(b"retry-after")) == (429, b"1")
+        assert router.total("router_clients_refused_total", cause="max_buffered") == 1
+        a.go_on.set()
+        assert (await first).status == 200
+        assert router.total("router_buffered_bytes") == 0
+        async with router.client() as three:
+            assert (await three.ask(post(body=large))).status == 200
+
+
+async def test_all_connections_are_looked_at_now_and_then(a: ScriptedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.app.INTERVAL", 0.01)
+    async with running(a, keep_alive_timeout=0.02) as router, router.client() as client:
+        assert (await client.ask(post(body=BODY))).status == 200
+        assert await client.rest() == b"", "closed, and nothing sent"
