@@ -130,7 +130,7 @@ class Migration:
         if self._tries >= self._all.limit:
             return f"it has gone on {self._tries} times"
         if self._refusal or record is None:
-            return self._refusal or "its engine tells no tokens"
+            return self._refusal or "its engine tells no tokens, or it was served in two parts"
         base = self._all.fleet.base_model(name)
         trouble = record.cut(self._all.tokenizer(base.id) if base else None)
         if trouble or not record.output:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 ABSENT = msgspec.Raw()
 DATA = b"data: "
-_IDS = re.compile(rb'"((?:prompt_)?token_ids)":\s*\[[^\]]*\]')
-"""Only a field: inside a string these quotes are escaped."""
+_IDS = re.compile(rb'token_ids":\s*(\[[^\]]*\])')
+_FIELD = b'token_ids":'
+"""How a field's name ends, and no text: inside a string quotes are escaped."""
 
 
 class Delta(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -24,7 +26,7 @@ class Choice(msgspec.Struct, gc=False):
     text: str | None = None
     delta: Delta | None = None
     finish_reason: str | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
 
 
@@ -42,6 +44,7 @@ class Error(msgspec.Struct, gc=False):
 
 
 decode_chunk = msgspec.json.Decoder(Chunk).decode
+decode_ids = msgspec.json.Decoder(list[TokenId]).decode
 decode_error = msgspec.json.Decoder(Error).decode
 decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_choices = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
@@ -55,7 +58,13 @@ def is_data(event: bytes) -> bool:
 
 def without_ids(event: bytes) -> bytes:
     """As the engine would have said it without being asked for tokens."""
-    return _IDS.sub(rb'"\1":null', event)
+    at = event.find(_FIELD)
+    while at >= 0:  # looked for so, as a pattern that begins with a quote stops at each
+        found = _IDS.match(event, at)
+        if found:
+            event = b"%bnull%b" % (event[: found.start(1)], event[found.end(1) :])
+        at = event.find(_FIELD, at + len(_FIELD))
+    return event
 
 
 def write_event(fields: dict[str, Any]) -> bytes:

@@ -22,6 +22,7 @@ from router.migration.chunk import (
     decode_chunk,
     decode_error,
     decode_fields,
+    decode_ids,
     is_data,
     without_ids,
     write_event,
@@ -31,7 +32,7 @@ from router.migration.rewriting import NAMES, Fields, Rewriting
 MOST_HELD = 64
 """Events that wait for text: a character has at most four bytes, special tokens have none."""
 _SERVER_ERROR = 500
-_decode_ids = msgspec.json.Decoder(list[int]).decode
+_PARSED = "its engine reads tools or reasoning out of the answer, or says what is not known here"
 
 Ends = Callable[[Sequence[int]], bool]
 """Whether tokens end with a whole character."""
@@ -83,8 +84,9 @@ class Record:
     def _note(self, event: bytes) -> bytes:
         try:
             chunk = decode_chunk(event[len(DATA) :])
+            self._take_prompt(chunk)
         except msgspec.MsgspecError:
-            return self._give_up("the engine reads tools or reasoning out of the answer", event)
+            return self._give_up(_PARSED, event)
         if chunk.error is not ABSENT or chunk.object == "error":
             return self._fail(chunk, event)
         if not self._names:
@@ -93,15 +95,14 @@ class Record:
         if len(chunk.choices) != 1:
             self._counted |= chunk.usage is not ABSENT
             return self._release() + event
-        return self._take(chunk, chunk.choices[0], event)
+        return self._take(chunk.choices[0], event)
 
-    def _take(self, chunk: Chunk, choice: Choice, event: bytes) -> bytes:
-        self._take_prompt(chunk, choice)
+    def _take(self, choice: Choice, event: bytes) -> bytes:
         ids, text, finished = choice.token_ids, choice.text, choice.finish_reason is not None
         if choice.delta is not None:
             text = choice.delta.content or ""
             if choice.delta == _NOTHING and not finished:
-                return self._give_up("the engine reads tools or reasoning out of the answer", event)
+                return self._give_up(_PARSED, event)
         if choice.finish_reason == "abort":
             self.failure = "aborted the request"
             return b""
@@ -116,10 +117,12 @@ class Record:
             self._loose = len(ids) - 1
         return self._release() + self._shown(event)
 
-    def _take_prompt(self, chunk: Chunk, choice: Choice) -> None:
-        for told in (choice.prompt_token_ids, chunk.prompt_token_ids):
-            if self.prompt is None and told is not ABSENT and told != _NULL:
-                self.prompt = array("I", _decode_ids(told))
+    def _take_prompt(self, chunk: Chunk) -> None:
+        if self.prompt is not None:
+            return
+        for told in (chunk.prompt_token_ids, *(choice.prompt_token_ids for choice in chunk.choices)):
+            if told is not ABSENT and told != _NULL:
+                self.prompt = array("I", decode_ids(told))
 
     def _shown(self, event: bytes) -> bytes:
         return event if self._shows_ids else without_ids(event)

@@ -30,7 +30,8 @@ class RecordedEvents(Events):
 
     def _recorded(self, chunks: bytes) -> bytes:
         content, last = split_chunks(chunks)
-        out = b"".join(map(self._record.feed, _events(content)))
+        alone = content.find(b"\n\n") == len(content) - 2
+        out = self._record.feed(content) if alone else b"".join(map(self._record.feed, _events(content)))
         if not self._record.done:
             last = b""  # another will end it
         return chunk(out) + last if out else last

@@ -61,6 +61,12 @@ class Process:
         self._process = None
 
     @property
+    def group(self) -> int:
+        """Of processes, its own among them."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def runs(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

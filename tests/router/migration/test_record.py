@@ -47,6 +47,8 @@ def opened(as_chat: bool = False) -> Record:
         (True, [chat({"content": "a"}, None)], "does not tell"),
         (False, [told("b", None)], "does not tell"),
         (False, [told("b", [])], "does not tell"),
+        (False, [told("b", [2**32])], "not known"),
+        (False, [told("b", [-1])], "not known"),
         (False, [b"data: {nothing}\n\n"], "reasoning"),
         (False, [told("", [7])] * (MOST_HELD + 1), "no text"),
     ],

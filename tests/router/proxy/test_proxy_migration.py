@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -41,7 +41,10 @@ def engine(name: str, after: int | None = None, way: Way = Dialogue.drop) -> Scr
     """Whole, or `way` after so many events, which the client has by then."""
 
     async def script(dialogue: Dialogue) -> None:
-        endpoint = PATHS[dialogue.request.target.decode()]
+        endpoint = PATHS.get(dialogue.request.target.decode())
+        if endpoint is None:  # a page that a vLLM does not have
+            await answer(status=404)(dialogue)
+            return
         events = list(Engine(PROMPT, ANSWER, [1], name).stream(endpoint, json.loads(dialogue.request.body)))
         dialogue.events_head()
         for event in events[:after]:
@@ -58,10 +61,14 @@ def engine(name: str, after: int | None = None, way: Way = Dialogue.drop) -> Scr
 
 @asynccontextmanager
 async def fleet(
-    *scripts: Script, **settings: Any
+    *scripts: Script, unknown: Collection[int] = (), **settings: Any
 ) -> AsyncIterator[tuple[RunningRouter, RawClient, list[ScriptedWorker]]]:
-    """A worker for each; they are asked in this order."""
+    """A worker for each; they are asked in this order. `unknown`: of these nobody can tell what engine they are."""
     workers = [ScriptedWorker(f"w{number}", default=script) for number, script in enumerate(scripts)]
+    for number in unknown:
+        workers[number].pages.statuses |= dict.fromkeys(
+            ("/version", "/v1/models", "/metrics", "/kv_event_sources"), 404
+        )
     for worker in workers:
         await worker.listen()
     try:
@@ -137,6 +144,24 @@ async def test_what_the_next_worker_is_asked() -> None:
     wanted = asking("completions", temperature=0.5, user="u", return_token_ids=True)
     assert json.loads(next_asked.body) == {**wanted, "prompt": PROMPT + ANSWER[:2], "max_tokens": len(ANSWER) - 2}
     assert asked.values(b"x-request-id") == next_asked.values(b"x-request-id") == [got.header(b"x-request-id")]
+
+
+async def test_a_chat_without_a_maximum_may_become_as_long_as_its_model_allows() -> None:
+    async with fleet(engine("a", 4), engine("b")) as (_, client, workers):
+        assert_whole((await ask(client, workers, "chat", max_tokens=None))[1], "chat")
+        assert json.loads(workers[1].requests[0].body)["max_tokens"] == 4096 - len(PROMPT) - 2
+
+
+async def test_an_engine_of_another_kind_takes_no_stream_over() -> None:
+    async with fleet(engine("a", 4), engine("b"), engine("c"), unknown=(1,)) as (_, client, workers):
+        assert_whole((await ask(client, workers, "chat"))[1], "chat")
+        asked = [[asked.target for asked in worker.requests if asked.target.decode() in PATHS] for worker in workers]
+        assert asked == [[b"/v1/chat/completions"], [], [b"/v1/completions"]]
+        got = [(await ask(client, workers, "completions"))[0].header(b"x-router-worker") for _ in range(3)]
+        assert b"w1" in got
+        plain = [json.loads(request.body) for request in workers[1].requests if request.target == b"/v1/completions"]
+        assert plain
+        assert not any("return_token_ids" in body for body in plain)
 
 
 async def test_tokens_go_to_who_asks_for_them() -> None:

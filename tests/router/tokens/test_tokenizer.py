@@ -39,6 +39,24 @@ def test_long_text_equals_the_reference(model_folder: Path, reference: tokenizer
     assert load(model_folder).encode(text, False).tolist() == reference.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.parametrize("library", ["fastokens", "tokenizers"])
+def test_whether_tokens_end_with_a_whole_character(
+    monkeypatch: pytest.MonkeyPatch, model_folder: Path, library: str
+) -> None:
+    if library == "tokenizers":
+        monkeypatch.setitem(sys.modules, "fastokens", None)
+    tokenizer = load_tokenizer(model_folder)
+    assert tokenizer.backend == library
+    text = "naïve 🙂 fox"
+    ids = tokenizer.encode(text, False).tolist()
+    whole = [count for count in range(1, len(ids) + 1) if tokenizer.ends_whole(ids[:count])]
+    encoded = {len(tokenizer.encode(text[:length], False)) for length in range(1, len(text) + 1)}
+    assert set(whole) <= encoded  # beginnings of the text
+    assert len(ids) in whole
+    assert len(whole) < len(ids)  # which has characters of several tokens
+    assert tokenizer.ends_whole(ids * 1000)
+
+
 def test_repeated_segments_are_kept_within_bounds(
     monkeypatch: pytest.MonkeyPatch, model_folder: Path, reference: tokenizers.Tokenizer
 ) -> None:

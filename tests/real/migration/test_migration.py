@@ -1,0 +1,80 @@
+"""A vLLM dies within a stream, and another goes on: text and tokens are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.asking import get
+from tests.real.fleet import Router
+from tests.real.pd.halves import Weighted, total
+from tests.real.pd.requests import directly, path_of
+from tests.real.prompts import KINDS, Kind, request
+from tests.router.migration.client import Seen, seen
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+TOKENS = 200
+BREAK_AFTER = 40
+
+
+def story(kind: Kind, ids: bool = True) -> dict[str, Any]:
+    body = request(kind, "migration", stream=True, tail="the same")
+    return body | {"max_tokens": TOKENS} | ({"return_token_ids": True} if ids else {})
+
+
+def kill_all(engine: Weighted) -> None:
+    engine.process.kill()
+
+
+def kill_engine_process(engine: Weighted) -> None:
+    """Its HTTP server lives on for a moment, and says in the stream what happened."""
+    group = str(engine.process.group)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        found = re.match(r"(\d+) \((.*)\) \S+ \d+ (\d+)", stat.read_text())
+        if found and found[3] == group and found[2].startswith("VLLM::EngineCor"):
+            os.kill(int(found[1]), signal.SIGKILL)
+            return
+    raise AssertionError("no engine process")
+
+
+def broken(router: Router, pair: list[Weighted], body: dict[str, Any], kill: Callable[[Weighted], None]) -> Seen:
+    """What a client sees whose worker dies after some events."""
+    data = json.dumps(body).encode()
+    asked = urllib.request.Request(router.url + path_of(body), data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        got = b"".join(answer.readline() for _ in range(2 * BREAK_AFTER))
+        [victim] = [engine for engine in pair if engine.worker_id == answer.headers["x-router-worker"]]
+        try:
+            kill(victim)
+            return seen(got + answer.read())
+        finally:
+            victim.restart()
+            router.until_all_are_up()
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids", "kill"),
+    [*((kind, True, kill_all) for kind in KINDS), ("chat", False, kill_engine_process)],
+)
+def test_it_is_as_if_nothing_had_happened(
+    migrating_router: Router, pair: list[Weighted], kind: Kind, ids: bool, kill: Callable[[Weighted], None]
+) -> None:
+    body = story(kind, ids)
+    wanted = [seen(directly(engine, body).body) for engine in pair]
+    assert wanted[0].text == wanted[1].text
+    before = total(migrating_router.url, "router_migrations_total", outcome="continued")
+    found = broken(migrating_router, pair, body, kill)
+    assert (found.text, found.tokens, found.prompt) == (wanted[0].text, wanted[0].tokens, wanted[0].prompt)
+    assert (found.errors, found.ends, found.roles, found.reasons) == ([], 1, kind == "chat", ["length"])
+    assert (found.usage, len(found.names)) == (wanted[0].usage, 1)
+    assert total(migrating_router.url, "router_migrations_total", outcome="continued") == before + 1
+    assert get(f"{migrating_router.url}/ready").status == 200
