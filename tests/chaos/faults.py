@@ -64,7 +64,7 @@ class Faults:
             async with self._patient() as worker:
                 if worker:
                     after = self._draw.randrange(LEAST_TOKENS - 1)
-                    await self._arm(worker, kind=kind, count=self._draw.randint(1, 3), after=after)
+                    await self._arm(worker, kind=kind, count=self._draw.randint(1, 5), after=after)
 
         return inject
 
@@ -77,7 +77,7 @@ class Faults:
                 if time.monotonic() > end:
                     await worker.disarm(session)
                     return False
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.2)
         except GONE:
             return False  # it has died of something else
         return True
@@ -259,6 +259,11 @@ class Faults:
     # -- afterwards
 
     async def _serves_again(self, worker: WorkerActor) -> None:
+        self._ward.returning.add(worker.number)
+        await self._until_it_serves(worker)
+        self._ward.returning.discard(worker.number)
+
+    async def _until_it_serves(self, worker: WorkerActor) -> None:
         """Until the router has a request answered by it. Void when the router itself was not there all the time."""
         router, began = self._fleet.router, time.monotonic()
         starts, target = router.starts, b"x-router-target-worker: " + worker.name.encode()

@@ -55,6 +55,9 @@ def test_of_what_takes_a_worker_whole_there_is_one_at_a_time() -> None:
     assert worker is not None
     assert ward.admit(alone=True) is None
     assert ward.admit() == worker
+    ward.returning.add(worker)
+    assert ward.admit() is None
+    ward.returning.clear()
     ward.discharge(worker, alone=True)
     assert ward.admit(alone=True) == worker
 

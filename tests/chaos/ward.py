@@ -18,6 +18,8 @@ class Ward:
         self._stays: dict[int, int] = {}
         """Worker to how often it was struck since it was last well."""
         self._closed: set[int] = set()
+        self.returning: set[int] = set()
+        """Struck by nothing new until they have served again."""
 
     @property
     def well(self) -> int:
@@ -25,10 +27,11 @@ class Ward:
 
     def admit(self, alone: bool = False) -> int | None:
         """A worker that may be struck now; None when all beds are taken. `alone`: by nothing of its kind meanwhile."""
+        open_to = [worker for worker in self._workers if worker not in self.returning]
         if alone:
-            open_to = [worker for worker in self._workers if worker not in self._closed]
+            open_to = [worker for worker in open_to if worker not in self._closed]
         else:
-            open_to = [worker for worker in self._workers if self._stays.get(worker, 0) < STAY]
+            open_to = [worker for worker in open_to if self._stays.get(worker, 0) < STAY]
         if len(self._patients) >= self._beds:
             open_to = [worker for worker in open_to if worker in self._patients]
         if not open_to:
