@@ -20,7 +20,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("path", "mode"), zip(REQUESTS, ("kv", "round-robin"), strict=True))
+@pytest.mark.parametrize(("path", "mode"), list(zip(REQUESTS, ("kv", "round-robin"), strict=True)))
 async def test_an_engine_is_killed_within_a_stream(path: str, mode: str, logs: Path) -> None:
     with (
         Sim("--base-s", "0.01", log=logs, workers=1) as one,
