@@ -16,9 +16,9 @@ from tests.chaos.actors import Actor, free_ports
 from tests.chaos.fleet import GONE, PORTS
 from tests.chaos.router_actor import RouterActor
 
-SIM = ("--workers", "1", "--speedup", "20", "--max-model-len", "8192", "--cache-tokens", "65536")
+SIM = ("--workers", "1", "--speedup", "20", "--max-model-len", "8192", "--cache-tokens", "65536", "--block-size", "4")
 INDEX_MEMORY = "1MiB"
-"""Less than what the engines hold, so that the index forgets all the time."""
+"""Less than what the engines hold in blocks of 4, so that the index forgets all the time."""
 ROUTER = ("--router-mode", "kv", "--index-max-memory", INDEX_MEMORY, "--log-level", "warning")
 
 
