@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from engines.disaggregation import CONNECTORS
-from router.admin.shapes import MOST_SECONDS, Change, Error, LogLevel, Workers
+from router.admin.shapes import MOST_SECONDS, Change, Error, Limits, LogLevel, Workers
 from router.worker_spec import MOST_BLOCK_TOKENS
 
 Json = dict[str, Any]
@@ -87,14 +87,14 @@ _BODY_ERRORS = (400, 413, 415, 422)
 
 @cache
 def document() -> Json:
-    _, schemas = msgspec.json.schema_components([Workers, Change, LogLevel, Error], ref_template=_REFERENCE)
+    _, schemas = msgspec.json.schema_components([Workers, Change, Limits, LogLevel, Error], ref_template=_REFERENCE)
     schemas["Change"]["minProperties"] = 1
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "kv-router administration",
             "version": "1",
-            "description": "Changes the fleet and the log level while the router runs.",
+            "description": "Changes the fleet, the limits and the log level while the router runs.",
         },
         "paths": _paths(),
         "components": {
@@ -121,6 +121,10 @@ def _paths() -> Json:
                 **_operation("Drain it and then remove it.", 202, "WorkerState", errors=(404, 422)),
                 "parameters": [_TIMEOUT],
             },
+        },
+        "/admin/limits": {
+            "get": _operation("What is taken on at a time.", 200, "Limits"),
+            "put": _operation("Take on more, or less.", 200, "Limits", "Limits"),
         },
         "/admin/log-level": {
             "get": _operation("What is logged.", 200, "LogLevel"),

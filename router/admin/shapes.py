@@ -54,6 +54,15 @@ class LogLevel(msgspec.Struct, forbid_unknown_fields=True):
     level: Level
 
 
+class Limits(msgspec.Struct, forbid_unknown_fields=True):
+    """What is taken on at a time, all of it; null: no limit."""
+
+    max_queue: Annotated[int, msgspec.Meta(ge=0)]
+    queue_timeout: Annotated[float, msgspec.Meta(gt=0)]
+    max_concurrency: Annotated[int, msgspec.Meta(ge=1)] | None
+    max_worker_concurrency: Annotated[int, msgspec.Meta(ge=1)] | None
+
+
 class ErrorDetails(msgspec.Struct):
     """As in OpenAI's errors."""
 
@@ -89,6 +98,11 @@ def read_change(body: bytes) -> Change:
 def read_log_level(body: bytes) -> Level:
     """Raises Wrong."""
     return _decode(body, LogLevel).level
+
+
+def read_limits(body: bytes) -> Limits:
+    """Raises Wrong."""
+    return _decode(body, Limits)
 
 
 def _decode(body: bytes, shape: type[_Shape]) -> _Shape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import cast
 
 import msgspec
@@ -20,6 +21,7 @@ from router.admin.shapes import (
     WorkerState,
     Wrong,
     read_change,
+    read_limits,
     read_log_level,
     read_timeout,
     read_worker,
@@ -60,6 +62,8 @@ class AdminSurface:
                 web.get("/admin/workers/{id}", self._show, allow_head=False),
                 web.patch("/admin/workers/{id}", self._change),
                 web.delete("/admin/workers/{id}", self._remove),
+                web.get("/admin/limits", self._limits, allow_head=False),
+                web.put("/admin/limits", self._set_limits),
                 web.get("/admin/log-level", self._log_level, allow_head=False),
                 web.put("/admin/log-level", self._set_log_level),
                 web.get("/admin/openapi.json", self._openapi, allow_head=False),
@@ -149,6 +153,18 @@ class AdminSurface:
         return WorkerState(**status, leaves_in_seconds=self._roster.leaves_in(worker))
 
     # -- the rest
+
+    async def _limits(self, _: web.Request) -> web.Response:
+        return _json(200, asdict(self._brain.queue.limits))
+
+    async def _set_limits(self, request: web.Request) -> web.Response:
+        told = msgspec.structs.asdict(read_limits(await _body(request)))
+        queue = self._brain.queue
+        for name, limit in told.items():
+            setattr(queue.limits, name, limit)
+        queue.wake()
+        log_event(logger, logging.WARNING, "The limits were changed", **told)
+        return _json(200, told)
 
     async def _log_level(self, _: web.Request) -> web.Response:
         return _json(200, LogLevel(cast("Level", get_level())))

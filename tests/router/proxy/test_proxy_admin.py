@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -15,7 +16,7 @@ from multidict import CIMultiDict
 
 from router.admin.access import Refusal
 from router.admin.openapi import NEW_WORKER, document
-from router.admin.shapes import Change, LogLevel, WorkerState
+from router.admin.shapes import Change, Limits, LogLevel, WorkerState
 from router.admin.surface import AdminSurface
 from router.app import App
 from router.settings import Settings
@@ -25,7 +26,8 @@ from router.worker_spec import _KEYS as WORKER_KEYS
 from router.worker_spec import _ROLES as ROLES
 from router.worker_spec import worker_from_mapping
 from tests.fakes.raw_client import RawClient, get, post
-from tests.fakes.scripted_worker import ScriptedWorker
+from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, answer
+from tests.fakes.waiting import until
 from tests.router.proxy.administering import HERE, admin_of, administering
 from tests.router.proxy.running import running
 from tests.router.security.files import write_keys
@@ -36,6 +38,12 @@ def log_level() -> Iterator[None]:
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
+
+
+async def held(dialogue: Dialogue) -> None:
+    """An answer when the test says so."""
+    await dialogue.go_on.wait()
+    await answer()(dialogue)
 
 
 def message(told: Any) -> str:
@@ -144,7 +152,7 @@ BODIES = [
     (b'"x"', 422, "not as it should be"),
     (b'{"nonsense":1}', 422, "nonsense"),
 ]
-TAKING = [("POST", "workers"), ("PATCH", "workers/a"), ("PUT", "log-level")]
+TAKING = [("POST", "workers"), ("PATCH", "workers/a"), ("PUT", "limits"), ("PUT", "log-level")]
 
 
 @pytest.mark.parametrize(("method", "path"), TAKING)
@@ -205,6 +213,53 @@ async def test_removing_takes_the_drain_timeout_where_none_is_said(a: ScriptedWo
         assert 499 < first[1]["leaves_in_seconds"] <= 500
         assert again[0] in {202, 404}
         await admin.until_gone("a")
+
+
+# -- the limits
+
+LIMITS: dict[str, Any] = {
+    "max_queue": 5, "queue_timeout": 1.5, "max_concurrency": 1, "max_worker_concurrency": None
+}  # fmt: skip
+
+
+async def test_the_limits_hold_as_soon_as_they_are_set(a: ScriptedWorker) -> None:
+    async with administering(a, max_queue=7) as admin:
+        before = {"max_queue": 7, "queue_timeout": 60.0, "max_concurrency": None, "max_worker_concurrency": None}
+        assert await admin.ask("GET", "limits") == (200, before)
+        assert await admin.ask("PUT", "limits", json=LIMITS) == (200, LIMITS)
+        assert await admin.ask("GET", "limits") == (200, LIMITS)
+        a.then(held)
+        async with admin.router.client() as one, admin.router.client() as two:
+            first = asyncio.ensure_future(one.ask(post()))
+            await until(lambda: a.requests)
+            second = asyncio.ensure_future(two.ask(post()))
+            await until(lambda: admin.router.total("router_queue_length") == 1)
+            await admin.ask("PUT", "limits", json={**LIMITS, "max_concurrency": None})
+            assert (await second).status == 200, "whoever waits hears of it"
+            a.go_on.set()
+            assert (await first).status == 200
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"max_queue": -1}, "$.max_queue"),
+        ({"max_queue": None}, "$.max_queue"),
+        ({"queue_timeout": 0}, "$.queue_timeout"),
+        ({"queue_timeout": None}, "$.queue_timeout"),
+        ({"max_concurrency": 0}, "$.max_concurrency"),
+        ({"max_worker_concurrency": "2"}, "$.max_worker_concurrency"),
+        ({"max_bodies": 2}, "max_bodies"),
+    ],
+)
+async def test_wrong_limits_change_nothing(a: ScriptedWorker, wrong: dict[str, Any], says: str) -> None:
+    async with administering(a) as admin:
+        before = await admin.ask("GET", "limits")
+        status, told = await admin.ask("PUT", "limits", json={**LIMITS, **wrong})
+        assert (status, says in message(told)) == (422, True), told
+        status, told = await admin.ask("PUT", "limits", json={"max_queue": 1})
+        assert (status, "queue_timeout" in message(told)) == (422, True)
+        assert await admin.ask("GET", "limits") == before
 
 
 # -- the log level
@@ -415,5 +470,5 @@ async def test_what_is_told_has_the_shape_that_is_described(a: ScriptedWorker) -
             assert set(told) == set(schemas["WorkerState"]["required"]) == set(WorkerState.__struct_fields__)
             assert set(told["ranks"][0]) == set(schemas["RankStatus"]["required"])
             msgspec.convert(told, WorkerState)
-    for shape in (Change, LogLevel):
+    for shape in (Change, Limits, LogLevel):
         assert schemas[shape.__name__]["additionalProperties"] is False
