@@ -200,7 +200,6 @@ class Record:
         if spare is None or (spare and self._shows_ids):
             return "its latest tokens end in the middle of a character"
         del self.output[len(self.output) - spare :]
-        self._loose = 0
         return None
 
 

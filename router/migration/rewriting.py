@@ -38,8 +38,6 @@ class Rewriting:
         if self._chat and _ROLE.search(fields["choices"]):
             return b""
         fields |= self._names | {"choices": self._choices(fields["choices"])}
-        if "prompt_token_ids" in fields:
-            fields["prompt_token_ids"] = _NULL
         if fields.get("usage", _NULL) != _NULL:
             fields["usage"] = msgspec.Raw(encode(self.usage(_decode_usage(fields["usage"]))))
         return write_event(fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -145,6 +146,44 @@ def test_tokens_go_on_too_each_once(case: Case, breaks: list[int], where: list[i
     assert_like_unbroken(router)
     assert seen(router.content).tokens == case.engine.answer
     assert seen(router.content).prompt == case.engine.prompt
+
+
+@settings(max_examples=200)
+@given(cases(alone=True), st.lists(st.integers(0, 6000), min_size=1, max_size=2))
+def test_the_rest_has_the_form_of_the_beginning(case: Case, breaks: list[int]) -> None:
+    router = Router(case)
+    go_on(router, breaks, [])
+    unbroken = b"".join(case.engine.stream(case.endpoint, case.body))
+    assert list(map(plain, said(router.content))) == list(map(plain, said(unbroken)))
+    for event in said(router.content):
+        if "prompt_tokens_details" in (event.get("usage") or {}):
+            assert event["usage"]["prompt_tokens_details"]["cached_tokens"] <= len(case.engine.prompt)
+
+
+def said(content: bytes) -> list[dict[str, Any]]:
+    return [json.loads(event[6:]) for event in content.split(b"\n\n") if event.startswith(b"data: {")]
+
+
+def plain(event: dict[str, Any]) -> dict[str, Any]:
+    """Without what tells which engines it came from, if any made it at all."""
+    usage = {name: count for name, count in (event.get("usage") or {}).items() if name != "prompt_tokens_details"}
+    return {name: value for name, value in event.items() if name != "system_fingerprint"} | {"usage": usage}
+
+
+def test_a_body_that_ends_before_its_stream_is_not_ended() -> None:
+    engine = Engine([0], [1, 2, 3], [1])
+    router = Router(Case("completions", {"model": "m", "stream": True, "max_tokens": 3, "prompt": [0]}, engine))
+    assert router.hear(router.first()[:2], None, [])
+    assert LAST not in router.sent
+    assert not router.record.done
+
+
+def test_an_event_beyond_all_bounds_is_passed_on_and_is_the_end_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordedEvents, "held_limit", 50)
+    router = Router(Case("completions", {"stream": True, "max_tokens": 3, "prompt": [0]}, Engine([0], [1, 2, 3], [1])))
+    assert router.hear(router.first(), None, [100, 150])
+    assert seen(router.content).text == text_of([1, 2, 3])
+    assert "too long" in str(router.record.cut(ends_whole))
 
 
 def assert_like_unbroken(router: Router) -> None:
