@@ -14,7 +14,7 @@ from router.failures import RETRY_STATUSES, Failure, answered
 from router.http.edited import EditedBody, EditedEvents
 from router.http.front import Connection
 from router.http.messages import REQUEST_ID, Request, Response
-from router.http.relay import LAST_CHUNK, Relay, chunk, relay_for
+from router.http.relay import LAST_CHUNK, Events, Relay, chunk, relay_for
 from router.http.upstream import Head
 from router.legs import Leg, Pair, response_head
 from router.migrating import Migration
@@ -27,6 +27,8 @@ from router.usage import CACHED, read_usage, with_cached
 
 HARMED = 1
 """Workers that a request may have harmed before no other is tried: one that crashes engines must not take them all."""
+_DONE = b"data: [DONE]\n\n\r\n"
+"""The last event, at the end of its chunk."""
 _ERRORS = 400
 """From this status on an answer is none."""
 
@@ -338,10 +340,19 @@ class Exchange:
 
     def on_broken(self, reason: str) -> None:
         sending = self._sending
-        if self._answering:
+        if self._answering and self._is_done():
+            self._finish(200, "complete")
+            self._connection.write(LAST_CHUNK)
+            self._connection.finish(self._request.head.keep_alive)
+        elif self._answering:
             self._break_answer(Failure("broken", f"broke off its answer: {reason}"))
         elif sending and (self._head is not None or not sending.again()):
             self._fail(Failure("broken", f"broke off before its first byte: {reason}"))
+
+    def _is_done(self) -> bool:
+        """The stream has told its end; what is missing is how HTTP tells it."""
+        upstream, relay = self._sending and self._sending.connection, self._relay
+        return bool(upstream and isinstance(relay, Events) and relay.clean and upstream.latest.endswith(_DONE))
 
     # -- front.Exchange
 

@@ -138,7 +138,10 @@ async def describe(
     path = next(steps)
     while True:
         try:
-            path = steps.send(await fetch(session, worker.spec.url, path, 5.0))
+            answer = await fetch(session, worker.spec.url, path, 5.0)
+            if answer.status == 0:  # one connection that was cut must not leave it half known for as long as it is up
+                answer = await fetch(session, worker.spec.url, path, 5.0)
+            path = steps.send(answer)
         except StopIteration as done:
             found: EngineDescription = done.value
             return confined(found, host, event_hosts)

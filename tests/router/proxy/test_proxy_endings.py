@@ -44,6 +44,18 @@ def in_two(first: bytes, last: bytes, how: Callable[[Dialogue], None]) -> Script
 # -- streams that break
 
 
+async def test_a_stream_that_breaks_after_its_last_event_is_whole(a: ScriptedWorker) -> None:
+    a.then(in_two(OK + EVENTS + CHUNKED + b"\r\n" + WHOLE, chunk(b"data: [DONE]\n\n"), Dialogue.drop))
+    async with running(a) as router, router.client() as client:
+        client.send(post(body=BODY))
+        await client.head()
+        await client.chunk()
+        a.go_on.set()
+        assert (await client.chunk())[1] == b"data: [DONE]\n\n"
+        assert (await client.chunk())[1] == b""
+        assert router.total("router_requests_total", end="complete") == 1
+
+
 @pytest.mark.parametrize(
     "sent",
     [
