@@ -96,6 +96,8 @@ def failing(
         outcome = target.run(data)
     except (Exception, Hang) as error:  # noqa: BLE001 -- whatever it is, it is a finding
         return error
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # what runs later in this process must not be ended by it
     if seen is not None and kept is not None and outcome not in seen:
         seen.add(outcome)
         kept.append(data)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,9 +44,8 @@ def test_flags_are_known_to_the_parts() -> None:
 
 def test_fuzz(tmp_path: Path) -> None:
     file = tmp_path / "fuzz.json"
-    tests.fuzz.__main__.main(
-        ["--target", "token-ids", "--executions", "20", "--jobs", "1", PARTS["fuzz"].file, str(file)]
-    )
+    arguments = ["--target", "token-ids", "--executions", "20", "--jobs", "1", PARTS["fuzz"].file, str(file)]
+    subprocess.run([sys.executable, "-m", "tests.fuzz", *arguments], check=True)
     assert read("fuzz", json.loads(file.read_bytes())) == {"inputs fuzzed": "20", "failures among them": "0"}
 
 
