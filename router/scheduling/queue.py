@@ -156,9 +156,9 @@ class Queue:
                 self._keep(waiting, candidates, now)
                 return False
         decision = self._select(waiting, candidates, roomy, now, ahead)
-        place = _place(decision, roomy)
-        verdict = self._judge(waiting, candidates, decision, place, now)
+        verdict = self._judge(waiting, candidates, decision, roomy, now)
         if verdict is Verdict.HOLD:
+            place = _place(decision, roomy)
             if self._keep(waiting, candidates, now, decision, place):
                 _works(ahead, _parts(candidates)[place.part])[place.position] += self._line.work(waiting)
         elif isinstance(verdict, Refusal):
@@ -189,7 +189,7 @@ class Queue:
         )
 
     def _judge(
-        self, waiting: Waiting, candidates: Candidates, decision: Decision, place: Place, now: float
+        self, waiting: Waiting, candidates: Candidates, decision: Decision, roomy: Roomy | None, now: float
     ) -> Verdict | Refusal:
         if waiting.pinned:
             return Verdict.ADMIT
@@ -197,7 +197,8 @@ class Queue:
         if predicted is None:
             return Verdict.HOLD if decision.hold else Verdict.ADMIT
         if waiting not in self._line:  # it comes last, but will not stay there
-            predicted = predicted._replace(held=self._before(waiting, candidates, place, now + predicted.prefill))
+            place, then = _place(decision, roomy), now + predicted.prefill
+            predicted = predicted._replace(held=self._before(waiting, candidates, place, then))
         verdict = self._admission.judge(predicted, now - waiting.arrived, waiting.ttft_slo)
         return Verdict.HOLD if decision.hold and verdict is Verdict.ADMIT else verdict
 
@@ -233,18 +234,24 @@ class Queue:
         place: Place | None = None,
     ) -> bool:
         """`decision` None: nobody has room for it. False when it was refused instead, as too many are held."""
-        if waiting not in self._line:
-            if not self._add(waiting, candidates, now):
+        last = None
+        if waiting in self._line:
+            self._move(waiting, candidates)
+        else:
+            last = self._last(waiting)
+            if last is waiting:
+                waiting.refuse(self._full(now))
                 return False
+            self._add(waiting, candidates, now, last)
             if decision is None:
                 self._line.see(waiting, self._estimate(waiting, candidates, now), self._charge(waiting, None), None)
-        else:
-            self._move(waiting, candidates)
         if decision:
             work = decision.predicted.prefill if decision.predicted else 0.0
             self._line.see(waiting, work, self._charge(waiting, decision), place)
         self._keep_ticking()
-        return True
+        if last is not None:  # whoever is answered may come again at once, and push out another
+            last.refuse(self._full(now))
+        return waiting in self._line
 
     def _estimate(self, waiting: Waiting, candidates: Candidates, now: float) -> float:
         matches = waiting.matches()
@@ -252,11 +259,8 @@ class Queue:
             return 0.0
         return self._scheduler.least_prefill(candidates, waiting.prompt_tokens, matches, now, waiting.stored_tokens)
 
-    def _add(self, waiting: Waiting, candidates: Candidates, now: float) -> bool:
-        last = self._last(waiting)
-        if last is waiting:
-            waiting.refuse(self._full(now))
-            return False
+    def _add(self, waiting: Waiting, candidates: Candidates, now: float, last: Waiting | None) -> None:
+        """In the place of `last`."""
         if last is not None:
             self._remove(last, now, pushed_out=True)
         if not len(self._line):
@@ -264,9 +268,6 @@ class Queue:
         limit, tenant = self._admission.limit(waiting.ttft_slo), self._shares.enter(waiting.tenant)
         lane = self._lanes.enter(waiting, candidates)
         self._line.add(waiting, Entry(waiting.arrived, now, limit, waiting.priority, tenant), lane)
-        if last is not None:
-            last.refuse(self._full(now))
-        return True
 
     def _last(self, waiting: Waiting) -> Waiting | None:
         """Who has to leave when `waiting` comes: whoever goes last of the tenant that holds most, which may be the one

@@ -187,6 +187,22 @@ def test_of_one_tenant_the_least_urgent_gives_way() -> None:
     assert [request.fate for request in (one, two, three)] == ["waits", "refused", "waits"]
 
 
+def test_one_that_gave_way_may_come_again_at_once_and_push_out_another() -> None:
+    desk = Desk(limits=Limits(max_queue=2))
+    desk.ask()
+    again: list[Request] = []
+
+    def come_again(_: Request) -> None:
+        again.append(desk.ask(tenant="other", priority=-1))
+
+    one = desk.ask(tenant="flood")
+    two = desk.ask(tenant="flood", on_refused=come_again)
+    three = desk.ask(tenant="other")
+    assert [request.fate for request in (one, two, three, *again)] == ["waits", "refused", "refused", "waits"]
+    assert len(desk.queue) == 2
+    assert three.outcomes == 1
+
+
 def test_nobody_is_held_for_longer_than_the_limit() -> None:
     desk = Desk(limits=Limits(queue_timeout=2.0))
     desk.ask()

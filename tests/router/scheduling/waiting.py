@@ -124,6 +124,7 @@ class Request:
         known: bool = True,
         candidates: Candidates | None = None,
         on_sent: Sequence[Callable[[Request], None]] = (),
+        on_refused: Callable[[Request], None] | None = None,
     ) -> None:
         """`known`: its tokens are; `on_sent`: called in turn, each time that it is sent."""
         self._desk = desk
@@ -141,6 +142,7 @@ class Request:
         self._known = known
         self.chosen_from = candidates
         self._on_sent = list(on_sent)
+        self._on_refused = on_refused
         self.looks = self.outcomes = 0
         self.decision: Decision | None = None
         self.booking: Booking | None = None
@@ -166,6 +168,8 @@ class Request:
     def refuse(self, refusal: AnyRefusal) -> None:
         self.outcomes += 1
         self.refusal = refusal
+        if self._on_refused:
+            self._on_refused(self)
 
     def nobody(self) -> None:
         self.outcomes += 1
