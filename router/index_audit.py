@@ -31,6 +31,8 @@ logger = logging.getLogger("router.index")
 PATIENCE = 3.0
 """Seconds until a request that differs is judged: what is lost on the way shows by the second load report, a second
 each, and is replayed then."""
+EVERY = 0.01
+"""Seconds between two requests that are looked at: of more than a hundred a second a part tells as much as all."""
 _MOST_DIFFERENT = 4096
 """Requests that wait to be judged; beyond that the first of them are not judged at all."""
 
@@ -82,6 +84,8 @@ class IndexAudit:
         self._has_store = has_store
         self._drifts: dict[WorkerRank, Drift] = {}
         self._different: deque[_Different] = deque(maxlen=_MOST_DIFFERENT)
+        self._next = 0.0
+        """When a request is looked at again."""
         self.alarms = 0
         """Raised since the start."""
 
@@ -92,8 +96,12 @@ class IndexAudit:
         text = "Times that the index was found to drift from what a rank holds."
         metrics.observe("router_index_drift_alarms_total", text, (), lambda: [((), float(self.alarms))])
 
-    def claim(self, decision: Decision, matches: Matches, prompt: PromptHashes) -> Claim | None:
-        """What the index says now, of the rank that is to compute the prompt; None where it knows nothing of it."""
+    def claim(self, decision: Decision, matches: Matches, prompt: PromptHashes, now: float) -> Claim | None:
+        """What the index says now, of the rank that is to compute the prompt; None where it knows nothing of it, or was
+        asked a moment ago."""
+        if now < self._next:
+            return None
+        self._next = now + EVERY
         rank, position = decision.rank, decision.position
         view = self._indexer.view(rank)
         size = int(decision.candidates.block_sizes[position])

@@ -378,7 +378,7 @@ class RequestRouting:
         if self._arm:
             self._arm.tally.routed(decision)
         if brain.audit and self._found is not None and self.prompt.hashes:
-            self._claim = brain.audit.claim(decision, self._found, self.prompt.hashes)
+            self._claim = brain.audit.claim(decision, self._found, self.prompt.hashes, brain.clock())
         self._predict(decision.rank, worker)
 
     def _predict(self, rank: WorkerRank, worker: Worker) -> None:

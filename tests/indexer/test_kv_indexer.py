@@ -384,6 +384,16 @@ def test_what_nobody_can_tell_anew_is_learned_again_from_what_comes() -> None:
     assert indexer.view(RANK) is View.EXACT
 
 
+def test_a_replay_that_is_given_up_does_not_end_one_that_began_after_it() -> None:
+    indexer = heard()
+    assert indexer.on_reconnect() == indexer.on_reconnect() == [ReplayRequest("w", 0, 5, 1)]
+    indexer.on_replay_end(RANK)
+    indexer.on_batch(batch(3, stored(6), epoch=5, parts=1))
+    indexer.on_replay_end(RANK)
+    assert held(indexer) == {6}
+    assert indexer.view(RANK) is View.EXACT
+
+
 def test_half_a_snapshot_is_no_view_and_is_asked_for_whole() -> None:
     indexer = heard()
     indexer.ask_anew(RANK)

@@ -140,7 +140,7 @@ class AuditedArrival(Arrival):
     def send(self, decision: Decision, booking: Booking) -> None:
         fleet = self._fleet
         prompt = PromptHashes(self.prompt_tokens, {fleet.settings.block_size: self._hashes})
-        self._claim: Claim | None = fleet.audit.claim(decision, self._found, prompt)
+        self._claim: Claim | None = fleet.audit.claim(decision, self._found, prompt, fleet.timeline.now())
         super().send(decision, booking)
 
     def _end(self, fate: Fate) -> None:

@@ -79,13 +79,19 @@ class Follower:
     """What a router keeps of the event plane."""
 
     def __init__(self, plane: EventPlane) -> None:
-        self.plane, self.indexer, self.metrics = plane, KVIndexer(), Metrics()
-        self.ingest = Ingest(plane, "default", self.indexer, LoadBook(), self.metrics, time.monotonic)
+        self.plane, self.indexer, self.metrics, self.book = plane, KVIndexer(), Metrics(), LoadBook()
+        self.ingest = Ingest(plane, "default", self.indexer, self.book, self.metrics, time.monotonic)
         self.indexer.watch(RANK)
+        self.book.watch(RANK, BLOCK)
 
     @property
     def held(self) -> set[int]:
         return self.indexer.index.dump().get((RANK, Tier.GPU), set())
+
+    @property
+    def hears(self) -> bool:
+        """Whether there was a report."""
+        return self.book.get_metrics(time.monotonic())[RANK].age is not None
 
     @property
     def view(self) -> View:

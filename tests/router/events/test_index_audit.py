@@ -21,9 +21,10 @@ BLOCK = 128
 FAST = StepTiming(
     base_s=0.005, prefill_tokens_per_s=1e5, attention_s_per_pair=0, decode_s_per_sequence=0, kv_read_s_per_token=0
 )
-PREFIXES, PARTS = 250, 4
+PREFIXES, PARTS = 120, 4
 """Prompts that recur, and of how many times 512 tokens each is."""
-ROOMY = PREFIXES * PARTS * 512 * 2
+ROOMY = 2_000_000
+"""Tokens: nothing is ever evicted."""
 SICK = 0
 
 
@@ -39,9 +40,9 @@ def traffic(seconds: float, rate: float, seed: int = 1) -> list[Row]:
     return rows
 
 
-def fleet_of(cache_tokens: int = ROOMY) -> AuditedFleet:
+def fleet_of(cache_tokens: int = ROOMY, policy: str = "auto") -> AuditedFleet:
     settings = FleetSettings(workers=2, cache_tokens=cache_tokens, block_size=BLOCK, timing=FAST)
-    return AuditedFleet(settings, find_policy("auto"))
+    return AuditedFleet(settings, find_policy(policy))
 
 
 def drift(fleet: AuditedFleet, worker: int) -> DriftStatus:
@@ -68,14 +69,14 @@ def index_is_right(fleet: AuditedFleet, worker: int) -> bool:
 
 @pytest.mark.parametrize(
     ("cache_tokens", "rate"),
-    [(ROOMY, 10.0), (ROOMY, 60.0), (60_000, 10.0), (60_000, 60.0), (20_000, 30.0)],
+    [(ROOMY, 10.0), (ROOMY, 60.0), (30_000, 10.0), (30_000, 60.0), (10_000, 30.0)],
     ids=["roomy", "busy", "evicting", "evicting and busy", "thrashing"],
 )
 def test_a_healthy_fleet_never_drifts(cache_tokens: int, rate: float) -> None:
     fleet = fleet_of(cache_tokens)
-    fleet.run(traffic(40, rate))
+    fleet.run(traffic(20, rate))
     judged = [found.requests for found in fleet.audit._drifts.values()]
-    assert sum(judged) > 0.9 * 40 * rate
+    assert sum(judged) > 0.5 * 20 * rate
     assert (fleet.audit.alarms, fleet.worst) == (0, 0.0)
 
 
@@ -93,7 +94,7 @@ def test_events_lost_in_silence_raise_one_alarm_and_the_rebuild_puts_it_right(
         assert not index_is_right(fleet, SICK)
 
     with caplog.at_level(logging.INFO):
-        fleet.run(traffic(180, 10), lambda _: begin(fleet))
+        fleet.run(traffic(180, 6), lambda _: begin(fleet))
     assert (fleet.audit.alarms, fleet.asked) == (1, [fleet.ranks[SICK]])
     assert drift(fleet, SICK) == drift(fleet, 1) == DriftStatus(0.0, 0.0, alarm=False)
     assert index_is_right(fleet, SICK)
@@ -124,7 +125,7 @@ def test_hashes_that_nobody_else_makes_raise_one_alarm_which_stands(caplog: pyte
 
 def test_an_engine_that_began_anew_with_its_old_events_standing_is_learned_anew() -> None:
     """Its publisher has not noticed, so what it says of everything is as wrong: then only what comes counts."""
-    fleet = fleet_of()
+    fleet = fleet_of(policy="round-robin")  # others would send nothing to a rank of which nothing is known
     alarms = []
 
     def restart(fleet: AuditedFleet) -> None:
@@ -159,7 +160,7 @@ def test_where_nobody_can_tell_anew_the_rank_is_learned_again() -> None:
     def end(fleet: AuditedFleet) -> None:
         sick_publisher(fleet).loses = lambda: False
 
-    fleet.run(traffic(480, 10), lambda _: begin(fleet))
+    fleet.run(traffic(480, 6), lambda _: begin(fleet))
     assert views == [View.RECOVERING]
     assert fleet.asked == [fleet.ranks[SICK]]
     assert not drift(fleet, SICK).alarm
