@@ -148,18 +148,6 @@ def test_tokens_go_on_too_each_once(case: Case, breaks: list[int], where: list[i
     assert seen(router.content).prompt == case.engine.prompt
 
 
-@settings(max_examples=200)
-@given(cases(alone=True), st.lists(st.integers(0, 6000), min_size=1, max_size=2))
-def test_the_rest_has_the_form_of_the_beginning(case: Case, breaks: list[int]) -> None:
-    router = Router(case)
-    go_on(router, breaks, [])
-    unbroken = b"".join(case.engine.stream(case.endpoint, case.body))
-    assert list(map(plain, said(router.content))) == list(map(plain, said(unbroken)))
-    for event in said(router.content):
-        if "prompt_tokens_details" in (event.get("usage") or {}):
-            assert event["usage"]["prompt_tokens_details"]["cached_tokens"] <= len(case.engine.prompt)
-
-
 def said(content: bytes) -> list[dict[str, Any]]:
     return [json.loads(event[6:]) for event in content.split(b"\n\n") if event.startswith(b"data: {")]
 
