@@ -178,6 +178,15 @@ def test_a_tenant_that_floods_gives_way_to_others_in_a_full_queue() -> None:
     assert len(desk.queue) == 6
 
 
+def test_nobody_gives_way_to_one_that_would_then_hold_more() -> None:
+    desk = Desk(limits=Limits(max_queue=5))
+    desk.ask()
+    flood = [desk.ask(tenant="flood") for _ in range(5)]
+    others = [desk.ask(tenant="other") for _ in range(3)]
+    assert [request.fate for request in flood] == ["waits"] * 3 + ["refused"] * 2
+    assert [request.fate for request in others] == ["waits"] * 2 + ["refused"]
+
+
 def test_of_one_tenant_the_least_urgent_gives_way() -> None:
     desk = Desk(limits=Limits(max_queue=3))
     desk.ask()
