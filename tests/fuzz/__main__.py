@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         failing(ALL[name], ALL[name].seeds()[0])
     began, results = time.monotonic(), dict[str, list[Result]]()
     rounds = _rounds(targets, arguments)
-    with ProcessPoolExecutor(arguments.jobs, initializer=_prepare) as pool:
+    with ProcessPoolExecutor(arguments.jobs) as pool:
         for done in as_completed([pool.submit(_run, each) for each in rounds]):
             name, result = done.result()
             results.setdefault(name, []).append(result)
@@ -91,17 +92,24 @@ def _by_executions(targets: list[str], executions: int, seed: str) -> Iterator[R
             left, number = left - ROUND, number + 1
 
 
-def _prepare() -> None:
-    """In each process: little memory, no warnings."""
-    warnings.simplefilter("error")
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Little memory, no warnings."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
+    try:
+        with warnings.catch_warnings(action="error"):
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _run(each: Round) -> tuple[str, Result]:
     faulthandler.dump_traceback_later(min(each.seconds, 3600.0) + _STUCK, exit=True)
     try:
-        return each.target, fuzz(ALL[each.target], each.seed, each.executions, each.seconds)
+        with _limited():
+            return each.target, fuzz(ALL[each.target], each.seed, each.executions, each.seconds)
     finally:
         faulthandler.cancel_dump_traceback_later()
 
@@ -116,9 +124,9 @@ def _tell(failure: Failure) -> None:
 
 
 def _show(targets: list[str], data: bytes) -> int:
-    _prepare()
     for name in targets:
-        error = failing(ALL[name], data)
+        with _limited():
+            error = failing(ALL[name], data)
         print(f"{name}: {'nothing is wrong' if error is None else repr(error)}")
         if error is not None:
             raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,7 @@ def test_minimising_keeps_what_counts() -> None:
 
 def test_the_command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    limits = resource.getrlimit(resource.RLIMIT_AS)
     arguments = ["--target", "token-ids", "--target", "chunks", "--executions", "400", "--jobs", "1", "--seed", "x"]
     assert main(arguments) == 0
     said = capfd.readouterr().out
@@ -101,3 +103,4 @@ def test_the_command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     assert Path(file[1]).read_bytes() == b"ab"
     with pytest.raises(KeyError):
         main(["--target", "chunks", "--input", file[1]])
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits, "what runs after it starts with its own limits"
