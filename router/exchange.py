@@ -167,12 +167,18 @@ class Exchange:
         self._reset_answer()
         self._relay = relay
         self._seen, self._seen_at = None, self._clock()
-        name = self._parts.name if self._parts else self._request_id
-        self._sending = sending = Sending(leg, self, self._on_unreachable, self._request.head.method == b"HEAD")
+        parts = self._parts
+        name = parts.name if parts else self._request_id
+        receiver = parts.receiver(self, self._settle) if parts else self
+        self._sending = sending = Sending(leg, receiver, self._on_unreachable, self._request.head.method == b"HEAD")
         sending.start(self._request, name)
 
     def _on_unreachable(self, reason: str) -> None:
         self._fail(Failure("unreachable", f"cannot be reached: {reason}"))
+
+    def _settle(self) -> None:
+        if self._sending:
+            self._sending.settle()
 
     def look(self, now: float) -> Silence | None:
         """None where nothing is owed: nothing was sent yet, or it is the client who does not read."""
@@ -224,6 +230,7 @@ class Exchange:
         self._routing.prefilled(parts.pair.prefill, answer)
         if parts.pair.decode is None:
             self._hand_over(parts.pair, answer)
+        parts.told()
 
     def _on_late(self, limit: float) -> None:
         self.time_out(f"sent nothing within {limit:g} s")
@@ -240,10 +247,12 @@ class Exchange:
         if self._over or parts is None:
             return
         parts.prefill_over()
-        if self._first_byte is not None:  # a decode worker that answers has all that it needs
+        if self._first_byte is not None or parts.decoded:  # a decode worker that answers has all that it needs
             self._routing.failed(parts.pair.prefill, failure, retried=False)
+            parts.told()
             return
         self._drop()
+        parts.cancel()
         self._retry_or_end(parts.pair.prefill, failure, [frozenset((parts.pair.prefill.worker.id,))], answer)
 
     def on_prefill_refused(self, refusal: Response) -> None:

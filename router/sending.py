@@ -14,6 +14,24 @@ from router.http.upstream import Receiver, WorkerConnection
 from router.legs import Leg, request_head
 
 
+class Past:
+    """What is left of a connection that serves others by now: the last pieces that came over it."""
+
+    __slots__ = ("latest", "recent")
+    paused = False
+
+    def __init__(self, recent: bytes, latest: bytes) -> None:
+        self.recent, self.latest = recent, latest
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def pass_events(self, write: Callable[[bytes], None] | None) -> None: ...
+
+
 class Sending:
     __slots__ = (
         "_connecting",
@@ -35,7 +53,7 @@ class Sending:
         self._connecting: asyncio.Task[None] | None = None
         self._reused = False
         self._request = (b"", b"")
-        self.connection: WorkerConnection | None = None
+        self.connection: WorkerConnection | Past | None = None
         """Over which it goes; None before, and once it was dropped."""
 
     def start(self, request: Request, request_id: bytes) -> None:
@@ -64,6 +82,11 @@ class Sending:
         connection, self.connection = self.connection, None
         if connection:
             connection.abort()
+
+    def settle(self) -> None:
+        """The answer is whole, and the connection another's, though what came is not looked at yet."""
+        if self.connection:
+            self.connection = Past(self.connection.recent, self.connection.latest)
 
     def _connect(self) -> None:
         self._connecting = self.leg.worker.pool.connect(self._send, self._fail)

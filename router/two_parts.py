@@ -8,13 +8,15 @@ from collections.abc import Callable
 
 from engines.disaggregation.answer import Prefilled
 from router.http.messages import Request
+from router.http.upstream import Receiver
+from router.late_usage import LateUsage
 from router.legs import Leg, Pair, Parted
 from router.prefill_leg import Owner, PrefillLeg
 from router.scheduling.booking import DecodeBooking
 
 
 class TwoParts:
-    __slots__ = ("_clock", "_prefill", "_prefilled_at", "_timer", "name", "pair", "parted")
+    __slots__ = ("_clock", "_prefill", "_prefilled_at", "_timer", "_usage", "name", "pair", "parted")
 
     def __init__(
         self, pair: Pair, request: Request, request_id: bytes, owner: Owner, clock: Callable[[], float]
@@ -27,6 +29,7 @@ class TwoParts:
         self._clock = clock
         self._prefilled_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._usage: LateUsage | None = None
         self._prefill: PrefillLeg | None = PrefillLeg(pair.prefill, request, self.name, owner, clock)
 
     def start(self) -> None:
@@ -47,6 +50,23 @@ class TwoParts:
         if decode and isinstance(decode.reservation, DecodeBooking):
             decode.reservation.prefilled(now)
 
+    def receiver(self, owner: Receiver, settle: Callable[[], None]) -> Receiver:
+        """Who gets the other's answer, for `owner`; `settle` as in `LateUsage`."""
+        if self._prefill is None:
+            return owner
+        self._usage = LateUsage(owner, settle)
+        return self._usage
+
+    @property
+    def decoded(self) -> bool:
+        """All of the other's answer is here."""
+        return self._usage is not None and self._usage.ended
+
+    def told(self) -> None:
+        """What the prefill worker has to say is known, if it has not failed."""
+        if self._usage:
+            self._usage.release()
+
     def answers(self) -> None:
         """The first byte of the other's answer is here."""
         self._unwatch()
@@ -60,6 +80,8 @@ class TwoParts:
     def cancel(self) -> None:
         """Nobody waits any more for what is still under way."""
         self._unwatch()
+        if self._usage:
+            self._usage.drop()
         prefill, self._prefill = self._prefill, None
         if prefill:
             prefill.cancel()

@@ -294,6 +294,64 @@ async def test_the_client_is_told_what_was_cached_where_its_prompt_was_computed(
         assert router.samples("router_reported_cached_tokens_total") == ({} if cached == b"null" else {"p": 32})
 
 
+async def waits_to_tell(dialogue: Dialogue) -> None:
+    await dialogue.go_on.wait()
+    await PREFILLED(dialogue)
+
+
+LATE: dict[str, tuple[bytes, Script, bytes]] = {
+    "whole": (BODY, answer(TOLD % b"40"), TOLD),
+    "stream": (STREAMED, events(b"1", TOLD % b"40", b"[DONE]"), b"data: 1\n\ndata: " + TOLD + b"\n\ndata: [DONE]\n\n"),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+async def test_usage_waits_for_what_the_prefill_worker_tells(
+    p: ScriptedWorker, d: ScriptedWorker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are asked at once, and the second is done first. Its connection serves others meanwhile."""
+    monkeypatch.setattr("router.late_usage.PATIENCE", 60.0)
+    body, script, told = LATE[name]
+    p.then(waits_to_tell)
+    d.then(script)
+    async with router_of("sglang", p, d) as router, router.client() as client:
+        client.send(post(body=body))
+        d.go_on.set()
+        await until(lambda: d.dialogues and d.dialogues[0].finished)
+        assert (await ask(router)).body == b'{"ok":true}'
+        assert router.total("router_requests_total") == 1
+        p.go_on.set()
+        assert (await client.answer()).body == told % b"32"
+        assert router.samples("router_reported_cached_tokens_total") == {"p": 32}
+        assert failures(router) == (0, 0)
+
+
+@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("fails", [True, False])
+async def test_an_answer_that_is_whole_is_the_clients_though_its_prefill_never_tells(
+    p: ScriptedWorker, d: ScriptedWorker, name: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.late_usage.PATIENCE", 60.0 if fails else 0.01)
+    body, script, told = LATE[name]
+
+    async def fail(dialogue: Dialogue) -> None:
+        await dialogue.go_on.wait()
+        dialogue.drop()
+
+    p.then(fail)
+    d.then(script)
+    async with router_of("sglang", p, d) as router, router.client() as client:
+        client.send(post(body=body))
+        d.go_on.set()
+        await until(lambda: d.dialogues and d.dialogues[0].finished)
+        assert (await ask(router)).status == 200
+        if fails:
+            p.go_on.set()
+        assert (await client.answer()).body == told % b"40"
+        assert failures(router) == (int(fails), 0)
+        await until(lambda: p.dialogues[0].is_over)
+
+
 async def test_what_is_said_of_requests_in_two_parts(p: ScriptedWorker, d: ScriptedWorker) -> None:
     p.then(answer(b"", 503))
     async with router_of("nixl", p, d) as router:

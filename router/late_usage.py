@@ -1,0 +1,85 @@
+"""What a decode worker tells of its usage, held back until its prefill worker has told what was cached there.
+
+Where both parts of a request are sent at once the second may be done before the first has said so, by moments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from router.http.upstream import Head, Receiver
+from router.usage import CACHED
+
+PATIENCE = 1.0
+"""Seconds: the prompt is computed by then, so that only its answer can be on its way. A client waits no longer for a
+number."""
+_ERRORS = 400
+
+
+class LateUsage:
+    """Implements `upstream.Receiver`; passes everything on, from the first word of what was cached on when released."""
+
+    def __init__(self, receiver: Receiver, settle: Callable[[], None]) -> None:
+        """`settle`: the connection is another's now, while the end of its answer is held."""
+        self._receiver = receiver
+        self._settle = settle
+        self._told = False
+        self._tail = b""
+        self._held: list[Callable[[], None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self.ended = False
+        """The answer is whole."""
+
+    def release(self) -> None:
+        """The prefill worker has told, or will not."""
+        self._told = True
+        self._unwatch()
+        while self._held:  # one may end it all, and drop the others
+            self._held.pop(0)()
+
+    def drop(self) -> None:
+        """Nobody wants what is held any more."""
+        self._held = []
+        self._unwatch()
+
+    # -- upstream.Receiver
+
+    def on_head(self, head: Head, length: int | None) -> None:
+        self._told = self._told or head.status >= _ERRORS
+        self._receiver.on_head(head, length)
+
+    def on_body(self, data: bytes, boundary: int) -> None:
+        word = CACHED in self._tail + data
+        self._tail = data[1 - len(CACHED) :]
+        if self._told or not (self._held or word):
+            self._receiver.on_body(data, boundary)
+        else:
+            self._hold(lambda: self._receiver.on_body(data, boundary))
+
+    def on_chunks(self, chunks: int) -> None:
+        self._receiver.on_chunks(chunks)
+
+    def on_end(self) -> None:
+        self.ended = True
+        if self._told or not self._held:
+            self._receiver.on_end()
+        else:
+            self._settle()
+            self._hold(self._receiver.on_end)
+
+    def on_broken(self, reason: str) -> None:
+        self.release()
+        self._receiver.on_broken(reason)
+
+    # -- inside
+
+    def _hold(self, passing: Callable[[], None]) -> None:
+        if not self._held:
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self.release)
+        self._held.append(passing)
+
+    def _unwatch(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
