@@ -10,8 +10,8 @@ from indexer.types import SequenceHash, Tier, WorkerRank
 from router.tallies import Histogram
 
 BOUNDS: Final = (0.1, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
-MOST: Final = 50_000
-"""Blocks of the sample that are followed: three million of all. Beyond them, those stored first are forgotten."""
+MOST: Final = 10_000
+"""Blocks of the sample that are followed, about 5 MB: 640,000 of all. Beyond them, those stored first are forgotten."""
 
 _Block: TypeAlias = tuple[Tier, SequenceHash]
 
@@ -67,9 +67,11 @@ class BlockAges:
         """Others have left: whoever comes under their names starts anew."""
         for rank in [rank for rank in self._emptied if rank.worker_id not in workers]:
             del self._emptied[rank]
-        for copies in self._copies.values():
+        for block, copies in list(self._copies.items()):
             for rank in [rank for rank in copies if rank.worker_id not in workers]:
                 del copies[rank]
+            if not copies:
+                del self._copies[block]
 
     def reused(self, rank: WorkerRank, hashes: Iterable[SequenceHash], now: float) -> None:
         """A request was sent where these are held."""

@@ -81,6 +81,7 @@ def test_of_workers_that_have_left_no_copy_is_known() -> None:
     ages.stored(A, Tier.GPU, [1], 100.0)
     ages.emptied(A, 101.0)
     ages.keep({"b"})
+    assert not len(ages)
     ages.stored(B, Tier.GPU, [1], 110.0)
     assert observed(ages.replication) == (0, 0)
 
