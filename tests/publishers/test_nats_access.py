@@ -18,6 +18,7 @@ from publishers.embedded_nats import NatsServer, nats_server_binary
 from publishers.nats_plane import NatsPlane
 from tests.certificates import Authority
 from tests.nats_accounts import make_accounts, make_nkey
+from tests.nats_fixture import running_nats_server
 
 # nats-py leaves the sockets of attempts that failed to the garbage collector, which is called here.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -37,12 +38,8 @@ async def configured(configuration: str, folder: Path, monkeypatch: pytest.Monke
     start.write_text(f'#!/bin/sh\nexec {nats_server_binary()} -c {file} "$@"\n')
     start.chmod(0o755)
     monkeypatch.setattr(publishers.embedded_nats, "nats_server_binary", lambda: start)
-    server = NatsServer()
-    await server.start()
-    try:
+    async with running_nats_server() as server:
         yield server
-    finally:
-        await server.stop()
 
 
 async def connects(url: str, files: NatsFiles) -> bool:

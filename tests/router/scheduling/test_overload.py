@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, rule
 
 from router.scheduling.admission import Objectives, QueueFull, QueueTimeout
 from router.scheduling.auto import Auto
@@ -17,6 +17,7 @@ from router.scheduling.decision import Policy
 from router.scheduling.limits import Limits
 from router.scheduling.queue import LOOK, TICK
 from tests.router.scheduling.candidates import named, rank, repeatable
+from tests.router.scheduling.comings import Comings
 from tests.router.scheduling.waiting import Desk, Request
 
 POLICIES: dict[str, Callable[[], Policy]] = {"auto": lambda: Cheapest(Auto()), "round-robin": RoundRobin}
@@ -304,20 +305,13 @@ def test_a_flood_of_another_is_no_reason_to_refuse_by_objective() -> None:
 # -- all of it
 
 
-class Overload(RuleBasedStateMachine):
+class Overload(Comings):
     """Requests of several tenants come, wait, end and leave under limits that change."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.limits = Limits(max_queue=5, queue_timeout=3.0, max_concurrency=4, max_worker_concurrency=2)
-        self.desk = Desk(Cheapest(Auto()), "abc", self.limits)
+        super().__init__(Desk(Cheapest(Auto()), "abc", self.limits))
         self.sets = [self.desk.candidates, named("a"), named("bc")]
-        self.all: list[Request] = []
-        self.gone: set[Request] = set()
-        self.ended: set[Request] = set()
-
-    def those(self, fate: str) -> list[Request]:
-        return [each for each in self.all if each not in self.gone | self.ended and each.fate == fate]
 
     @rule(
         prompt=st.sampled_from([0, 100, 40_000]),
@@ -343,27 +337,8 @@ class Overload(RuleBasedStateMachine):
         self.limits.max_concurrency, self.limits.max_worker_concurrency, self.limits.max_queue = most, each, held
         self.desk.queue.wake()
 
-    @precondition(lambda self: self.those("sent"))
-    @rule(data=st.data(), at_once=st.booleans())
-    def end(self, data: st.DataObject, at_once: bool) -> None:
-        request = data.draw(st.sampled_from(self.those("sent")))
-        self.ended.add(request)
-        assert request.booking
-        request.booking.release(self.desk.clock.now)
-        if at_once:
-            self.desk.clock.run()
-
-    @precondition(lambda self: self.those("waits"))
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.those("waits")))
-        self.gone.add(request)
-        self.desk.queue.withdraw(request)
-
     @invariant()
-    def who_waits_is_known_and_nobody_else(self) -> None:
-        assert len(self.desk.queue) == len(self.those("waits"))
-        assert {request.fate for request in self.gone} <= {"waits"}
+    def each_is_told_once(self) -> None:
         assert {request.outcomes for request in self.all} <= {0, 1}
 
     @invariant()
@@ -373,13 +348,9 @@ class Overload(RuleBasedStateMachine):
     def teardown(self) -> None:
         """The flood stops: whatever waits gets its turn or is given up, and all counters are back to 0."""
         for _ in range(len(self.all) + 1):
-            for request in self.those("sent"):
-                self.ended.add(request)
-                request.end()
+            self.end_all()
         self.desk.clock.run(5.0)
-        for request in self.those("sent"):
-            self.ended.add(request)
-            request.end()
+        self.end_all()
         self.desk.clock.run(1.0)
         assert not self.those("waits")
         assert self.desk.at_rest

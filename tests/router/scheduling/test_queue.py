@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from indexer.types import WorkerRank
 from router.scheduling.admission import Objectives, Refusal
@@ -19,6 +19,7 @@ from router.scheduling.load import Load
 from router.scheduling.overlap import OverlapCost
 from router.scheduling.queue import LOOK, TICK
 from tests.router.scheduling.candidates import HeldOnGpu, named, rank, repeatable
+from tests.router.scheduling.comings import Comings
 from tests.router.scheduling.waiting import Desk, Gate, Request
 
 NOBODY = named("")
@@ -470,18 +471,11 @@ def test_a_streams_first_token_is_no_step() -> None:
 # -- all of it
 
 
-class Desks(RuleBasedStateMachine):
+class Desks(Comings):
     """Requests come, wait, go, begin, end and leave in any order; the backlog is what a plain list says."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.desk = Desk(Cheapest(Auto()), "abc", objectives=Objectives(20.0), action="queue", patience=5.0)
-        self.all: list[Request] = []
-        self.gone: set[Request] = set()
-        self.ended: set[Request] = set()
-
-    def those(self, fate: str) -> list[Request]:
-        return [each for each in self.all if each not in self.gone | self.ended and each.fate == fate]
+        super().__init__(Desk(Cheapest(Auto()), "abc", objectives=Objectives(20.0), action="queue", patience=5.0))
 
     @rule(
         prompt=st.sampled_from([0, 1, 100, 3_000, 40_000]),
@@ -505,31 +499,6 @@ class Desks(RuleBasedStateMachine):
         assert request.booking
         request.first_token()
         request.booking.generated(tokens, self.desk.clock.now)
-
-    @precondition(lambda self: self.those("sent"))
-    @rule(data=st.data(), at_once=st.booleans())
-    def end(self, data: st.DataObject, at_once: bool) -> None:
-        request = data.draw(st.sampled_from(self.those("sent")))
-        self.ended.add(request)
-        assert request.booking
-        request.booking.release(self.desk.clock.now)
-        if at_once:
-            self.desk.clock.run()
-
-    @precondition(lambda self: self.those("waits"))
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.those("waits")))
-        self.gone.add(request)
-        self.desk.queue.withdraw(request)
-
-    @invariant()
-    def who_left_is_not_sent(self) -> None:
-        assert {request.fate for request in self.gone} <= {"waits"}
-
-    @invariant()
-    def who_waits_is_known_and_nobody_else(self) -> None:
-        assert len(self.desk.queue) == len(self.those("waits"))
 
     @invariant()
     def there_is_one_tick_at_most_and_one_pass_at_once(self) -> None:
@@ -558,10 +527,7 @@ class Desks(RuleBasedStateMachine):
     def teardown(self) -> None:
         """All that was sent ends: whoever waits gets its turn, without anybody's help but the clock's."""
         for _ in range(len(self.all) + 1):
-            for request in self.those("sent"):
-                self.ended.add(request)
-                assert request.booking
-                request.booking.release(self.desk.clock.now)
+            self.end_all()
             self.desk.clock.run(TICK)
         assert not self.those("waits")
         assert self.desk.at_rest
