@@ -574,7 +574,6 @@ class Exchange:
                 sending.drop()
             elif upstream:  # it is back in its pool by now, but holds its last pieces until it is used again
                 prompt, cached = read_usage(upstream.recent, upstream.latest)
-            sending.connection = None
         parted = None
         if parts:
             parts.cancel()
@@ -582,6 +581,7 @@ class Exchange:
             leg = leg or parts.pair.prefill
         if parted and cached is not None and parted.answer.cached_tokens is not None:
             cached = parted.answer.cached_tokens
+        self._sending = self._parts = self._relay = None  # they hold this in turn
         self._routing.finished(Outcome(leg, status, end, self._first_byte, now - self.began, prompt, cached, parted))
 
 

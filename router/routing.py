@@ -322,6 +322,7 @@ class RequestRouting:
             fleet.failed(worker, self._brain.clock())
 
     def finished(self, outcome: Outcome) -> None:
+        self._routed = _nowhere  # so that nothing of the request is left to the garbage collector
         tallies = self._brain.metrics.tallies
         tallies.in_flight -= 1
         if self._ended:

@@ -135,6 +135,7 @@ class Connection(asyncio.Protocol):
         exchange = self._end_current()
         if exchange:
             exchange.cancel()
+        del self._parser  # which holds this in turn: thousands of either waited for the garbage collector
 
     def pause_writing(self) -> None:
         self._paused = True
