@@ -11,7 +11,7 @@ from typing import Protocol
 
 from engines.disaggregation.answer import Prefilled
 from router.failures import RETRY_STATUSES, Failure, answered
-from router.http.edited import EditedBody, EditedEvents
+from router.http.edited import EditedBody
 from router.http.front import Connection
 from router.http.messages import REQUEST_ID, Request, Response
 from router.http.relay import LAST_CHUNK, Events, Relay, chunk, relay_for
@@ -23,14 +23,12 @@ from router.opening import Opening
 from router.outcome import End, Outcome, Silence
 from router.sending import Sending
 from router.two_parts import TwoParts
-from router.usage import CACHED, read_usage, with_cached
+from router.usage import read_usage
 
 HARMED = 1
 """Workers that a request may have harmed before no other is tried: one that crashes engines must not take them all."""
 _DONE = b"data: [DONE]\n\n\r\n"
 """The last event, at the end of its chunk."""
-_ERRORS = 400
-"""From this status on an answer is none."""
 
 
 class Routing(Protocol):
@@ -293,7 +291,7 @@ class Exchange:
             recorded = self._migration.relay(head) if self._migration else None
             self._relay = recorded or relay_for(head, http_1_0)
         else:
-            self._relay = self._relay_for_pair(head, http_1_0)
+            self._relay = self._parts.relay(head, http_1_0)
             self._opening = Opening() if head.events else None
 
     def on_body(self, data: bytes, boundary: int) -> None:
@@ -389,10 +387,10 @@ class Exchange:
             self._parts.answers()
         if head.status not in RETRY_STATUSES and not leg.worker.breaker.quiet:
             self._routing.answered(leg)
-        if head.status < _ERRORS:
-            leg.reservation.first_token(now)
-        else:  # a refusal tells nothing of how long a prompt takes
+        if head.is_error:  # which tells nothing of how long a prompt takes
             leg.reservation.assume_first_token(now)
+        else:
+            leg.reservation.first_token(now)
         keep_alive = self._request.head.keep_alive and not relay.until_close and not self._connection.closing
         edited = isinstance(relay, EditedBody)  # which states its own
         length = b"" if self._length is None or edited else b"content-length: %d\r\n" % self._length
@@ -474,19 +472,6 @@ class Exchange:
         self._excluded = other
         self._parts = None
         self.start()
-
-    def _relay_for_pair(self, head: Head, http_1_0: bool) -> Relay:
-        """The client is told what was cached where its prompt was computed."""
-        if head.status >= _ERRORS or head.framing == "close":
-            return relay_for(head, http_1_0)
-        if head.events and not http_1_0:
-            return EditedEvents(CACHED, self._with_cached)
-        return EditedBody(head, self._with_cached)
-
-    def _with_cached(self, answer: bytes) -> bytes:
-        parted = self._parts.parted if self._parts else None
-        cached = parted.answer.cached_tokens if parted else None
-        return answer if cached is None else with_cached(answer, cached)
 
     # -- from one worker to another in the middle of a stream
 

@@ -14,7 +14,6 @@ from router.usage import CACHED
 PATIENCE = 1.0
 """Seconds: the prompt is computed by then, so that only its answer can be on its way. A client waits no longer for a
 number."""
-_ERRORS = 400
 
 
 class LateUsage:
@@ -46,7 +45,7 @@ class LateUsage:
     # -- upstream.Receiver
 
     def on_head(self, head: Head, length: int | None) -> None:
-        self._told = self._told or head.status >= _ERRORS
+        self._told = self._told or head.is_error
         self._receiver.on_head(head, length)
 
     def on_body(self, data: bytes, boundary: int) -> None:

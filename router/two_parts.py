@@ -7,12 +7,15 @@ import asyncio
 from collections.abc import Callable
 
 from engines.disaggregation.answer import Prefilled
+from router.http.edited import EditedBody, EditedEvents
 from router.http.messages import Request
-from router.http.upstream import Receiver
+from router.http.relay import Relay, relay_for
+from router.http.upstream import Head, Receiver
 from router.late_usage import LateUsage
 from router.legs import Leg, Pair, Parted
 from router.prefill_leg import Owner, PrefillLeg
 from router.scheduling.booking import DecodeBooking
+from router.usage import CACHED, with_cached
 
 
 class TwoParts:
@@ -66,6 +69,18 @@ class TwoParts:
         """What the prefill worker has to say is known, if it has not failed."""
         if self._usage:
             self._usage.release()
+
+    def relay(self, head: Head, http_1_0: bool) -> Relay:
+        """The way for the other's answer, in which the client is told what was cached where its prompt was computed."""
+        if head.is_error or head.framing == "close":
+            return relay_for(head, http_1_0)
+        if head.events and not http_1_0:
+            return EditedEvents(CACHED, self._with_cached)
+        return EditedBody(head, self._with_cached)
+
+    def _with_cached(self, answer: bytes) -> bytes:
+        cached = self.parted.answer.cached_tokens if self.parted else None
+        return answer if cached is None else with_cached(answer, cached)
 
     def answers(self) -> None:
         """The first byte of the other's answer is here."""

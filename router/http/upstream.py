@@ -18,6 +18,7 @@ from router.http.repeated import without_length
 
 _MAX_HEAD = 64 * 1024
 _MOST_HEADS = 32
+_LAST_CHUNK = len(b"0\r\n\r\n")
 _NO_ANSWER = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 """The second: 101, and no other protocol was asked for."""
 BOOKED = 16
@@ -39,6 +40,10 @@ class Head(NamedTuple):
     keep_alive: bool
     passed_on: bytes
     """The status line, and the header lines that may pass to the client, as they came."""
+
+    @property
+    def is_error(self) -> bool:
+        return self.status >= 400
 
 
 class Receiver(Protocol):
@@ -217,7 +222,6 @@ class WorkerConnection(asyncio.Protocol):
         if receiver is None:
             self._transport.abort()  # nothing was asked: the connection cannot be trusted any more
         elif chunked is not None:
-            self.recent, self.latest = self.latest, data
             size = len(data)
             if (
                 write
@@ -226,7 +230,8 @@ class WorkerConnection(asyncio.Protocol):
                 and data.startswith(SIZE_LINES[size])
                 and data.endswith(EVENT_ENDS)
             ):
-                write(data)  # every token's way, hence written out
+                self.recent, self.latest = self.latest, data  # every token's way, hence written out
+                write(data)
                 chunked.chunks += 1
                 if chunked.chunks % BOOKED == 0:
                     receiver.on_chunks(chunked.chunks)
@@ -238,6 +243,8 @@ class WorkerConnection(asyncio.Protocol):
             self._take_body(receiver, self._head, data)
 
     def _take_chunks(self, receiver: Receiver, body: ChunkedBody, data: bytes) -> None:
+        if len(data) > _LAST_CHUNK:  # else it is no more than the end
+            self.recent, self.latest = self.latest, data
         try:
             boundary = body.feed(data)
         except MalformedChunk as error:

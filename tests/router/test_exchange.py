@@ -219,10 +219,7 @@ DONE = chunk(b"data: [DONE]\n\n")
         [EVENT, USAGE + DONE + LAST],
         [EVENT, USAGE + DONE, LAST],
         [EVENT, USAGE, DONE + LAST],
-        pytest.param(
-            [EVENT, USAGE, DONE, LAST],
-            marks=pytest.mark.xfail(strict=True, reason="only the last two pieces of an answer are looked at"),
-        ),
+        [EVENT, USAGE, DONE, LAST],
     ],
 )
 def test_a_streams_usage_is_found_however_its_end_comes(pieces: list[bytes]) -> None:
