@@ -12,6 +12,7 @@ Replays come over another socket and overlap with what is live.
     Live, going back       -> NewEpoch, AskReplay(0)
     Replayed               -> Apply, in order
     ReplayEnded            -> nothing; AskReplay again while that brings anything; else LoseTrack and go on
+    Unanswered             -> AskReplay again, TRIES times if the engine speaks meanwhile, else until it does
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import NamedTuple
 
 HOLD_LIMIT = 20_000
 """Messages held while earlier ones are missing; those beyond are asked for again."""
+TRIES = 3
+"""Replays that an engine which publishes may leave unanswered before it is believed to have none."""
 
 
 class Connected(NamedTuple):
@@ -41,12 +44,16 @@ class Replayed(NamedTuple):
 
 
 class ReplayEnded(NamedTuple):
-    """The last AskReplay is over; `complete` is False when it broke off, or when there is nobody to ask."""
+    """The last AskReplay is over; `complete` is False when there is nobody to ask."""
 
     complete: bool
 
 
-Stimulus = Connected | Disconnected | Live | Replayed | ReplayEnded
+class Unanswered(NamedTuple):
+    """The last AskReplay brings nothing, or nothing more."""
+
+
+Stimulus = Connected | Disconnected | Live | Replayed | ReplayEnded | Unanswered
 
 
 class Apply(NamedTuple):
@@ -97,6 +104,8 @@ class ZmqSequence:
                 return self._replayed(seq, payload)
             case ReplayEnded(complete):
                 return self._replay_ended(complete)
+            case Unanswered():
+                return self._unanswered()
 
     def _reset(self) -> None:
         self._next = 0
@@ -108,6 +117,10 @@ class ZmqSequence:
         """Where the replay under way began. One from 0 is due from the very start."""
         self._answered = False
         """Whether that replay has brought anything yet."""
+        self._tries = 0
+        """Replays in a row that brought nothing."""
+        self._spoken = False
+        """A live message has come since the last was asked for."""
 
     def _connected(self) -> list[Instruction]:
         if self._ever_connected:
@@ -121,6 +134,7 @@ class ZmqSequence:
 
     def _live(self, seq: int, payload: bytes) -> list[Instruction]:
         last, self._last_live = self._last_live, Live(seq, payload)
+        self._spoken = True
         if last == self._last_live:
             return []
         if last is not None and seq <= last.seq:
@@ -135,6 +149,7 @@ class ZmqSequence:
         if self._asked is None:
             return []
         first, self._answered = not self._answered, True
+        self._tries = 0
         # An engine answers in order, so one that begins later than asked has kept nothing earlier.
         lost = self._jump(seq) if first and seq > self._next else []
         self._hold(seq, payload)
@@ -147,8 +162,20 @@ class ZmqSequence:
         self._asked = None
         if complete and not self._missing:
             return []
-        if brought_something:
-            return self._ask()
+        return self._ask() if brought_something else self._give_up()
+
+    def _unanswered(self) -> list[Instruction]:
+        """An engine that stands still is silent everywhere; what it goes on with is worth waiting for."""
+        if self._asked is None:
+            return []
+        self._tries += 1
+        return self._give_up() if self._spoken and self._tries >= TRIES else self._ask()
+
+    def _give_up(self) -> list[Instruction]:
+        """Nobody has what is missing, if anything is."""
+        self._asked = None
+        if self._next and not self._missing:
+            return []
         lost = self._jump(max(self._highest + 1, self._next))
         return lost + self._drain() + self._ask_if_missing()
 
@@ -179,5 +206,5 @@ class ZmqSequence:
         return self._ask() if self._missing and self._asked is None else []
 
     def _ask(self) -> list[Instruction]:
-        self._asked, self._answered = self._next, False
+        self._asked, self._answered, self._spoken = self._next, False, False
         return [AskReplay(self._next)]

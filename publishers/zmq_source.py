@@ -30,13 +30,14 @@ from publishers.zmq_sequence import (
     Replayed,
     ReplayEnded,
     Stimulus,
+    Unanswered,
     ZmqSequence,
 )
 
 logger = logging.getLogger(__name__)
 
 REPLAY_TIMEOUT = 5.0
-"""Seconds without any answer after which a replay counts as broken off."""
+"""Seconds without any answer after which a replay counts as unanswered."""
 
 RECEIVE_LIMIT = 100_000
 """Messages that ZMQ keeps for us, as many as vLLM keeps on its side; those beyond show as a gap."""
@@ -319,7 +320,7 @@ class _Sockets:
                 stimuli.append(Replayed(int.from_bytes(frames[-2], "big"), frames[-1]))
         if self._overdue:
             self._end_replay()
-            stimuli.append(ReplayEnded(complete=False))
+            stimuli.append(Unanswered())
         return stimuli
 
     def _malformed(self, what: str) -> None:

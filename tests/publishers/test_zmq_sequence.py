@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from publishers.zmq_sequence import (
+    TRIES,
     Apply,
     AskReplay,
     Connected,
@@ -16,6 +17,7 @@ from publishers.zmq_sequence import (
     Replayed,
     ReplayEnded,
     Stimulus,
+    Unanswered,
     ZmqSequence,
 )
 
@@ -39,6 +41,7 @@ def apply(*seqs: int, process: str = "a") -> list[Instruction]:
 END, BROKEN = ReplayEnded(complete=True), ReplayEnded(complete=False)
 
 Script = list[tuple[Stimulus, list[Instruction]]]
+UNANSWERED: tuple[Stimulus, list[Instruction]] = (Unanswered(), [AskReplay(0)])
 
 FRESH: Script = [(Connected(), [AskReplay(0)]), (END, [])]
 AT_3: Script = [*FRESH, (live(0), apply(0)), (live(1), apply(1)), (live(2), apply(2))]
@@ -134,6 +137,36 @@ SCRIPTS: dict[str, Script] = {
         (END, []),
         (live(2), apply(2)),
     ],
+    "an engine that stands still is asked until it goes on": [
+        (Connected(), [AskReplay(0)]),
+        *[UNANSWERED] * 9,
+        (replayed(0), apply(0)),
+        (Unanswered(), [AskReplay(1)]),
+        (live(2), []),
+        (Unanswered(), [AskReplay(1)]),
+        (replayed(1), apply(1, 2)),
+        (END, []),
+    ],
+    "an engine that publishes and answers no replay": [
+        (Connected(), [AskReplay(0)]),
+        (live(2), []),
+        (Unanswered(), [AskReplay(0)]),
+        (Unanswered(), [AskReplay(0)]),
+        (Unanswered(), [AskReplay(0)]),
+        (live(3), []),
+        (Unanswered(), [LoseTrack(), *apply(2, 3)]),
+        (live(4), apply(4)),
+        (Unanswered(), []),
+    ],
+    "an unanswered replay of which nothing is missing": [
+        (Connected(), [AskReplay(0)]),
+        (live(0), apply(0)),
+        (Unanswered(), [AskReplay(1)]),
+        (Unanswered(), [AskReplay(1)]),
+        (live(1), apply(1)),
+        (Unanswered(), []),
+        (live(2), apply(2)),
+    ],
     "a replay with a hole is asked for again": [
         (Connected(), [AskReplay(0)]),
         (replayed(0), apply(0)),
@@ -216,6 +249,7 @@ class EngineAndNetwork(RuleBasedStateMachine):
         self.exact = True
         self.broken_off = False
         self.asked: int | None = None
+        self.unanswered = 0
         self.feed(Connected())
 
     def feed(self, stimulus: Stimulus) -> None:
@@ -225,6 +259,7 @@ class EngineAndNetwork(RuleBasedStateMachine):
                     self.applied.append(payload)
                 case AskReplay(start):
                     self.asked = start
+                    self.spoken = False
                 case NewEpoch():
                     self.applied, self.exact, self.broken_off = [], True, False
                 case LoseTrack():
@@ -235,6 +270,7 @@ class EngineAndNetwork(RuleBasedStateMachine):
         seq = len(self.published)
         self.published.append(b"%d/%d" % (self.process, seq))
         if arrives:
+            self.spoken = True
             self.feed(Live(seq, self.published[seq]))
 
     @rule(unseen=st.integers(0, 4), noticed=st.booleans())
@@ -256,12 +292,22 @@ class EngineAndNetwork(RuleBasedStateMachine):
         """Serves the replay as the engine does now; only the first few arrive, with an end mark or without."""
         self.serve(self.published if answered else self.published[:answers], answered)
 
+    @precondition(lambda self: self.asked is not None)
+    @rule()
+    def answer_nothing(self) -> None:
+        """It is only given up after TRIES, and never while the engine is silent."""
+        self.unanswered += 1
+        silent, self.asked = not self.spoken, None
+        self.feed(Unanswered())
+        assert self.asked is not None or (self.unanswered >= TRIES and not silent)
+
     def serve(self, upto: list[bytes], complete: bool) -> None:
         assert self.asked is not None
         first = max(self.asked, len(self.published) - self.buffer)
         self.asked = None
         self.broken_off |= not complete
         for seq in range(first, len(upto)):
+            self.unanswered = 0
             self.feed(Replayed(seq, upto[seq]))
         self.feed(ReplayEnded(complete))
 
