@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import nats.errors
-import nkeys
 from nats.aio.client import Client
 
 from publishers.credentials import NatsFiles, client_context, read_file
@@ -39,6 +38,8 @@ def nats_access(urls: Sequence[str], files: NatsFiles) -> NatsAccess:
 
 
 def _check_seed(path: str) -> None:
+    import nkeys  # noqa: PLC0415 -- no part of an engine's environment, in which our plug-in runs
+
     seed = read_file("--nats-nkey-seed", path).strip()
     try:
         nkeys.from_seed(bytearray(seed, "ascii")).wipe()
