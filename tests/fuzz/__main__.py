@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import logging
 import resource
 import sys
 import tempfile
@@ -106,6 +107,8 @@ def _limited() -> Iterator[None]:
 
 
 def _run(each: Round) -> tuple[str, Result]:
+    """In a process of its own."""
+    logging.disable()  # what is wrong with each input is nobody's news
     faulthandler.dump_traceback_later(min(each.seconds, 3600.0) + _STUCK, exit=True)
     try:
         with _limited():
