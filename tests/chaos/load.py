@@ -20,6 +20,9 @@ AGAIN_WITHIN = 30.0
 SMALL = 4096
 """Bytes that a slow reader's socket takes."""
 
+IDLE = 50.0
+"""Seconds after which a connection is not used again: the router closes one of 75, and might just then."""
+
 Manners = Literal["usual", "slow", "leaves"]
 
 
@@ -35,6 +38,7 @@ class Asker:
         self._draw = draw
         self._client: RawClient | None = None
         self._start = 0
+        self._used_at = 0.0
 
     async def ask(self, question: Question, manners: Manners = "usual", *headers: bytes) -> Came:
         """Raises Left, OSError, EOFError or TimeoutError; then, or after half an answer, the connection is given up."""
@@ -59,7 +63,9 @@ class Asker:
             client.vanish()
 
     async def _connected(self, manners: Manners) -> RawClient:
-        if self._client is None or self._start != self._router.starts or manners == "slow":
+        now, before = time.monotonic(), self._used_at
+        self._used_at = now
+        if self._client is None or self._start != self._router.starts or manners == "slow" or now - before > IDLE:
             self.close()
             self._start = self._router.starts
             client = RawClient(self._router.port, SMALL if manners == "slow" else None, patience=PATIENCE)
