@@ -27,8 +27,6 @@ from router.usage import read_usage
 
 HARMED = 1
 """Workers that a request may have harmed before no other is tried: one that crashes engines must not take them all."""
-_DONE = b"data: [DONE]\n\n\r\n"
-"""The last event, at the end of its chunk."""
 
 
 class Routing(Protocol):
@@ -357,9 +355,8 @@ class Exchange:
             self._fail(Failure("broken", f"broke off before its first byte: {reason}"))
 
     def _is_done(self) -> bool:
-        """The stream has told its end; what is missing is how HTTP tells it."""
         upstream, relay = self._sending and self._sending.connection, self._relay
-        return bool(upstream and isinstance(relay, Events) and relay.clean and upstream.latest.endswith(_DONE))
+        return bool(upstream and isinstance(relay, Events) and relay.is_done(upstream.latest))
 
     # -- front.Exchange
 

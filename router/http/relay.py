@@ -12,6 +12,8 @@ from router.http.chunked import decode_chunks
 from router.http.upstream import Head
 
 LAST_CHUNK = b"0\r\n\r\n"
+_DONE = b"data: [DONE]\n\n\r\n"
+"""The last event, at the end of its chunk."""
 
 
 class Relay(Protocol):
@@ -75,10 +77,18 @@ class Events:
     def __init__(self) -> None:
         self._held = b""
         self._in_pieces = False
+        self._latest = b""
+        """What was passed on last, but for what went by without this."""
 
     @property
     def clean(self) -> bool:
         return not self._held and not self._in_pieces
+
+    def is_done(self, latest: bytes) -> bool:
+        """Whether the stream has told its end, and only how HTTP tells it is missing. `latest`: the piece that came
+        last, whichever way it went."""
+        told = latest.endswith(_DONE) or self._latest.endswith(_DONE)
+        return told and not self._in_pieces and LAST_CHUNK.startswith(self._held)
 
     def body(self, data: bytes, boundary: int) -> bytes:
         data, boundary = self._held + data, boundary and boundary + len(self._held)
@@ -87,6 +97,7 @@ class Events:
         elif len(data) > self.held_limit:
             self._in_pieces, boundary = True, len(data)
         self._held = data[boundary:]
+        self._latest = data[:boundary] or self._latest
         return data[:boundary]
 
     def end(self) -> bytes:

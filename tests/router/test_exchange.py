@@ -229,6 +229,31 @@ def test_a_streams_usage_is_found_however_its_end_comes(pieces: list[bytes]) -> 
     assert (outcome.prompt_tokens, outcome.cached_tokens) == (9, 8)
 
 
+@pytest.mark.parametrize("missing", [LAST[at:] for at in range(len(LAST))])
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_a_stream_that_breaks_after_its_last_event_is_whole_in_whatever_pieces_it_came(
+    missing: bytes, size: int
+) -> None:
+    """A client that has read [DONE] must not be told of an error."""
+    relayed = Relayed()
+    relayed.answer(EVENTS)
+    relayed.answer(EVENT)
+    rest = DONE + LAST.removesuffix(missing)
+    for at in range(0, len(rest), size):
+        relayed.answer(rest[at : at + size])
+    relayed.at_worker.connection_lost(ConnectionResetError("reset"))
+    assert relayed.body == EVENT + DONE + LAST
+    assert [outcome.end for outcome in relayed.outcomes] == ["complete"]
+
+
+def test_half_a_last_event_is_not_the_end() -> None:
+    relayed = Relayed()
+    relayed.answer(EVENTS, EVENT, DONE[:-1])
+    relayed.at_worker.connection_lost(ConnectionResetError("reset"))
+    assert b"error" in relayed.body
+    assert DONE not in relayed.body
+
+
 @pytest.mark.parametrize(("status", "learned"), [(b"200 OK", True), (b"400 Bad Request", False)])
 def test_how_long_a_prompt_takes_is_learned_from_answers_alone(status: bytes, learned: bool) -> None:
     relayed = Relayed()
