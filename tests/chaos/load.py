@@ -166,7 +166,7 @@ class Load:
             try:
                 if judge(question, await asker.ask(question)) == "answered":
                     return True
-            except (OSError, EOFError, TimeoutError):
+            except (OSError, EOFError, TimeoutError, NotWhole):  # its worker or the router may be killed this time too
                 pass
             await asyncio.sleep(0.2)
         return False
