@@ -49,9 +49,7 @@ class LateUsage:
         self._receiver.on_head(head, length)
 
     def on_body(self, data: bytes, boundary: int) -> None:
-        word = CACHED in self._tail + data
-        self._tail = data[1 - len(CACHED) :]
-        if self._told or not (self._held or word):
+        if self._told or not self._tells(data):
             self._receiver.on_body(data, boundary)
         else:
             self._hold(lambda: self._receiver.on_body(data, boundary))
@@ -72,6 +70,12 @@ class LateUsage:
         self._receiver.on_broken(reason)
 
     # -- inside
+
+    def _tells(self, data: bytes) -> bool:
+        """Whether the word is in it, or was before; it may be cut."""
+        word = CACHED in self._tail + data
+        self._tail = data[1 - len(CACHED) :]
+        return word or bool(self._held)
 
     def _hold(self, passing: Callable[[], None]) -> None:
         if not self._held:

@@ -316,7 +316,6 @@ async def test_usage_waits_for_what_the_prefill_worker_tells(
     d.then(script)
     async with router_of("sglang", p, d) as router, router.client() as client:
         client.send(post(body=body))
-        d.go_on.set()
         await until(lambda: d.dialogues and d.dialogues[0].finished)
         assert (await ask(router)).body == b'{"ok":true}'
         assert router.total("router_requests_total") == 1
@@ -342,7 +341,6 @@ async def test_an_answer_that_is_whole_is_the_clients_though_its_prefill_never_t
     d.then(script)
     async with router_of("sglang", p, d) as router, router.client() as client:
         client.send(post(body=body))
-        d.go_on.set()
         await until(lambda: d.dialogues and d.dialogues[0].finished)
         assert (await ask(router)).status == 200
         if fails:
