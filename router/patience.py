@@ -6,6 +6,7 @@ One look at all requests a second, not timers: a request costs two changes of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from router.exchange import Exchange
@@ -64,7 +65,8 @@ class Patience:
         """Whose streams all stand still. Answers that come whole tell nothing before they do."""
         moved = {silence.worker for silence in silences if silence.moved}
         signs: dict[Worker, tuple[float, int]] = {}
-        for silence in silences:
+        # The one that has waited for the longest says since when a worker owes, in whatever order they come here.
+        for silence in sorted(silences, key=attrgetter("since"), reverse=True):
             worker, ended = silence.worker, silence.worker.pool.ended
             at, had = self._signs.get(worker, (silence.since, ended))
             signs[worker] = (now if worker in moved or had != ended else at), ended

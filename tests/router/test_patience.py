@@ -42,8 +42,8 @@ class Waiting:
 class Clock:
     def __init__(self, timeouts: Timeouts, *exchanges: Waiting) -> None:
         self.sick: list[tuple[str, float]] = []
-        self.under_way = set(exchanges)
-        self.patience = Patience(timeouts, self._trip, cast("set[Exchange]", self.under_way))
+        self.under_way = list(exchanges)
+        self.patience = Patience(timeouts, self._trip, cast("list[Exchange]", self.under_way))
         self.now = 0.0
 
     def _trip(self, worker: Worker, reason: str, now: float) -> None:
@@ -54,7 +54,7 @@ class Clock:
         while self.now < now:
             self.now += 1
             self.patience.look(self.now)
-            self.under_way -= {exchange for exchange in self.under_way if exchange.ends}
+            self.under_way[:] = [exchange for exchange in self.under_way if not exchange.ends]
 
 
 @pytest.fixture
@@ -125,9 +125,10 @@ def test_a_request_has_a_limit_in_all_wherever_it_is(a: Worker) -> None:
 STALL = NEVER._replace(stall=10.0)
 
 
-def test_a_worker_whose_streams_all_stand_still_is_sick(a: Worker, b: Worker) -> None:
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_worker_whose_streams_all_stand_still_is_sick(a: Worker, b: Worker, order: int) -> None:
     stuck, too, whole, other = Waiting(a), Waiting(a, began=3.0), Waiting(a, streamed=False), Waiting(b, began=9.0)
-    clock = Clock(STALL, stuck, too, whole, other)
+    clock = Clock(STALL, *[stuck, too, whole, other][::order])
     stuck.answering = True
     clock.pass_to(10)
     assert clock.sick == []
@@ -160,7 +161,7 @@ def test_new_requests_do_not_hide_a_sick_worker(a: Worker) -> None:
     clock = Clock(STALL, Waiting(a))
     for now in range(1, 12):
         clock.pass_to(now)
-        clock.under_way.add(Waiting(a, began=float(now)))
+        clock.under_way.append(Waiting(a, began=float(now)))
     assert clock.sick == [("a", 11.0)]
 
 
@@ -176,7 +177,7 @@ def test_it_is_judged_anew_after_it_was_idle(a: Worker) -> None:
     clock.pass_to(8)
     clock.under_way.clear()
     clock.pass_to(100)
-    clock.under_way.add(later)
+    clock.under_way.append(later)
     clock.pass_to(109)
     assert clock.sick == []
     clock.pass_to(111)
