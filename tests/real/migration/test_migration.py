@@ -8,6 +8,7 @@ import re
 import signal
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,30 +32,33 @@ def story(kind: Kind, ids: bool = True) -> dict[str, Any]:
     return body | {"max_tokens": TOKENS} | ({"return_token_ids": True} if ids else {})
 
 
-def kill_all(engine: Weighted) -> None:
-    engine.process.kill()
+Blow = Callable[[], None]
 
 
-def kill_engine_process(engine: Weighted) -> None:
+def at_all(engine: Weighted) -> Blow:
+    return engine.process.kill
+
+
+def at_engine_process(engine: Weighted) -> Blow:
     """Its HTTP server lives on for a moment, and says in the stream what happened."""
     group = str(engine.process.group)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         found = re.match(r"(\d+) \((.*)\) \S+ \d+ (\d+)", stat.read_text())
         if found and found[3] == group and found[2].startswith("VLLM::EngineCor"):
-            os.kill(int(found[1]), signal.SIGKILL)
-            return
+            return partial(os.kill, int(found[1]), signal.SIGKILL)
     raise AssertionError("no engine process")
 
 
-def broken(router: Router, pair: list[Weighted], body: dict[str, Any], kill: Callable[[Weighted], None]) -> Seen:
+def broken(router: Router, pair: list[Weighted], body: dict[str, Any], aim: Callable[[Weighted], Blow]) -> Seen:
     """What a client sees whose worker dies after some events."""
+    blows = {engine.worker_id: aim(engine) for engine in pair}  # looking for a process takes longer than an answer may
     data = json.dumps(body).encode()
     asked = urllib.request.Request(router.url + path_of(body), data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(asked, timeout=120) as answer:
         got = b"".join(answer.readline() for _ in range(2 * BREAK_AFTER))
         [victim] = [engine for engine in pair if engine.worker_id == answer.headers["x-router-worker"]]
         try:
-            kill(victim)
+            blows[victim.worker_id]()
             return seen(got + answer.read())
         finally:
             victim.restart()
@@ -62,17 +66,17 @@ def broken(router: Router, pair: list[Weighted], body: dict[str, Any], kill: Cal
 
 
 @pytest.mark.parametrize(
-    ("kind", "ids", "kill"),
-    [*((kind, True, kill_all) for kind in KINDS), ("chat", False, kill_engine_process)],
+    ("kind", "ids", "aim"),
+    [*((kind, True, at_all) for kind in KINDS), ("chat", False, at_engine_process)],
 )
 def test_it_is_as_if_nothing_had_happened(
-    migrating_router: Router, pair: list[Weighted], kind: Kind, ids: bool, kill: Callable[[Weighted], None]
+    migrating_router: Router, pair: list[Weighted], kind: Kind, ids: bool, aim: Callable[[Weighted], Blow]
 ) -> None:
     body = story(kind, ids)
     wanted = [seen(directly(engine, body).body) for engine in pair]
     assert wanted[0].text == wanted[1].text
     before = total(migrating_router.url, "router_migrations_total", outcome="continued")
-    found = broken(migrating_router, pair, body, kill)
+    found = broken(migrating_router, pair, body, aim)
     assert (found.text, found.tokens, found.prompt) == (wanted[0].text, wanted[0].tokens, wanted[0].prompt)
     assert (found.errors, found.ends, found.roles, found.reasons) == ([], 1, kind == "chat", ["length"])
     assert (found.usage, len(found.names)) == (wanted[0].usage, 1)
