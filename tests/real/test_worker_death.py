@@ -13,7 +13,7 @@ from .prompts import request
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
-REQUESTS, REQUESTS_BEFORE = 40, 6
+REQUESTS = 40
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def test_others_take_over_and_it_starts_anew(routers: list[Router], vllm: Engine
 def assert_others_take_over(routers: list[Router], victim: Engine) -> None:
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(ask_for, routers[number % 2]) for number in range(REQUESTS)]
-        eventually(lambda: sum(answer.done() for answer in answers) >= REQUESTS_BEFORE)
+        # It holds their prefix; a report of what the other router has sent it may turn one away.
+        eventually(lambda: victim.worker_id in {answer.result().worker for answer in answers if answer.done()})
         victim.process.kill()
     assert_all_answered(answers, victim)
     eventually(lambda: [router.state(victim)["up"] for router in routers], lambda ups: not any(ups))
@@ -53,8 +54,6 @@ def ask_for(router: Router) -> Answer:
 def assert_all_answered(answers: list[Future[Answer]], victim: Engine) -> None:
     found = [answer.result() for answer in answers]
     assert [answer for answer in found if answer.status != 200] == []
-    # Most of them, as it holds their prefix; a report of what the other router has sent it may turn one away.
-    assert victim.worker_id in {answer.worker for answer in found[:REQUESTS_BEFORE]}
     assert found[-1].worker != victim.worker_id
 
 
