@@ -156,7 +156,7 @@ class App:
         self._audit.register(self._metrics)
         backlog = Backlog(books.backlog if books else None)
         self._scheduler = Scheduler(make_policy(settings), self._book, self._draw, backlog)
-        lifecycle.loading = self._scheduler.loading
+        lifecycle.loading = self._scheduler.loads.tokens
         objectives = Objectives(settings.ttft_slo, settings.tbt_slo)
         admission = Admission(objectives, settings.slo_action, settings.slo_patience)
         self._queue = Queue(self._scheduler, admission, time.monotonic, _call_later, _limits(settings))

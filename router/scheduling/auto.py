@@ -42,8 +42,7 @@ Of 0, 0.15, 0.25, 0.5 and 1 the best over six simulated workloads, by little (do
 
 class Auto:
     def __init__(self) -> None:
-        self._busy = 0.0
-        self._busy_at: float | None = None
+        self._prefills, self._loads = Utilisation(), Utilisation()
 
     def cost(self, situation: Situation) -> Cost:
         values, may_go = _costs(
@@ -51,6 +50,7 @@ class Auto:
             situation.held_seconds,
             situation.prefill_seconds,
             situation.load_seconds,
+            situation.own_load_seconds,
             situation.step_seconds,
             situation.requests,
             situation.own_requests,
@@ -58,18 +58,44 @@ class Auto:
             situation.prompt_tokens - situation.overlap_tokens,
             situation.capacity_tokens,
             1 + self.delay(situation),
+            self.load_delay(situation),
             situation.residence_seconds,
         )
         return Cost(values, situation.whole_prefill_seconds, may_go)
 
     def delay(self, situation: Situation) -> float:
         """Seconds that others wait for each second of new work."""
-        now = situation.now
-        passed = math.inf if self._busy_at is None else now - self._busy_at
-        if passed >= _BUSY_EVERY:
-            self._busy_at = now
-            self._busy += (situation.busy - self._busy) * -math.expm1(-passed / _BUSY_MEMORY)
-        return min(_MOST_DELAY, self._busy / max(1e-9, 1 - self._busy))
+        if self._prefills.due(situation.now):
+            self._prefills.see(situation.busy, situation.now)
+        return self._prefills.delay
+
+    def load_delay(self, situation: Situation) -> float:
+        """The same for each second of loading from a store: those of one rank come one after the other too."""
+        if self._loads.due(situation.now):
+            self._loads.see(situation.loading, situation.now)
+        return self._loads.delay
+
+
+class Utilisation:
+    """ρ, averaged; `now` is in seconds."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._at: float | None = None
+
+    def due(self, now: float) -> bool:
+        return self._at is None or now - self._at >= _BUSY_EVERY
+
+    def see(self, share: float, now: float) -> None:
+        """`share` of all ranks have something to do now."""
+        passed = math.inf if self._at is None else now - self._at
+        self._at = now
+        self._share += (share - self._share) * -math.expm1(-passed / _BUSY_MEMORY)
+
+    @property
+    def delay(self) -> float:
+        """Seconds that others wait for each second of new work: ρ/(1 − ρ)."""
+        return min(_MOST_DELAY, self._share / max(1e-9, 1 - self._share))
 
 
 def memory_seconds(taken: Figures, new: Figures, capacity: Figures, residence: float) -> Seconds:
@@ -85,6 +111,7 @@ def _costs(
     held: Seconds,
     own: Seconds,
     load: Seconds,
+    own_load: Seconds,
     step: Seconds,
     requests: Figures,
     own_requests: Figures,
@@ -92,6 +119,7 @@ def _costs(
     new: Figures,
     capacity: Figures,
     weight: float,
+    load_delay: float,
     residence: float,
 ) -> tuple[Seconds, npt.NDArray[np.bool_]]:
     """What each candidate costs, and which a request may be sent to now.
@@ -103,7 +131,8 @@ def _costs(
     for at in range(len(queue)):
         excess = max(0.0, taken[at] + new[at] - _ROOM * capacity[at])
         memory = excess * residence / taken[at] if taken[at] else 0.0
-        seconds = queue[at] + held[at] + weight * own[at] + load[at] + _STEPS * step[at]
+        loads = load[at] + load_delay * own_load[at]
+        seconds = queue[at] + held[at] + weight * own[at] + loads + _STEPS * step[at]
         values[at] = seconds * (requests[at] + 1.0) ** _CROWD + memory
         ready = queue[at] < ENOUGH and memory == 0.0 and held[at] == 0.0
         may_go[at] = ready or own_requests[at] == 0

@@ -2,12 +2,15 @@
 
 An engine computes prompts in the order in which they came, so between two first tokens of a rank lies the time that the
 later one's prefill took: what the latency model learns from. The first in line is already under way; what has passed
-since it came to be first counts as done, and once it is overdue it is expected to take as long again.
+since it came to be first counts as done, and once it is overdue it is expected to take as long again. One whose KV is
+loaded first joins the line when that should be done: others are computed meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from heapq import heappop, heappush
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +18,6 @@ import numpy.typing as npt
 from indexer.jit import kernel
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.decision import Seconds
-from router.scheduling.latency import Prefill
 from router.scheduling.load import SharedTable
 from router.scheduling.places import Places
 
@@ -28,11 +30,11 @@ _MICRO = 1e6
 class Entry:
     """One prefill that is waited for."""
 
-    __slots__ = ("place", "prefill", "sent", "work")
+    __slots__ = ("done", "place", "sent", "work")
 
-    def __init__(self, place: int, prefill: Prefill, work: float, sent: float) -> None:
+    def __init__(self, place: int, work: float, sent: float) -> None:
+        self.done = False
         self.place = place
-        self.prefill = prefill
         self.work = work
         self.sent = sent
 
@@ -44,6 +46,9 @@ class Backlog:
         self._lines: dict[int, deque[Entry]] = {}
         self._progress: dict[int, float] = {}
         """When each rank's last first token came."""
+        self._later: list[tuple[float, int, Entry]] = []
+        """A heap of those that have not joined their line yet, and when they will."""
+        self._numbers = count()
         self._tables = shared.tables if shared else np.zeros((1, BACKLOG_ROWS, 17), np.int64)
         self._own = shared.own if shared else 0
 
@@ -58,23 +63,37 @@ class Backlog:
         """What is still waited for there ends without effect."""
         place = self._places.drop(rank)
         if place is not None:
-            self._lines.pop(place, None)
+            later = [entry for _, _, entry in self._later if entry.place == place]
+            for entry in [*self._lines.pop(place, ()), *later]:
+                entry.done = True
             self._progress.pop(place, None)
             self._tables[self._own, :, place] = 0
             self._places.free(place)
 
-    def add(self, rank: WorkerRank, prefill: Prefill, work: float, now: float) -> Entry:
-        """`work`: seconds that a rank of factor 1 would take."""
+    def add(self, rank: WorkerRank, work: float, now: float, joins: float | None = None) -> Entry:
+        """`work`: seconds that a rank of factor 1 would take. `joins`: when it can be begun, if not now."""
         place = self._places.get(rank)
         if place is None:
             raise KeyError(rank)
-        entry = Entry(place, prefill, work, now)
-        line = self._lines.setdefault(place, deque())
-        line.append(entry)
-        self._tables[self._own, _WORK, place] += int(work * _MICRO)
-        if len(line) == 1:
-            self._begin(place, now)
+        entry = Entry(place, work, now)
+        if joins is None:
+            self._join(entry, now)
+        else:
+            heappush(self._later, (joins, next(self._numbers), entry))
         return entry
+
+    def _join(self, entry: Entry, now: float) -> None:
+        line = self._lines.setdefault(entry.place, deque())
+        line.append(entry)
+        self._tables[self._own, _WORK, entry.place] += int(entry.work * _MICRO)
+        if len(line) == 1:
+            self._begin(entry.place, now)
+
+    def _advance(self, now: float) -> None:
+        while self._later and self._later[0][0] <= now:
+            joins, _, entry = heappop(self._later)
+            if not entry.done:
+                self._join(entry, joins)
 
     def _begin(self, place: int, now: float) -> None:
         line = self._lines[place]
@@ -97,9 +116,13 @@ class Backlog:
         self._remove(entry, now)
 
     def _remove(self, entry: Entry, now: float) -> bool:
-        line = self._lines.get(entry.place)
-        if line is None or entry not in line:
+        self._advance(now)
+        if entry.done:
             return False
+        entry.done = True
+        line = self._lines.get(entry.place)
+        if line is None or entry not in line:  # it was to join later
+            return True
         first = line[0] is entry
         line.remove(entry)
         self._tables[self._own, _WORK, entry.place] -= int(entry.work * _MICRO)
@@ -109,10 +132,12 @@ class Backlog:
 
     def seconds(self, ranks: RankSet, factors: Seconds, now: float) -> Seconds:
         """Until a request sent to each of `ranks` now would begin; `factors`: how much longer each takes."""
+        self._advance(now)
         return _seconds_left(self._tables, self._places.of(ranks), factors, now * _MICRO)
 
-    def busy(self, ranks: RankSet) -> float:
+    def busy(self, ranks: RankSet, now: float) -> float:
         """The share of `ranks`, 0-1, that have any."""
+        self._advance(now)
         work = self._tables[:, _WORK, self._places.of(ranks)].max(axis=0)
         return float(np.count_nonzero(work)) / max(1, len(ranks))
 

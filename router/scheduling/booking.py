@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from indexer.types import WorkerRank
 from router.scheduling.backlog import Entry
 from router.scheduling.decision import Decision, Onward
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Reservation
+from router.scheduling.store_loads import StoreLoad
 
 if TYPE_CHECKING:
     from router.scheduling.scheduler import Scheduler
@@ -65,7 +64,7 @@ class PrefillBooking(Booking):
     """Where the prompt is computed: its turn in the backlog too. If it is then to be handed over, and the other rank is
     only chosen when it has been computed, load is booked there meanwhile, lest that rank be taken for idle."""
 
-    __slots__ = ("_ahead", "_entry", "_handed_on", "_load_work", "_loading", "_prefill", "_streamed")
+    __slots__ = ("_ahead", "_beside_load", "_entry", "_handed_on", "_load", "_prefill", "_streamed")
 
     def __init__(self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool) -> None:
         tokens = decision.prefill_tokens
@@ -75,16 +74,24 @@ class PrefillBooking(Booking):
         self._handed_on = decision.split is not None
         self._prefill = Prefill(tokens, decision.prompt_tokens)
         work = scheduler.latency.prefill_work(self._prefill)
-        stored = decision.stored_tokens
-        self._loading = stored
-        if stored:
-            scheduler.loading[decision.rank] += stored
-        self._load_work = scheduler.loads.work(np.array([stored]), 0.0).item() if stored else 0.0
-        self._entry: Entry | None = scheduler.backlog.add(decision.rank, self._prefill, work, now)
+        joins = self._begin_load(decision, now)
+        self._entry: Entry | None = scheduler.backlog.add(decision.rank, work, now, joins)
         self._ahead: DecodeBooking | None = None
         split, onward = decision.split, decision.onward
         if split and onward and not split.pushes[decision.position]:
             self._ahead = DecodeBooking(scheduler, decision.rank, onward, decision.prompt_tokens, now, streamed)
+
+    def _begin_load(self, decision: Decision, now: float) -> float | None:
+        """When it should be done, if there is any."""
+        self._load: StoreLoad | None = None
+        self._beside_load = 0.0
+        stored = decision.stored_tokens
+        predicted = decision.predicted if stored else None
+        if not predicted:
+            return None
+        self._load = StoreLoad(self._scheduler.loads, decision.rank, stored, now)
+        self._beside_load = predicted.queue + predicted.prefill
+        return now + predicted.queue + predicted.load
 
     def first_token(self, now: float) -> None:
         if not self._streamed:  # the first that is heard is the whole answer
@@ -94,40 +101,37 @@ class PrefillBooking(Booking):
         self._reservation.first_token()
         if entry is None:
             return
-        self._loaded()
         seconds = self._scheduler.backlog.done(entry, now)
         self._token_at = now
-        if seconds is not None and self._prefill.prompt:
-            self._learn(seconds, entry.work, now)
+        self._learn(seconds, now)
         self._scheduler.changed()
 
-    def _learn(self, seconds: float, expected: float, now: float) -> None:
-        """Where KV was loaded too, the time says more of that than of the prefill; where it was loaded while others
-        were computed, it says nothing."""
-        scheduler = self._scheduler
-        if not self._load_work:
-            scheduler.latency.observe_prefill(self._rank, self._prefill, seconds, now)
-        elif seconds >= now - self._booked:
-            scheduler.loads.observe(False, self._load_work, max(0.0, seconds - expected))
+    def _learn(self, seconds: float | None, now: float) -> None:
+        """Where KV was loaded too, the time says more of that than of the prefill."""
+        load, self._load = self._load, None
+        if load:
+            load.done(self._beside_load, now)
+        elif seconds is not None and self._prefill.prompt:
+            self._scheduler.latency.observe_prefill(self._rank, self._prefill, seconds, now)
 
     def assume_first_token(self, now: float) -> None:
         entry, self._entry = self._entry, None
         if entry is not None:
-            self._loaded()
+            self._drop_load(now)
             self._reservation.first_token()
             self._scheduler.backlog.done(entry, now)
             self._scheduler.changed()
 
-    def _loaded(self) -> None:
-        if self._loading:
-            subtract(self._scheduler.loading, self._rank, self._loading)
-            self._loading = 0
+    def _drop_load(self, now: float) -> None:
+        load, self._load = self._load, None
+        if load:
+            load.drop(now)
 
     def _ended(self, now: float) -> None:
         if self._ahead:
             self._ahead.release(now)
         entry, self._entry = self._entry, None
-        self._loaded()
+        self._drop_load(now)
         if entry is not None:
             self._scheduler.backlog.drop(entry, now)
         elif not self._handed_on:

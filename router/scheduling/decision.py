@@ -144,7 +144,11 @@ class Situation(Protocol):
 
     @property
     def load_seconds(self) -> Seconds:
-        """Until what a rank takes from a store is there; it computes other prompts meanwhile."""
+        """Until what a rank takes from a store is there, after its loads before; it computes other prompts meanwhile."""
+
+    @property
+    def own_load_seconds(self) -> Seconds:
+        """Of this request's load alone."""
 
     @property
     def whole_prefill_seconds(self) -> float:
@@ -161,6 +165,10 @@ class Situation(Protocol):
     @property
     def busy(self) -> float:
         """The share of candidates, 0-1, that have a prefill to do."""
+
+    @property
+    def loading(self) -> float:
+        """The share of candidates, 0-1, that load from a store."""
 
 
 UNBOUNDED = 1 << 62
@@ -214,12 +222,14 @@ class Prediction(NamedTuple):
     step: float
     idle: bool
     """Nothing is in flight there."""
+    load: float = 0.0
+    """What comes of its KV from a store, and what the rank loads before that."""
     transfer: float = 0.0
-    """Of its KV, from a store, or to another rank where that decodes; `step` is that one's."""
+    """Of its KV to another rank where that decodes; `step` is that one's."""
 
     @property
     def ttft(self) -> float:
-        return self.queue + self.held + self.prefill + self.transfer + self.step
+        return self.queue + self.held + self.prefill + self.load + self.transfer + self.step
 
     @property
     def tbt(self) -> float:

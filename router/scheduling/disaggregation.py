@@ -13,7 +13,7 @@ from indexer.matches import Matches
 from router.scheduling.auto import Auto, memory_seconds
 from router.scheduling.decision import Onward, Split
 from router.scheduling.present import Present
-from router.scheduling.transfer import Transfers
+from router.scheduling.transfer import Transfers, prior_seconds
 
 if TYPE_CHECKING:
     from router.scheduling.scheduler import Scheduler
@@ -64,7 +64,7 @@ class Disaggregation:
         candidates, near = split.decodes[position], split.near[position]
         present = Present(scheduler, candidates, prompt_tokens, matches, now)
         new = prompt_tokens - present.overlap_tokens
-        works = self.transfers.work(new, hidden)
+        works = prior_seconds(new, hidden)
         transfers, steps = works * self.transfers.factors(near), present.step_seconds
         memory = memory_seconds(present.memory_tokens, new, present.capacity_tokens, present.residence_seconds)
         costs = transfers + memory + HORIZON * steps + present.queue_seconds

@@ -133,12 +133,19 @@ class Present:
     @cached_property
     def load_seconds(self) -> Seconds:
         if not self._stored:
+            return self.own_load_seconds
+        waits = self._scheduler.loads.wait_seconds(self.candidates, self.now)
+        return self.own_load_seconds + waits * (self.stored_tokens > 0)
+
+    @cached_property
+    def own_load_seconds(self) -> Seconds:
+        if not self._stored:
             return np.zeros(len(self.candidates))
-        tokens = self.stored_tokens
-        loads, loading = self._scheduler.loads, self._scheduler.loading
-        before = np.array([loading[rank] for rank in self.candidates.ranks]) if loading else 0
-        seconds: Seconds = np.where(tokens > 0, loads.work(tokens + before, 0.0) * loads.factor, 0.0)
-        return seconds
+        return self._scheduler.loads.own_seconds(self.stored_tokens)
+
+    @property
+    def loading(self) -> float:
+        return self._scheduler.loads.busy(self.candidates, self.now)
 
     @cached_property
     def whole_prefill_seconds(self) -> float:
@@ -155,4 +162,4 @@ class Present:
 
     @cached_property
     def busy(self) -> float:
-        return self._scheduler.backlog.busy(self.candidates)
+        return self._scheduler.backlog.busy(self.candidates, self.now)

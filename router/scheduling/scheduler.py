@@ -25,7 +25,7 @@ from router.scheduling.disaggregation import Disaggregation
 from router.scheduling.latency import LatencyModel
 from router.scheduling.load import LoadBook
 from router.scheduling.present import Present
-from router.scheduling.transfer import Transfers
+from router.scheduling.store_loads import StoreLoads
 
 
 class Scheduler:
@@ -43,10 +43,7 @@ class Scheduler:
         self.backlog = backlog or Backlog()
         self.latency = latency or LatencyModel()
         self.disaggregation = Disaggregation()
-        self.loads = Transfers()
-        """From a shared store."""
-        self.loading: Counter[WorkerRank] = Counter()
-        """Tokens that each rank takes from there now: those of several requests come one after the other."""
+        self.loads = StoreLoads()
         self.handing_over: Counter[WorkerRank] = Counter()
         """Prompts that each rank has computed and keeps for another that has not begun to answer."""
         self._unheard: deque[tuple[float, Booking]] = deque()
@@ -125,7 +122,7 @@ class Scheduler:
 
         Of an answer that is not `streamed` nobody hears before its end: its prefill counts as done when it should be.
         """
-        predicted = None if streamed else decision.predicted
+        predicted = decision.predicted if decision.stored_tokens or not streamed else None
         booking = PrefillBooking(self, decision, now, streamed)
         if not streamed:
             self._unheard.append((now + (predicted.ttft if predicted else 0.0), booking))
@@ -141,6 +138,7 @@ class Scheduler:
         """Keep books for `rank`, whose reports count blocks of `block_size` tokens."""
         self.book.watch(rank, block_size)
         self.backlog.watch(rank)
+        self.loads.watch(rank)
         self.latency.watch(rank)
 
     def in_flight(self, rank: WorkerRank) -> int:
@@ -151,6 +149,7 @@ class Scheduler:
         """Bookings in flight stay valid."""
         self.book.forget(rank)
         self.backlog.forget(rank)
+        self.loads.forget(rank)
         self.latency.forget(rank)
 
 
@@ -183,4 +182,4 @@ def _predict(present: Present, position: int) -> Prediction:
 
 def _predict_split(prefills: Present, position: int, onward: Onward) -> Prediction:
     prediction = _predict(prefills, position)
-    return prediction._replace(step=onward.step, transfer=prediction.transfer + onward.transfer + onward.memory)
+    return prediction._replace(step=onward.step, transfer=onward.transfer + onward.memory)

@@ -25,28 +25,24 @@ _LEAST, _MOST = 1e-3, 1e4
 Near = npt.NDArray[np.bool_]
 
 
+def prior_seconds(tokens: Figures | Seconds, hidden: float = 0.0) -> Seconds:
+    """Of a transfer of so many tokens. `hidden`: of them that pass while the prefill is still computed, at most."""
+    seconds: Seconds = _BASE + np.maximum(0.0, tokens * _PER_TOKEN - hidden)
+    return seconds
+
+
 class Transfers:
-    """One factor for ranks on the same host, one for others: how much longer than `work` says."""
+    """One factor for ranks on the same host, one for others: how much longer than `prior_seconds` says."""
 
     def __init__(self) -> None:
         self._factors = np.ones(2)
         self._observed = [0, 0]
 
-    def work(self, tokens: Figures | Seconds, hidden: float) -> Seconds:
-        """Seconds by the prior. `hidden`: of them that pass while the prefill is still computed, at most."""
-        works: Seconds = _BASE + np.maximum(0.0, tokens * _PER_TOKEN - hidden)
-        return works
-
     def factors(self, near: Near) -> Seconds:
         return self._factors[near.astype(np.intp)]
 
-    @property
-    def factor(self) -> float:
-        """Where none are near, as with a store."""
-        return float(self._factors[0])
-
     def observe(self, near: bool, work: float, seconds: float) -> None:
-        """`work` as above took `seconds`."""
+        """What should have taken `work` by the prior took `seconds`."""
         place = int(near)
         known, count = float(self._factors[place]), self._observed[place]
         most = _OUTLIER if count >= _FEW else _OUTLIER**2

@@ -12,7 +12,7 @@ from engines.store import Segment, SglangLayout, Stored, VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.types import Namespace
 from router.scheduling.latency import LatencyModel, Prefill
-from router.scheduling.transfer import Transfers
+from router.scheduling.transfer import prior_seconds
 from router.store_cli.errors import WrongUse
 from router.store_cli.peers import Master
 from router.store_cli.text import aligned, count, share, size
@@ -85,7 +85,7 @@ def read_found(
         missing_key=missing[0] if missing else None,
         owners=_owners(held, segments),
         prefill_seconds_saved=_saved(tokens, stored),
-        load_seconds=Transfers().work(np.array([stored]), 0.0).item() if stored else 0.0,
+        load_seconds=prior_seconds(np.array([stored])).item() if stored else 0.0,
     )
 
 

@@ -61,10 +61,12 @@ class Plain:
     held_seconds: Seconds
     prefill_seconds: Seconds
     load_seconds: Seconds
+    own_load_seconds: Seconds
     whole_prefill_seconds: float
     step_seconds: Seconds
     residence_seconds: float = 10.0
     busy: float = 0.0
+    loading: float = 0.0
     now: float = 0.0
 
 
@@ -84,10 +86,12 @@ def situation(
     held: Sequence[float] = (),
     prefill: Sequence[float] = (),
     load: Sequence[float] = (),
+    own_load: Sequence[float] = (),
     whole: Sequence[float] = (),
     step: Sequence[float] = (),
     residence: float = 10.0,
     busy: float = 0.0,
+    loading: float = 0.0,
     now: float = 0.0,
 ) -> Plain:
     """Numbers in the order of the candidates; none: 0 each, or as `requests`, `active`, `overlap`
@@ -115,10 +119,12 @@ def situation(
         seconds(held),
         seconds(prefill),
         seconds(load),
+        seconds(own_load),
         float(np.mean(whole or prefill or [0.0])),
         seconds(step),
         residence,
         busy,
+        loading,
         now,
     )
 

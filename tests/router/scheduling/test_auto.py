@@ -49,6 +49,14 @@ def test_each_of_these_makes_a_rank_dearer(worse: dict[str, Any]) -> None:
     assert first > second
 
 
+def test_loads_delay_others_the_more_the_more_ranks_load() -> None:
+    costs = [
+        Auto().cost(situation(named("a"), 1_000, load=[2.0], own_load=[1.0], loading=share)).values[0]
+        for share in (0.0, 0.5, 0.75, 1.0)
+    ]
+    assert costs == pytest.approx([2.0, 3.0, 5.0, 6.0])
+
+
 def test_memory_costs_nothing_until_it_is_short() -> None:
     first, second = cost_of(active=[8_000, 0]).values.tolist()
     assert first == pytest.approx(second)

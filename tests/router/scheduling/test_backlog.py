@@ -10,13 +10,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.backlog import BACKLOG_ROWS, Backlog, Entry
-from router.scheduling.latency import Prefill
 from router.scheduling.load import SharedTable
 from tests.router.scheduling.candidates import rank, repeatable
 
 A, B, STRANGER = rank("a"), rank("b"), rank("stranger")
 BOTH = RankSet([A, B])
-PREFILL = Prefill(100, 100)
 
 
 def watching(*ranks: WorkerRank) -> Backlog:
@@ -43,14 +41,14 @@ def left(backlog: Backlog, now: float, factors: tuple[float, float] = (1.0, 1.0)
 )
 def test_what_has_passed_of_the_first_counts_as_done(passed: float, seconds: float) -> None:
     backlog = watching()
-    backlog.add(A, PREFILL, 2.0, 100.0)
-    backlog.add(A, PREFILL, 1.0, 100.0)
+    backlog.add(A, 2.0, 100.0)
+    backlog.add(A, 1.0, 100.0)
     assert left(backlog, 100.0 + passed) == [seconds, 0]
 
 
 def test_the_next_begins_when_the_first_is_done() -> None:
     backlog = watching()
-    first, second = (backlog.add(A, PREFILL, work, 0.0) for work in (2.0, 1.0))
+    first, second = (backlog.add(A, work, 0.0) for work in (2.0, 1.0))
     assert backlog.done(first, 5.0) == 5.0
     assert left(backlog, 5.0) == [1.0, 0]
     assert left(backlog, 5.25) == [0.75, 0]
@@ -60,30 +58,30 @@ def test_the_next_begins_when_the_first_is_done() -> None:
 
 def test_a_slow_rank_has_longer_to_go() -> None:
     backlog = watching()
-    backlog.add(A, PREFILL, 2.0, 0.0)
-    backlog.add(B, PREFILL, 2.0, 0.0)
+    backlog.add(A, 2.0, 0.0)
+    backlog.add(B, 2.0, 0.0)
     assert left(backlog, 1.0, (3.0, 0.5)) == [5.0, 0.0]
 
 
 def test_a_prefill_is_timed_from_the_first_token_before_it_or_from_when_it_was_sent() -> None:
     backlog = watching()
-    first, second = (backlog.add(A, PREFILL, 1.0, sent) for sent in (0.0, 1.0))
+    first, second = (backlog.add(A, 1.0, sent) for sent in (0.0, 1.0))
     assert backlog.done(first, 3.0) == 3.0
     assert backlog.done(second, 4.0) == 1.0
-    third = backlog.add(A, PREFILL, 1.0, 10.0)
+    third = backlog.add(A, 1.0, 10.0)
     assert backlog.done(third, 10.5) == 0.5
 
 
 def test_those_that_come_together_took_no_time_of_their_own() -> None:
     backlog = watching()
-    entries = [backlog.add(A, PREFILL, 1.0, 0.0) for _ in range(3)]
+    entries = [backlog.add(A, 1.0, 0.0) for _ in range(3)]
     assert [backlog.done(entry, 2.0) for entry in entries] == [2.0, 0.0, 0.0]
 
 
 def test_one_that_is_told_late_does_not_turn_time_back() -> None:
     """What nobody hears of counts as done when it was due, which may be before another's first token."""
     backlog = watching()
-    unheard, heard, after = (backlog.add(A, PREFILL, 1.0, 0.0) for _ in range(3))
+    unheard, heard, after = (backlog.add(A, 1.0, 0.0) for _ in range(3))
     backlog.done(heard, 5.0)
     backlog.done(unheard, 2.0)
     assert backlog.done(after, 6.0) == 1.0
@@ -92,40 +90,73 @@ def test_one_that_is_told_late_does_not_turn_time_back() -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
 def test_nothing_is_left_in_whatever_order_they_end(order: tuple[int, ...]) -> None:
     backlog = watching()
-    entries = [backlog.add(A, PREFILL, work, 0.0) for work in (1 / 3, 2 / 7, 1e-7)]
+    entries = [backlog.add(A, work, 0.0) for work in (1 / 3, 2 / 7, 1e-7)]
     for number in order:
         assert left(backlog, 0.0)[0] > 0 or number == 2
         backlog.drop(entries[number], 0.0)
         backlog.drop(entries[number], 0.0)
     assert left(backlog, 0.0) == [0, 0]
-    assert backlog.busy(BOTH) == 0
+    assert backlog.busy(BOTH, 0.0) == 0
+
+
+def test_one_whose_kv_is_loaded_first_stands_in_nobodys_way_until_that_is_done() -> None:
+    backlog = watching()
+    loading = backlog.add(A, 2.0, 0.0, joins=10.0)
+    assert (left(backlog, 9.0), backlog.busy(BOTH, 9.0)) == ([0, 0], 0)
+    assert left(backlog, 10.5) == [1.5, 0], "it is under way since then"
+    assert backlog.done(loading, 12.0) == 12.0
+    assert left(backlog, 12.0) == [0, 0]
+
+
+def test_one_that_joins_does_so_behind_those_that_came_meanwhile() -> None:
+    backlog = watching()
+    backlog.add(A, 2.0, 0.0, joins=1.0)
+    first = backlog.add(A, 4.0, 0.5)
+    assert left(backlog, 1.5) == [5.0, 0]
+    backlog.done(first, 4.5)
+    assert left(backlog, 5.5) == [1.0, 0], "its own two seconds, one of which has passed"
+
+
+@pytest.mark.parametrize("way", ["done", "drop", "forget"])
+def test_one_that_ends_before_it_would_join_never_does(way: str) -> None:
+    backlog = watching()
+    early = backlog.add(A, 2.0, 0.0, joins=10.0)
+    if way == "done":
+        assert backlog.done(early, 3.0) == 3.0
+    elif way == "drop":
+        backlog.drop(early, 3.0)
+    else:
+        backlog.forget(A)
+        backlog.watch(A)
+    assert left(backlog, 11.0) == [0, 0]
+    assert backlog.done(early, 11.0) is None
 
 
 def test_the_busy_are_counted() -> None:
     backlog = watching()
-    assert backlog.busy(BOTH) == 0
-    backlog.add(A, PREFILL, 1.0, 0.0)
-    assert backlog.busy(BOTH) == 0.5
-    backlog.add(B, PREFILL, 1.0, 0.0)
-    assert backlog.busy(BOTH) == 1.0
-    assert backlog.busy(RankSet([])) == 0
+    assert backlog.busy(BOTH, 0.0) == 0
+    backlog.add(A, 1.0, 0.0)
+    assert backlog.busy(BOTH, 0.0) == 0.5
+    backlog.add(B, 1.0, 0.0)
+    assert backlog.busy(BOTH, 0.0) == 1.0
+    assert backlog.busy(RankSet([]), 0.0) == 0
 
 
 def test_strangers_have_nothing_before_them_and_get_nothing() -> None:
     backlog = watching(A)
-    backlog.add(A, PREFILL, 1.0, 0.0)
+    backlog.add(A, 1.0, 0.0)
     assert backlog.seconds(RankSet([STRANGER, A]), np.ones(2), 0.0).tolist() == [0.0, 1.0]
     with pytest.raises(KeyError):
-        backlog.add(STRANGER, PREFILL, 1.0, 0.0)
+        backlog.add(STRANGER, 1.0, 0.0)
 
 
 def test_what_a_forgotten_rank_still_had_ends_without_effect_on_who_got_its_place() -> None:
     backlog = watching(A)
-    old = backlog.add(A, PREFILL, 9.0, 0.0)
+    old = backlog.add(A, 9.0, 0.0)
     backlog.forget(A)
     backlog.forget(A)
     backlog.watch(B)
-    new = backlog.add(B, PREFILL, 1.0, 0.0)
+    new = backlog.add(B, 1.0, 0.0)
     assert old.place == new.place
     assert backlog.done(old, 0.5) is None
     assert left(backlog, 0.5) == [0, 0.5]
@@ -136,7 +167,7 @@ def test_there_is_room_for_every_rank() -> None:
     backlog = Backlog()
     for number, each in enumerate(ranks):
         backlog.watch(each)
-        backlog.add(each, PREFILL, number + 1.0, 0.0)
+        backlog.add(each, number + 1.0, 0.0)
     assert backlog.seconds(RankSet(ranks), np.ones(100), 0.0).tolist() == [number + 1.0 for number in range(100)]
     assert backlog.seconds(RankSet([STRANGER]), np.ones(1), 0.0).tolist() == [0.0]
 
@@ -154,12 +185,12 @@ def shared() -> tuple[Backlog, Backlog]:
 
 def test_processes_see_the_sum_of_theirs() -> None:
     one, other = shared()
-    mine = one.add(A, PREFILL, 2.0, 0.0)
-    other.add(A, PREFILL, 1.0, 0.5)
-    other.add(B, PREFILL, 4.0, 0.5)
+    mine = one.add(A, 2.0, 0.0)
+    other.add(A, 1.0, 0.5)
+    other.add(B, 4.0, 0.5)
     for each in (one, other):
         assert left(each, 1.0) == [2.0, 3.5]  # only the oldest of a rank is under way
-        assert each.busy(BOTH) == 1.0
+        assert each.busy(BOTH, 1.0) == 1.0
     one.done(mine, 2.0)
     for each in (one, other):
         assert left(each, 2.0) == [0.5, 2.5]
@@ -167,8 +198,8 @@ def test_processes_see_the_sum_of_theirs() -> None:
 
 def test_a_process_that_starts_again_leaves_what_others_have() -> None:
     one, other = shared()
-    one.add(A, PREFILL, 2.0, 0.0)
-    other.add(A, PREFILL, 1.0, 0.0)
+    one.add(A, 2.0, 0.0)
+    other.add(A, 1.0, 0.0)
     one.forget(A)
     one.watch(A)
     assert left(one, 0.0) == left(other, 0.0) == [1.0, 0]
@@ -190,7 +221,7 @@ class Lines(RuleBasedStateMachine):
 
     @rule(target=entries, of=st.sampled_from([A, B]), work=works)
     def add(self, of: WorkerRank, work: float) -> Entry:
-        entry = self.backlog.add(of, PREFILL, work, self.now)
+        entry = self.backlog.add(of, work, self.now)
         self.lines[of].append(entry)
         if len(self.lines[of]) == 1:
             self.since[of] = self.now

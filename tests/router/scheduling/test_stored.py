@@ -68,7 +68,7 @@ def test_what_is_loaded_is_booked_until_it_is_there(ending: str) -> None:
     choosing = scheduler(candidates)
     decision = choosing.select(candidates, 1_000, Held({}), 0.0, stored=320)
     booking = choosing.reserve(decision, 0.0)
-    assert choosing.loading == {A: 320}
+    assert choosing.loads.tokens == {A: 320}
     assert choosing.book.load(A, 0.0) == Load(1, 680, 1_000)
     if ending == "first token":
         booking.first_token(1.0)
@@ -76,9 +76,29 @@ def test_what_is_loaded_is_booked_until_it_is_there(ending: str) -> None:
         booking.assume_first_token(1.0)
     else:
         booking.release(1.0)
-    assert not choosing.loading
+    assert not choosing.loads.tokens
     booking.release(2.0)
     assert choosing.book.load(A, 2.0) == Load()
+
+
+def test_nothing_stays_booked_of_a_rank_that_has_gone() -> None:
+    candidates = named("a")
+    choosing = scheduler(candidates)
+    booking = choosing.reserve(choosing.select(candidates, 1_000, Held({}), 0.0, stored=320), 0.0)
+    choosing.forget(A)
+    booking.first_token(1.0)
+    assert not choosing.loads.tokens
+
+
+def test_a_rank_that_loads_computes_others_meanwhile() -> None:
+    candidates = named("a")
+    choosing = scheduler(candidates)
+    choosing.reserve(choosing.select(candidates, 100_000, Held({}), 0.0, stored=99_000), 0.0)
+    now = choosing.loads.wait_seconds(candidates, 0.0)[0] / 2
+    assert now > 0
+    behind = choosing.select(candidates, 100, Held({}), now).predicted
+    assert behind
+    assert (behind.queue, behind.load) == (0, 0)
 
 
 def test_loads_that_come_before_delay_the_next() -> None:
@@ -89,7 +109,7 @@ def test_loads_that_come_before_delay_the_next() -> None:
     second = choosing.select(candidates, 100_000, Held({}), 0.0, stored=80_000).predicted
     assert alone
     assert second
-    assert second.transfer > 1.8 * alone.transfer
+    assert second.load > 1.8 * alone.load
 
 
 def test_how_long_loading_takes_is_learned_and_prefill_is_not_blamed() -> None:
@@ -105,5 +125,5 @@ def test_how_long_loading_takes_is_learned_and_prefill_is_not_blamed() -> None:
         booking.release(now)
     predicted = choosing.select(candidates, 1_000, Held({}), now, stored=320).predicted
     assert predicted
-    assert predicted.transfer == pytest.approx(5.0, rel=0.3)
+    assert predicted.load == pytest.approx(5.0, rel=0.3)
     assert choosing.latency.prefill_work(Prefill(680, 1_000)) == before

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.scheduling.transfer import Transfers
+from router.scheduling.transfer import Transfers, prior_seconds
 
 
 def expected(transfers: Transfers, tokens: int = 10_000, near: bool = False, hidden: float = 0.0) -> float:
-    works = transfers.work(np.array([tokens]), hidden)
+    works = prior_seconds(np.array([tokens]), hidden)
     return float((works * transfers.factors(np.array([near])))[0])
 
 
