@@ -144,7 +144,7 @@ class Situation(Protocol):
 
     @property
     def load_seconds(self) -> Seconds:
-        """Until what a rank takes from a store is there, after its loads before; it computes other prompts meanwhile."""
+        """Until what a rank takes from a store is there, after its loads before. It computes others meanwhile."""
 
     @property
     def own_load_seconds(self) -> Seconds:
