@@ -74,7 +74,7 @@ def test_books_are_clean_after_a_worker_died() -> None:
     assert {sample.fate for sample in samples} == {"answered", "failed"}
     survivor = fleet.ranks[0]
     assert fleet.scheduler.book.load(survivor, fleet.timeline.now()).requests == 0
-    assert fleet.scheduler.backlog.busy(fleet.candidates) == 0
+    assert fleet.scheduler.backlog.busy(fleet.candidates, fleet.timeline.now()) == 0
     assert not fleet.index.blocks(fleet.ranks[1], next(iter(fleet.index.dump()))[1])
 
 
