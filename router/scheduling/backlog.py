@@ -30,10 +30,11 @@ _MICRO = 1e6
 class Entry:
     """One prefill that is waited for."""
 
-    __slots__ = ("done", "place", "sent", "work")
+    __slots__ = ("done", "loaded", "place", "sent", "work")
 
-    def __init__(self, place: int, work: float, sent: float) -> None:
+    def __init__(self, place: int, work: float, sent: float, loaded: bool) -> None:
         self.done = False
+        self.loaded = loaded
         self.place = place
         self.work = work
         self.sent = sent
@@ -75,7 +76,7 @@ class Backlog:
         place = self._places.get(rank)
         if place is None:
             raise KeyError(rank)
-        entry = Entry(place, work, now)
+        entry = Entry(place, work, now, joins is not None)
         if joins is None:
             self._join(entry, now)
         else:
@@ -105,11 +106,19 @@ class Backlog:
 
     def done(self, entry: Entry, now: float) -> float | None:
         """Its first token is there: the seconds that its rank spent on it alone. None when the rank was forgotten."""
+        self._advance(now)
+        overtakes = self._overtakes(entry)
         if not self._remove(entry, now):
             return None
         began = max(entry.sent, self._progress.get(entry.place, entry.sent))
-        self._progress[entry.place] = max(began, now)
+        if not overtakes:
+            self._progress[entry.place] = max(began, now)
         return max(0.0, now - began)
+
+    def _overtakes(self, entry: Entry) -> bool:
+        """Whether it was loaded and has come in the middle of another's prefill, which did not begin then."""
+        line = self._lines.get(entry.place)
+        return bool(entry.loaded and line and line[0] is not entry)
 
     def drop(self, entry: Entry, now: float) -> None:
         """It ended without a first token."""

@@ -117,6 +117,17 @@ def test_one_that_joins_does_so_behind_those_that_came_meanwhile() -> None:
     assert left(backlog, 5.5) == [1.0, 0], "its own two seconds, one of which has passed"
 
 
+@pytest.mark.parametrize("joins", [1.0, 9.0])
+def test_one_that_was_loaded_and_comes_in_the_middle_of_anothers_prefill_does_not_shorten_that(joins: float) -> None:
+    backlog = watching()
+    long = backlog.add(A, 5.0, 0.0)
+    loaded = backlog.add(A, 0.1, 0.0, joins=joins)
+    assert backlog.done(loaded, 4.0) is not None
+    assert backlog.done(long, 5.0) == 5.0
+    after = backlog.add(A, 1.0, 5.0)
+    assert backlog.done(after, 6.0) == 1.0
+
+
 @pytest.mark.parametrize("way", ["done", "drop", "forget"])
 def test_one_that_ends_before_it_would_join_never_does(way: str) -> None:
     backlog = watching()
