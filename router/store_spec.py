@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 import msgspec
+
+from router.urls import split_url
 
 HashName = Literal["sha256", "sha256_cbor"]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -66,7 +67,7 @@ def _from(mapping: Mapping[str, object], *, strict: bool) -> StoreSpec:
 
 def _is_address(url: str) -> bool:
     try:
-        parts = urlsplit(url)
+        parts = split_url(url)
         user, port = parts.username, parts.port
     except ValueError:  # a port or an IPv6 address that is none
         return False

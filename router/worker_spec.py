@@ -7,12 +7,13 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 import msgspec
 
 from engines.description import Role
 from engines.disaggregation import CONNECTORS
+from router.urls import split_url
 
 StatedRole = Role | Literal["auto"]
 
@@ -130,7 +131,7 @@ def _reject_unknown(mapping: Mapping[str, object]) -> None:
 def _normalise(text: str) -> tuple[str, str]:
     """(url without a trailing slash, host:port)."""
     try:
-        parts = urlsplit(text)
+        parts = split_url(text)
         port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
     except ValueError as error:
         raise ValueError(f"{text!r} is not a URL: {error}.") from error

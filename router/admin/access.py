@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from router.http.messages import AUTHORIZATION
 from router.openai_errors import BadRequest
 from router.security.guard import Guard
 from router.settings.administration import Address
+from router.urls import split_url
 
 
 class Refusal(NamedTuple):
@@ -40,7 +40,7 @@ def refuse_foreign_host(host: str | None) -> Refusal | None:
     """A page from elsewhere may have its own name lead to this machine, and let a browser ask here (DNS rebinding):
     its requests still say that name in their Host header."""
     try:
-        name = urlsplit(f"//{host}").hostname
+        name = split_url(f"//{host}").hostname
     except ValueError:
         name = None
     if name and Address(name, 0).is_loopback:

@@ -20,7 +20,7 @@ _IPV6 = r"\[(::1|[0-9A-Fa-f]{1,4}(:[0-9A-Fa-f]{1,4}){7})\]"
 _PORT = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _URL = rf"""^https?://({_LABEL}(\.{_LABEL})*|{_IPV6})(:{_PORT})?(/[!-"$->@-~]*)?$"""
 """A little less than `router.worker_spec` takes; what it takes is what counts."""
-_ENDPOINT: Json = {"type": ["string", "null"], "pattern": r"^(tcp|ipc)://[^\s*]+$"}
+_ENDPOINT: Json = {"type": ["string", "null"], "pattern": r"^(tcp|ipc)://[!-)+-~]+$"}
 NEW_WORKER: Json = {
     "type": "object",
     "description": "The keys of --worker in YAML. What is not stated is asked of the engine.",

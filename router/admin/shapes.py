@@ -15,6 +15,9 @@ from router.worker_spec import StatedRole, WorkerSpec, worker_from_mapping
 MOST_SECONDS = 86_400.0
 """That a worker may be given to drain: a day."""
 
+_EXACT = 2.0**53
+"""Up to here every whole number is a double of its own."""
+
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
 
 _Shape = TypeVar("_Shape")
@@ -110,10 +113,19 @@ def _decode(body: bytes, shape: type[_Shape]) -> _Shape:
         decoded = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Wrong(400, f"The body is not valid JSON: {error}.") from None
+    if isinstance(decoded, dict):
+        decoded = {key: _whole(value) for key, value in decoded.items()}
     try:
         return msgspec.convert(decoded, shape)
     except msgspec.ValidationError as error:
         raise Wrong(422, f"The body is not as it should be: {error}.") from None
+
+
+def _whole(value: object) -> object:
+    """57.0 is a whole number to JSON Schema, and to whatever writes all numbers as floats."""
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
+        return int(value)
+    return value
 
 
 def read_timeout(query: Mapping[str, str], usual: float) -> float:

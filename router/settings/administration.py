@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import msgspec
 
 from router.settings.options import SettingsError, about
+from router.urls import split_url
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ def read_address(value: object) -> object:
     if not isinstance(value, str) or value == "none":
         return None if value == "none" else value
     try:
-        parts = urlsplit(f"//{value}")
+        parts = split_url(f"//{value}")
         host, port = parts.hostname, parts.port
     except ValueError:
         return value

@@ -1,0 +1,27 @@
+"""What stands beside the brackets of an IPv6 address is not dropped."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.urls import split_url
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port"),
+    [
+        ("http://[::1]", "::1", None),
+        ("http://[::1]:80/x", "::1", 80),
+        ("http://u:p@[::1]:80", "::1", 80),
+        ("//[::1]:0", "::1", 0),
+        ("http://a:1/[x]", "a", 1),
+    ],
+)
+def test_brackets_hold_an_address(url: str, host: str, port: int | None) -> None:
+    assert (split_url(url).hostname, split_url(url).port) == (host, port)
+
+
+@pytest.mark.parametrize("url", ["http://[::1]8000", "http://[::1]*", "http://a[::1]", "http://[::1]a:80", "//[::1]x"])
+def test_nothing_stands_beside_them(url: str) -> None:
+    with pytest.raises(ValueError, match=r"brackets|IPv6|port"):
+        split_url(url)
