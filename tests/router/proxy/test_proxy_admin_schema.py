@@ -13,6 +13,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import Case, GenerationMode
+from schemathesis.core.result import Ok
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import ensure_resource_availability, ignored_auth, use_after_free
 
@@ -28,7 +29,7 @@ NOBODY = {"url": "http://127.0.0.1:1", "events": "tcp://127.0.0.1:1", "replay": 
 
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 SCHEMA = schemathesis.openapi.from_dict(document())
-OPERATIONS: dict[str, Any] = {found.label: found for found in (each.ok() for each in SCHEMA.get_all_operations())}
+OPERATIONS = {each.ok().label: each.ok() for each in SCHEMA.get_all_operations() if isinstance(each, Ok)}
 OF_ONE = [label for label, operation in OPERATIONS.items() if operation.path_parameters]
 ASKING = [label for label, operation in OPERATIONS.items() if operation.body or operation.query]
 
@@ -50,6 +51,12 @@ async def test_of_a_worker_that_there_is_too(a: ScriptedWorker, label: str) -> N
     await ask(a, label, POSITIVE, path_parameters={"id": a.name})
 
 
+def test_all_of_the_description_is_asked() -> None:
+    methods = {method.upper() for path in document()["paths"].values() for method in path if method != "parameters"}
+    assert {label.split()[0] for label in OPERATIONS} == methods
+    assert {label.split()[1] for label in OPERATIONS} == set(document()["paths"])
+
+
 @pytest.mark.parametrize("label", ASKING)
 async def test_what_is_not_described_is_refused(a: ScriptedWorker, label: str) -> None:
     await ask(a, label, NEGATIVE)
@@ -62,7 +69,9 @@ async def ask(worker: ScriptedWorker, label: str, mode: GenerationMode, **fixed:
         await asyncio.to_thread(ask_examples, f"http://127.0.0.1:{surface.port}", OPERATIONS[label], mode, fixed)
 
 
-def ask_examples(url: str, operation: APIOperation, mode: GenerationMode, fixed: dict[str, Any]) -> None:
+def ask_examples(
+    url: str, operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, fixed: dict[str, Any]
+) -> None:
     @settings(
         derandomize=True,
         database=None,
@@ -71,7 +80,7 @@ def ask_examples(url: str, operation: APIOperation, mode: GenerationMode, fixed:
         suppress_health_check=list(HealthCheck),
     )
     @given(operation.as_strategy(mode, **fixed))
-    def run(case: Case) -> None:
+    def run(case: Case[Any]) -> None:
         stay_here(case.body)
         case.call_and_validate(url, excluded_checks=ELSEWHERE)
 
