@@ -18,7 +18,7 @@ from scripts.bench.workloads import MODEL
 
 TOGETHER = 64
 """Streams that may be waiting for their first byte: the kernel's queue of connections has an end."""
-_BODY = json.dumps({"model": MODEL, "prompt": list(range(32)), "max_tokens": 64, "stream": True}).encode()
+_BODY = json.dumps({"model": MODEL, "prompt": "All at once, for long.", "max_tokens": 64, "stream": True}).encode()
 _LAST = b"data: [DONE]\n\n"
 
 
