@@ -122,10 +122,11 @@ class Backlog:
 
     def drop(self, entry: Entry, now: float) -> None:
         """It ended without a first token."""
+        self._advance(now)
         self._remove(entry, now)
 
     def _remove(self, entry: Entry, now: float) -> bool:
-        self._advance(now)
+        """Whether it had not ended before."""
         if entry.done:
             return False
         entry.done = True

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from indexer.types import WorkerRank
 from router.scheduling.backlog import Entry
 from router.scheduling.decision import Decision, Onward
 from router.scheduling.latency import Prefill
-from router.scheduling.load import Reservation
+from router.scheduling.load import Reservation, subtract
 from router.scheduling.store_loads import StoreLoad
 
 if TYPE_CHECKING:
@@ -196,10 +195,3 @@ class DecodeBooking(Booking):
         self._let_go()
         if self._begun:
             self._scheduler.latency.observe_residence(now - self._booked)
-
-
-def subtract(counts: Counter[WorkerRank], rank: WorkerRank, count: int) -> None:
-    """What has come to nothing is not kept."""
-    counts[rank] -= count
-    if not counts[rank]:
-        del counts[rank]

@@ -8,6 +8,7 @@ still be in this one, and must not come back as a stranger.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -275,3 +276,10 @@ class LoadBook:
         report = self._reports.get(rank)
         age = now - float(self._reported_at[place]) if report else None
         return Metrics(self.load(rank, now), report, age)
+
+
+def subtract(counts: Counter[WorkerRank], rank: WorkerRank, count: int) -> None:
+    """What has come to nothing is not kept."""
+    counts[rank] -= count
+    if not counts[rank]:
+        del counts[rank]

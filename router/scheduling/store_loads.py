@@ -15,6 +15,7 @@ import numpy as np
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.backlog import Backlog
 from router.scheduling.decision import Figures, Seconds
+from router.scheduling.load import subtract
 from router.scheduling.transfer import prior_seconds
 
 _MEMORY: Final = 0.97
@@ -104,7 +105,4 @@ class StoreLoad:
         self._let_go()
 
     def _let_go(self) -> None:
-        tokens = self._loads.tokens
-        tokens[self._rank] -= self._tokens
-        if not tokens[self._rank]:
-            del tokens[self._rank]
+        subtract(self._loads.tokens, self._rank, self._tokens)
