@@ -110,7 +110,7 @@ class Server:
 
     def _infer(self, request: Request, connection: Connection, inference: Inference, tenant: Tenant | None) -> Exchange:
         self._check_model(inference.model, tenant)
-        asked = self._asked(request, tenant, inference.streamed)._replace(body=request.body)
+        asked = self._asked(request, tenant, inference.streamed, request.body)
         if self._arms and asked.pinned is None:  # one that names its worker is no test of a policy
             asked = asked._replace(arm=self._arms.assign(request.head))
         if self._migrations and inference.streamed and asked.pinned is None and not request.head.http_1_0:
@@ -202,12 +202,15 @@ class Server:
                 param="model",
             )
 
-    def _asked(self, request: Request, tenant: Tenant | None, streamed: bool = False) -> Asked:
+    def _asked(
+        self, request: Request, tenant: Tenant | None, streamed: bool = False, body: bytes | None = None
+    ) -> Asked:
+        """`body`: of a request that may be served in two parts."""
         head = request.head
         slo, priority = _number(TTFT_SLO, head.ttft_slo, float), _number(PRIORITY, head.priority, int)
         if slo is not None and not 0 < slo < math.inf:
             raise BadRequest(400, "The header X-Router-TTFT-SLO must be a number of seconds above 0.")
-        asked = Asked(self._pinned(request), slo, priority or 0, streamed)
+        asked = Asked(self._pinned(request), slo, priority or 0, streamed, body=body)
         if tenant is not None:
             return asked._replace(tenant=tenant.name, ended=tenant.end)
         if self._tenant_header is None:

@@ -52,6 +52,13 @@ class Backlog:
         self._numbers = count()
         self._tables = shared.tables if shared else np.zeros((1, BACKLOG_ROWS, 17), np.int64)
         self._own = shared.own if shared else 0
+        self._rows = self._views()
+        self.wanted = False
+        """Somebody has asked how long a line is: what nobody reads need not be kept."""
+
+    def _views(self) -> list[memoryview[int]]:
+        """Single numbers are read and written there in half the time."""
+        return [row.data for row in self._tables[self._own]]
 
     def watch(self, rank: WorkerRank) -> None:
         place = self._places.add(rank)
@@ -59,6 +66,7 @@ class Backlog:
             grown = np.zeros((1, BACKLOG_ROWS, 2 * place + 2), np.int64)
             grown[:, :, : self._tables.shape[2]] = self._tables
             self._tables = grown
+            self._rows = self._views()
 
     def forget(self, rank: WorkerRank) -> None:
         """What is still waited for there ends without effect."""
@@ -86,7 +94,7 @@ class Backlog:
     def _join(self, entry: Entry, now: float) -> None:
         line = self._lines.setdefault(entry.place, deque())
         line.append(entry)
-        self._tables[self._own, _WORK, entry.place] += int(entry.work * _MICRO)
+        self._rows[_WORK][entry.place] += int(entry.work * _MICRO)
         if len(line) == 1:
             self._begin(entry.place, now)
 
@@ -98,11 +106,11 @@ class Backlog:
 
     def _begin(self, place: int, now: float) -> None:
         line = self._lines[place]
-        rows = self._tables[self._own]
-        rows[_HEAD, place] = int(line[0].work * _MICRO) if line else 0
-        rows[_SINCE, place] = int(now * _MICRO)
+        work, head, since = self._rows
+        head[place] = int(line[0].work * _MICRO) if line else 0
+        since[place] = int(now * _MICRO)
         if not line:
-            rows[_WORK, place] = 0
+            work[place] = 0
 
     def done(self, entry: Entry, now: float) -> float | None:
         """Its first token is there: the seconds that its rank spent on it alone. None when the rank was forgotten."""
@@ -135,18 +143,20 @@ class Backlog:
             return True
         first = line[0] is entry
         line.remove(entry)
-        self._tables[self._own, _WORK, entry.place] -= int(entry.work * _MICRO)
+        self._rows[_WORK][entry.place] -= int(entry.work * _MICRO)
         if first:
             self._begin(entry.place, now)
         return True
 
     def seconds(self, ranks: RankSet, factors: Seconds, now: float) -> Seconds:
         """Until a request sent to each of `ranks` now would begin; `factors`: how much longer each takes."""
+        self.wanted = True
         self._advance(now)
         return _seconds_left(self._tables, self._places.of(ranks), factors, now * _MICRO)
 
     def busy(self, ranks: RankSet, now: float) -> float:
         """The share of `ranks`, 0-1, that have any."""
+        self.wanted = True
         self._advance(now)
         work = self._tables[:, _WORK, self._places.of(ranks)].max(axis=0)
         return float(np.count_nonzero(work)) / max(1, len(ranks))

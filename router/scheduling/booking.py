@@ -72,9 +72,11 @@ class PrefillBooking(Booking):
         self._streamed = streamed
         self._handed_on = decision.split is not None
         self._prefill = Prefill(tokens, decision.prompt_tokens)
-        work = scheduler.latency.prefill_work(self._prefill)
         joins = self._begin_load(decision, now)
-        self._entry: Entry | None = scheduler.backlog.add(decision.rank, work, now, joins)
+        self._entry: Entry | None = None
+        if scheduler.backlog.wanted:
+            work = scheduler.latency.prefill_work(self._prefill)
+            self._entry = scheduler.backlog.add(decision.rank, work, now, joins)
         self._ahead: DecodeBooking | None = None
         split, onward = decision.split, decision.onward
         if split and onward and not split.pushes[decision.position]:
@@ -96,13 +98,11 @@ class PrefillBooking(Booking):
         if not self._streamed:  # the first that is heard is the whole answer
             self.assume_first_token(now)
             return
-        entry, self._entry = self._entry, None
         self._reservation.first_token()
-        if entry is None:
-            return
-        seconds = self._scheduler.backlog.done(entry, now)
-        self._token_at = now
-        self._learn(seconds, now)
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._token_at = now
+            self._learn(self._scheduler.backlog.done(entry, now), now)
         self._scheduler.changed()
 
     def _learn(self, seconds: float | None, now: float) -> None:
@@ -114,12 +114,12 @@ class PrefillBooking(Booking):
             self._scheduler.latency.observe_prefill(self._rank, self._prefill, seconds, now)
 
     def assume_first_token(self, now: float) -> None:
+        self._reservation.first_token()
         entry, self._entry = self._entry, None
         if entry is not None:
             self._drop_load(now)
-            self._reservation.first_token()
             self._scheduler.backlog.done(entry, now)
-            self._scheduler.changed()
+        self._scheduler.changed()
 
     def _drop_load(self, now: float) -> None:
         load, self._load = self._load, None

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from indexer.jit import kernel
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.decision import Figures, Seconds
 from router.scheduling.places import Places
@@ -116,17 +117,18 @@ class Factors:
         if self._sums.pop(place, None):
             self._known[place] = self._fleets
 
+    def reach(self, place: int) -> None:
+        """It may be asked for from now on."""
+        if place >= len(self._known) - 1:
+            self._known = np.append(self._known, np.full(place + 1, self._fleets))
+
     def observe(self, place: int, observed: float, expected: float, now: float) -> None:
+        """Of a place that was `reach`ed."""
         observed = min(observed, _OUTLIER * expected * self.at(place))
         fast_observed, fast_expected, slow_observed, slow_expected = self._decayed(place, now)
         sums = (fast_observed + observed, fast_expected + expected, slow_observed + observed, slow_expected + expected)
         self._sums[place] = (*sums, now)
-        self._reach(place)
         self._known[place] = _factor(*sums, self._fleets)
-
-    def _reach(self, place: int) -> None:
-        if place >= len(self._known) - 1:
-            self._known = np.append(self._known, np.full(place + 1, self._fleets))
 
     def _decayed(self, place: int, now: float) -> tuple[float, float, float, float]:
         fast_observed, fast_expected, slow_observed, slow_expected, at = self._sums.get(place, (0, 0, 0, 0, now))
@@ -136,16 +138,14 @@ class Factors:
     def at(self, place: int) -> float:
         return float(self._known[place]) if place in self._sums else self._fleets
 
-    def of(self, places: npt.NDArray[np.intp], now: float) -> Seconds:
-        """A rank of which nothing was observed takes what the fleet takes, and one that was not of late goes back to
-        it: who is avoided for having been slow must not be avoided for ever.
+    def known(self, now: float) -> Seconds:
+        """By place. A rank of which nothing was observed takes what the fleet takes, and one that was not of late goes
+        back to it: who is avoided for having been slow must not be avoided for ever.
         """
         if now - self._refreshed > _REFRESH:
             self._refreshed = now
             self._refresh(now)
-        if len(places):
-            self._reach(int(places.max()))
-        return self._known[places]
+        return self._known
 
     def _refresh(self, now: float) -> None:
         decayed = {place: self._decayed(place, now) for place in self._sums}
@@ -191,7 +191,9 @@ class LatencyModel:
         """From booking to release, of a mean request: how long memory stays taken."""
 
     def watch(self, rank: WorkerRank) -> None:
-        self._places.add(rank)
+        place = self._places.add(rank)
+        self._prefill_factors.reach(place)
+        self._step_factors.reach(place)
 
     def forget(self, rank: WorkerRank) -> None:
         """Its place may serve another, of which nothing is known."""
@@ -210,21 +212,21 @@ class LatencyModel:
         """Seconds on a rank of factor 1."""
         return self._prefill.expected(1.0, prefill.new, prefill.pairs)
 
-    def prefill_works(self, new: Seconds, prompt: int) -> Seconds:
-        """The same for a prompt of which `new` tokens would have to be computed, one number for each rank."""
-        base, per_token, per_pair = self._prefill.coefficients
-        works: Seconds = base + new * (per_token + per_pair * (prompt - new / 2))
-        return works
+    def prefill_seconds(self, ranks: RankSet, held: Seconds, prompt: int, now: float) -> Seconds:
+        """Of a prompt of which each rank has `held` tokens."""
+        known = self._prefill_factors.known(now)
+        return _prefill_seconds(known, self._places.of(ranks), *self._prefill.coefficients, held, prompt)
 
     def prefill_factors(self, ranks: RankSet, now: float) -> Seconds:
-        return self._prefill_factors.of(self._places.of(ranks), now)
+        return self._prefill_factors.known(now)[self._places.of(ranks)]
 
-    def step_seconds(self, ranks: RankSet, requests: Figures, active_tokens: Figures, now: float) -> Seconds:
-        """Between two tokens of a stream, with so many requests of so many tokens in all."""
-        base, per_sequence, per_token = self._step.coefficients
-        factors = self._step_factors.of(self._places.of(ranks), now)
-        steps: Seconds = factors * (base + per_sequence * requests + per_token * active_tokens)
-        return steps
+    def step_seconds(
+        self, ranks: RankSet, requests: Figures, active_tokens: Figures, prompt_tokens: int, now: float
+    ) -> Seconds:
+        """Between two tokens of a stream, with one more request, of `prompt_tokens`, beside so many that have so many
+        tokens in all."""
+        known, places = self._step_factors.known(now), self._places.of(ranks)
+        return _step_seconds(known, places, *self._step.coefficients, requests, active_tokens, prompt_tokens)
 
     # -- observations
 
@@ -263,3 +265,38 @@ class LatencyModel:
     def observe_residence(self, seconds: float) -> None:
         """A request has ended `seconds` after it was booked."""
         self.residence += _RESIDENCE_GAIN * (seconds - self.residence)
+
+
+@kernel
+def _prefill_seconds(
+    known: Seconds,
+    places: npt.NDArray[np.intp],
+    base: float,
+    per_token: float,
+    per_pair: float,
+    held: Seconds,
+    prompt: int,
+) -> Seconds:
+    seconds = np.zeros(len(places))
+    for at in range(len(places)):
+        new = max(0.0, prompt - held[at])
+        seconds[at] = known[places[at]] * (base + new * (per_token + per_pair * (prompt - new / 2)))
+    return seconds
+
+
+@kernel
+def _step_seconds(
+    known: Seconds,
+    places: npt.NDArray[np.intp],
+    base: float,
+    per_sequence: float,
+    per_token: float,
+    requests: Figures,
+    active: Figures,
+    prompt: int,
+) -> Seconds:
+    seconds = np.zeros(len(places))
+    for at in range(len(places)):
+        work = base + per_sequence * (requests[at] + 1) + per_token * (active[at] + prompt)
+        seconds[at] = known[places[at]] * work
+    return seconds

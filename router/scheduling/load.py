@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.events import LoadReport
+from indexer.jit import kernel
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.decision import UNBOUNDED
 from router.scheduling.places import Places
@@ -131,6 +132,7 @@ class LoadBook:
         """When the oldest report came of those that tell of foreign load."""
         self._table = shared.tables[shared.own] if shared else np.zeros((_ROWS, 1), np.int64)
         self._everybodys = shared.tables if shared else None
+        self._own = shared.own if shared else 0
         self._resize(self._table.shape[1] - 1 if shared else 16)
 
     def _resize(self, columns: int) -> None:
@@ -236,13 +238,8 @@ class LoadBook:
         """The load of each of `ranks`, in their order; `now` on the same clock as the reports' times."""
         if now - self._oldest > REPORT_LIFE:
             self._expire(now)
-        places = self._places.of(ranks)
-        found = self._table[:, places]
-        ours = found if self._everybodys is None else self._everybodys[:, : _NEW + 1, places].sum(axis=0)
-        requests, active = ours[_REQUESTS] + found[_FOREIGN_REQUESTS], ours[_ACTIVE] + found[_FOREIGN_TOKENS]
-        memory = np.maximum(0, ours[_NEW] + found[_BEYOND])
-        own = np.ascontiguousarray(ours[_REQUESTS])  # kernels are compiled for one layout
-        return Loads(requests, ours[_PREFILL], active, own, memory, self._capacity[places])
+        tables = self._table[None] if self._everybodys is None else self._everybodys
+        return Loads(*_loads(tables, self._own, self._places.of(ranks), self._capacity))
 
     def load(self, rank: WorkerRank, now: float) -> Load:
         place = self._places.get(rank)
@@ -283,3 +280,25 @@ def subtract(counts: Counter[WorkerRank], rank: WorkerRank, count: int) -> None:
     counts[rank] -= count
     if not counts[rank]:
         del counts[rank]
+
+
+@kernel
+def _loads(
+    tables: npt.NDArray[np.int64], own: int, places: npt.NDArray[np.intp], capacity: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], ...]:
+    """As `Loads` has them. What is ours is the sum over all processes; what is foreign each of them knows."""
+    count = len(places)
+    requests, prefill, active = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
+    ours, memory, capacities = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for at in range(count):
+        place = places[at]
+        for table in tables:
+            ours[at] += table[_REQUESTS, place]
+            prefill[at] += table[_PREFILL, place]
+            active[at] += table[_ACTIVE, place]
+            memory[at] += table[_NEW, place]
+        requests[at] = ours[at] + tables[own, _FOREIGN_REQUESTS, place]
+        active[at] += tables[own, _FOREIGN_TOKENS, place]
+        memory[at] = max(0, memory[at] + tables[own, _BEYOND, place])
+        capacities[at] = capacity[place]
+    return requests, prefill, active, ours, memory, capacities

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from propcache.api import cached_property  # functools' takes a lock at every look, before Python 3.12
 
-from indexer.matches import Matches
+from indexer.jit import kernel
+from indexer.matches import Matches, Overlaps
 from router.scheduling.decision import Candidates, Costs, Figures, Seconds
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Loads
@@ -68,57 +69,48 @@ class Present:
         return self._loads.capacity_tokens
 
     @cached_property
-    def _usable(self) -> Figures:
-        """An engine always computes the last token itself, to have logits: a whole hit is one block short."""
-        sizes = self.candidates.block_sizes
-        usable: Figures = max(0, self.prompt_tokens - 1) // sizes * sizes
-        return usable
+    def _overlaps(self) -> tuple[Figures, Seconds, int]:
+        """Tokens that each rank holds itself; the same, weighed by tier; the most of the former."""
+        candidates, matches = self.candidates, self.matches
+        if matches is None:
+            nothing = np.zeros(len(candidates), np.int64)
+            return nothing, nothing.astype(np.float64), 0
+        blocks, gpu_blocks = matches.blocks_of(candidates), matches.gpu_blocks_of(candidates)
+        return _overlaps(blocks, gpu_blocks, candidates.block_sizes, self.prompt_tokens, LOWER_TIER_CREDIT)
 
-    @cached_property
+    @property
     def overlap_tokens(self) -> Figures:
-        candidates = self.candidates
-        if self.matches is None:
-            return np.zeros(len(candidates), np.int64)
-        held: Figures = np.minimum(self.matches.blocks_of(candidates) * candidates.block_sizes, self._usable)
-        return held
+        return self._overlaps[0]
+
+    @property
+    def best_overlap_tokens(self) -> int:
+        """That any of the candidates has."""
+        return self._overlaps[2]
 
     @cached_property
     def stored_tokens(self) -> Figures:
         candidates = self.candidates
         if not self._stored:
             return np.zeros(len(candidates), np.int64)
-        beyond = np.minimum(self._stored // candidates.block_sizes * candidates.block_sizes, self._usable)
+        sizes = candidates.block_sizes
+        beyond = np.minimum(self._stored // sizes * sizes, max(0, self.prompt_tokens - 1) // sizes * sizes)
         stored: Figures = np.maximum(0, beyond - self.overlap_tokens) * candidates.stored
         return stored
 
     @cached_property
-    def credit_tokens(self) -> Figures | Costs:
+    def credit_tokens(self) -> Costs:
+        own = self._overlaps[1]
         if not self._stored:
-            return self._own_credit
-        credit: Costs = self._own_credit + STORE_CREDIT * self.stored_tokens
-        return credit
-
-    @cached_property
-    def _own_credit(self) -> Figures | Costs:
-        candidates, matches, held = self.candidates, self.matches, self.overlap_tokens
-        if matches is None:
-            return held
-        gpu_blocks = matches.gpu_blocks_of(candidates)
-        if gpu_blocks is matches.blocks_of(candidates):
-            return held
-        gpu = np.minimum(gpu_blocks * candidates.block_sizes, self._usable)
-        credit: Costs = gpu + LOWER_TIER_CREDIT * (held - gpu)
+            return own
+        credit: Costs = own + STORE_CREDIT * self.stored_tokens
         return credit
 
     # -- in seconds
 
     @cached_property
-    def _factors(self) -> Seconds:
-        return self._scheduler.latency.prefill_factors(self.candidates, self.now)
-
-    @cached_property
     def queue_seconds(self) -> Seconds:
-        return self._scheduler.backlog.seconds(self.candidates, self._factors, self.now)
+        factors = self._scheduler.latency.prefill_factors(self.candidates, self.now)
+        return self._scheduler.backlog.seconds(self.candidates, factors, self.now)
 
     @cached_property
     def held_seconds(self) -> Seconds:
@@ -126,9 +118,10 @@ class Present:
 
     @cached_property
     def prefill_seconds(self) -> Seconds:
-        held = self._own_credit + self.stored_tokens if self._stored else self._own_credit
-        new = np.maximum(0.0, self.prompt_tokens - held)
-        return self._factors * self._scheduler.latency.prefill_works(new, self.prompt_tokens)
+        held = self._overlaps[1]
+        if self._stored:
+            held = held + self.stored_tokens
+        return self._scheduler.latency.prefill_seconds(self.candidates, held, self.prompt_tokens, self.now)
 
     @cached_property
     def load_seconds(self) -> Seconds:
@@ -153,8 +146,8 @@ class Present:
 
     @cached_property
     def step_seconds(self) -> Seconds:
-        tokens = self.active_tokens + self.prompt_tokens
-        return self._scheduler.latency.step_seconds(self.candidates, self.requests + 1, tokens, self.now)
+        latency, loads = self._scheduler.latency, self._loads
+        return latency.step_seconds(self.candidates, loads.requests, loads.active_tokens, self.prompt_tokens, self.now)
 
     @property
     def residence_seconds(self) -> float:
@@ -163,3 +156,19 @@ class Present:
     @cached_property
     def busy(self) -> float:
         return self._scheduler.backlog.busy(self.candidates, self.now)
+
+
+@kernel
+def _overlaps(
+    blocks: Overlaps, gpu_blocks: Overlaps, sizes: Figures, prompt: int, lower_tier: float
+) -> tuple[Figures, Seconds, int]:
+    """An engine always computes the last token itself, to have logits: a whole hit is one block short."""
+    held, credit, best = np.zeros(len(blocks), np.int64), np.zeros(len(blocks)), 0
+    for at in range(len(blocks)):
+        size = sizes[at]
+        usable = max(0, prompt - 1) // size * size
+        held[at] = min(blocks[at] * size, usable)
+        gpu = min(gpu_blocks[at] * size, usable)
+        credit[at] = gpu + lower_tier * (held[at] - gpu)
+        best = max(best, held[at])
+    return held, credit, best

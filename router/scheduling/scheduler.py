@@ -80,7 +80,7 @@ class Scheduler:
             choice = Choice(int(present.requests.argmin()), None, "named by the request")
         else:
             choice = (policy or self._policy).choose(present, self._random)
-        return _decision(present, choice, partial(_predict, present, choice.position))
+        return _decision(present, choice, _predict)
 
     def least_prefill(
         self, candidates: Candidates, prompt_tokens: int, matches: Matches, now: float, stored: int = 0
@@ -96,7 +96,7 @@ class Scheduler:
         onward = self.disaggregation.onward(self, split, choice.position, prefills)
         if not onward.open:
             choice = choice._replace(hold=True)
-        decision = _decision(prefills, choice, partial(_predict_split, prefills, choice.position, onward), split)
+        decision = _decision(prefills, choice, partial(_predict_split, onward), split)
         decision.onward = onward
         return decision
 
@@ -124,8 +124,10 @@ class Scheduler:
         """
         predicted = decision.predicted if decision.stored_tokens or not streamed else None
         booking = PrefillBooking(self, decision, now, streamed)
-        if not streamed:
-            self._unheard.append((now + (predicted.ttft if predicted else 0.0), booking))
+        if predicted and not streamed:
+            self._unheard.append((now + predicted.ttft, booking))
+        elif not streamed:
+            booking.assume_first_token(now)
         return booking
 
     def _settle(self, now: float) -> None:
@@ -158,13 +160,13 @@ def _nothing() -> None:
 
 
 def _decision(
-    present: Present, choice: Choice, predict: Callable[[], Prediction], split: Split | None = None
+    present: Present, choice: Choice, predict: Callable[[Present, int], Prediction], split: Split | None = None
 ) -> Decision:
     if present.matches is None:
         return Decision(present.candidates, choice, present.prompt_tokens, None, None, split=split)
-    overlaps = present.overlap_tokens
-    own, best = int(overlaps[choice.position]), int(overlaps.max())
-    decision = Decision(present.candidates, choice, present.prompt_tokens, own, best, predict, split)
+    own, best = int(present.overlap_tokens[choice.position]), present.best_overlap_tokens
+    predicted = partial(predict, present, choice.position)
+    decision = Decision(present.candidates, choice, present.prompt_tokens, own, best, predicted, split)
     decision.stored_tokens = int(present.stored_tokens[choice.position])
     return decision
 
@@ -180,6 +182,6 @@ def _predict(present: Present, position: int) -> Prediction:
     )
 
 
-def _predict_split(prefills: Present, position: int, onward: Onward) -> Prediction:
+def _predict_split(onward: Onward, prefills: Present, position: int) -> Prediction:
     prediction = _predict(prefills, position)
     return prediction._replace(step=onward.step, transfer=onward.transfer + onward.memory)

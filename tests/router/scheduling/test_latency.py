@@ -76,7 +76,7 @@ def test_before_anything_was_seen_the_prior_holds() -> None:
     model = learning()
     for prefill in PROMPTS:
         assert predicted(model, prefill, 0.0) == pytest.approx(takes(prefill, PREFILL_PRIOR))
-    steps = model.step_seconds(RankSet([A]), np.array([3]), np.array([700]), 0.0)
+    steps = model.step_seconds(RankSet([A]), np.array([2]), np.array([600]), 100, 0.0)
     assert steps.tolist() == pytest.approx([STEP_PRIOR[0] + 3 * STEP_PRIOR[1] + 700 * STEP_PRIOR[2]])
     assert model.residence == RESIDENCE_PRIOR
 
@@ -92,7 +92,9 @@ def test_pairs_are_of_each_new_token_with_all_before_it() -> None:
 def test_many_works_at_once_are_each_as_alone(new: list[int], prompt: int) -> None:
     model = learning()
     Traffic(model).run(5)
-    works = model.prefill_works(np.array(new, np.float64), prompt).tolist()
+    held = prompt - np.array(new, np.float64)
+    ranks = RankSet([A] * len(new))
+    works = (model.prefill_seconds(ranks, held, prompt, 0.0) / model.prefill_factors(ranks, 0.0)).tolist()
     assert works == pytest.approx([model.prefill_work(Prefill(each, prompt)) for each in new])
 
 
@@ -190,7 +192,9 @@ def test_a_forgotten_ranks_place_tells_nothing_of_who_gets_it() -> None:
     assert factor(model, 6.0, B) == 1.0
     assert factor(model, 6.0, A) == 1.0
     one = np.ones(1, np.int64)
-    assert model.step_seconds(RankSet([B]), one, one, 5.0) == model.step_seconds(RankSet([STRANGER]), one, one, 5.0)
+    assert model.step_seconds(RankSet([B]), one, one, 1, 5.0) == model.step_seconds(
+        RankSet([STRANGER]), one, one, 1, 5.0
+    )
 
 
 def test_of_strangers_nothing_is_learned() -> None:
@@ -233,7 +237,7 @@ def run_steps(model: LatencyModel, slowness: dict[WorkerRank, float]) -> float:
 
 
 def between_tokens(model: LatencyModel, requests: int, tokens: int, now: float, on: WorkerRank = A) -> float:
-    return float(model.step_seconds(RankSet([on]), np.array([requests]), np.array([tokens]), now)[0])
+    return float(model.step_seconds(RankSet([on]), np.array([requests - 1]), np.array([tokens]), 0, now)[0])
 
 
 @pytest.mark.parametrize(("requests", "tokens"), STEPS)

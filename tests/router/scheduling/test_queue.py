@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -120,7 +121,8 @@ def test_those_not_looked_at_are_ahead_of_who_comes_all_the_same() -> None:
     desk = Desk(Cheapest(gate))
     desk.ask()
     waiting = [desk.ask() for _ in range(3 * LOOK)]
-    work = desk.scheduler.latency.prefill_works(desk.scheduler.latency.prefill_factors(desk.candidates, 0) * 100, 100)
+    nothing = np.zeros(len(desk.candidates))
+    work = desk.scheduler.latency.prefill_seconds(desk.candidates, nothing, 100, 0)
     desk.clock.run(TICK)
     desk.ask()
     assert gate.held[-1] == pytest.approx((work * len(waiting)).tolist())
@@ -303,6 +305,7 @@ def test_a_held_one_is_refused_when_it_has_waited_too_long() -> None:
 
 def test_each_may_have_an_objective_of_its_own() -> None:
     desk = Desk(OVERLAP)
+    desk.ask(ttft_slo=50.0).end()  # from then on it is kept what is before whom
     desk.ask(prompt=20_000)
     assert desk.ask(ttft_slo=0.5).fate == "refused"
     assert desk.ask(ttft_slo=50.0).fate == "sent"
@@ -402,14 +405,14 @@ def test_a_retry_goes_through_the_queue_again() -> None:
 
 
 def test_an_answer_that_is_not_streamed_has_its_prefill_done_when_it_should_be() -> None:
-    desk = Desk(OVERLAP)
+    desk, alone = Desk(OVERLAP), Desk(OVERLAP)
+    assert desk.backlog == alone.backlog == [0.0]
     request = desk.ask(prompt=20_000, streamed=False)
     seconds = desk.backlog[0]
     desk.clock.run(seconds / 2)
     assert desk.backlog[0] == pytest.approx(seconds / 2, abs=1e-3)
     desk.clock.run(seconds)
     other = desk.ask()
-    alone = Desk(OVERLAP)
     alone.ask()
     assert desk.backlog[0] == alone.backlog[0]
     request.end()
@@ -452,9 +455,8 @@ def test_a_streams_first_token_is_no_step() -> None:
     """It is counted before anybody says that the prefill is done."""
     desk = Desk(OVERLAP)
     latency = desk.scheduler.latency
-    expected = latency.step_seconds(
-        desk.candidates, desk.candidates.block_sizes * 0 + 1, desk.candidates.block_sizes * 100, 0.0
-    )[0]
+    nothing = desk.candidates.block_sizes * 0
+    expected = latency.step_seconds(desk.candidates, nothing, nothing, 100, 0.0)[0]
     for _ in range(20):
         request = desk.ask()
         desk.clock.run(5.0)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from router.scheduling import auto, backlog
+from router.scheduling import auto, backlog, latency, load, present
 from router.scheduling.auto import Auto
 from router.scheduling.backlog import BACKLOG_ROWS, Backlog
 from router.scheduling.cheapest import Cheapest
@@ -18,7 +18,14 @@ from tests.router.scheduling.candidates import HeldOnGpu, named
 
 
 def compiled() -> int:
-    kernels = (auto._costs, backlog._seconds_left)
+    kernels = (
+        auto._costs,
+        backlog._seconds_left,
+        latency._prefill_seconds,
+        latency._step_seconds,
+        load._loads,
+        present._overlaps,
+    )
     return sum(len(getattr(kernel, "signatures", ())) for kernel in kernels)
 
 
