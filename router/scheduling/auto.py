@@ -30,6 +30,10 @@ _BUSY_MEMORY: Final = 2.0
 each prefix should be computed in few places; with 10 it took four times as long as one that follows prefixes only."""
 _BUSY_EVERY: Final = 0.05
 """Seconds between two looks at it."""
+_BUSY_MOST: Final = 0.3
+"""Seconds that one look speaks for, however long ago the last one was: what stood idle for a minute must not count as
+idle for two seconds more when all comes at once. Somewhat longer than a long prefix takes, so that one which everybody
+shares is computed by whoever is idle; of 0.1 to 0.6 the best on simulated cold starts (docs/adr/0005-auto-policy.md)."""
 _MOST_DELAY: Final = 4.0
 """Limit of ρ/(1 − ρ): near 1 the estimate of ρ is too coarse to say more."""
 _STEPS: Final = 1.5
@@ -77,25 +81,27 @@ class Auto:
 
 
 class Utilisation:
-    """ρ, averaged; `now` is in seconds."""
+    """ρ, averaged over the time that was looked at; `now` is in seconds."""
 
     def __init__(self) -> None:
-        self._share = 0.0
-        self._at: float | None = None
+        self._busy = self._looked = 0.0
+        """Seconds, those long past counting less."""
+        self._at = -math.inf
 
     def due(self, now: float) -> bool:
-        return self._at is None or now - self._at >= _BUSY_EVERY
+        return now - self._at >= _BUSY_EVERY
 
     def see(self, share: float, now: float) -> None:
         """`share` of all ranks have something to do now."""
-        passed = math.inf if self._at is None else now - self._at
-        self._at = now
-        self._share += (share - self._share) * -math.expm1(-passed / _BUSY_MEMORY)
+        passed, self._at = now - self._at, now
+        kept, seconds = math.exp(-passed / _BUSY_MEMORY), min(passed, _BUSY_MOST)
+        self._busy = kept * self._busy + seconds * share
+        self._looked = kept * self._looked + seconds
 
     @property
     def delay(self) -> float:
         """Seconds that others wait for each second of new work: ρ/(1 − ρ)."""
-        return min(_MOST_DELAY, self._share / max(1e-9, 1 - self._share))
+        return min(_MOST_DELAY, self._busy / max(1e-9, self._looked - self._busy))
 
 
 def memory_seconds(taken: Figures, new: Figures, capacity: Figures, residence: float) -> Seconds:

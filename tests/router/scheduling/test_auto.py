@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from router.scheduling.auto import ENOUGH, Auto
+from router.scheduling.auto import ENOUGH, Auto, Utilisation
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Cost
 from tests.router.scheduling.candidates import Scripted, named, situation
@@ -55,6 +56,32 @@ def test_loads_delay_others_the_more_the_more_ranks_load() -> None:
         for share in (0.0, 0.5, 0.75, 1.0)
     ]
     assert costs == pytest.approx([2.0, 3.0, 5.0, 6.0])
+
+
+def looked_at(*looks: tuple[float, float]) -> float:
+    """The delay after looks at (seconds, share)."""
+    utilisation = Utilisation()
+    for now, share in looks:
+        utilisation.see(share, now)
+    return utilisation.delay
+
+
+def steadily(share: float, since: float, seconds: float) -> list[tuple[float, float]]:
+    return [(since + at * 0.05, share) for at in range(1, round(seconds / 0.05) + 1)]
+
+
+def test_a_steady_share_is_what_it_is() -> None:
+    assert looked_at(*steadily(0.75, 0.0, 20.0)) == pytest.approx(3.0, rel=0.01)
+    assert looked_at(*steadily(1.0, 0.0, 20.0)) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("idle", [0.0, 60.0], ids=["at the start", "after a minute in which nothing came"])
+def test_what_was_idle_for_long_is_seen_to_be_busy_at_once(idle: float) -> None:
+    """The idle time counts as the third of a second that one look speaks for, and that less and less."""
+    before = [*steadily(0.2, 0.0, 10.0), (10.0 + idle, 0.0)] if idle else [(10.0, 0.0)]
+    for seconds in (0.3, 0.6):
+        busy, rest = 2.0 * (1 - math.exp(-seconds / 2)), 0.3 * math.exp(-seconds / 2)
+        assert looked_at(*before, *steadily(1.0, 10.0 + idle, seconds)) == pytest.approx(busy / rest, rel=0.05)
 
 
 def test_memory_costs_nothing_until_it_is_short() -> None:
