@@ -125,10 +125,10 @@ class StoreLookup:
         task.add_done_callback(self._running.discard)
         done, _ = await asyncio.wait((task,), timeout=self._budget)
         self._seconds.observe(self._clock() - began)
-        if not done:
-            self.lookups["late"] += 1
-        there = task.result() if done else known
-        return there * self.block_size
+        if done:
+            return task.result() * self.block_size
+        self.lookups["late"] += 1
+        return self._leading(self._named(prompt), began) * self.block_size  # the first few may be known by now
 
     def _named(self, prompt: _Prompt) -> list[_Block]:
         """The leading blocks whose names were worked out before."""

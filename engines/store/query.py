@@ -8,8 +8,8 @@ GET /get_segments_detail           {"segments": [{"segment_name", "te_endpoint",
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from string import ascii_letters, digits
 from typing import Annotated, NamedTuple
 from urllib.parse import quote
 
@@ -20,8 +20,8 @@ from indexer.types import Tier
 BATCH_QUERY, ALL_KEYS, SEGMENTS = "/batch_query_keys", "/get_all_keys", "/get_segments_detail"
 QUERY = "/query_key"
 _PLAIN = "@:/,"
-_PLAIN_KEYS = re.compile(rf"[A-Za-z0-9_.~{_PLAIN}-]*")
 """Sent as they are: what vLLM and SGLang write then stays short."""
+_PLAIN_BYTES = (ascii_letters + digits + "_.~-" + _PLAIN).encode()
 
 
 class Stored(NamedTuple):
@@ -56,7 +56,7 @@ def lease_path(key: str) -> str:
 
 def _quoted(keys: str) -> str:
     """`/query_key` does not decode: an `@` that is escaped is not found there."""
-    plain = _PLAIN_KEYS.fullmatch(keys) is not None
+    plain = keys.isascii() and not keys.encode().translate(None, _PLAIN_BYTES)
     return keys if plain else quote(keys, safe=_PLAIN, errors="surrogatepass")
 
 

@@ -100,8 +100,10 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def keys(self, digest: Digest) -> tuple[str, ...]:
         if len(digest) == DIGEST_BYTES:
-            name = digest.hex()
-            return tuple([start + name for start in self._starts])
+            name, starts = digest.hex(), self._starts
+            if len(starts) == 1:  # one rank, as most are, and a long prompt has hundreds of blocks
+                return (starts[0] + name,)
+            return tuple([start + name for start in starts])
         keys = []
         for starts, size in self._grouped_starts:
             for end in range(size, self.block_size + 1, size):  # a block of the group goes by its last hash

@@ -115,6 +115,21 @@ async def test_a_late_answer_serves_the_next() -> None:
         assert await asking.ask() == 10 * SIZE
 
 
+async def test_what_is_known_by_then_counts_when_the_rest_is_late() -> None:
+    long = pack_tokens(list(range(100 * SIZE)))
+    async with desk(budget=0.5) as asking:
+        master = asking.master
+
+        def the_first_only() -> web.Response:
+            master.go_on.clear()
+            there = {"ok": True, "values": [{"size_": 1}]}
+            return web.json_response({"success": True, "data": dict.fromkeys(master.asked[-1], there)})
+
+        master.answer = the_first_only
+        assert await asking.ask(long) == FIRST * SIZE
+        assert (len(master.asked), asking.lookup.lookups["late"]) == (2, 1)
+
+
 BAD: dict[str, Callable[[], web.Response]] = {
     "500": lambda: web.Response(status=500),
     "no JSON": lambda: web.Response(text="<html>"),
