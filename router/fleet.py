@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from engines.description import EngineDescription, Model, Role
 from engines.disaggregation import Prefiller
@@ -30,6 +30,7 @@ class Worker:
 
     def __init__(self, spec: WorkerSpec, pool: Pool, breaker: Breaker | None = None) -> None:
         self.spec = spec
+        self.id: Final = spec.worker_id
         self.pool = pool
         self.breaker = breaker or Breaker()
         self.description: EngineDescription | None = None
@@ -51,10 +52,6 @@ class Worker:
         if self.draining:
             return "draining"
         return "up" if self.up else "down"
-
-    @property
-    def id(self) -> str:
-        return self.spec.worker_id
 
     @property
     def ranks(self) -> list[WorkerRank]:

@@ -110,6 +110,7 @@ class Inference(NamedTuple):
 
 _PLAIN = _Body.__struct_fields__.index("add_special_tokens")
 """Fields of `_Body` that are decoded at once."""
+_LIST, _NULL = b"[n"
 _BATCH = re.compile(rb"\[\s*[\"\[]")
 _decode = msgspec.json.Decoder().decode
 _decode_completion = msgspec.json.Decoder(_Completion).decode
@@ -127,8 +128,8 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
     except _NO_JSON as error:
         raise _no_json(error) from None
     if isinstance(body, _Completion):
-        _check("prompt", body.prompt, b'"[', "a string or a list")
-        _check_batch(body.prompt)
+        if _check("prompt", body.prompt, b'"[', "a string or a list") == _LIST:
+            _check_batch(body.prompt)
     else:
         _check("messages", body.messages, b"[", "a list of messages")
     return Inference(endpoint, body.model, body.cache_salt, bool(body.stream), raw, body)
@@ -157,13 +158,16 @@ def _wrong_field(error: msgspec.ValidationError) -> BadRequest:
     return BadRequest(400, f"The request body has a wrong field: {error}.", param=param)
 
 
-def _check(name: str, given: msgspec.Raw, kinds: bytes, wanted: str) -> None:
-    """`kinds`: first bytes that the value may have. The value may be long and is not copied."""
-    first = bytes(memoryview(given)[:1])
-    if first in (b"", b"n"):
+def _check(name: str, given: msgspec.Raw, kinds: bytes, wanted: str) -> int:
+    """`kinds`: first bytes that the value may have; returns the one that it has. The value may be long and is not
+    copied."""
+    value = memoryview(given)
+    first = value[0] if value.nbytes else _NULL
+    if first == _NULL:
         raise BadRequest(400, f"The field {name!r} is missing: it must be {wanted}.", param=name)
     if first not in kinds:
         raise BadRequest(400, f"The field {name!r} has the wrong type: it must be {wanted}.", param=name)
+    return first
 
 
 def _check_batch(prompt: msgspec.Raw) -> None:

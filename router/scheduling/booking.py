@@ -63,47 +63,58 @@ class PrefillBooking(Booking):
     """Where the prompt is computed: its turn in the backlog too. If it is then to be handed over, and the other rank is
     only chosen when it has been computed, load is booked there meanwhile, lest that rank be taken for idle."""
 
-    __slots__ = ("_ahead", "_beside_load", "_entry", "_handed_on", "_load", "_prefill", "_streamed")
+    __slots__ = ("_ahead", "_begun", "_beside_load", "_entry", "_handed_on", "_load", "_prefill", "_streamed")
 
-    def __init__(self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool) -> None:
+    def __init__(
+        self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool, begun: bool = False
+    ) -> None:
+        """`begun`: the first token counts as there, since nobody will hear of it."""
         tokens = decision.prefill_tokens
-        reservation = scheduler.book.reserve(decision.rank, tokens, decision.prompt_tokens, decision.new_tokens)
+        prefill_tokens = 0 if begun else tokens
+        reservation = scheduler.book.reserve(decision.rank, prefill_tokens, decision.prompt_tokens, decision.new_tokens)
         super().__init__(scheduler, decision.rank, reservation, now)
         self._streamed = streamed
-        self._handed_on = decision.split is not None
-        self._prefill = Prefill(tokens, decision.prompt_tokens)
-        joins = self._begin_load(decision, now)
+        self._begun = begun
+        split = decision.split
+        self._handed_on = split is not None
+        self._load: StoreLoad | None = None
         self._entry: Entry | None = None
-        if scheduler.backlog.wanted:
+        if scheduler.backlog.wanted and not begun:
+            self._prefill = Prefill(tokens, decision.prompt_tokens)
             work = scheduler.latency.prefill_work(self._prefill)
+            joins = self._begin_load(decision, now) if decision.stored_tokens else None
             self._entry = scheduler.backlog.add(decision.rank, work, now, joins)
         self._ahead: DecodeBooking | None = None
-        split, onward = decision.split, decision.onward
+        onward = decision.onward
         if split and onward and not split.pushes[decision.position]:
             self._ahead = DecodeBooking(scheduler, decision.rank, onward, decision.prompt_tokens, now, streamed)
 
     def _begin_load(self, decision: Decision, now: float) -> float | None:
-        """When it should be done, if there is any."""
-        self._load: StoreLoad | None = None
-        self._beside_load = 0.0
-        stored = decision.stored_tokens
-        predicted = decision.predicted if stored else None
+        """When it should be done, if that can be said."""
+        predicted = decision.predicted
         if not predicted:
             return None
-        self._load = StoreLoad(self._scheduler.loads, decision.rank, stored, now)
+        self._load = StoreLoad(self._scheduler.loads, decision.rank, decision.stored_tokens, now)
         self._beside_load = predicted.queue + predicted.prefill
         return now + predicted.queue + predicted.load
 
     def first_token(self, now: float) -> None:
+        if self._begun:
+            return
         if not self._streamed:  # the first that is heard is the whole answer
             self.assume_first_token(now)
             return
-        self._reservation.first_token()
-        entry, self._entry = self._entry, None
+        entry = self._begin()
         if entry is not None:
             self._token_at = now
             self._learn(self._scheduler.backlog.done(entry, now), now)
         self._scheduler.changed()
+
+    def _begin(self) -> Entry | None:
+        self._begun = True
+        self._reservation.first_token()
+        entry, self._entry = self._entry, None
+        return entry
 
     def _learn(self, seconds: float | None, now: float) -> None:
         """Where KV was loaded too, the time says more of that than of the prefill."""
@@ -114,8 +125,9 @@ class PrefillBooking(Booking):
             self._scheduler.latency.observe_prefill(self._rank, self._prefill, seconds, now)
 
     def assume_first_token(self, now: float) -> None:
-        self._reservation.first_token()
-        entry, self._entry = self._entry, None
+        if self._begun:
+            return
+        entry = self._begin()
         if entry is not None:
             self._drop_load(now)
             self._scheduler.backlog.done(entry, now)
@@ -129,12 +141,15 @@ class PrefillBooking(Booking):
     def _ended(self, now: float) -> None:
         if self._ahead:
             self._ahead.release(now)
+        if self._begun:
+            if not self._handed_on:
+                self._scheduler.latency.observe_residence(now - self._booked)
+            return
+        self._begun = True
         entry, self._entry = self._entry, None
-        self._drop_load(now)
         if entry is not None:
+            self._drop_load(now)
             self._scheduler.backlog.drop(entry, now)
-        elif not self._handed_on:
-            self._scheduler.latency.observe_residence(now - self._booked)
 
 
 class DecodeBooking(Booking):
