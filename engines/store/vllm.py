@@ -100,10 +100,10 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def keys(self, digest: Digest) -> tuple[str, ...]:
         if len(digest) == DIGEST_BYTES:
-            name, starts = digest.hex(), self._starts
-            if len(starts) == 1:  # one rank, as most are, and a long prompt has hundreds of blocks
-                return (starts[0] + name,)
-            return tuple([start + name for start in starts])
+            name, before = digest.hex(), self._starts
+            if len(before) == 1:  # one rank, as most are, and a long prompt has hundreds of blocks
+                return (before[0] + name,)
+            return tuple([start + name for start in before])
         keys = []
         for starts, size in self._grouped_starts:
             for end in range(size, self.block_size + 1, size):  # a block of the group goes by its last hash
