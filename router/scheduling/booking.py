@@ -101,13 +101,14 @@ class PrefillBooking(Booking):
     def first_token(self, now: float) -> None:
         if self._begun:
             return
-        if not self._streamed:  # the first that is heard is the whole answer
-            self.assume_first_token(now)
-            return
         entry = self._begin()
         if entry is not None:
-            self._token_at = now
-            self._learn(self._scheduler.backlog.done(entry, now), now)
+            seconds = self._scheduler.backlog.done(entry, now)
+            if self._streamed:
+                self._token_at = now
+                self._learn(seconds, now)
+            else:
+                self._learn_from_whole(seconds, now)
         self._scheduler.changed()
 
     def _begin(self) -> Entry | None:
@@ -123,6 +124,14 @@ class PrefillBooking(Booking):
             load.done(self._beside_load, now)
         elif seconds is not None and self._prefill.prompt:
             self._scheduler.latency.observe_prefill(self._rank, self._prefill, seconds, now)
+
+    def _learn_from_whole(self, seconds: float | None, now: float) -> None:
+        """What is heard is the whole answer: the prefill took no longer than that."""
+        latency, rank = self._scheduler.latency, self._rank
+        if self._load:
+            self._drop_load(now)
+        elif seconds is not None and self._prefill.prompt and seconds < latency.prefill_seconds_on(rank, self._prefill):
+            latency.observe_prefill(rank, self._prefill, seconds, now)
 
     def assume_first_token(self, now: float) -> None:
         if self._begun:

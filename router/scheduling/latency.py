@@ -212,6 +212,11 @@ class LatencyModel:
         """Seconds on a rank of factor 1."""
         return self._prefill.expected(1.0, prefill.new, prefill.pairs)
 
+    def prefill_seconds_on(self, rank: WorkerRank, prefill: Prefill) -> float:
+        """On a rank that is watched."""
+        place = self._places.get(rank)
+        return 0.0 if place is None else self._prefill_factors.at(place) * self.prefill_work(prefill)
+
     def prefill_seconds(self, ranks: RankSet, held: Seconds, prompt: int, now: float) -> Seconds:
         """Of a prompt of which each rank has `held` tokens."""
         known = self._prefill_factors.known(now)

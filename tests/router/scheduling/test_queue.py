@@ -436,6 +436,19 @@ def test_nothing_is_learned_of_prefill_or_steps_from_an_answer_that_came_as_a_wh
     assert desk.at_rest
 
 
+def test_a_whole_answer_that_came_sooner_than_its_first_token_should_have_tells_that_prefill_is_quick() -> None:
+    desk = Desk(Cheapest(Auto()))
+    expected = desk.scheduler.latency.prefill_seconds(desk.candidates, np.zeros(1), 20_000, 0.0)[0]
+    for _ in range(40):
+        request = desk.ask(prompt=20_000, streamed=False)
+        desk.clock.run(expected / 10)
+        request.first_token()
+        request.end()
+    found = desk.scheduler.latency.prefill_seconds(desk.candidates, np.zeros(1), 20_000, desk.clock.now)[0]
+    assert found == pytest.approx(expected / 10, rel=0.3)
+    assert desk.at_rest
+
+
 def test_a_prefill_that_nobody_heard_of_is_no_time_of_the_one_behind_it() -> None:
     desk = Desk(OVERLAP)
     unheard = desk.ask(prompt=20_000, streamed=False)
