@@ -16,4 +16,3 @@ def warm_up(scheduler: Scheduler) -> None:
     """Takes a second or two the first time on a machine; books nothing."""
     nobody = Candidates([(WorkerRank("", 0), 1)])
     Cheapest(Auto()).choose(Present(scheduler, nobody, 1, None, 0.0), random.Random(0))  # noqa: S311 -- not for secrets
-    scheduler.backlog.wanted = False
