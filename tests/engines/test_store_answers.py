@@ -116,6 +116,7 @@ def test_segments() -> None:
         (["tiny@tp_rank:0@pcp0", "x_0_k"], "/batch_query_keys?keys=tiny@tp_rank:0@pcp0,x_0_k"),
         (["a&b", "wé rd+1%"], "/batch_query_keys?keys=a%26b,w%C3%A9%20rd%2B1%25"),
         (["line\n"], "/batch_query_keys?keys=line%0A"),
+        (["\ud800"], "/batch_query_keys?keys=%ED%A0%80"),
         (["a,b"], None),
         ([], None),
     ],
