@@ -76,7 +76,7 @@ class Present:
             nothing = np.zeros(len(candidates), np.int64)
             return nothing, nothing.astype(np.float64), 0
         blocks, gpu_blocks = matches.blocks_of(candidates), matches.gpu_blocks_of(candidates)
-        return _overlaps(blocks, gpu_blocks, candidates.block_sizes, self.prompt_tokens, LOWER_TIER_CREDIT)
+        return _held_tokens(blocks, gpu_blocks, candidates.block_sizes, self.prompt_tokens, LOWER_TIER_CREDIT)
 
     @property
     def overlap_tokens(self) -> Figures:
@@ -159,7 +159,7 @@ class Present:
 
 
 @kernel
-def _overlaps(
+def _held_tokens(
     blocks: Overlaps, gpu_blocks: Overlaps, sizes: Figures, prompt: int, lower_tier: float
 ) -> tuple[Figures, Seconds, int]:
     """An engine always computes the last token itself, to have logits: a whole hit is one block short."""

@@ -24,7 +24,7 @@ def compiled() -> int:
         latency._prefill_seconds,
         latency._step_seconds,
         load._loads,
-        present._overlaps,
+        present._held_tokens,
     )
     return sum(len(getattr(kernel, "signatures", ())) for kernel in kernels)
 
