@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from indexer.matches import SumOfMatches
 from indexer.types import WorkerRank
 from router.scheduling.auto import Auto
 from router.scheduling.cheapest import Cheapest
@@ -15,4 +16,4 @@ from router.scheduling.scheduler import Scheduler
 def warm_up(scheduler: Scheduler) -> None:
     """Takes a second or two the first time on a machine; books nothing."""
     nobody = Candidates([(WorkerRank("", 0), 1)])
-    Cheapest(Auto()).choose(Present(scheduler, nobody, 1, None, 0.0), random.Random(0))  # noqa: S311 -- not for secrets
+    Cheapest(Auto()).choose(Present(scheduler, nobody, 1, SumOfMatches(()), 0.0), random.Random(0))  # noqa: S311 -- not for secrets
