@@ -209,7 +209,7 @@ class App:
         warm_up()
         publishers.rank.warm_up()
         router.scheduling.warm_up.warm_up(self._scheduler)
-        self._scheduler.backlog.wanted = reads_prompts(settings)  # else nobody asks, or not yet
+        self._scheduler.backlog.wanted = reads_prompts(settings)  # other modes do not ask
         self._session = self._security.make_session(self._fleet)
         await self._plane.start()
         await self._ingest.start()

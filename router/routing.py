@@ -373,9 +373,9 @@ class RequestRouting:
         if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
             tally.predicted_tokens += decision.overlap_tokens
             brain.metrics.tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
-            brain.metrics.tallies.stored_tokens += decision.stored_tokens
-            stored = self.stored_tokens if brain.has_store else None
-            brain.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
+        brain.metrics.tallies.stored_tokens += decision.stored_tokens
+        stored = self.stored_tokens if brain.has_store else None
+        brain.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
         if self._arm:
             self._arm.tally.routed(decision)
         if brain.audit and self._found is not None and self.prompt.hashes:

@@ -82,7 +82,6 @@ class Admission:
     ) -> None:
         """`patience`: seconds that a request is held for, with the action `queue`, before it is refused."""
         self.objectives = objectives
-        self._has_objectives = objectives != NO_OBJECTIVES
         self._action = action
         self._patience = patience
 
@@ -107,7 +106,7 @@ class Admission:
 
     def concerns(self, ttft: float | None) -> bool:
         """Whether a request with this objective of its own, or None, has any."""
-        return ttft is not None or self._has_objectives
+        return ttft is not None or self.objectives != NO_OBJECTIVES
 
     def _violation(self, predicted: Prediction, waited: float, ttft: float | None) -> Refusal | None:
         limit, tbt = ttft or self.objectives.ttft, self.objectives.tbt

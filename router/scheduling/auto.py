@@ -33,7 +33,7 @@ _BUSY_EVERY: Final = 0.05
 _BUSY_MOST: Final = 0.3
 """Seconds that one look speaks for, however long ago the last one was: what stood idle for a minute must not count as
 idle for two seconds more when all comes at once. Somewhat longer than a long prefix takes, so that one which everybody
-shares is computed by whoever is idle; of 0.1 to 0.6 good on simulated cold starts (docs/adr/0005-auto-policy.md)."""
+shares is computed by whoever is idle (docs/adr/0005-auto-policy.md compares 0.2 to 0.4)."""
 _MOST_DELAY: Final = 4.0
 """Limit of ρ/(1 − ρ): near 1 the estimate of ρ is too coarse to say more."""
 _STEPS: Final = 1.5

@@ -53,8 +53,8 @@ class Backlog:
         self._tables = shared.tables if shared else np.zeros((1, BACKLOG_ROWS, 17), np.int64)
         self._own = shared.own if shared else 0
         self._rows = self._views()
-        self.wanted = False
-        """Somebody has asked how long a line is: what nobody reads need not be kept."""
+        self.wanted = True
+        """Whoever knows that nobody will ask how long a line is may say so; then it is not kept until somebody does."""
 
     def _views(self) -> list[memoryview[int]]:
         """Single numbers are read and written there in half the time."""

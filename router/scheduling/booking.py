@@ -154,8 +154,7 @@ class PrefillBooking(Booking):
             if not self._handed_on:
                 self._scheduler.latency.observe_residence(now - self._booked)
             return
-        self._begun = True
-        entry, self._entry = self._entry, None
+        entry = self._begin()
         if entry is not None:
             self._drop_load(now)
             self._scheduler.backlog.drop(entry, now)

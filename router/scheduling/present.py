@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from propcache.api import cached_property  # functools' takes a lock at every look, before Python 3.12
+from propcache.api import cached_property  # functools' takes a lock to work out each, before Python 3.12
 
 from indexer.jit import kernel
 from indexer.matches import Matches, Overlaps
@@ -38,6 +38,8 @@ class Present:
         self._scheduler = scheduler
         self.matches = matches
         self._held = held
+        self._usable = max(0, prompt_tokens - 1)
+        """An engine always computes the last token itself, to have logits: a whole hit is one block short."""
         self._stored = stored
 
     @cached_property
@@ -76,7 +78,7 @@ class Present:
             nothing = np.zeros(len(candidates), np.int64)
             return nothing, nothing.astype(np.float64), 0
         blocks, gpu_blocks = matches.blocks_of(candidates), matches.gpu_blocks_of(candidates)
-        return _held_tokens(blocks, gpu_blocks, candidates.block_sizes, self.prompt_tokens, LOWER_TIER_CREDIT)
+        return _held_tokens(blocks, gpu_blocks, candidates.block_sizes, self._usable, LOWER_TIER_CREDIT)
 
     @property
     def overlap_tokens(self) -> Figures:
@@ -93,7 +95,7 @@ class Present:
         if not self._stored:
             return np.zeros(len(candidates), np.int64)
         sizes = candidates.block_sizes
-        beyond = np.minimum(self._stored // sizes * sizes, max(0, self.prompt_tokens - 1) // sizes * sizes)
+        beyond = min(self._stored, self._usable) // sizes * sizes
         stored: Figures = np.maximum(0, beyond - self.overlap_tokens) * candidates.stored
         return stored
 
@@ -160,15 +162,14 @@ class Present:
 
 @kernel
 def _held_tokens(
-    blocks: Overlaps, gpu_blocks: Overlaps, sizes: Figures, prompt: int, lower_tier: float
+    blocks: Overlaps, gpu_blocks: Overlaps, sizes: Figures, usable: int, lower_tier: float
 ) -> tuple[Figures, Seconds, int]:
-    """An engine always computes the last token itself, to have logits: a whole hit is one block short."""
     held, credit, best = np.zeros(len(blocks), np.int64), np.zeros(len(blocks)), 0
     for at in range(len(blocks)):
         size = sizes[at]
-        usable = max(0, prompt - 1) // size * size
-        held[at] = min(blocks[at] * size, usable)
-        gpu = min(gpu_blocks[at] * size, usable)
+        most = usable // size * size
+        held[at] = min(blocks[at] * size, most)
+        gpu = min(gpu_blocks[at] * size, most)
         credit[at] = gpu + lower_tier * (held[at] - gpu)
         best = max(best, held[at])
     return held, credit, best

@@ -123,10 +123,9 @@ class Scheduler:
         Of an answer that is not `streamed` nobody hears before its end: its prefill counts as done when it should be.
         """
         predicted = decision.predicted if decision.stored_tokens or not streamed else None
-        if streamed or predicted is None:
-            return PrefillBooking(self, decision, now, streamed, begun=not streamed)
-        booking = PrefillBooking(self, decision, now, streamed)
-        self._unheard.append((now + predicted.ttft, booking))
+        booking = PrefillBooking(self, decision, now, streamed, begun=not streamed and predicted is None)
+        if predicted and not streamed:
+            self._unheard.append((now + predicted.ttft, booking))
         return booking
 
     def _settle(self, now: float) -> None:

@@ -50,7 +50,6 @@ class Relayed:
         """`held`: it is routed when the test says so. `others`: workers that it could be sent to after the first."""
         self.others = others
         self.scheduler = Scheduler(LeastLoaded(), LoadBook(), Scripted([]))
-        self.scheduler.backlog.wanted = True
         self.scheduler.watch(rank("a"), 16)
         self.worker = Worker(parse_worker("http://a:1,name=a"), Pool("http://a:1", 1.0))
         self.outcomes: list[Outcome] = []

@@ -305,7 +305,6 @@ def test_a_held_one_is_refused_when_it_has_waited_too_long() -> None:
 
 def test_each_may_have_an_objective_of_its_own() -> None:
     desk = Desk(OVERLAP)
-    desk.ask(ttft_slo=50.0).end()  # from then on it is kept what is before whom
     desk.ask(prompt=20_000)
     assert desk.ask(ttft_slo=0.5).fate == "refused"
     assert desk.ask(ttft_slo=50.0).fate == "sent"
@@ -405,14 +404,14 @@ def test_a_retry_goes_through_the_queue_again() -> None:
 
 
 def test_an_answer_that_is_not_streamed_has_its_prefill_done_when_it_should_be() -> None:
-    desk, alone = Desk(OVERLAP), Desk(OVERLAP)
-    assert desk.backlog == alone.backlog == [0.0]
+    desk = Desk(OVERLAP)
     request = desk.ask(prompt=20_000, streamed=False)
     seconds = desk.backlog[0]
     desk.clock.run(seconds / 2)
     assert desk.backlog[0] == pytest.approx(seconds / 2, abs=1e-3)
     desk.clock.run(seconds)
     other = desk.ask()
+    alone = Desk(OVERLAP)
     alone.ask()
     assert desk.backlog[0] == alone.backlog[0]
     request.end()
