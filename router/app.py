@@ -218,7 +218,12 @@ class App:
             if settings.store:
                 engines.store.warm_up()
                 self._store = SharedStore(
-                    settings.store, self._fleet, self._session, time.monotonic, settings.model_folder
+                    settings.store,
+                    self._fleet,
+                    self._session,
+                    time.monotonic,
+                    settings.model_folder,
+                    self._security.workers,
                 )
                 self._metrics.registry.register(self._store)
         self._roster = roster = self._make_roster(self._session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 
 import aiohttp
@@ -19,6 +20,7 @@ from router.hot_prompts import HotPrompt, HotPrompts
 from router.model_config import read_config
 from router.routing import Prompt
 from router.store_lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
+from router.store_master import StoreMaster
 from router.store_spec import StoreSpec
 from router.tallies import Histogram, counter_family
 
@@ -33,11 +35,12 @@ class SharedStore(Collector):
         session: aiohttp.ClientSession,
         clock: Callable[[], float],
         folders: Sequence[str] = (),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`folders`: `--model-folder`."""
         self._spec = spec
         self._fleet = fleet
-        self._session = session
+        self.master = StoreMaster(spec.url, session, tls)
         self._clock = clock
         self._folders = folders
         self._seconds = Histogram(LOOKUP_BOUNDS)
@@ -83,7 +86,7 @@ class SharedStore(Collector):
         if layout is None or layout.problem:
             self._say(model, layout.problem if layout and layout.problem else "its engine is none whose keys are known")
             return None
-        lookup = StoreLookup(spec.url, spec.budget_ms / 1000, layout, self._session, self._clock, self._seconds)
+        lookup = StoreLookup(self.master, spec.budget_ms / 1000, layout, self._clock, self._seconds)
         self._hot[model.id] = HotPrompts(lookup.block_size)
         verdict = await lookup.check()
         if verdict.agrees is False:
@@ -120,6 +123,7 @@ class SharedStore(Collector):
         for lookup in self._lookups.values():
             if lookup:
                 await lookup.close()
+        self.master.close()
 
 
 def layout_of(

@@ -18,6 +18,7 @@ from publishers.logs import log_event
 from router.fleet import Worker
 from router.hot_prompts import HotPrompt
 from router.shared_store import SharedStore
+from router.store_master import Unanswered
 
 logger = logging.getLogger("router.store_keeper")
 
@@ -41,7 +42,7 @@ class StoreKeeper:
             await asyncio.sleep(INTERVAL)
             try:
                 await self.renew()
-            except (aiohttp.ClientError, TimeoutError) as error:
+            except Unanswered as error:
                 log_event(logger, logging.DEBUG, "The store's leases could not be renewed", reason=error)
 
     async def renew(self) -> int:
@@ -52,7 +53,7 @@ class StoreKeeper:
                 left = self._budget - renewed
                 keys = await lookup.keys_there(prompt) if len(prompt.chain) <= left else None
                 if keys and len(keys) <= left:
-                    renewed += await lookup.renew(keys)
+                    renewed += [await self._store.master.lease(key) for key in keys].count(True)
         return renewed
 
 

@@ -8,37 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final, Literal, NamedTuple, get_args
 
-import aiohttp
-from yarl import URL
-
-from engines.store import Digest, Verdict, query_path, read_keys, read_present, verify
-from engines.store.query import ALL_KEYS, lease_path
+from engines.store import Digest, Verdict, verify
 from engines.store.sglang import SglangLayout
 from engines.store.vllm import VllmLayout
 from indexer.hashing import SequenceHashes, Tokens
 from indexer.types import Namespace, SequenceHash
-from publishers.dialogue import read_whole
 from publishers.logs import log_event
 from router.hot_prompts import HotPrompt
+from router.store_master import Query, StoreMaster, Unanswered
 from router.tallies import Histogram
 
 logger = logging.getLogger("router.store")
 
 KNOWN: Final = 100_000
-"""Blocks whose names are remembered; each costs some 400 bytes."""
+"""Blocks whose names are remembered; each costs some 200 bytes."""
 SEEN_LIFE: Final = 2.0
 """Seconds for which a block that was there is taken to be there still: the store evicts in bulk, rarely."""
-PATIENCE: Final = 1.0
-"""Seconds that the master has in all; a request waits for less, but what comes late serves the next."""
-MOST_KEYS: Final = 1024**2
-"""Bytes of the list of all keys that are looked at: it may be gigabytes."""
 FIRST: Final = 32
 """Blocks that are asked for first: most prompts that begin unlike all others are not there, which is soon known, before
 names are worked out that nobody needs."""
+PART: Final = 128
+"""Blocks that are asked for at once of the rest: the master looks for one part's while the next one's names are worked
+out, and what is known of a prompt when its time is over is more than nothing."""
+AT_ONCE: Final = 4
+"""Such questions of one prompt under way: a master answers several at a time, and long prompts are not to have it all.
+"""
 FAILURES, PAUSE = 3, 2.0
 """After so many failures in a row nothing is asked for so many seconds."""
 LOOKUP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
@@ -49,6 +48,15 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """
 
 
+class _Part(NamedTuple):
+    """Of a prompt, that the master was asked for."""
+
+    digests: list[Digest]
+    keys: list[tuple[str, ...]]
+    """Every object that must be there for each."""
+    query: Query
+
+
 class _Prompt(NamedTuple):
     tokens: Tokens
     chain: list[int]
@@ -56,34 +64,25 @@ class _Prompt(NamedTuple):
     namespace: Namespace
 
 
-class _Block(NamedTuple):
-    """What the engine calls a block, and every object that must be there for it."""
-
-    digest: Digest
-    keys: tuple[str, ...]
-
-
 class StoreLookup:
     """Of one model's prompts."""
 
     def __init__(
         self,
-        url: str,
+        master: StoreMaster,
         budget: float,
         keys: VllmLayout | SglangLayout,
-        session: aiohttp.ClientSession,
         clock: Callable[[], float],
         seconds: Histogram,
     ) -> None:
         """`budget`: seconds that a request waits. `seconds`: what lookups took."""
-        self._url = url
+        self._master = master
         self._budget = budget
         self._keys = keys
-        self._session = session
         self._clock = clock
-        self._blocks: OrderedDict[int, _Block] = OrderedDict()
-        """By our own sequence hash."""
-        self._seen: OrderedDict[Digest, float] = OrderedDict()
+        self._names: OrderedDict[int, Digest] = OrderedDict()
+        """What the engine calls a block, by our own sequence hash."""
+        self._seen: dict[Digest, float] = {}
         self._failures = 0
         self._paused_until = 0.0
         self._running: set[asyncio.Task[int]] = set()
@@ -100,13 +99,13 @@ class StoreLookup:
 
     def keys_of(self, sequence_hash: SequenceHash) -> tuple[str, ...]:
         """Of a block that was looked up of late; () of any other."""
-        block = self._blocks.get(sequence_hash)
-        return block.keys if block else ()
+        digest = self._names.get(sequence_hash)
+        return self._keys.keys(digest) if digest else ()
 
     def seen(self, sequence_hash: SequenceHash, now: float) -> float | None:
         """Seconds since such a block was last there."""
-        block = self._blocks.get(sequence_hash)
-        at = self._seen.get(block.digest) if block else None
+        digest = self._names.get(sequence_hash)
+        at = self._seen.get(digest) if digest else None
         return None if at is None else now - at
 
     async def lookup(self, tokens: Tokens, chain: SequenceHashes, namespace: Namespace) -> int:
@@ -116,11 +115,12 @@ class StoreLookup:
             self.lookups["paused"] += 1
             return 0
         prompt = _Prompt(tokens, chain.tolist(), namespace)
-        known = self._leading(self._named(prompt), began)
+        named = self._named(prompt)
+        known = self._leading(named, began)
         if known == len(prompt.chain):
             self.lookups["known"] += 1
             return known * self.block_size
-        task = asyncio.ensure_future(self._ask(prompt, known))
+        task = asyncio.ensure_future(self._ask(prompt, named, known))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         done, _ = await asyncio.wait((task,), timeout=self._budget)
@@ -128,120 +128,111 @@ class StoreLookup:
         if done:
             return task.result() * self.block_size
         self.lookups["late"] += 1
-        return self._leading(self._named(prompt), began) * self.block_size  # the first few may be known by now
+        return self._leading(named, began) * self.block_size  # a part may be known by now
 
-    def _named(self, prompt: _Prompt) -> list[_Block]:
+    def _named(self, prompt: _Prompt) -> list[Digest]:
         """The leading blocks whose names were worked out before."""
-        found = []
+        found, names = [], self._names
         for own in prompt.chain:
-            block = self._blocks.get(own)
-            if block is None:
+            digest = names.get(own)
+            if digest is None:
                 break
-            self._blocks.move_to_end(own)
-            found.append(block)
+            names.move_to_end(own)
+            found.append(digest)
         return found
 
-    def _name(self, prompt: _Prompt, named: list[_Block], upto: int) -> None:
+    def _name(self, prompt: _Prompt, named: list[Digest], upto: int) -> None:
         """Work out the names of what is missing of the prompt's first `upto` blocks; none where that cannot be done."""
         have = len(named)
         if have >= upto:
             return
         rest = prompt.tokens[have * self.block_size : upto * self.block_size]
-        digests = self._keys.hashes(rest, prompt.namespace, named[-1].digest if named else None) or []
-        new = [_Block(digest, self._keys.keys(digest)) for digest in digests]
-        self._blocks.update(zip(prompt.chain[have:upto], new, strict=False))
+        new = self._keys.hashes(rest, prompt.namespace, named[-1] if named else None) or []
+        self._names.update(zip(prompt.chain[have:upto], new, strict=False))
         named += new
-        while len(self._blocks) > KNOWN:
-            self._blocks.popitem(last=False)
+        while len(self._names) > KNOWN:
+            self._names.popitem(last=False)
 
-    def _leading(self, blocks: Sequence[_Block], now: float) -> int:
+    def _leading(self, digests: Sequence[Digest], now: float) -> int:
         """How many were seen there just now."""
-        since = now - SEEN_LIFE
-        return next((at for at, one in enumerate(blocks) if self._seen.get(one.digest, -1.0) < since), len(blocks))
+        since, seen = now - SEEN_LIFE, self._seen
+        return next((at for at, one in enumerate(digests) if seen.get(one, -1.0) < since), len(digests))
 
-    async def _ask(self, prompt: _Prompt, known: int) -> int:
-        """How many leading blocks are there, of which `known` are known to be: a few are asked for first."""
-        named, there, upto = self._named(prompt), known, known + FIRST
+    async def _ask(self, prompt: _Prompt, named: list[Digest], known: int) -> int:
+        """How many leading blocks are there, of which `known` are known to be."""
+        asked = self._parts(prompt, named, known)
+        there, under_way = known, deque(islice(asked, 1))
         try:
-            while there < len(prompt.chain):
-                self._name(prompt, named, upto)
-                asked = named[there:upto]
-                found = await self._present(asked) if asked else 0
+            while under_way:
+                part = under_way.popleft()
+                found = self._take(part, await part.query.present())
                 there += found
-                if not found or found < len(asked):
+                if found < len(part.digests):
                     break
-                upto = len(prompt.chain)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                while len(under_way) < AT_ONCE and (another := next(asked, None)):
+                    under_way.append(another)
+                    await asyncio.sleep(0)  # names take time that others may need
+        except Unanswered as error:
             self._fail(error)
             return there
+        finally:
+            for part in under_way:
+                part.query.drop()
         self._failures = 0
         self.lookups["answered"] += 1
         return there
 
-    async def _present(self, blocks: Sequence[_Block]) -> int:
-        """How many leading ones are there; the first that is missing ends the prefix."""
-        present = await self._query([key for block in blocks for key in block.keys])
-        there = next((at for at, block in enumerate(blocks) if not present.issuperset(block.keys)), len(blocks))
-        self._remember(blocks[:there])
-        return there
+    def _parts(self, prompt: _Prompt, named: list[Digest], known: int) -> Iterator[_Part]:
+        """Ask for one part of the prompt after the other, in its order."""
+        begin, end = known, known + FIRST
+        while begin < len(prompt.chain):
+            self._name(prompt, named, end)
+            digests = named[begin:end]
+            if not digests:
+                return
+            keys = [self._keys.keys(digest) for digest in digests]
+            yield _Part(digests, keys, self._master.begin([key for each in keys for key in each]))
+            begin, end = end, end + PART
 
-    async def _query(self, keys: Sequence[str]) -> set[str]:
-        path = query_path(keys)
-        if path is None:
-            return set()
-        url = URL(self._url + path, encoded=True)
-        async with self._session.get(url, timeout=aiohttp.ClientTimeout(PATIENCE)) as answer:
-            if answer.status != 200:
-                raise ValueError(f"it answered {answer.status}")
-            return read_present(await read_whole(answer))
+    def _take(self, part: _Part, present: set[str]) -> int:
+        """How many leading ones are there; the first that is missing ends the prefix."""
+        there = next((at for at, keys in enumerate(part.keys) if not present.issuperset(keys)), len(part.keys))
+        now = self._clock()
+        self._seen.update(dict.fromkeys(part.digests[:there], now))
+        if len(self._seen) > KNOWN:
+            self._seen = {digest: at for digest, at in self._seen.items() if at >= now - SEEN_LIFE}
+        return there
 
     async def keys_there(self, prompt: HotPrompt) -> list[str] | None:
         """Of the objects that make up the prefix; None when one is missing, or nothing can be known."""
-        asked = _Prompt(prompt.tokens, prompt.chain.tolist(), prompt.namespace)
-        named = self._named(asked)
-        self._name(asked, named, len(asked.chain))
-        keys = [key for block in named for key in block.keys]
+        keys = self.keys_of_prompt(prompt)
         try:
-            present = await self._query(keys)
-        except (aiohttp.ClientError, TimeoutError, ValueError):
+            present = await self._master.present(keys)
+        except Unanswered:
             return None
         return keys if keys and present.issuperset(keys) else None
 
-    async def renew(self, keys: Iterable[str]) -> int:
-        """Take a lease on each object, for which the master does not evict it; returns how many were there."""
-        there = 0
-        for key in keys:
-            url = URL(self._url + lease_path(key), encoded=True)
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(PATIENCE)) as answer:
-                there += answer.status == 200
-        return there
+    def keys_of_prompt(self, prompt: HotPrompt) -> list[str]:
+        """Of all objects that make up the prefix; [] where they cannot be known."""
+        asked = _Prompt(prompt.tokens, prompt.chain.tolist(), prompt.namespace)
+        named = self._named(asked)
+        self._name(asked, named, len(asked.chain))
+        return [key for digest in named for key in self._keys.keys(digest)]
 
     async def check(self) -> Verdict:
         """Whether the keys that are there look like those that will be asked for."""
         try:
-            url, timeout = self._url + ALL_KEYS, aiohttp.ClientTimeout(PATIENCE)
-            async with self._session.get(url, timeout=timeout) as answer:
-                listed = await answer.content.read(MOST_KEYS) if answer.status == 200 else b""
-            return verify(read_keys(listed.rpartition(b"\n")[0]), self._keys)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            return Verdict(None, f"The store's keys cannot be listed: {error or type(error).__name__}.")
+            return verify(await self._master.some_keys(), self._keys)
+        except Unanswered as error:
+            return Verdict(None, f"The store's keys cannot be listed: {error}.")
 
-    def _remember(self, blocks: Sequence[_Block]) -> None:
-        now = self._clock()
-        for block in blocks:
-            self._seen[block.digest] = now
-            self._seen.move_to_end(block.digest)
-        while len(self._seen) > KNOWN:
-            self._seen.popitem(last=False)
-
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Unanswered) -> None:
         self.lookups["failed"] += 1
         self._failures += 1
         if self._failures % FAILURES == 0:
             self._paused_until = self._clock() + PAUSE
         if self._failures == FAILURES:
-            reason = str(error) or type(error).__name__
-            log_event(logger, logging.WARNING, "The store cannot be asked: routing goes on without it", reason=reason)
+            log_event(logger, logging.WARNING, "The store cannot be asked: routing goes on without it", reason=error)
 
     async def close(self) -> None:
         for task in self._running:

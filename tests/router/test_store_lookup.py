@@ -14,7 +14,8 @@ from aiohttp import web
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace
-from router.store_lookup import FAILURES, FIRST, LOOKUP_BOUNDS, PAUSE, SEEN_LIFE, StoreLookup
+from router.store_lookup import AT_ONCE, FAILURES, FIRST, LOOKUP_BOUNDS, PART, PAUSE, SEEN_LIFE, StoreLookup
+from router.store_master import StoreMaster
 from router.tallies import Histogram
 from tests.fakes.store_master import PLAIN, Master, serving
 from tests.fakes.waiting import until
@@ -37,13 +38,14 @@ class Desk:
 @asynccontextmanager
 async def desk(budget: float = 10.0) -> AsyncIterator[Desk]:
     async with serving(LAYOUT) as master, aiohttp.ClientSession() as session:
-        seconds = Histogram(LOOKUP_BOUNDS)
-        found = Desk(master, StoreLookup(master.url, budget, LAYOUT, session, lambda: found.now, seconds))
+        seconds, asked = Histogram(LOOKUP_BOUNDS), StoreMaster(master.url, session)
+        found = Desk(master, StoreLookup(asked, budget, LAYOUT, lambda: found.now, seconds))
         try:
             yield found
         finally:
             master.go_on.set()
             await found.lookup.close()
+            asked.close()
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 7, 10])
@@ -90,6 +92,22 @@ async def test_of_a_long_prompt_the_beginning_is_asked_for_first(there: int, ask
         asking.master.put(long, there)
         assert await asking.ask(long) == there * SIZE
         assert [len(keys) // 2 for keys in asking.master.asked] == asked
+        assert asking.lookup.lookups["answered"] == 1
+
+
+@pytest.mark.parametrize("there", [FIRST + PART - 1, FIRST + PART, FIRST + 2 * PART + 5, FIRST + 6 * PART + 1])
+async def test_the_rest_is_asked_for_in_parts_of_which_the_first_gap_counts(there: int) -> None:
+    blocks = FIRST + 6 * PART + 1
+    long = pack_tokens(list(range(blocks * SIZE)))
+    async with desk() as asking:
+        asking.master.put(long, blocks)
+        gap = (LAYOUT.hashes(long, PLAIN) or [b""])[there] if there < blocks else b""
+        asking.master.there -= set(LAYOUT.keys(gap)) if gap else set()
+        assert await asking.ask(long) == there * SIZE
+        sizes = [len(keys) // 2 for keys in asking.master.asked]
+        assert sizes[0] == FIRST
+        under_way = AT_ONCE if there < blocks else 0
+        assert sum(sizes) <= there + under_way * PART + FIRST, "not all of it where it ends soon"
         assert asking.lookup.lookups["answered"] == 1
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import aiohttp
 import pytest
 
 from engines.store import bytes_per_token, verify
 from indexer.types import Namespace, Tier
-from router.store_lookup import LOOKUP_BOUNDS, StoreLookup
-from router.tallies import Histogram
+from router.store_master import StoreMaster
 from tests.real.pd.requests import directly, telling
 from tests.real.prompts import ids
 
@@ -70,6 +67,7 @@ async def test_leases_are_taken_of_what_is_there(master: Master, a: Member) -> N
     until_stored(master, keys)
     missing = [key[:-4] + "beef" for key in keys]
     async with aiohttp.ClientSession() as session:
-        lookup = StoreLookup(master.url, 1.0, a.layout, session, time.monotonic, Histogram(LOOKUP_BOUNDS))
-        assert await lookup.renew([*keys, *missing]) == len(keys)
-        await lookup.close()
+        asked = StoreMaster(master.url, session)
+        assert [await asked.lease(key) for key in [*keys, *missing]] == [True] * len(keys) + [False] * len(missing)
+        assert await asked.present([*keys, *missing]) == set(keys)
+        asked.close()
