@@ -37,6 +37,7 @@ from router.ingest import Ingest
 from router.member import Member, Sockets, parent_ended, shared_books
 from router.metrics import Metrics
 from router.migrating import Migrations
+from router.mooncake_client import MooncakeClient, is_installed
 from router.openai_errors import error_response
 from router.pairing import loneliness
 from router.patience import INTERVAL, Patience, Timeouts
@@ -57,7 +58,9 @@ from router.security.tls import HANDSHAKE_TIMEOUT
 from router.server import Server
 from router.settings import Settings, SettingsError
 from router.shared_store import SharedStore
+from router.store_copies import StoreCopies
 from router.store_keeper import StoreKeeper, handed_over, warm
+from router.store_spec import StoreSpec
 from router.tokens import find_tokenizer
 from router.upkeep import Learn, Upkeep
 from router.watch import WorkerWatch
@@ -74,6 +77,7 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
     `member`: as one of several processes."""
     try:
         check_tokenizer(settings)
+        check_store(settings)
         make_policy(settings)
         make_arms(settings)
         check_security(settings)
@@ -95,6 +99,15 @@ def check_tokenizer(settings: Settings) -> None:
     """A stated tokenizer must be there; SettingsError says what is wrong. (Found ones are looked for later.)"""
     if reads_prompts(settings) and settings.tokenizer not in {"auto", "engine"}:
         find_tokenizer(settings.tokenizer, (), None)
+
+
+def check_store(settings: Settings) -> None:
+    """SettingsError when copies are wanted that cannot be asked for."""
+    if settings.store and settings.store.copy and not is_installed():
+        raise SettingsError(
+            "the store's copy= needs Mooncake's client here: pip install mooncake-transfer-engine "
+            "(without CUDA: mooncake-transfer-engine-non-cuda)"
+        )
 
 
 async def _serve(settings: Settings, source: Source | None, member: Member | None) -> int:
@@ -192,6 +205,8 @@ class App:
         self._session: aiohttp.ClientSession | None = None
         self._prompts: Prompts | None = None
         self._store: SharedStore | None = None
+        self._copies: StoreCopies | None = None
+        self._is_first = member is None or member.number == 0
         self.port = settings.port
 
     def _make_migrations(self, limit: int) -> Migrations | None:
@@ -296,9 +311,8 @@ class App:
         )
         admit = guard.refusal if guard else None
         self._tasks.append(asyncio.create_task(self._look_after(surface.under_way), name="patience"))
-        if self._store and settings.store and settings.store.keep:
-            keeper = StoreKeeper(self._store, settings.store.keep)
-            self._tasks.append(asyncio.create_task(keeper.run(), name="store keeper"))
+        if self._store and settings.store:
+            self._look_after_store(self._store, settings.store)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: Connection(surface.serve, error_response, self._clients, loop.call_later, security.passing, admit),
@@ -313,6 +327,16 @@ class App:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         sys.stdout.write(f"Listening on {'https' if security.front else 'http'}://{host}:{self.port}\n")
         sys.stdout.flush()
+
+    def _look_after_store(self, store: SharedStore, spec: StoreSpec) -> None:
+        if spec.keep:
+            keeper = StoreKeeper(store, spec.keep)
+            self._tasks.append(asyncio.create_task(keeper.run(), name="store keeper"))
+        if spec.copy and self._is_first:
+            client = MooncakeClient(spec.rpc_address)
+            self._copies = StoreCopies(store, self._fleet, self._scheduler.in_flight, client, spec.copy)
+            self._metrics.registry.register(self._copies)
+            self._tasks.append(asyncio.create_task(self._copies.run(), name="store copies"))
 
     async def _look_after(self, under_way: set[Exchange]) -> None:
         settings = self._settings
@@ -372,6 +396,8 @@ class App:
             await self._roster.close()
         if self._sockets:
             self._sockets.close()
+        if self._copies:
+            await self._copies.close()
         if self._store:
             await self._store.close()
         await self._ingest.close()

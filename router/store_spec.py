@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -11,6 +12,9 @@ import msgspec
 from router.urls import split_url
 
 HashName = Literal["sha256", "sha256_cbor"]
+RPC_PORT = 50051
+"""Of `mooncake_master --rpc_port`, by default."""
+_RPC = re.compile(r"[^\s/]+:[0-9]{1,5}")
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -20,7 +24,8 @@ class StoreSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     `url`: of the master's HTTP surface. `model`: as it stands in the keys. `hash`, `hash_seed`: vLLM's
     `--prefix-caching-hash-algo` and PYTHONHASHSEED. `tp`, `pp`: ranks that each keep a part of a block. `block_size` in
     tokens. `budget_ms`: how long a request waits for an answer. `keep`: objects of hot prefixes that are kept from
-    eviction. `warm`: hot prefixes that a worker takes in before it serves.
+    eviction. `warm`: hot prefixes that a worker takes in before it serves. `copy`: objects of hot prefixes that may lie
+    in two segments, for which Mooncake's client asks the master at `rpc`, HOST:PORT.
     """
 
     url: str
@@ -33,6 +38,14 @@ class StoreSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     budget_ms: Annotated[float, msgspec.Meta(gt=0)] = 2.0
     keep: Annotated[int, msgspec.Meta(ge=0)] = 0
     warm: Annotated[int, msgspec.Meta(ge=0)] = 0
+    copy: Annotated[int, msgspec.Meta(ge=0)] = 0
+    rpc: str | None = None
+
+    @property
+    def rpc_address(self) -> str:
+        """Stated, else the port that a master takes, on the host of its HTTP surface."""
+        host = split_url(self.url).hostname or ""
+        return self.rpc or f"{f'[{host}]' if ':' in host else host}:{RPC_PORT}"
 
 
 def read_store(value: object) -> object:
@@ -62,6 +75,8 @@ def _from(mapping: Mapping[str, object], *, strict: bool) -> StoreSpec:
         spec = msgspec.convert(stated, StoreSpec, strict=strict)
     except msgspec.ValidationError as error:
         raise ValueError(f"the store has a wrong value: {error}.") from None
+    if spec.rpc and not _RPC.fullmatch(spec.rpc):
+        raise ValueError("the store's rpc is HOST:PORT, of the master's --rpc_port, such as 10.0.0.5:50051.")
     return msgspec.structs.replace(spec, url=spec.url.rstrip("/"))
 
 

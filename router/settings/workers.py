@@ -30,7 +30,7 @@ class Workers:
         about(
             "Workers",
             "The master of a Mooncake Store that the workers share, at its metrics port. Keys: model, hash, hash_seed, "
-            "tp, pp, block_size, budget_ms, keep, warm.",
+            "tp, pp, block_size, budget_ms, keep, warm, copy, rpc.",
             "URL[,KEY=VALUE...]",
             takes="the master's address such as http://10.0.0.5:9003, or none",
             read=read_store,

@@ -11,7 +11,7 @@ from .install import CannotInstall, install
 from .model import make_model
 from .pair import CONNECTORS, ROLES, Half
 from .places import engines_folder
-from .serve import CannotServe, serve, serve_half, serve_master, serve_member
+from .serve import CannotServe, serve, serve_half, serve_master, serve_member, serve_segment
 from .store import Member
 
 PARTS = ("vllm", "sglang", "mooncake", "pd")
@@ -45,6 +45,8 @@ def _run(args: argparse.Namespace) -> None:
         serve_member(Member(args.master_port), args.name, args.port, args.events_port, args.engine_args)
     elif args.command == "store-master":
         serve_master(args.rpc_port, args.http_port, args.engine_args)
+    elif args.command == "store-segment":
+        serve_segment(args.host, args.rpc_port, args.megabytes)
     else:
         print(engines_folder())
 
@@ -61,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve_pd(commands.add_parser("serve-pd", help="run one half of a prefill/decode pair of vLLMs, with weights"))
     _add_serve_store(commands.add_parser("serve-store", help="run a vLLM that shares its blocks, with weights"))
     _add_master(commands.add_parser("store-master", help="run the master of a Mooncake Store"))
+    _add_segment(commands.add_parser("store-segment", help="offer memory to a store, and nothing else"))
     commands.add_parser("path", help="print the folder that holds the engines' environments")
     return parser
 
@@ -92,6 +95,12 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("rpc_port", type=int, help="for the engines, on 127.0.0.1")
     parser.add_argument("http_port", type=int, help="metrics and queries, on 127.0.0.1")
     _add_engine_args(parser)
+
+
+def _add_segment(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("host", help="an address of this machine, under which others find it")
+    parser.add_argument("rpc_port", type=int, help="of the store's master, on 127.0.0.1")
+    parser.add_argument("--megabytes", type=int, default=256, help="default: 256")
 
 
 def _add_name_and_ports(parser: argparse.ArgumentParser) -> None:

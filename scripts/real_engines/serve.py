@@ -11,7 +11,7 @@ from typing import Any
 from .install import is_installed
 from .model import kept_model
 from .pair import Half
-from .places import engines_folder
+from .places import HERE, engines_folder
 from .store import Member, master_arguments
 
 REPLAY_OFFSET = 100
@@ -58,6 +58,11 @@ def serve_member(member: Member, name: str, port: int, events_port: int, extra: 
 def serve_master(rpc_port: int, http_port: int, extra: list[str]) -> None:
     venv = _installed("vllm", "mooncake")
     _become([f"{venv}/bin/mooncake_master", *master_arguments(rpc_port, http_port), *extra], {})
+
+
+def serve_segment(host: str, rpc_port: int, megabytes: int) -> None:
+    venv = _installed("vllm", "mooncake")
+    _become([f"{venv}/bin/python", str(HERE / "segment.py"), host, f"127.0.0.1:{rpc_port}", str(megabytes)], {})
 
 
 def _installed(engine: str, part: str) -> Path:

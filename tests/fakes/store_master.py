@@ -23,6 +23,8 @@ class Master:
         self.layout = layout
         self.url = ""
         self.there: set[str] = set()
+        self.owners: dict[str, list[str]] = {}
+        """Of an object, where it is not the usual one."""
         self.asked: list[list[str]] = []
         self.listed = 0
         """Times that all keys were asked for."""
@@ -44,10 +46,14 @@ class Master:
         await self.go_on.wait()
         if self.answer:
             return self.answer()
-        replica = {"size_": 1, "transport_endpoint_": "h:1"}
-        return web.json_response(
-            {"success": True, "data": {k: {"ok": k in self.there, "values": [replica]} for k in keys}}
-        )
+        return web.json_response({"success": True, "data": {key: self._object(key) for key in keys}})
+
+    def _object(self, key: str) -> dict[str, object]:
+        owners = self.owners.get(key, ["h:1"])
+        return {
+            "ok": key in self.there,
+            "values": [{"size_": 1, "transport_endpoint_": owner} for owner in owners],
+        }
 
     async def lease(self, request: web.Request) -> web.Response:
         key = request.query["key"]

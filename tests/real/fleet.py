@@ -74,11 +74,13 @@ class Engine:
 class Router:
     """`python -m router`, asked as any client would."""
 
-    def __init__(self, name: str, engines: Sequence[Engine], logs: Path, *args: str) -> None:
+    def __init__(
+        self, name: str, engines: Sequence[Engine], logs: Path, *args: str, env: Mapping[str, str] | None = None
+    ) -> None:
         workers = [part for engine in engines for part in ("--worker", engine.worker)]
         command = [sys.executable, "-m", "router", "--router-mode", "kv", "--port", "0", *workers, *args]
         self.name = name
-        self.process = Process(command, logs / f"{name}.log")
+        self.process = Process(command, logs / f"{name}.log", env)
         self.url = ""
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from router.fleet import Fleet
 from router.index_audit import IndexAudit
 from router.metrics import Metrics
 from router.migrating import OUTCOMES, Migrations
+from router.mooncake_client import MooncakeClient
 from router.outcome import End
 from router.readings import _REPORTED as FIGURES
 from router.readings import Readings
@@ -27,6 +28,7 @@ from router.scheduling.load import LoadBook
 from router.security.guard import Reason as Denial
 from router.settings import GROUPS, Option, options
 from router.shared_store import SharedStore
+from router.store_copies import StoreCopies
 from router.store_spec import StoreSpec
 from router.tokens.cannot import Reason
 
@@ -89,7 +91,9 @@ def registered() -> dict[str, Documented]:
     metrics.registry.register(Arms([], [], None, random.Random(0)))
     metrics.registry.register(Migrations(1, Fleet([]), lambda _: None))
     nobody = cast("aiohttp.ClientSession", None)
-    metrics.registry.register(SharedStore(StoreSpec(url="http://h:1"), Fleet([]), nobody, lambda: 0.0))
+    store = SharedStore(StoreSpec(url="http://h:1"), Fleet([]), nobody, lambda: 0.0)
+    metrics.registry.register(store)
+    metrics.registry.register(StoreCopies(store, Fleet([]), lambda _: 0, MooncakeClient("h:1"), 1))
     found = {}
     for collector in metrics.registry._collector_to_names:
         # One of prometheus_client's own knows its labels itself, ours say them with each family.

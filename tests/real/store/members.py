@@ -9,6 +9,7 @@ from engines.store import SchedulerBlockSize, Segment, Stored, VllmLayout, query
 from engines.store.query import ALL_KEYS, SEGMENTS, read_segments
 from indexer.hashing import pack_tokens
 from indexer.types import PLAIN, Namespace
+from scripts.real_engines.places import engines_folder
 from tests.real.asking import get
 from tests.real.eventually import eventually
 from tests.real.fleet import EVENTS_OFFSET
@@ -42,6 +43,28 @@ class Master:
 
     def segments(self) -> list[Segment]:
         return read_segments(get(self.url + SEGMENTS).body)
+
+
+class Lender:
+    """Memory for the store on another address of this machine, as of a host that serves nobody."""
+
+    host = "127.0.0.2"
+
+    def __init__(self, master: Master, logs: Path) -> None:
+        command = [str(ROOT / "scripts/real-engines"), "store-segment", self.host, str(master.rpc_port)]
+        self.process = Process(command, logs / "segment.log")
+
+    def has(self, stored: Stored) -> bool:
+        return any(owner.startswith(f"{self.host}:") for owner in stored.owners)
+
+
+def client_path(folder: Path) -> Path:
+    """For PYTHONPATH: Mooncake's client, out of vLLM's environment, and nothing else of that."""
+    folder.mkdir()
+    [packages] = (engines_folder() / "vllm" / "lib").glob("python*/site-packages")
+    for name in ("mooncake", "mooncake_transfer_engine_non_cuda.libs"):
+        (folder / name).symlink_to(packages / name)
+    return folder
 
 
 class Member(Weighted):
