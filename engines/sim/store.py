@@ -92,15 +92,18 @@ class Store:
         self.counters.reused += max(0, found - held)
         return found
 
-    def put(self, hashes: Iterable[SequenceHash], owner: Owner, now: float) -> None:
-        """Those that are missing, in this order."""
+    def put(self, hashes: Iterable[SequenceHash], owner: Owner, now: float) -> list[SequenceHash]:
+        """Those that are missing, in this order; returns them."""
         self._expire(now)
         if not self.capacity:
-            return
+            return []
+        put = []
         for key in hashes:
             if key not in self._entries:
                 self._make_room()
                 self._add(_Entry(key, owner, now))
+                put.append(key)
+        return put
 
     def copy(self, key: SequenceHash, owner: Owner, now: float) -> bool:
         """A copy of the block with a further owner; False when it is not here, or with that owner already."""

@@ -64,6 +64,8 @@ class FleetSettings(NamedTuple):
     """For each load."""
     store_eviction: Eviction = "lru"
     store_ttl_s: float | None = None
+    store_replicas: int = 1
+    """Workers in whose memory each block lies; each copy takes its own of `store_tokens`."""
     store_credit: bool = True
     """The router is told what lies in the store."""
     cache_tokens: int = 262_144

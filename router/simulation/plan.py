@@ -146,6 +146,7 @@ def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
         store_base_s=given.store_base_s,
         store_eviction=given.store_eviction,
         store_ttl_s=given.store_ttl,
+        store_replicas=given.store_replicas,
         store_credit=given.store_credit,
     )
 
@@ -205,6 +206,8 @@ def _add_store(group: argparse._ArgumentGroup) -> None:
     policies = get_args(Eviction)
     add("--store-eviction", choices=policies, default=default.store_eviction, help="(default: %(default)s)")
     add("--store-ttl", type=positive, metavar="SECONDS", help="a block's life (default: until it is evicted)")
+    replicas, text = default.store_replicas, "workers that have a copy of each block (default: %(default)s)"
+    add("--store-replicas", type=count, default=replicas, metavar="N", help=text)
     add("--no-store-credit", dest="store_credit", action="store_false", help="the router is not told of the store")
     text = "mean TTFT with the router told of the store, and not, at each of these --store-gb-s"
     add("--store-sweep", type=_listed(positive), metavar="X,Y", help=text)

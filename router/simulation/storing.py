@@ -79,8 +79,20 @@ class SharedStore:
         self._fleet.timeline.call_at(at + PUT_DELAY, self._put, rank, hashes)
 
     def _put(self, rank: WorkerRank, hashes: Sequence[int]) -> None:
-        if rank in self._fleet.workers:
-            self.store.put(hashes, rank, self._fleet.timeline.now())
+        """With its copies, as an engine's client puts them."""
+        if rank not in self._fleet.workers:
+            return
+        now = self._fleet.timeline.now()
+        put = self.store.put(hashes, rank, now)
+        for owner in self._others(rank):
+            for key in put:
+                self.store.copy(key, owner, now)
+
+    def _others(self, rank: WorkerRank) -> list[WorkerRank]:
+        """Who has copies of what `rank` puts: the next of those that live."""
+        ranks = list(self._fleet.workers)
+        at, count = ranks.index(rank), min(self._fleet.settings.store_replicas, len(ranks))
+        return [ranks[(at + step) % len(ranks)] for step in range(1, count)]
 
 
 class StoringEngine(Engine):

@@ -142,9 +142,12 @@ def test_flags_come_from_a_file_and_the_command_line_wins(tmp_path: Path) -> Non
 
 
 def test_the_stores_flags_reach_the_fleet() -> None:
-    given = plan(f"--flags {STORE} --workload rag --store-eviction sieve --store-ttl 9 --store-base-s 0.5").fleet
+    given = plan(
+        f"--flags {STORE} --workload rag --store-eviction sieve --store-ttl 9 --store-base-s 0.5 --store-replicas 2"
+    ).fleet
     assert (given.workers, given.store_tokens, given.store_eviction) == (16, 20_000_000, "sieve")
     assert (given.store_ttl_s, given.store_base_s, given.store_credit) == (9.0, 0.5, True)
+    assert given.store_replicas == 2
     small = plan("--store-tokens 5 --store-gb-s 3 --no-store-credit").fleet
     assert (small.store_tokens, small.store_gb_s, small.store_ttl_s, small.store_credit) == (5, 3.0, None, False)
     assert plan("").fleet.store_tokens == 0

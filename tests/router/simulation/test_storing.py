@@ -138,6 +138,20 @@ def test_owners_that_die_take_what_only_they_had(at: float, gb_s: float) -> None
     nothing_stays(virtual)
 
 
+@pytest.mark.parametrize("replicas", [1, 2, 3, 9])
+def test_copies_outlive_their_first_owner(replicas: int) -> None:
+    virtual = VirtualFleet(STORE._replace(workers=3, store_replicas=replicas), find_policy("round-robin"))
+
+    def during(running: VirtualFleet) -> None:
+        running.timeline.call_at(3.0, running.kill, 0)
+
+    _, second = sorted(virtual.run([alike(0, 8000), alike(4, 8000)], during))
+    assert second.stored_tokens == (0 if replicas == 1 else 7984)
+    assert virtual.shared
+    assert len(virtual.shared.store) == {1: 1, 2: 1}.get(replicas, 2) * 500
+    assert virtual.shared.store.counters.lost == (500 if replicas == 1 else 0)
+
+
 def test_what_dies_while_it_is_loaded_is_computed() -> None:
     virtual = VirtualFleet(STORE._replace(store_gb_s=0.5), find_policy("round-robin"))
 
