@@ -6,8 +6,9 @@ makes others wait ρ/(1 − ρ) seconds in all (the busy period of an M/G/1 queu
 it), hence the weight on a request's own work, which a longer overlap makes less: the fuller the fleet, the more a
 prefix is worth. Each second of prefill also stalls the streams of the same rank.
 
-Late binding: a request goes out only while its rank has little prefill before it and room for its KV. Else it stays in
-the router's queue, where it can still be re-ordered and re-assigned; an engine's own queue is first come, first served.
+Late binding: a request goes out only while its rank has room for its KV, and little prefill before it, or little with
+its own. Else it stays in the router's queue, where it can still be re-ordered and re-assigned; an engine's own queue is
+first come, first served.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ import numpy.typing as npt
 from indexer.jit import kernel
 from router.scheduling.decision import Cost, Figures, Seconds, Situation
 
-ENOUGH: Final = 0.3
-"""Seconds of prefill that an engine needs before it so as not to fall idle while the router hears of its progress."""
+SOON: Final = 0.05
+"""A rank that has so few seconds of prefill before it may get any prompt: it must not fall idle while the router hears
+of its progress."""
+ENOUGH: Final = 0.4
+"""Seconds of prefill that a rank may get together, about a step of 8,192 tokens: short prompts share what a step costs,
+and a long one makes whoever is in a step with it wait for all of it (docs/adr/0005-auto-policy.md compares)."""
 _ROOM: Final = 0.95
 """Share of a rank's KV that may be booked: requests in flight grow, and their blocks are rounded up."""
 _BUSY_MEMORY: Final = 2.0
@@ -140,6 +145,6 @@ def _costs(
         loads = load[at] + load_delay * own_load[at]
         seconds = queue[at] + held[at] + weight * own[at] + loads + _STEPS * step[at]
         values[at] = seconds * (requests[at] + 1.0) ** _CROWD + memory
-        ready = queue[at] < ENOUGH and memory == 0.0 and held[at] == 0.0
+        ready = (queue[at] < SOON or queue[at] + own[at] < ENOUGH) and memory == 0.0 and held[at] == 0.0
         may_go[at] = ready or own_requests[at] == 0
     return values, may_go

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.scheduling.auto import ENOUGH, Auto, Utilisation
+from router.scheduling.auto import ENOUGH, SOON, Auto, Utilisation
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Cost
 from tests.router.scheduling.candidates import Scripted, named, situation
@@ -133,8 +133,11 @@ def test_how_full_it_is_is_averaged_over_seconds() -> None:
     ("state", "goes"),
     [
         ({}, True),
-        ({"queue": [ENOUGH - 0.01] * 2}, True),
-        ({"queue": [ENOUGH] * 2}, False),
+        ({"queue": [ENOUGH - 0.21] * 2}, True),
+        ({"queue": [ENOUGH - 0.19] * 2}, False),
+        ({"queue": [0.0] * 2, "prefill": [9.0] * 2, "whole": [9.0] * 2}, True),
+        ({"queue": [SOON - 0.01] * 2, "prefill": [9.0] * 2, "whole": [9.0] * 2}, True),
+        ({"queue": [SOON] * 2, "prefill": [9.0] * 2, "whole": [9.0] * 2}, False),
         ({"held": [0.01] * 2}, False),
         ({"active": [9_000] * 2}, False),
         ({"active": [8_000] * 2}, True),
