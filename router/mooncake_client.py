@@ -51,9 +51,12 @@ class MooncakeClient:
 
     async def _start(self) -> asyncio.subprocess.Process:
         pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        self._process = process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True
-        )
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True
+            )
+        except OSError as error:
+            raise ClientFailed(f"Mooncake's client cannot be started: {error.strerror or error}") from None
         await self._ask(process, b"")
         return process
 
@@ -66,7 +69,7 @@ class MooncakeClient:
             answer = await answers.readline()
         except OSError:
             answer = b""
-        if not answer:
+        if not answer.endswith(b"\n"):
             await self.close()
             raise ClientFailed("Mooncake's client has ended")
         if (wrong := msgspec.json.decode(answer, type=str | None)) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, TypeVar
 
@@ -27,6 +27,8 @@ _T = TypeVar("_T")
 
 PATIENCE: Final = 1.0
 """Seconds that the master has for an answer."""
+MOST_AT_ONCE: Final = 500
+"""Keys in one question: some 70 kB of URL."""
 MOST_KEYS: Final = 1024**2
 """Bytes of the list of all keys that are looked at: it may be gigabytes."""
 
@@ -52,12 +54,18 @@ class StoreMaster:
 
     async def present(self, keys: Sequence[str]) -> set[str]:
         """Those of `keys` whose objects can be read."""
-        return await self.begin(keys).present()
+        found: set[str] = set()
+        for part in _parts(keys):
+            found |= await self.begin(part).present()
+        return found
 
     async def stored(self, keys: Sequence[str]) -> dict[str, Stored]:
         """The objects of `keys` that can be read."""
-        path = query_path(keys)
-        return await self._read(path, read_query) if path and keys else {}
+        found: dict[str, Stored] = {}
+        for part in _parts(keys):
+            if path := query_path(part):
+                found |= await self._read(path, read_query)
+        return found
 
     async def segments(self) -> list[Segment]:
         """That processes offer to the store."""
@@ -183,6 +191,10 @@ class Query:
         if self._connection:
             self._connection.abort()
             self._connection = None
+
+
+def _parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (keys[at : at + MOST_AT_ONCE] for at in range(0, len(keys), MOST_AT_ONCE))
 
 
 def _unanswered(error: Exception) -> Unanswered:

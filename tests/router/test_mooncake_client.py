@@ -76,6 +76,11 @@ async def test_after_its_death_the_next_copy_starts_another(place: Place) -> Non
     assert [what for what, _ in place.calls] == ["setup", "copy", "setup", "copy"]
 
 
+async def test_one_that_cannot_be_started() -> None:
+    with pytest.raises(ClientFailed, match="cannot be started: No such file"):
+        await MooncakeClient(RPC, python="/nowhere/python").copy("a", "s:1")
+
+
 async def test_one_that_hangs_is_ended(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.write()
     async with client() as asked:

@@ -59,6 +59,16 @@ async def test_an_answer_in_chunks(fake: ScriptedWorker, master: StoreMaster) ->
     assert await master.present(KEYS) == {KEYS[1]}
 
 
+async def test_many_keys_are_asked_for_in_parts(
+    fake: ScriptedWorker, master: StoreMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_master, "MOST_AT_ONCE", 1)
+    fake.then(*[answer(there(key)) for key in KEYS * 2])
+    assert await master.present(KEYS) == set(KEYS)
+    assert set(await master.stored(KEYS)) == set(KEYS)
+    assert [request.target.partition(b"=")[2].decode() for request in fake.requests] == KEYS * 2
+
+
 @pytest.mark.parametrize("keys", [[], ["a,b"]], ids=["none", "with a comma"])
 async def test_what_cannot_be_asked_is_not_there(fake: ScriptedWorker, master: StoreMaster, keys: list[str]) -> None:
     assert await master.present(keys) == set()
