@@ -169,7 +169,7 @@ class StoreLookup:
                 there += found
                 if found < len(part.digests):
                     break
-                while len(under_way) < AT_ONCE and (another := next(asked, None)):
+                while self._may_ask(len(under_way)) and (another := next(asked, None)):
                     under_way.append(another)
                     await asyncio.sleep(0)  # names take time that others may need
         except Unanswered as error:
@@ -181,6 +181,9 @@ class StoreLookup:
         self._failures = 0
         self.lookups["answered"] += 1
         return there
+
+    def _may_ask(self, under_way: int) -> bool:
+        return not under_way or (under_way < AT_ONCE and not self._master.crowded)
 
     def _parts(self, prompt: _Prompt, named: list[Digest], known: int) -> Iterator[_Part]:
         """Ask for one part of the prompt after the other, in its order."""

@@ -29,6 +29,8 @@ PATIENCE: Final = 1.0
 """Seconds that the master has for an answer."""
 MOST_AT_ONCE: Final = 500
 """Keys in one question: some 70 kB of URL."""
+MANY: Final = 32
+"""Questions at a time: a master answers with a few threads."""
 MOST_KEYS: Final = 1024**2
 """Bytes of the list of all keys that are looked at: it may be gigabytes."""
 
@@ -51,6 +53,11 @@ class StoreMaster:
         if path is None or not keys:
             return Query(self._pool, None)
         return Query(self._pool, self._request % path.encode())
+
+    @property
+    def crowded(self) -> bool:
+        """So much is asked at the moment that nobody should ask several questions at a time."""
+        return self._pool.busy >= MANY
 
     async def present(self, keys: Sequence[str]) -> set[str]:
         """Those of `keys` whose objects can be read."""

@@ -67,6 +67,11 @@ class Pool:
     def __repr__(self) -> str:
         return f"<Pool {self.address.authority.decode()}: {len(self._open)} open, {len(self._idle)} idle>"
 
+    @property
+    def busy(self) -> int:
+        """Connections with an answer under way."""
+        return len(self._open) - len(self._idle)
+
     def take_idle(self) -> WorkerConnection | None:
         """A connection that is open already, the one used last first."""
         while self._idle:

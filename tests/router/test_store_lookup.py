@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from aiohttp import web
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace
+from router import store_master
 from router.store_lookup import AT_ONCE, FAILURES, FIRST, LOOKUP_BOUNDS, PART, PAUSE, SEEN_LIFE, StoreLookup
 from router.store_master import StoreMaster
 from router.tallies import Histogram
@@ -109,6 +111,31 @@ async def test_the_rest_is_asked_for_in_parts_of_which_the_first_gap_counts(ther
         under_way = AT_ONCE if there < blocks else 0
         assert sum(sizes) <= there + under_way * PART + FIRST, "not all of it where it ends soon"
         assert asking.lookup.lookups["answered"] == 1
+
+
+@pytest.mark.parametrize(("many", "at_once"), [(32, 3), (1, 1)])
+async def test_where_much_is_asked_each_prompt_asks_one_thing_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, many: int, at_once: int
+) -> None:
+    monkeypatch.setattr(store_master, "MANY", many)
+    long = pack_tokens(list(range((FIRST + 3 * PART) * SIZE)))
+    async with desk(budget=60.0) as asking:
+        master = asking.master
+
+        def the_first_only() -> web.Response:
+            master.go_on.clear()
+            master.answer = None
+            there = {"ok": True, "values": [{"size_": 1}]}
+            return web.json_response({"success": True, "data": dict.fromkeys(master.asked[-1], there)})
+
+        master.put(long, FIRST + 3 * PART)
+        master.answer = the_first_only
+        lookup = asyncio.ensure_future(asking.ask(long))
+        await until(lambda: len(master.asked) == 1 + at_once)
+        await asyncio.sleep(0.01)
+        assert len(master.asked) == 1 + at_once, "the others wait for an answer"
+        master.go_on.set()
+        assert await lookup == len(long)
 
 
 async def test_names_depend_on_the_namespace() -> None:
