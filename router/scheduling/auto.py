@@ -25,6 +25,9 @@ from router.scheduling.decision import Cost, Figures, Seconds, Situation
 SOON: Final = 0.05
 """A rank that has so few seconds of prefill before it may get any prompt: it must not fall idle while the router hears
 of its progress."""
+_SHARE: Final = 0.03
+"""Of a prompt's own seconds, which it may find there too: to the longest that is nothing, and held back they would be
+overtaken again and again."""
 ENOUGH: Final = 0.4
 """Seconds of prefill that a rank may get together, about a step of 8,192 tokens: short prompts share what a step costs,
 and a long one makes whoever is in a step with it wait for all of it (docs/adr/0005-auto-policy.md compares)."""
@@ -145,6 +148,7 @@ def _costs(
         loads = load[at] + load_delay * own_load[at]
         seconds = queue[at] + held[at] + weight * own[at] + loads + _STEPS * step[at]
         values[at] = seconds * (requests[at] + 1.0) ** _CROWD + memory
-        ready = (queue[at] < SOON or queue[at] + own[at] < ENOUGH) and memory == 0.0 and held[at] == 0.0
+        fits = queue[at] < max(SOON, _SHARE * own[at]) or queue[at] + own[at] < ENOUGH
+        ready = fits and memory == 0.0 and held[at] == 0.0
         may_go[at] = ready or own_requests[at] == 0
     return values, may_go
