@@ -57,7 +57,11 @@ class MooncakeClient:
             )
         except OSError as error:
             raise ClientFailed(f"Mooncake's client cannot be started: {error.strerror or error}") from None
-        await self._ask(process, b"")
+        try:
+            await self._ask(process, b"")
+        except ClientFailed:  # it says why, and ends
+            await self.close()
+            raise
         return process
 
     async def _ask(self, process: asyncio.subprocess.Process, line: bytes) -> None:

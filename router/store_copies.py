@@ -21,6 +21,7 @@ from publishers.logs import log_event
 from router.fleet import Fleet
 from router.mooncake_client import ClientFailed, MooncakeClient
 from router.shared_store import SharedStore
+from router.store_keeper import MOST
 from router.store_master import Unanswered
 from router.tallies import counter_family
 
@@ -28,8 +29,6 @@ logger = logging.getLogger("router.store_copies")
 
 INTERVAL: Final = 2.5
 """Seconds between two rounds, as the keeper's: within so many a copy is there."""
-MOST: Final = 64
-"""Prefixes of each model that are looked at."""
 
 
 class Copy(NamedTuple):

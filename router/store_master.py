@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, TypeVar
 
@@ -17,7 +17,7 @@ import aiohttp
 from yarl import URL
 
 from engines.store import Segment, Stored, query_path, read_keys, read_present, read_query, read_segments
-from engines.store.query import ALL_KEYS, SEGMENTS, lease_path
+from engines.store.query import ALL_KEYS, SEGMENTS, in_parts, lease_path
 from publishers.dialogue import MOST_BYTES, read_whole
 from router.http.chunked import decode_chunks
 from router.http.pool import Pool
@@ -27,8 +27,6 @@ _T = TypeVar("_T")
 
 PATIENCE: Final = 1.0
 """Seconds that the master has for an answer."""
-MOST_AT_ONCE: Final = 500
-"""Keys in one question: some 70 kB of URL."""
 MANY: Final = 32
 """Questions at a time: a master answers with a few threads."""
 MOST_KEYS: Final = 1024**2
@@ -62,14 +60,14 @@ class StoreMaster:
     async def present(self, keys: Sequence[str]) -> set[str]:
         """Those of `keys` whose objects can be read."""
         found: set[str] = set()
-        for part in _parts(keys):
+        for part in in_parts(keys):
             found |= await self.begin(part).present()
         return found
 
     async def stored(self, keys: Sequence[str]) -> dict[str, Stored]:
         """The objects of `keys` that can be read."""
         found: dict[str, Stored] = {}
-        for part in _parts(keys):
+        for part in in_parts(keys):
             if path := query_path(part):
                 found |= await self._read(path, read_query)
         return found
@@ -198,10 +196,6 @@ class Query:
         if self._connection:
             self._connection.abort()
             self._connection = None
-
-
-def _parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (keys[at : at + MOST_AT_ONCE] for at in range(0, len(keys), MOST_AT_ONCE))
 
 
 def _unanswered(error: Exception) -> Unanswered:

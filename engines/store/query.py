@@ -8,7 +8,7 @@ GET /get_segments_detail           {"segments": [{"segment_name", "te_endpoint",
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from string import ascii_letters, digits
 from typing import Annotated, NamedTuple
 from urllib.parse import quote
@@ -19,6 +19,8 @@ from indexer.types import Tier
 
 BATCH_QUERY, ALL_KEYS, SEGMENTS = "/batch_query_keys", "/get_all_keys", "/get_segments_detail"
 QUERY = "/query_key"
+MOST_AT_ONCE = 500
+"""Keys in one query: some 70 kB of URL."""
 _PLAIN = "@:/,"
 """Sent as they are: what vLLM and SGLang write then stays short."""
 _PLAIN_BYTES = (ascii_letters + digits + "_.~-" + _PLAIN).encode()
@@ -47,6 +49,11 @@ def query_path(keys: Sequence[str]) -> str | None:
     if asked.count(",") != len(keys) - 1:
         return None
     return f"{BATCH_QUERY}?keys={_quoted(asked)}"
+
+
+def in_parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    """As many as one query may ask for."""
+    return (keys[at : at + MOST_AT_ONCE] for at in range(0, len(keys), MOST_AT_ONCE))
 
 
 def lease_path(key: str) -> str:

@@ -21,15 +21,13 @@ from engines.store import (
     read_segments,
 )
 from engines.store.master import HEALTH, METRICS
-from engines.store.query import ALL_KEYS, SEGMENTS
+from engines.store.query import ALL_KEYS, SEGMENTS, in_parts
 from router.store_cli.errors import Away, WrongUse
 
 _T = TypeVar("_T")
 
 TIMEOUT = 10.0
 """Seconds for one answer."""
-MOST_AT_ONCE = 500
-"""Keys in one query: some 70 kB of URL."""
 
 
 class Peer:
@@ -77,8 +75,8 @@ class Master(Peer):
     async def objects(self, keys: Sequence[str]) -> dict[str, Stored]:
         """Those that are there. WrongUse for keys that cannot be asked for."""
         found: dict[str, Stored] = {}
-        for start in range(0, len(keys), MOST_AT_ONCE):
-            path = query_path(keys[start : start + MOST_AT_ONCE])
+        for part in in_parts(keys):
+            path = query_path(part)
             if path is None:
                 raise WrongUse("The store cannot be asked: the model's name has a comma.")
             found |= await self._read(path, read_query)

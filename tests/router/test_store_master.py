@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from engines.store import Segment, Stored
+from engines.store import Segment, Stored, query
 from indexer.types import Tier
 from router import store_master
 from router.store_master import StoreMaster, Unanswered
@@ -62,7 +62,7 @@ async def test_an_answer_in_chunks(fake: ScriptedWorker, master: StoreMaster) ->
 async def test_many_keys_are_asked_for_in_parts(
     fake: ScriptedWorker, master: StoreMaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_master, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(query, "MOST_AT_ONCE", 1)
     fake.then(*[answer(there(key)) for key in KEYS * 2])
     assert await master.present(KEYS) == set(KEYS)
     assert set(await master.stored(KEYS)) == set(KEYS)
