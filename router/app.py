@@ -32,6 +32,7 @@ from router.fleet import Fleet, Worker
 from router.http.clients import Clients, Limits
 from router.http.front import Connection
 from router.http.pool import Pool
+from router.http.protocol import for_loop
 from router.index_audit import IndexAudit
 from router.ingest import Ingest
 from router.member import Member, Sockets, parent_ended, shared_books
@@ -315,7 +316,11 @@ class App:
             self._look_after_store(self._store, settings.store)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(surface.serve, error_response, self._clients, loop.call_later, security.passing, admit),
+            for_loop(
+                lambda: Connection(
+                    surface.serve, error_response, self._clients, loop.call_later, security.passing, admit
+                )
+            ),
             settings.host,
             settings.port,
             backlog=1024,

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from indexer.types import WorkerRank
 from router.scheduling.backlog import BACKLOG_ROWS
-from router.scheduling.load import LOAD_ROWS, SharedTable
+from router.scheduling.load import SharedTable
+from router.scheduling.load_rows import LOAD_ROWS
 from router.settings import Settings
 
 RANKS_PER_WORKER = 512

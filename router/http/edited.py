@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router.http.chunked import decode_chunks, split_chunks
-from router.http.relay import Events, chunk
+from router.http.relay import HELD, Events, chunk
 from router.http.upstream import Head
 
 Edit = Callable[[bytes], bytes]
@@ -18,8 +18,8 @@ class EditedEvents(Events):
 
     clean = False
 
-    def __init__(self, word: bytes, edit: Edit) -> None:
-        super().__init__()
+    def __init__(self, word: bytes, edit: Edit, held_limit: int = HELD) -> None:
+        super().__init__(held_limit)
         self._word = word
         self._edit = edit
 

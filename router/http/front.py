@@ -15,6 +15,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from router.http import protocol
 from router.http.clients import LARGE, READ_AHEAD, SPARE, Clients, Doing, Stay
 from router.http.messages import (
     Headers,
@@ -60,8 +61,10 @@ Admit = Callable[[bytes, Headers], Response | None]
 CallLater = Callable[[float, Callable[[], None]], object]
 
 
-class Connection(asyncio.Protocol):
+class Connection(protocol.Protocol):
     """Reads requests, hands them to `serve`, writes what it is given."""
+
+    __deletable__ = ("_parser",)  # mypyc wants to be told
 
     def __init__(
         self,
@@ -309,8 +312,11 @@ class Connection(asyncio.Protocol):
     def _begin(self, request: Request) -> None:
         self._current = request
         exchange = self._serve(request, self)
-        if self._current is request:  # else it is answered, and the next one may have begun
+        if self._answers(request):  # else it is answered, and the next one may have begun
             self._exchange = exchange
+
+    def _answers(self, request: Request) -> bool:
+        return self._current is request
 
     def _begin_next(self) -> None:
         """Not before the client has taken what came before: what it does not take would pile up here."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from router.http.messages import RESPONSE_HEADERS
+from router.http.protocol import for_loop
 from router.http.upstream import KnownHeads, WorkerConnection
 
 IDLE_LIFE = 4.0
@@ -96,7 +97,7 @@ class Pool:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(
-                    lambda: WorkerConnection(self._heads, self._give_back, self._discard),
+                    for_loop(lambda: WorkerConnection(self._heads, self._give_back, self._discard)),
                     self.address.host,
                     self.address.port,
                     ssl=self._tls,

@@ -16,6 +16,10 @@ _DONE = b"data: [DONE]\n\n\r\n"
 """The last event, at the end of its chunk."""
 
 
+HELD = 64 * 1024
+"""Bytes."""
+
+
 class Relay(Protocol):
     framing: bytes
     """The header line that tells the client how the body ends; b"" where a header passed on does, or the close does."""
@@ -71,10 +75,10 @@ class Events:
 
     framing = b"transfer-encoding: chunked\r\n"
     until_close = False
-    held_limit = 64 * 1024
-    """Bytes of an event held back until it is whole; a longer one is passed on in pieces."""
 
-    def __init__(self) -> None:
+    def __init__(self, held_limit: int = HELD) -> None:
+        """`held_limit`: bytes of an event held back until it is whole; a longer one is passed on in pieces."""
+        self._held_limit = held_limit
         self._held = b""
         self._in_pieces = False
         self._latest = b""
@@ -94,7 +98,7 @@ class Events:
         data, boundary = self._held + data, boundary and boundary + len(self._held)
         if boundary:
             self._in_pieces = False
-        elif len(data) > self.held_limit:
+        elif len(data) > self._held_limit:
             self._in_pieces, boundary = True, len(data)
         self._held = data[boundary:]
         self._latest = data[:boundary] or self._latest

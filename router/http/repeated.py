@@ -27,8 +27,10 @@ class RepeatedRequest(NamedTuple):
         """(where the body begins, its length) if `data` begins with this head."""
         start = len(self.before)
         end = data.find(b"\r", start, start + _LONGEST + 1)
+        if end < 0:
+            return None
         digits = data[start:end]
-        if end < 0 or not digits.isdigit() or not data.startswith(self.before) or not data.startswith(self.after, end):
+        if not digits.isdigit() or not data.startswith(self.before) or not data.startswith(self.after, end):
             return None
         return end + len(self.after), int(digits)
 

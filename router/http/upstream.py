@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, Protocol, cast
 
 import httptools
 
+from router.http import protocol
 from router.http.chunked import EVENT_ENDS, SIZE_LINES, USUAL, ChunkedBody, MalformedChunk
 from router.http.messages import RESPONSE_HEADERS, Headers, first, header_lines, may_pass, status_line
 from router.http.repeated import without_length
@@ -125,7 +126,7 @@ def _framing(headers: Headers) -> Framing:
     return "close" if first(headers, b"content-length") is None else "sized"
 
 
-class WorkerConnection(asyncio.Protocol):
+class WorkerConnection(protocol.Protocol):
     __slots__ = (
         "_buffer",
         "_chunked",

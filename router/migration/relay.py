@@ -13,11 +13,10 @@ class RecordedEvents(Events):
     """One worker's part of the stream."""
 
     clean = False
-    held_limit = 64 * 1024**2
-    """The first event holds the prompt's tokens."""
 
-    def __init__(self, record: Record) -> None:
-        super().__init__()
+    def __init__(self, record: Record, held_limit: int = 64 * 1024**2) -> None:
+        """`held_limit` as of `Events`: the first one holds the prompt's tokens."""
+        super().__init__(held_limit)
         self._record = record
 
     def body(self, data: bytes, boundary: int) -> bytes:

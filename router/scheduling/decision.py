@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from copy import copy
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -307,8 +306,16 @@ class Decision:
 
     def at(self, split: Split, position: int) -> Decision:
         """The same, where the fleet has changed."""
-        twin = copy(self)
-        twin.candidates, twin.split, twin.position = split.prefills, split, position
+        twin = Decision(
+            split.prefills,
+            Choice(position, self._costs, self.reason, self.hold),
+            self.prompt_tokens,
+            self.overlap_tokens,
+            self.best_overlap_tokens,
+            self._predict,
+            split,
+        )
+        twin._predicted, twin.stored_tokens, twin.onward = self._predicted, self.stored_tokens, self.onward
         return twin
 
     @property

@@ -16,9 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.events import LoadReport
-from indexer.jit import kernel
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.decision import UNBOUNDED
+from router.scheduling.load_rows import (
+    ACTIVE,
+    BEYOND,
+    FOREIGN_REQUESTS,
+    FOREIGN_TOKENS,
+    LOAD_ROWS,
+    MOST_ACTIVE,
+    MOST_REQUESTS,
+    NEW,
+    PREFILL,
+    REQUESTS,
+    sum_loads,
+)
 from router.scheduling.places import Places
 
 REPORT_LIFE = 10.0
@@ -55,12 +67,6 @@ class Loads(NamedTuple):
     """KV that requests in flight take up, what they share counted once, as far as reports tell."""
     capacity_tokens: npt.NDArray[np.int64]
     """KV that fits; `UNBOUNDED` where nothing was reported."""
-
-
-# Rows of `LoadBook`'s table: what is ours (of the tokens, also those that no cache held), the most that was booked at
-# once since the last report, foreign load, and what the last report had of memory beyond our new tokens.
-_REQUESTS, _PREFILL, _ACTIVE, _NEW, _MOST_REQUESTS, _MOST_ACTIVE, _FOREIGN_REQUESTS, _FOREIGN_TOKENS, _BEYOND = range(9)
-_ROWS = 9
 
 
 class Reservation:
@@ -113,10 +119,6 @@ class SharedTable(NamedTuple):
     """The same column for a rank in each process."""
 
 
-LOAD_ROWS = _ROWS
-"""How many the books need of a shared table."""
-
-
 class LoadBook:
     """A ledger for each rank that is watched, kept as columns of one table. A rank that is not known has no load."""
 
@@ -130,7 +132,7 @@ class LoadBook:
         self._capacity = np.full(1, UNBOUNDED)
         self._oldest = np.inf
         """When the oldest report came of those that tell of foreign load."""
-        self._table = shared.tables[shared.own] if shared else np.zeros((_ROWS, 1), np.int64)
+        self._table = shared.tables[shared.own] if shared else np.zeros((LOAD_ROWS, 1), np.int64)
         self._everybodys = shared.tables if shared else None
         self._own = shared.own if shared else 0
         self._resize(self._table.shape[1] - 1 if shared else 16)
@@ -145,7 +147,7 @@ class LoadBook:
         capacity[:old] = self._capacity[:old]
         self._capacity = capacity
         if self._everybodys is None:
-            table = np.zeros((_ROWS, columns + 1), np.int64)
+            table = np.zeros((LOAD_ROWS, columns + 1), np.int64)
             table[:, :old] = self._table[:, :old]
             self._table = table
         self._rows = [row.data for row in self._table]  # single numbers are read and written there in half the time
@@ -167,8 +169,8 @@ class LoadBook:
         self._reports.pop(rank, None)
         self._reported_at[place] = -np.inf
         self._capacity[place] = UNBOUNDED
-        self._table[_FOREIGN_REQUESTS : _BEYOND + 1, place] = 0
-        if self._rows[_REQUESTS][place]:
+        self._table[FOREIGN_REQUESTS : BEYOND + 1, place] = 0
+        if self._rows[REQUESTS][place]:
             self._retired.add(place)
         else:
             self._free(place)
@@ -215,23 +217,23 @@ class LoadBook:
             self._capacity[place] = report.kv_total_blocks * self._block_sizes[rank]
         rows = self._rows
         reported = (report.request_active_slots or 0) + (report.num_requests_waiting or 0)
-        requests = max(0, reported - self._sum(_MOST_REQUESTS, place))
+        requests = max(0, reported - self._sum(MOST_REQUESTS, place))
         reported_tokens = (report.kv_active_blocks or 0) * self._block_sizes[rank]
         # Without foreign requests, blocks beyond our own are rounding and requests just ended, not load.
-        tokens = max(0, reported_tokens - self._sum(_MOST_ACTIVE, place)) if requests else 0
-        rows[_FOREIGN_REQUESTS][place], rows[_FOREIGN_TOKENS][place] = requests, tokens
+        tokens = max(0, reported_tokens - self._sum(MOST_ACTIVE, place)) if requests else 0
+        rows[FOREIGN_REQUESTS][place], rows[FOREIGN_TOKENS][place] = requests, tokens
         if report.kv_active_blocks is not None:
-            rows[_BEYOND][place] = reported_tokens - self._sum(_NEW, place)
+            rows[BEYOND][place] = reported_tokens - self._sum(NEW, place)
             self._oldest = min(self._oldest, now)
-        rows[_MOST_REQUESTS][place], rows[_MOST_ACTIVE][place] = rows[_REQUESTS][place], rows[_ACTIVE][place]
+        rows[MOST_REQUESTS][place], rows[MOST_ACTIVE][place] = rows[REQUESTS][place], rows[ACTIVE][place]
         if requests:
             self._oldest = min(self._oldest, now)
 
     def _expire(self, now: float) -> None:
         """Forget the foreign load of reports that say nothing any more."""
         old = now - self._reported_at > REPORT_LIFE
-        self._table[_FOREIGN_REQUESTS : _BEYOND + 1, old] = 0
-        telling = self._reported_at[(self._table[_FOREIGN_REQUESTS] > 0) | (self._table[_BEYOND] != 0)]
+        self._table[FOREIGN_REQUESTS : BEYOND + 1, old] = 0
+        telling = self._reported_at[(self._table[FOREIGN_REQUESTS] > 0) | (self._table[BEYOND] != 0)]
         self._oldest = float(telling.min()) if len(telling) else np.inf
 
     def loads(self, ranks: RankSet, now: float) -> Loads:
@@ -239,7 +241,7 @@ class LoadBook:
         if now - self._oldest > REPORT_LIFE:
             self._expire(now)
         tables = self._table[None] if self._everybodys is None else self._everybodys
-        return Loads(*_loads(tables, self._own, self._places.of(ranks), self._capacity))
+        return Loads(*sum_loads(tables, self._own, self._places.of(ranks), self._capacity))
 
     def load(self, rank: WorkerRank, now: float) -> Load:
         place = self._places.get(rank)
@@ -247,14 +249,14 @@ class LoadBook:
             return Load()
         if now - self._oldest > REPORT_LIFE:
             self._expire(now)
-        foreign_requests, foreign_tokens = self._rows[_FOREIGN_REQUESTS][place], self._rows[_FOREIGN_TOKENS][place]
-        requests, prefill, active = (self._sum(row, place) for row in (_REQUESTS, _PREFILL, _ACTIVE))
+        foreign_requests, foreign_tokens = self._rows[FOREIGN_REQUESTS][place], self._rows[FOREIGN_TOKENS][place]
+        requests, prefill, active = (self._sum(row, place) for row in (REQUESTS, PREFILL, ACTIVE))
         return Load(requests + foreign_requests, prefill, active + foreign_tokens)
 
     def booked(self, rank: WorkerRank) -> int:
         """Requests of this process that `rank` has in flight."""
         place = self._places.get(rank)
-        return 0 if place is None else self._rows[_REQUESTS][place]
+        return 0 if place is None else self._rows[REQUESTS][place]
 
     def _sum(self, row: int, place: int) -> int:
         """Of all processes."""
@@ -262,7 +264,7 @@ class LoadBook:
 
     def own_requests(self) -> int:
         """At all ranks together: those that routers sent which keep these books."""
-        rows = self._table[_REQUESTS] if self._everybodys is None else self._everybodys[:, _REQUESTS]
+        rows = self._table[REQUESTS] if self._everybodys is None else self._everybodys[:, REQUESTS]
         return int(rows.sum())
 
     def get_metrics(self, now: float) -> dict[WorkerRank, Metrics]:
@@ -280,25 +282,3 @@ def subtract(counts: Counter[WorkerRank], rank: WorkerRank, count: int) -> None:
     counts[rank] -= count
     if not counts[rank]:
         del counts[rank]
-
-
-@kernel
-def _loads(
-    tables: npt.NDArray[np.int64], own: int, places: npt.NDArray[np.intp], capacity: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], ...]:
-    """As `Loads` has them. What is ours is the sum over all processes; what is foreign each of them knows."""
-    count = len(places)
-    requests, prefill, active = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    ours, memory, capacities = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    for at in range(count):
-        place = places[at]
-        for table in tables:
-            ours[at] += table[_REQUESTS, place]
-            prefill[at] += table[_PREFILL, place]
-            active[at] += table[_ACTIVE, place]
-            memory[at] += table[_NEW, place]
-        requests[at] = ours[at] + tables[own, _FOREIGN_REQUESTS, place]
-        active[at] += tables[own, _FOREIGN_TOKENS, place]
-        memory[at] = max(0, memory[at] + tables[own, _BEYOND, place])
-        capacities[at] = capacity[place]
-    return requests, prefill, active, ours, memory, capacities

@@ -8,6 +8,7 @@ from collections.abc import Hashable
 
 from router.http.chunked import ChunkedBody, MalformedChunk, decode_chunks
 from router.http.edited import EditedBody, EditedEvents
+from router.http.relay import HELD
 from router.usage import CACHED, read_usage, with_cached
 from tests.engines.recordings import RECORDINGS, exchanges
 from tests.fuzz.target import JSON, Target, coin, pieces
@@ -20,7 +21,7 @@ _GONE = b"data: gone\n\n"
 
 def _events(data: bytes) -> Hashable:
     """A body of any chunks, cut anywhere: the content is edited, and nothing else of it."""
-    return _edited_as_it_comes(data, EditedEvents.held_limit)
+    return _edited_as_it_comes(data, HELD)
 
 
 def _long_events(data: bytes) -> Hashable:
@@ -29,8 +30,7 @@ def _long_events(data: bytes) -> Hashable:
 
 
 def _edited_as_it_comes(data: bytes, held_limit: int) -> Hashable:
-    relay, body, sent, came = EditedEvents(CACHED, edit), ChunkedBody(), b"", b""
-    relay.held_limit = held_limit
+    relay, body, sent, came = EditedEvents(CACHED, edit, held_limit), ChunkedBody(), b"", b""
     try:
         for piece in pieces(data):
             boundary = body.feed(piece)

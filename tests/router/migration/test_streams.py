@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,11 +52,12 @@ def cases(draw: st.DrawFn, *, alone: bool = False) -> Case:
 class Router:
     """The pure parts put together as the exchange does, for one request."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, held_limit: int = 64 * 1024**2) -> None:
         self.case = case
+        self.held_limit = held_limit
         self.body = read_body(json.dumps(case.body).encode())
         self.record = Record(case.endpoint == "chat", case.body.get("return_token_ids") is True)
-        self.relay = RecordedEvents(self.record)
+        self.relay = RecordedEvents(self.record, held_limit)
         self.sent = b""
 
     def first(self) -> list[bytes]:
@@ -71,7 +71,7 @@ class Router:
             return None
         trouble = self.record.cut(ends_whole)
         assert trouble is None, trouble
-        self.relay = RecordedEvents(self.record)
+        self.relay = RecordedEvents(self.record, self.held_limit)
         engine = Engine(self.case.engine.prompt, self.case.engine.answer, self.case.engine.groups, name)
         if not self.record.output:
             return list(engine.stream(self.case.endpoint, json.loads(with_ids(self.body))))
@@ -166,9 +166,9 @@ def test_a_body_that_ends_before_its_stream_is_not_ended() -> None:
     assert not router.record.done
 
 
-def test_an_event_beyond_all_bounds_is_passed_on_and_is_the_end_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RecordedEvents, "held_limit", 50)
-    router = Router(Case("completions", {"stream": True, "max_tokens": 3, "prompt": [0]}, Engine([0], [1, 2, 3], [1])))
+def test_an_event_beyond_all_bounds_is_passed_on_and_is_the_end_of_it() -> None:
+    case = Case("completions", {"stream": True, "max_tokens": 3, "prompt": [0]}, Engine([0], [1, 2, 3], [1]))
+    router = Router(case, held_limit=50)
     assert router.hear(router.first(), None, [100, 150])
     assert seen(router.content).text == text_of([1, 2, 3])
     assert "too long" in str(router.record.cut(ends_whole))

@@ -7,11 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from router.scheduling import auto, backlog, latency, load, present
+from router.scheduling import auto, backlog, latency, load_rows, present
 from router.scheduling.auto import Auto
 from router.scheduling.backlog import BACKLOG_ROWS, Backlog
 from router.scheduling.cheapest import Cheapest
-from router.scheduling.load import LOAD_ROWS, LoadBook, SharedTable
+from router.scheduling.load import LoadBook, SharedTable
+from router.scheduling.load_rows import LOAD_ROWS
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.warm_up import warm_up
 from tests.router.scheduling.candidates import HeldOnGpu, named
@@ -23,7 +24,7 @@ def compiled() -> int:
         backlog._seconds_left,
         latency._prefill_seconds,
         latency._step_seconds,
-        load._loads,
+        load_rows.sum_loads,
         present._held_tokens,
     )
     return sum(len(getattr(kernel, "signatures", ())) for kernel in kernels)

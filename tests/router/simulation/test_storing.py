@@ -8,6 +8,7 @@ from engines.sim.store import Eviction
 from router.ab.trace import Row
 from router.scheduling.auto import Auto
 from router.scheduling.cheapest import Cheapest
+from router.scheduling.decision import Choice, Situation, Uniform
 from router.simulation.arrival import Sample
 from router.simulation.fleet import FleetSettings, VirtualFleet
 from router.simulation.run import Run, find_policy
@@ -183,19 +184,25 @@ def test_prefill_and_decode_workers_share_a_store(push: bool, killed: int | None
     nothing_stays(virtual)
 
 
+class Listening:
+    """Round robin that notes what could be loaded."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self._policy = find_policy("round-robin")
+
+    def choose(self, situation: Situation, random: Uniform) -> Choice:
+        self.told.append(int(situation.stored_tokens.max()))
+        return self._policy.choose(situation, random)
+
+
 @pytest.mark.parametrize("credit", [True, False])
 def test_the_router_is_told_of_the_store_or_not(credit: bool) -> None:
-    virtual = VirtualFleet(STORE._replace(store_credit=credit), find_policy("round-robin"))
-    told: list[int] = []
-    select = virtual.scheduler.select
-
-    def listening(*arguments: object, **options: object) -> object:
-        told.append(int(str(options["stored"])))
-        return select(*arguments, **options)  # type: ignore[arg-type]
-
-    virtual.scheduler.select = listening  # type: ignore[method-assign, assignment]
-    virtual.run([alike(0, 8000), alike(2, 5000, 0), alike(4, 700, 90)])
-    assert told == [0, 4992 if credit else 0, 0]
+    policy = Listening()
+    VirtualFleet(STORE._replace(store_credit=credit), policy).run(
+        [alike(0, 8000), alike(2, 5000, 0), alike(4, 700, 90)]
+    )
+    assert policy.told == [0, 4992 if credit else 0, 0]
 
 
 def test_a_seed_decides_a_run_with_a_store() -> None:

@@ -1,0 +1,35 @@
+"""What an event loop calls of a connection: `asyncio.Protocol` by its methods. A subclass of that one would not be
+compiled (docs/adr/0008-compiled-modules.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, cast
+
+
+class Protocol:
+    @abstractmethod
+    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+
+    @abstractmethod
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+    @abstractmethod
+    def data_received(self, data: bytes) -> None: ...
+
+    def eof_received(self) -> bool:
+        """False: the transport closes itself."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The transport's buffer is full."""
+
+    def resume_writing(self) -> None:
+        """It has room again."""
+
+
+def for_loop(make: Callable[[], Protocol]) -> Callable[[], Any]:
+    """`make`, as an event loop's types want it."""
+    return cast("Callable[[], Any]", make)
