@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
+from router.compiled import is_compiled
 from router.settings import GROUPS, VARIABLE_PREFIX, Option, Settings, SettingsError, options
 
 _log = logging.getLogger(__name__)
@@ -204,6 +205,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 def _version() -> str:
     try:
-        return f"kv-router {importlib.metadata.version('kv-aware-router')}"
+        version = importlib.metadata.version("kv-aware-router")
     except importlib.metadata.PackageNotFoundError:
-        return "kv-router (run from a checkout, not installed)"
+        version = "(run from a checkout, not installed)"
+    return f"kv-router {version}{', compiled' if is_compiled() else ''}"

@@ -8,6 +8,8 @@ import platform
 import subprocess
 from pathlib import Path
 
+from router.compiled import is_compiled
+
 from .places import ROOT
 
 
@@ -19,6 +21,7 @@ def facts() -> list[str]:
             f"Machine: {_processor()}, {os.cpu_count()} cores, {_memory()} GiB, Linux, "
             f"Python {platform.python_version()}"
         ),
+        f"Ours: {'compiled, as it is once installed' if is_compiled() else 'not compiled: no C compiler was found'}",
     ]
 
 

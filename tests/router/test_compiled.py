@@ -1,0 +1,59 @@
+"""What is compiled (setup.py), and what compiled modules may not do."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+from router.http.front import Connection
+from router.http.upstream import WorkerConnection
+
+ROOT = Path(__file__).parents[2]
+
+
+def compiled() -> list[Path]:
+    """As setup.py names them."""
+    tree = ast.parse((ROOT / "setup.py").read_text())
+    names = next(
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMPILED"
+    )
+    return [ROOT / str(name) for name in ast.literal_eval(names)]
+
+
+@pytest.mark.parametrize("path", compiled(), ids=lambda path: path.name)
+def test_a_compiled_module_has_no_kernel_of_numbas(path: Path) -> None:
+    assert "indexer.jit" not in path.read_text()
+
+
+def test_parents_of_compiled_classes_are_compiled_too() -> None:
+    """And children: nothing else may derive from them."""
+    importlib.import_module("router.app")  # and all that it takes
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in compiled()}
+    derived = (child for path in compiled() for child in children_of(path))
+    assert {child.__module__ for child in derived} <= modules
+
+
+def children_of(path: Path) -> list[type]:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return [each for each in everybody(object) if any(base.__module__ == name for base in each.__bases__)]
+
+
+def everybody(parent: type) -> set[type]:
+    found, left = set[type](), [parent]
+    while left:
+        each = left.pop()
+        if each not in found:
+            found.add(each)
+            left.extend(type.__subclasses__(each))
+    return found
+
+
+@pytest.mark.parametrize("kind", [Connection, WorkerConnection])
+def test_connections_are_what_an_event_loop_calls(kind: type) -> None:
+    for name, _ in inspect.getmembers(asyncio.Protocol, callable):
+        assert name.startswith("_") or callable(getattr(kind, name))
