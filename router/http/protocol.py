@@ -4,20 +4,21 @@ compiled (docs/adr/0008-compiled-modules.md)."""
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, cast
 
 
 class Protocol:
-    @abstractmethod
-    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+    __slots__ = ()
 
-    @abstractmethod
-    def connection_lost(self, exc: Exception | None) -> None: ...
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        raise NotImplementedError
 
-    @abstractmethod
-    def data_received(self, data: bytes) -> None: ...
+    def connection_lost(self, exc: Exception | None) -> None:
+        raise NotImplementedError
+
+    def data_received(self, data: bytes) -> None:
+        raise NotImplementedError
 
     def eof_received(self) -> bool:
         """False: the transport closes itself."""

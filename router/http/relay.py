@@ -17,7 +17,7 @@ _DONE = b"data: [DONE]\n\n\r\n"
 
 
 HELD = 64 * 1024
-"""Bytes."""
+"""Bytes of an event held back until it is whole; a longer one is passed on in pieces."""
 
 
 class Relay(Protocol):
@@ -77,7 +77,7 @@ class Events:
     until_close = False
 
     def __init__(self, held_limit: int = HELD) -> None:
-        """`held_limit`: bytes of an event held back until it is whole; a longer one is passed on in pieces."""
+        """`held_limit` instead of `HELD`."""
         self._held_limit = held_limit
         self._held = b""
         self._in_pieces = False
