@@ -9,11 +9,7 @@ from typing import NamedTuple
 
 from .pair import SHIMS
 
-CONNECTOR = {
-    "kv_connector": "MooncakeStoreConnector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {"load_async": True},
-}
+CONNECTOR = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
 LEASE_MS = 5000
 
 
@@ -33,7 +29,9 @@ class Member(NamedTuple):
     segment: str = "256MB"
 
     def arguments(self) -> list[str]:
-        return ["--kv-transfer-config", json.dumps(CONNECTOR)]
+        """The `port` only names a socket in /tmp, which two engines that start together would take from each other."""
+        extra = {"load_async": True, "lookup_rpc_port": os.getpid()}
+        return ["--kv-transfer-config", json.dumps({**CONNECTOR, "kv_connector_extra_config": extra})]
 
     def environment(self, folder: Path) -> dict[str, str]:
         """`folder`: for the file that the connector reads."""
