@@ -8,14 +8,17 @@ from router.http.chunked import split_chunks
 from router.http.relay import Events, chunk
 from router.migration.record import Record
 
+FIRST_HELD = 64 * 1024**2
+"""As `HELD` for a stream whose first event holds the prompt's tokens."""
+
 
 class RecordedEvents(Events):
     """One worker's part of the stream."""
 
     clean = False
 
-    def __init__(self, record: Record, held_limit: int = 64 * 1024**2) -> None:
-        """`held_limit` as of `Events`: the first one holds the prompt's tokens."""
+    def __init__(self, record: Record, held_limit: int = FIRST_HELD) -> None:
+        """`held_limit` as of `Events`."""
         super().__init__(held_limit)
         self._record = record
 

@@ -14,7 +14,7 @@ from router.http.relay import chunk
 from router.inference import Endpoint
 from router.migration.bodies import continuation, tokens_left, with_ids
 from router.migration.record import Record
-from router.migration.relay import RecordedEvents
+from router.migration.relay import FIRST_HELD, RecordedEvents
 from tests.router.http.test_chunked import pieces_of
 from tests.router.migration.client import seen
 from tests.router.migration.engine import TEXTS, Engine, ends_whole, text_of
@@ -52,7 +52,7 @@ def cases(draw: st.DrawFn, *, alone: bool = False) -> Case:
 class Router:
     """The pure parts put together as the exchange does, for one request."""
 
-    def __init__(self, case: Case, held_limit: int = 64 * 1024**2) -> None:
+    def __init__(self, case: Case, held_limit: int = FIRST_HELD) -> None:
         self.case = case
         self.held_limit = held_limit
         self.body = read_body(json.dumps(case.body).encode())
