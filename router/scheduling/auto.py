@@ -16,23 +16,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
+from router.scheduling.auto_costs import auto_costs
+from router.scheduling.decision import Cost, Situation
 
-from indexer.jit import kernel
-from router.scheduling.decision import Cost, Figures, Seconds, Situation
-
-SOON: Final = 0.05
-"""A rank that has so few seconds of prefill before it may get any prompt: it must not fall idle while the router hears
-of its progress."""
-_SHARE: Final = 0.03
-"""Of a prompt's own seconds, which it may find there too: to the longest that is nothing, and held back they would be
-overtaken again and again."""
-ENOUGH: Final = 0.4
-"""Seconds of prefill that a rank may get together, about a step of 8,192 tokens: short prompts share what a step costs,
-and a long one makes whoever is in a step with it wait for all of it (docs/adr/0005-auto-policy.md compares)."""
-_ROOM: Final = 0.95
-"""Share of a rank's KV that may be booked: requests in flight grow, and their blocks are rounded up."""
 _BUSY_MEMORY: Final = 2.0
 """Seconds over which the fleet's utilisation is averaged: short enough to see that all is cold and everything new, when
 each prefix should be computed in few places; with 10 it took four times as long as one that follows prefixes only."""
@@ -44,12 +30,6 @@ idle for two seconds more when all comes at once. Somewhat longer than a long pr
 shares is computed by whoever is idle (docs/adr/0005-auto-policy.md compares 0.2 to 0.4)."""
 _MOST_DELAY: Final = 4.0
 """Limit of ρ/(1 − ρ): near 1 the estimate of ρ is too coarse to say more."""
-_STEPS: Final = 1.5
-"""A new prefill waits for the step that is under way, half of one on average, and its own step decodes as well."""
-_CROWD: Final = 0.25
-"""Power of the number of requests on a rank: 1 is LMetric's product, which trades too much waiting for even batches
-where prompts share nothing, 0 is predicted time to first token, which piles requests onto the holders of hot prefixes.
-Of 0, 0.15, 0.25, 0.5 and 1 the best over six simulated workloads, by little (docs/adr/0005-auto-policy.md)."""
 
 
 class Auto:
@@ -57,7 +37,7 @@ class Auto:
         self._prefills, self._loads = Utilisation(), Utilisation()
 
     def cost(self, situation: Situation) -> Cost:
-        values, may_go = _costs(
+        values, may_go = auto_costs(
             situation.queue_seconds,
             situation.held_seconds,
             situation.prefill_seconds,
@@ -110,45 +90,3 @@ class Utilisation:
     def delay(self) -> float:
         """Seconds that others wait for each second of new work: ρ/(1 − ρ)."""
         return min(_MOST_DELAY, self._busy / max(1e-9, self._looked - self._busy))
-
-
-def memory_seconds(taken: Figures, new: Figures, capacity: Figures, residence: float) -> Seconds:
-    """The wait for memory: until so many requests have ended that the prompt fits, at the mean rate of release."""
-    excess = np.maximum(0.0, taken + new - _ROOM * capacity)
-    waits: Seconds = excess * residence / np.maximum(1, taken)
-    return waits
-
-
-@kernel
-def _costs(
-    queue: Seconds,
-    held: Seconds,
-    own: Seconds,
-    load: Seconds,
-    own_load: Seconds,
-    step: Seconds,
-    requests: Figures,
-    own_requests: Figures,
-    taken: Figures,
-    new: Figures,
-    capacity: Figures,
-    weight: float,
-    load_delay: float,
-    residence: float,
-) -> tuple[Seconds, npt.NDArray[np.bool_]]:
-    """What each candidate costs, and which a request may be sent to now.
-
-    A rank that has none of ours is never waited for, whatever it reports: else others could keep us from it for ever.
-    The wait for memory is that of `memory_seconds`.
-    """
-    values, may_go = np.zeros(len(queue)), np.zeros(len(queue), np.bool_)
-    for at in range(len(queue)):
-        excess = max(0.0, taken[at] + new[at] - _ROOM * capacity[at])
-        memory = excess * residence / taken[at] if taken[at] else 0.0
-        loads = load[at] + load_delay * own_load[at]
-        seconds = queue[at] + held[at] + weight * own[at] + loads + _STEPS * step[at]
-        values[at] = seconds * (requests[at] + 1.0) ** _CROWD + memory
-        fits = queue[at] < max(SOON, _SHARE * own[at]) or queue[at] + own[at] < ENOUGH
-        ready = fits and memory == 0.0 and held[at] == 0.0
-        may_go[at] = ready or own_requests[at] == 0
-    return values, may_go

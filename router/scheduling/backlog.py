@@ -13,18 +13,12 @@ from heapq import heappop, heappush
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
-from indexer.jit import kernel
 from indexer.types import RankSet, WorkerRank
+from router.scheduling.backlog_rows import BACKLOG_ROWS, MICRO, WORK, seconds_left
 from router.scheduling.decision import Seconds
 from router.scheduling.load import SharedTable
 from router.scheduling.places import Places
-
-# Rows, in microseconds: work booked, that of the first in line, and since when it is first (on the steady clock).
-_WORK, _HEAD, _SINCE = range(3)
-BACKLOG_ROWS = 3
-_MICRO = 1e6
 
 
 class Entry:
@@ -94,7 +88,7 @@ class Backlog:
     def _join(self, entry: Entry, now: float) -> None:
         line = self._lines.setdefault(entry.place, deque())
         line.append(entry)
-        self._rows[_WORK][entry.place] += int(entry.work * _MICRO)
+        self._rows[WORK][entry.place] += int(entry.work * MICRO)
         if len(line) == 1:
             self._begin(entry.place, now)
 
@@ -107,8 +101,8 @@ class Backlog:
     def _begin(self, place: int, now: float) -> None:
         line = self._lines[place]
         work, head, since = self._rows
-        head[place] = int(line[0].work * _MICRO) if line else 0
-        since[place] = int(now * _MICRO)
+        head[place] = int(line[0].work * MICRO) if line else 0
+        since[place] = int(now * MICRO)
         if not line:
             work[place] = 0
 
@@ -143,7 +137,7 @@ class Backlog:
             return True
         first = line[0] is entry
         line.remove(entry)
-        self._rows[_WORK][entry.place] -= int(entry.work * _MICRO)
+        self._rows[WORK][entry.place] -= int(entry.work * MICRO)
         if first:
             self._begin(entry.place, now)
         return True
@@ -152,27 +146,11 @@ class Backlog:
         """Until a request sent to each of `ranks` now would begin; `factors`: how much longer each takes."""
         self.wanted = True
         self._advance(now)
-        return _seconds_left(self._tables, self._places.of(ranks), factors, now * _MICRO)
+        return seconds_left(self._tables, self._places.of(ranks), factors, now * MICRO)
 
     def busy(self, ranks: RankSet, now: float) -> float:
         """The share of `ranks`, 0-1, that have any."""
         self.wanted = True
         self._advance(now)
-        work = self._tables[:, _WORK, self._places.of(ranks)].max(axis=0)
+        work = self._tables[:, WORK, self._places.of(ranks)].max(axis=0)
         return float(np.count_nonzero(work)) / max(1, len(ranks))
-
-
-@kernel
-def _seconds_left(tables: npt.NDArray[np.int64], places: npt.NDArray[np.intp], factors: Seconds, now: float) -> Seconds:
-    """Of the several processes' first in line, the one that has been first for longest is what the rank computes."""
-    left = np.zeros(len(places))
-    for number, place in enumerate(places):
-        work, head, since = 0.0, 0.0, now
-        for table in tables:
-            work += table[_WORK, place]
-            if table[_HEAD, place] > 0 and (head == 0.0 or table[_SINCE, place] < since):
-                head, since = float(table[_HEAD, place]), float(table[_SINCE, place])
-        expected = head * factors[number]
-        remains = abs(expected - max(0.0, now - since)) if head else 0.0
-        left[number] = max(0.0, (work - head) * factors[number] + remains) / _MICRO
-    return left

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from indexer.matches import Matches
-from router.scheduling.auto import Auto, memory_seconds
+from router.scheduling.auto import Auto
+from router.scheduling.auto_costs import memory_seconds
 from router.scheduling.decision import Onward, Split
 from router.scheduling.present import Present
 from router.scheduling.transfer import Transfers, prior_seconds

@@ -13,12 +13,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from indexer.jit import kernel
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.decision import Figures, Seconds
 from router.scheduling.places import Places
+from router.scheduling.predictions import prefill_seconds, step_seconds
 
 PREFILL_PRIOR = (0.01, 1 / 20_000, 1e-9)
 """Seconds, per new token and per pair: an 8B model on an accelerator of 2023, 2 FLOP per parameter and token at 30 % of
@@ -128,10 +127,12 @@ class Factors:
         fast_observed, fast_expected, slow_observed, slow_expected = self._decayed(place, now)
         sums = (fast_observed + observed, fast_expected + expected, slow_observed + observed, slow_expected + expected)
         self._sums[place] = (*sums, now)
-        self._known[place] = _factor(*sums, self._fleets)
+        self._known[place] = _factor(sums, self._fleets)
 
     def _decayed(self, place: int, now: float) -> tuple[float, float, float, float]:
-        fast_observed, fast_expected, slow_observed, slow_expected, at = self._sums.get(place, (0, 0, 0, 0, now))
+        fast_observed, fast_expected, slow_observed, slow_expected, at = self._sums.get(
+            place, (0.0, 0.0, 0.0, 0.0, now)
+        )
         fast, slow = math.exp((at - now) / _FAST), math.exp((at - now) / _SLOW)
         return fast_observed * fast, fast_expected * fast, slow_observed * slow, slow_expected * slow
 
@@ -153,12 +154,12 @@ class Factors:
         self._fleets = (observed + _SLOW_PRIOR) / (expected + _SLOW_PRIOR)
         self._known[:] = self._fleets
         for place, sums in decayed.items():
-            self._known[place] = _factor(*sums, self._fleets)
+            self._known[place] = _factor(sums, self._fleets)
 
 
-def _factor(
-    fast_observed: float, fast_expected: float, slow_observed: float, slow_expected: float, fleets: float
-) -> float:
+def _factor(sums: tuple[float, float, float, float], fleets: float) -> float:
+    """`sums`: fast observed and expected, slow observed and expected."""
+    fast_observed, fast_expected, slow_observed, slow_expected = sums
     lasting = (slow_observed + _SLOW_PRIOR * fleets) / (slow_expected + _SLOW_PRIOR)
     return (fast_observed + _FAST_PRIOR * lasting) / (fast_expected + _FAST_PRIOR)
 
@@ -220,7 +221,7 @@ class LatencyModel:
     def prefill_seconds(self, ranks: RankSet, held: Seconds, prompt: int, now: float) -> Seconds:
         """Of a prompt of which each rank has `held` tokens."""
         known = self._prefill_factors.known(now)
-        return _prefill_seconds(known, self._places.of(ranks), *self._prefill.coefficients, held, prompt)
+        return prefill_seconds(known, self._places.of(ranks), *self._prefill.coefficients, held, prompt)
 
     def prefill_factors(self, ranks: RankSet, now: float) -> Seconds:
         return self._prefill_factors.known(now)[self._places.of(ranks)]
@@ -231,7 +232,7 @@ class LatencyModel:
         """Between two tokens of a stream, with one more request, of `prompt_tokens`, beside so many that have so many
         tokens in all."""
         known, places = self._step_factors.known(now), self._places.of(ranks)
-        return _step_seconds(known, places, *self._step.coefficients, requests, active_tokens, prompt_tokens)
+        return step_seconds(known, places, *self._step.coefficients, requests, active_tokens, prompt_tokens)
 
     # -- observations
 
@@ -270,38 +271,3 @@ class LatencyModel:
     def observe_residence(self, seconds: float) -> None:
         """A request has ended `seconds` after it was booked."""
         self.residence += _RESIDENCE_GAIN * (seconds - self.residence)
-
-
-@kernel
-def _prefill_seconds(
-    known: Seconds,
-    places: npt.NDArray[np.intp],
-    base: float,
-    per_token: float,
-    per_pair: float,
-    held: Seconds,
-    prompt: int,
-) -> Seconds:
-    seconds = np.zeros(len(places))
-    for at in range(len(places)):
-        new = max(0.0, prompt - held[at])
-        seconds[at] = known[places[at]] * (base + new * (per_token + per_pair * (prompt - new / 2)))
-    return seconds
-
-
-@kernel
-def _step_seconds(
-    known: Seconds,
-    places: npt.NDArray[np.intp],
-    base: float,
-    per_sequence: float,
-    per_token: float,
-    requests: Figures,
-    active: Figures,
-    prompt: int,
-) -> Seconds:
-    seconds = np.zeros(len(places))
-    for at in range(len(places)):
-        work = base + per_sequence * (requests[at] + 1) + per_token * (active[at] + prompt)
-        seconds[at] = known[places[at]] * work
-    return seconds

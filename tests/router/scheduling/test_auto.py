@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from router.scheduling.auto import ENOUGH, SOON, Auto, Utilisation
+from router.scheduling.auto import Auto, Utilisation
+from router.scheduling.auto_costs import ENOUGH, SOON
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Cost
 from tests.router.scheduling.candidates import Scripted, named, situation

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from indexer.types import RankSet, WorkerRank
-from router.scheduling.backlog import BACKLOG_ROWS, Backlog, Entry
+from router.scheduling.backlog import Backlog, Entry
+from router.scheduling.backlog_rows import BACKLOG_ROWS
 from router.scheduling.load import SharedTable
 from tests.router.scheduling.candidates import rank, repeatable
 

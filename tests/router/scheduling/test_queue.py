@@ -10,7 +10,8 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from indexer.types import WorkerRank
 from router.scheduling.admission import Objectives, Refusal
-from router.scheduling.auto import ENOUGH, Auto
+from router.scheduling.auto import Auto
+from router.scheduling.auto_costs import ENOUGH
 from router.scheduling.backlog import Entry
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.booking import PrefillBooking

@@ -7,9 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from router.scheduling import auto, backlog, latency, load_rows, present
+from router.scheduling import auto_costs, backlog_rows, load_rows, predictions
 from router.scheduling.auto import Auto
-from router.scheduling.backlog import BACKLOG_ROWS, Backlog
+from router.scheduling.backlog import Backlog
+from router.scheduling.backlog_rows import BACKLOG_ROWS
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.load import LoadBook, SharedTable
 from router.scheduling.load_rows import LOAD_ROWS
@@ -20,12 +21,12 @@ from tests.router.scheduling.candidates import HeldOnGpu, named
 
 def compiled() -> int:
     kernels = (
-        auto._costs,
-        backlog._seconds_left,
-        latency._prefill_seconds,
-        latency._step_seconds,
+        auto_costs.auto_costs,
+        backlog_rows.seconds_left,
+        predictions.prefill_seconds,
+        predictions.step_seconds,
         load_rows.sum_loads,
-        present._held_tokens,
+        predictions.held_tokens,
     )
     return sum(len(getattr(kernel, "signatures", ())) for kernel in kernels)
 
