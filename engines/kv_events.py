@@ -15,6 +15,7 @@ from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 import msgspec
 
 from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch, EngineEvent, MalformedEvent
+from engines.kv_wire import Frame, MapFrame, Removed, Tagged, TaggedArray
 from engines.numbers import Numbers, take_out
 from indexer.handles import BlockNames, block_names
 from indexer.hashing import Tokens, pack_tokens
@@ -48,53 +49,8 @@ _bigrams = msgspec.msgpack.Decoder(list[tuple[_Token, _Token]])
 _Event = TypeVar("_Event")
 
 
-class _Frame(msgspec.Struct, Generic[_Event], array_like=True, gc=False):
-    ts: float
-    events: list[_Event]
-    dp_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
-
-
-class _MapFrame(msgspec.Struct, gc=False):
-    """vLLM's frame between the switch to maps and 0.32, where the frame is an array again."""
-
-    ts: float
-    events: list[msgspec.Raw]
-    data_parallel_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
-
-
-class Tagged(msgspec.Struct):
-    """Any event as a map, read for its type only."""
-
-    type: str
-
-
-class TaggedArray(Tagged, array_like=True):
-    """Any event as an array, read for its type only."""
-
-
-class Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
-    """BlockRemoved on the wire; SGLang has the first two fields only."""
-
-    block_hashes: msgspec.Raw
-    medium: str | None = None
-    group_idx: int | None = None
-    locality: str | None = None
-
-
-class RemovedArray(Removed, array_like=True, tag="BlockRemoved"):
-    pass
-
-
-class Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
-    """AllBlocksCleared on the wire."""
-
-
-class ClearedArray(Cleared, array_like=True, tag="AllBlocksCleared"):
-    pass
-
-
-_map_frame = msgspec.msgpack.Decoder(_MapFrame)
-_array_frame = msgspec.msgpack.Decoder(_Frame[msgspec.Raw])
+_map_frame = msgspec.msgpack.Decoder(MapFrame)
+_array_frame = msgspec.msgpack.Decoder(Frame[msgspec.Raw])
 _map_tag = msgspec.msgpack.Decoder(Tagged)
 _array_tag = msgspec.msgpack.Decoder(TaggedArray)
 
@@ -103,7 +59,7 @@ class Codec(Generic[_Event]):
     """Reads frames with events of the types `maps` or `arrays`, unions of tagged structs."""
 
     def __init__(self, maps: type[_Event], arrays: type[_Event]) -> None:
-        self._map_events = msgspec.msgpack.Decoder(_Frame[maps])  # type: ignore[valid-type] # a type all the same
+        self._map_events = msgspec.msgpack.Decoder(Frame[maps])  # type: ignore[valid-type] # a type all the same
         self._map = msgspec.msgpack.Decoder(maps)
         self._array = msgspec.msgpack.Decoder(arrays)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import takewhile
 
-from indexer.prefix_index import PrefixIndex
+from indexer.hashing import SequenceHashes
+from indexer.prefix_index import PrefixIndex, as_hashes
 from indexer.types import SequenceHash, Tier, WorkerRank
 
 BYTES_PER_BLOCK = 512
@@ -30,16 +31,17 @@ class AssumedPrefixes:
     def __len__(self) -> int:
         return len(self._expiry)
 
-    def assume(self, rank: WorkerRank, hashes: Iterable[SequenceHash], now: float) -> None:
+    def assume(self, rank: WorkerRank, hashes: SequenceHashes | Sequence[SequenceHash], now: float) -> None:
         """`rank` was sent a prompt with these sequence hashes at `now` (seconds, any steady clock)."""
-        hashes, until = list(hashes)[: self._most], now + self._ttl
-        excess = max(0, len(self._expiry) + len(hashes) - self._most)
+        chain, until = as_hashes(hashes)[: self._most], now + self._ttl
+        excess = max(0, len(self._expiry) + len(chain) - self._most)
         self.evicted += excess
         self._drop(excess)
-        for block in hashes:
+        blocks: list[SequenceHash] = chain.tolist()
+        for block in blocks:
             self._expiry[rank, block] = until
             self._expiry.move_to_end((rank, block))
-        self._index.store(rank, Tier.GPU, hashes)
+        self._index.store(rank, Tier.GPU, chain)
 
     def expire(self, now: float) -> dict[WorkerRank, list[SequenceHash]]:
         """Drop what has outlived its time, and return it; call before a look-up."""

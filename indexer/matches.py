@@ -130,18 +130,22 @@ class MostOfMatches(Matches):
     def __init__(self, known: Matches, predicted: Sequence[Matches]) -> None:
         self._known = known
         self._predicted = predicted
+        self._last: tuple[RankSet, Overlaps, Overlaps] | None = None
+        """An answer of `known`, and what it came to with what is predicted: both questions often have the same one."""
 
     def blocks_of(self, ranks: RankSet) -> Overlaps:
-        most = self._known.blocks_of(ranks)
-        for part in self._predicted:
-            most = np.maximum(most, part.blocks_of(ranks))
-        return most
+        return self._most(self._known.blocks_of(ranks), ranks)
 
     def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
-        most = self._known.gpu_blocks_of(ranks)
-        for part in self._predicted:
-            most = np.maximum(most, part.blocks_of(ranks))
-        return most
+        return self._most(self._known.gpu_blocks_of(ranks), ranks)
+
+    def _most(self, known: Overlaps, ranks: RankSet) -> Overlaps:
+        if self._last is None or self._last[0] is not ranks or self._last[1] is not known:
+            most = known
+            for part in self._predicted:
+                most = np.maximum(most, part.blocks_of(ranks))
+            self._last = ranks, known, most
+        return self._last[2]
 
     def known_blocks_of(self, ranks: RankSet) -> Overlaps:
         return self._known.known_blocks_of(ranks)

@@ -36,9 +36,8 @@ class PredictedPrefixes:
 
     def remove(self, rank: WorkerRank, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
         """It has just said that it does not hold these: no guess is better than that."""
-        for used, index in zip(self._used, (self._younger, self._older), strict=True):
-            if used:
-                index.remove(rank, Tier.GPU, hashes)
+        for index in self._in_use():
+            index.remove(rank, Tier.GPU, hashes)
 
     def forget(self, rank: WorkerRank) -> None:
         """It restarted, or its cache was cleared."""
@@ -57,5 +56,8 @@ class PredictedPrefixes:
 
     def find_matches(self, hashes: SequenceHashes) -> list[Matches]:
         """An answer from each generation that holds anything."""
-        both = zip(self._used, (self._younger, self._older), strict=True)
-        return [index.find_matches(hashes) for used, index in both if used]
+        return [index.find_matches(hashes) for index in self._in_use()]
+
+    def _in_use(self) -> list[PrefixIndex]:
+        found = [self._younger] if self._used[0] else []
+        return [*found, self._older] if self._used[1] else found

@@ -26,9 +26,9 @@ from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBa
 from engines.rank_load import RankLoad
 from indexer.events import EventBatch
 from indexer.types import EngineHash, Namespace, Tier, WorkerRank
+from publishers.counts import RelayCounts
 from publishers.plane import EventPlane
 from publishers.rank import Epochs, RankPublisher
-from publishers.relay import RelayCounts
 
 REPORT_INTERVAL = 1.0
 QUEUE_LIMIT = 10_000

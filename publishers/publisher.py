@@ -19,14 +19,14 @@ from engines.endpoints import confined
 from engines.load import RankLoad
 from engines.probe import probe
 from indexer.types import WorkerRank
+from publishers.counts import RelayCounts, SourceCounts
 from publishers.credentials import make_session
 from publishers.dialogue import converse
 from publishers.load_poller import INTERVAL, LoadCounts, LoadPoller
 from publishers.logs import log_event
 from publishers.plane import EventPlane
 from publishers.rank import Decode, EngineRank, Epochs
-from publishers.relay import RelayCounts
-from publishers.zmq_source import REPLAY_TIMEOUT, SourceCounts, ZmqSource
+from publishers.zmq_source import REPLAY_TIMEOUT, ZmqSource
 
 logger = logging.getLogger(__name__)
 

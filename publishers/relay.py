@@ -6,10 +6,9 @@ begins. Pure: the epoch comes from the caller's clock.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 
-import msgspec
 import numpy as np
 
 from engines.events import BlockRemoved, BlockStored, EngineBatch, EngineEvent
@@ -17,6 +16,7 @@ from indexer.events import Cleared, Event, EventBatch, Removed, ReplayRequest, S
 from indexer.handles import BlockHandles, UnknownParent
 from indexer.hashing import SequenceHashes, root_hash
 from indexer.types import Tier, WorkerRank
+from publishers.counts import RelayCounts
 
 RING_SIZE = 4096
 """Batches kept for replay; an engine makes at most one a step, so a minute or more."""
@@ -25,25 +25,6 @@ SNAPSHOT_PART = 50_000
 """Hashes in one part: 400 kB, well below the 1 MB that NATS takes in one message."""
 
 _NOTHING = np.zeros(0, np.uint64)
-
-
-class RelayCounts(msgspec.Struct):
-    """Totals since the relay was made."""
-
-    batches: int = 0
-    """Batches made for the event plane."""
-    stored: int = 0
-    removed: int = 0
-    cleared: int = 0
-    orphans: int = 0
-    """Stores dropped because their parent is unknown."""
-    malformed: int = 0
-    """Frames and events that could not be read."""
-    epochs: int = 0
-    """Restarts."""
-    snapshots: int = 0
-    skipped: Counter[str] = msgspec.field(default_factory=Counter)
-    """Events that are none of the index's business, by reason."""
 
 
 class RankRelay:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter, deque
+from collections import deque
 from typing import Protocol
 
-import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from engines.description import EventSource
+from publishers.counts import SourceCounts
 from publishers.logs import log_event
 from publishers.zmq_sequence import (
     Apply,
@@ -74,19 +74,6 @@ class EventSink(Protocol):
 
     async def follow(self, caught_up: bool) -> None:
         """From now on the sink has all that the engine said, as far as anybody knows; or no longer."""
-
-
-class SourceCounts(msgspec.Struct):
-    """Totals since the source was made."""
-
-    messages: int = 0
-    connections: int = 0
-    replays: int = 0
-    replayed: int = 0
-    lost_track: int = 0
-    """Times that messages were missing for good."""
-    malformed: Counter[str] = msgspec.field(default_factory=Counter)
-    """Messages that are not what the protocol says, by what is wrong."""
 
 
 class ZmqSource:
@@ -240,7 +227,7 @@ class _Sockets:
         # is not reported yet.
         messages = self._receive(self._subscriber)
         stimuli: list[Stimulus] = self._connections(self._receive(self._monitor))
-        if Connected() in stimuli and self._counts.connections > 1:
+        if any(isinstance(each, Connected) for each in stimuli) and self._counts.connections > 1:
             # From before or after, nobody can tell. The replay that now begins has all that counts.
             while messages:
                 messages = self._receive(self._subscriber)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from router.bodies import ABSENT, STEERING, Body, Bounded, Chat, Completion
 from router.openai_errors import BadRequest
 from router.tokens import read_ids
 
@@ -15,69 +17,11 @@ Endpoint = Literal["completions", "chat"]
 
 ENDPOINTS: dict[bytes, Endpoint] = {b"/v1/completions": "completions", b"/v1/chat/completions": "chat"}
 
-_ABSENT = msgspec.Raw()
 _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 MOST_PROMPTS = 2048
 """In one request: as many inputs as OpenAI takes."""
-MOST_CHOICES = 128
-"""Answers to a prompt (`n`, `best_of`): OpenAI's limit. Engines take memory for each."""
-_Choices = Annotated[int, msgspec.Meta(le=MOST_CHOICES)] | None
-
-
-class _Transfer(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """What of `kv_transfer_params` is a client's to say; the rest tells an engine whom to fetch KV from."""
-
-    prompt_token_ids: msgspec.Raw = _ABSENT
-
-
-class _Bounded(msgspec.Struct, gc=False):
-    """What no request may say, or not without limit: checked as it is decoded, which costs nothing.
-
-    SGLang's fields name a host to connect to, and a rank of the engine that the router would not know of.
-    """
-
-    model: str | None = None
-    n: _Choices = None
-    best_of: _Choices = None
-    kv_transfer_params: _Transfer | None = None
-    bootstrap_host: None = None
-    bootstrap_port: None = None
-    bootstrap_room: None = None
-    data_parallel_rank: None = None
-    routed_dp_rank: None = None
-    disagg_prefill_dp_rank: None = None
-
-
-_STEERING = frozenset(_Bounded.__struct_fields__) - {"model", "n", "best_of"}
-
-
-class _Body(_Bounded, gc=False):
-    """Of any request. What only the tokenizer reads stays raw until it does."""
-
-    cache_salt: str | None = None
-    stream: bool | None = None
-    add_special_tokens: msgspec.Raw = _ABSENT
-    truncate_prompt_tokens: msgspec.Raw = _ABSENT
-    prompt_embeds: msgspec.Raw = _ABSENT
-    media_io_kwargs: msgspec.Raw = _ABSENT
-    mm_processor_kwargs: msgspec.Raw = _ABSENT
-
-
-class _Completion(_Body, gc=False):
-    prompt: msgspec.Raw = _ABSENT
-
-
-class _Chat(_Body, gc=False):
-    messages: msgspec.Raw = _ABSENT
-    tools: msgspec.Raw = _ABSENT
-    chat_template: msgspec.Raw = _ABSENT
-    chat_template_kwargs: msgspec.Raw = _ABSENT
-    documents: msgspec.Raw = _ABSENT
-    reasoning_effort: msgspec.Raw = _ABSENT
-    add_generation_prompt: msgspec.Raw = _ABSENT
-    continue_final_message: msgspec.Raw = _ABSENT
 
 
 class Inference(NamedTuple):
@@ -87,7 +31,7 @@ class Inference(NamedTuple):
     cache_salt: str | None
     streamed: bool
     raw: bytes
-    body: _Completion | _Chat
+    body: Completion | Chat
 
     def fields(self) -> dict[str, Any]:
         """What `PromptTokens` reads, as far as it is given; a prompt of token ids may be an array.
@@ -95,27 +39,21 @@ class Inference(NamedTuple):
         Raises BadRequest for text that is not UTF-8, anywhere in the body, and ValidationError for valid JSON with a
         number that no float can hold.
         """
-        return _decoded(self._read_fields)
+        return _decoded(partial(_read_fields, self.raw, self.body))
 
     def whole(self) -> dict[str, Any]:
         """All that the request says, for an engine. Raises as `fields` does."""
-        return _decoded(lambda: _decode(self.raw))
-
-    def _read_fields(self) -> dict[str, Any]:
-        if not self.raw.isascii():
-            self.raw.decode()  # what was passed over may be no text
-        given = [(name, getattr(self.body, name)) for name in self.body.__struct_fields__[_PLAIN:]]
-        return {name: _read(name, value) for name, value in given if value is not _ABSENT}
+        return _decoded(partial(_decode, self.raw))
 
 
-_PLAIN = _Body.__struct_fields__.index("add_special_tokens")
-"""Fields of `_Body` that are decoded at once."""
+_PLAIN = Body.__struct_fields__.index("add_special_tokens")
+"""Fields of `Body` that are decoded at once."""
 _LIST, _NULL = b"[n"
 _BATCH = re.compile(rb"\[\s*[\"\[]")
 _decode = msgspec.json.Decoder().decode
-_decode_completion = msgspec.json.Decoder(_Completion).decode
-_decode_chat = msgspec.json.Decoder(_Chat).decode
-_decode_bounded = msgspec.json.Decoder(_Bounded).decode
+_decode_completion = msgspec.json.Decoder(Completion).decode
+_decode_chat = msgspec.json.Decoder(Chat).decode
+_decode_bounded = msgspec.json.Decoder(Bounded).decode
 _decode_batch = msgspec.json.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_PROMPTS)]).decode
 
 
@@ -127,7 +65,7 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
         raise _wrong_field(error) from None
     except _NO_JSON as error:
         raise _no_json(error) from None
-    if isinstance(body, _Completion):
+    if isinstance(body, Completion):
         if _check("prompt", body.prompt, b'"[', "a string or a list") == _LIST:
             _check_batch(body.prompt)
     else:
@@ -151,9 +89,16 @@ def model_of(raw: bytes, may_be_other: bool) -> str | None:
         raise _no_json(error) from None
 
 
+def _read_fields(raw: bytes, body: Completion | Chat) -> dict[str, Any]:
+    if not raw.isascii():
+        raw.decode()  # what was passed over may be no text
+    given = [(name, getattr(body, name)) for name in body.__struct_fields__[_PLAIN:]]
+    return {name: _read(name, value) for name, value in given if value is not ABSENT}
+
+
 def _wrong_field(error: msgspec.ValidationError) -> BadRequest:
     param = _param(error)
-    if param in _STEERING:
+    if param in STEERING:
         return BadRequest(400, f"The field {param!r} steers engines, and is not for clients to give.", param=param)
     return BadRequest(400, f"The request body has a wrong field: {error}.", param=param)
 

@@ -7,56 +7,27 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import msgspec
-
 from engines.events import EngineBatch
 from engines.kv_events import (
     CLEARED,
-    Cleared,
-    ClearedArray,
     Codec,
     Outcome,
-    Removed,
-    RemovedArray,
     read_hashes,
     read_tokens,
     removed,
     stored,
 )
+from engines.kv_wire import Cleared, ClearedArray, Removed, RemovedArray
 from engines.numbers import Numbers
-from indexer.types import EngineHash, Namespace, Tier
+from engines.sglang.wire import Stored, StoredArray
+from indexer.types import Namespace, Tier
 
 TIERS: dict[str | None, Tier] = {"GPU": Tier.GPU, "CPU_PINNED": Tier.CPU, "DISK": Tier.DISK, None: Tier.GPU}
 """By medium (StorageMedium). EXTERNAL, a pool shared by several workers, is left out: it is none of this worker's."""
 
 
-class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
-    block_hashes: msgspec.Raw
-    parent_block_hash: EngineHash | None
-    token_ids: msgspec.Raw
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
-    cache_salt: str | None = None
-    lora_name: str | None = None
-
-
-class _Metadata(msgspec.Struct, gc=False):
-    cache_salt: str | None = None
-
-
-class _StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", gc=False):
-    block_hashes: msgspec.Raw
-    parent_block_hash: EngineHash | None
-    token_ids: msgspec.Raw
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
-    metadata: _Metadata | None = None
-
-
-_Event: TypeAlias = _Stored | _StoredArray | Removed | Cleared
-_codec: Codec[_Event] = Codec(_Stored | Removed | Cleared, _StoredArray | RemovedArray | ClearedArray)  # type: ignore[arg-type]
+_Event: TypeAlias = Stored | StoredArray | Removed | Cleared
+_codec: Codec[_Event] = Codec(Stored | Removed | Cleared, StoredArray | RemovedArray | ClearedArray)  # type: ignore[arg-type]
 
 
 def decode(payload: bytes) -> EngineBatch:
@@ -72,7 +43,7 @@ def _event(event: _Event, numbers: Numbers) -> Outcome:
     return _stored(event, numbers)
 
 
-def _stored(event: _Stored | _StoredArray, numbers: Numbers) -> Outcome:
+def _stored(event: Stored | StoredArray, numbers: Numbers) -> Outcome:
     tier = TIERS.get(event.medium)
     if tier is None:
         return "medium"
@@ -83,7 +54,7 @@ def _stored(event: _Stored | _StoredArray, numbers: Numbers) -> Outcome:
     return stored(hashes, event.parent_block_hash, tokens, event.block_size, tier, namespace)
 
 
-def _namespace(event: _Stored | _StoredArray) -> Namespace:
-    if isinstance(event, _Stored):
+def _namespace(event: Stored | StoredArray) -> Namespace:
+    if isinstance(event, Stored):
         return Namespace(event.lora_name, event.cache_salt)
     return Namespace(cache_salt=event.metadata.cache_salt if event.metadata else None)

@@ -9,19 +9,17 @@ import msgspec
 from engines.events import EngineBatch
 from engines.kv_events import (
     CLEARED,
-    Cleared,
-    ClearedArray,
     Codec,
     Outcome,
-    Removed,
-    RemovedArray,
     read_hashes,
     read_tokens,
     removed,
     stored,
 )
+from engines.kv_wire import Cleared, ClearedArray, Removed, RemovedArray
 from engines.numbers import Numbers
-from indexer.types import EngineHash, Namespace, Tier
+from engines.vllm.wire import Stored, StoredArray
+from indexer.types import Namespace, Tier
 
 TIERS: dict[str | None, Tier] = {"GPU": Tier.GPU, "CPU": Tier.CPU, "STORAGE": Tier.DISK, None: Tier.GPU}
 """By medium, as the engine spells it. Lower-case `cpu` comes from the Mooncake store connector: such a block is the
@@ -31,27 +29,8 @@ PREFIX_GROUPS = frozenset({None, "full_attention", "mla_attention", "sink_full_a
 """vLLM's KVCacheSpecKind whose blocks all stay needed, so that holding them is holding a prefix; None: not stated."""
 
 
-class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
-    block_hashes: msgspec.Raw
-    parent_block_hash: EngineHash | None
-    token_ids: msgspec.Raw
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[list[msgspec.Raw] | None] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
-
-
-class _StoredArray(_Stored, array_like=True, tag="BlockStored"):
-    pass
-
-
-_Event: TypeAlias = _Stored | Removed | Cleared
-_codec: Codec[_Event] = Codec(_Event, _StoredArray | RemovedArray | ClearedArray)  # type: ignore[arg-type]
+_Event: TypeAlias = Stored | Removed | Cleared
+_codec: Codec[_Event] = Codec(_Event, StoredArray | RemovedArray | ClearedArray)  # type: ignore[arg-type]
 _string = msgspec.msgpack.Decoder(str)
 
 
@@ -78,7 +57,7 @@ class Decoder:
             return "group" if event.group_idx in self._other_groups else removed(event, numbers, TIERS)
         return self._stored(event, numbers)
 
-    def _stored(self, event: _Stored, numbers: Numbers) -> Outcome:
+    def _stored(self, event: Stored, numbers: Numbers) -> Outcome:
         if not self._makes_prefix(event):
             return "group"
         tier = TIERS.get(event.medium)
@@ -91,7 +70,7 @@ class Decoder:
         tokens = read_tokens(event.token_ids, numbers)
         return stored(hashes, event.parent_block_hash, tokens, event.block_size, tier, namespace, extras)
 
-    def _makes_prefix(self, event: _Stored) -> bool:
+    def _makes_prefix(self, event: Stored) -> bool:
         makes_prefix = event.kv_cache_spec_kind in PREFIX_GROUPS
         if event.group_idx is not None and event.kv_cache_spec_kind is not None:
             (self._other_groups.discard if makes_prefix else self._other_groups.add)(event.group_idx)
@@ -103,7 +82,7 @@ def decode(payload: bytes) -> EngineBatch:
     return Decoder()(payload)
 
 
-def _namespace_and_extras(event: _Stored, blocks: int) -> tuple[Namespace, tuple[bytes, ...]]:
+def _namespace_and_extras(event: Stored, blocks: int) -> tuple[Namespace, tuple[bytes, ...]]:
     """Tell apart what vLLM mixes into one untagged list for each block.
 
     In order: the LoRA name, `[multimodal id, offset in block]` pairs, in a prompt's first block the `cache_salt`,

@@ -110,7 +110,7 @@ def template_variables(fields: Fields) -> dict[str, Any]:
     given = fields.get("chat_template_kwargs") or {}
     if not isinstance(given, dict):
         raise CannotTokenize("malformed", "chat_template_kwargs is not an object")
-    if _NOT_VARIABLES & given.keys():
+    if not _NOT_VARIABLES.isdisjoint(given):
         raise CannotTokenize("unsupported", "chat_template_kwargs that replace what the request says elsewhere")
     variables = dict(given)
     if fields.get("documents") is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from router.tokens.cannot import CannotTokenize
 from router.tokens.engine_tokens import EngineTokens
-from router.tokens.prompt import Endpoint, PromptTokens
+from router.tokens.prompt import Endpoint, Fields
 
 _TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -40,7 +40,13 @@ class Mismatch(NamedTuple):
         )
 
 
-async def verify(ours: PromptTokens, engine: EngineTokens, model: str) -> Mismatch | None:
+class Ids(Protocol):
+    """Whoever makes token ids, as `PromptTokens` does."""
+
+    def ids(self, endpoint: Endpoint, fields: Fields) -> list[int]: ...
+
+
+async def verify(ours: Ids, engine: EngineTokens, model: str) -> Mismatch | None:
     """Compares on a few texts and chats. Probes that either side refuses are passed over; with no chat template of ours
     nothing is compared for chats. Raises CannotTokenize when the engine answered no probe at all.
     """

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import router.app
 from router.__main__ import main
@@ -27,7 +28,7 @@ class Telling(router.app.App):
                 f"{rank.worker_id}/{rank.dp_rank}/{tier.name}": [int(block) for block in blocks]
                 for (rank, tier), blocks in self._indexer.index.dump().items()
             },
-            "tasks": Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks()),  # type: ignore[union-attr]
+            "tasks": Counter(_kind(task) for task in asyncio.all_tasks()),
             "clients": len(self._connections),
             "upstream": sum(len(pool._open) for pool in pools),
             "kept": sum(map(len, session.connector._conns.values())) if session and session.connector else 0,
@@ -36,6 +37,11 @@ class Telling(router.app.App):
         new = FILE.with_suffix(".new")
         new.write_text(json.dumps(told))
         new.replace(FILE)
+
+
+def _kind(task: asyncio.Task[Any]) -> str:
+    coroutine = task.get_coro()
+    return getattr(coroutine, "__qualname__", type(coroutine).__name__)  # a compiled one has a type of its own
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Assuming(RuleBasedStateMachine):
 
     @rule(rank=ranks, blocks=st.lists(st.integers(0, 9), max_size=6))
     def assume(self, rank: WorkerRank, blocks: list[int]) -> None:
-        self.assumed.assume(rank, iter(blocks), self.now)
+        self.assumed.assume(rank, blocks, self.now)
         self.ends |= {(rank, block): self.now + TTL for block in blocks}
 
     @rule(seconds=st.sampled_from([0.0, 3.0, TTL / 2, TTL]))

@@ -1,0 +1,54 @@
+"""The frames and events of `engines.kv_events` as they are on the wire."""
+
+from __future__ import annotations
+
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
+
+_Event = TypeVar("_Event")
+
+
+class Frame(msgspec.Struct, Generic[_Event], array_like=True, gc=False):
+    ts: float
+    events: list[_Event]
+    dp_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class MapFrame(msgspec.Struct, gc=False):
+    """vLLM's frame between the switch to maps and 0.32, where the frame is an array again."""
+
+    ts: float
+    events: list[msgspec.Raw]
+    data_parallel_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class Tagged(msgspec.Struct):
+    """Any event as a map, read for its type only."""
+
+    type: str
+
+
+class TaggedArray(Tagged, array_like=True):
+    """Any event as an array, read for its type only."""
+
+
+class Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
+    """BlockRemoved on the wire; SGLang has the first two fields only."""
+
+    block_hashes: msgspec.Raw
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+
+
+class RemovedArray(Removed, array_like=True, tag="BlockRemoved"):
+    pass
+
+
+class Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
+    """AllBlocksCleared on the wire."""
+
+
+class ClearedArray(Cleared, array_like=True, tag="AllBlocksCleared"):
+    pass

@@ -1,0 +1,67 @@
+"""The fields of request bodies that the router reads, and those that no request may have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+ABSENT = msgspec.Raw()
+
+MOST_CHOICES = 128
+"""Answers to a prompt (`n`, `best_of`): OpenAI's limit. Engines take memory for each."""
+_Choices = Annotated[int, msgspec.Meta(le=MOST_CHOICES)] | None
+
+
+class Transfer(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """What of `kv_transfer_params` is a client's to say; the rest tells an engine whom to fetch KV from."""
+
+    prompt_token_ids: msgspec.Raw = ABSENT
+
+
+class Bounded(msgspec.Struct, gc=False):
+    """What no request may say, or not without limit: checked as it is decoded, which costs nothing.
+
+    SGLang's fields name a host to connect to, and a rank of the engine that the router would not know of.
+    """
+
+    model: str | None = None
+    n: _Choices = None
+    best_of: _Choices = None
+    kv_transfer_params: Transfer | None = None
+    bootstrap_host: None = None
+    bootstrap_port: None = None
+    bootstrap_room: None = None
+    data_parallel_rank: None = None
+    routed_dp_rank: None = None
+    disagg_prefill_dp_rank: None = None
+
+
+STEERING = frozenset(Bounded.__struct_fields__) - {"model", "n", "best_of"}
+
+
+class Body(Bounded, gc=False):
+    """Of any request. What only the tokenizer reads stays raw until it does."""
+
+    cache_salt: str | None = None
+    stream: bool | None = None
+    add_special_tokens: msgspec.Raw = ABSENT
+    truncate_prompt_tokens: msgspec.Raw = ABSENT
+    prompt_embeds: msgspec.Raw = ABSENT
+    media_io_kwargs: msgspec.Raw = ABSENT
+    mm_processor_kwargs: msgspec.Raw = ABSENT
+
+
+class Completion(Body, gc=False):
+    prompt: msgspec.Raw = ABSENT
+
+
+class Chat(Body, gc=False):
+    messages: msgspec.Raw = ABSENT
+    tools: msgspec.Raw = ABSENT
+    chat_template: msgspec.Raw = ABSENT
+    chat_template_kwargs: msgspec.Raw = ABSENT
+    documents: msgspec.Raw = ABSENT
+    reasoning_effort: msgspec.Raw = ABSENT
+    add_generation_prompt: msgspec.Raw = ABSENT
+    continue_final_message: msgspec.Raw = ABSENT
