@@ -9,7 +9,7 @@ numbers, nearly all of a frame, are taken out before (`engines.numbers`); what t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -59,7 +59,7 @@ class Codec(Generic[_Event]):
     """Reads frames with events of the types `maps` or `arrays`, unions of tagged structs."""
 
     def __init__(self, maps: type[_Event], arrays: type[_Event]) -> None:
-        self._map_events = msgspec.msgpack.Decoder(Frame[maps])  # type: ignore[valid-type] # a type all the same
+        self._map_events: msgspec.msgpack.Decoder[Frame[_Event]] = msgspec.msgpack.Decoder(Frame[maps])  # type: ignore[valid-type] # a type all the same
         self._map = msgspec.msgpack.Decoder(maps)
         self._array = msgspec.msgpack.Decoder(arrays)
 
@@ -69,6 +69,7 @@ class Codec(Generic[_Event]):
         Raises MalformedEvent when the frame itself cannot be read.
         """
         frame, numbers, stands_for = take_out(payload)
+        found: Sequence[_Event | Reason]
         try:
             whole = self._map_events.decode(frame)
             timestamp, found, dp_rank = whole.ts, whole.events, whole.dp_rank

@@ -171,10 +171,8 @@ class PackedTable:
 
     def go_on(self, hashes: int) -> None:
         """With the migration under way, as far as is due for so many hashes."""
-        if self._migrating:
-            self._migrate(_STEP + _STEPS_PER_HASH * hashes)
-            if self._condemned and not self._migrating:
-                self._begin_migration(hashes)
+        if self._migrating and self._migrate(_STEP + _STEPS_PER_HASH * hashes) and self._condemned:
+            self._begin_migration(hashes)
 
     def walk(self, slots: Rows, hashes: Words, depths: Depths) -> None:
         """Into `depths`: how many of the leading `hashes` each live slot holds."""
@@ -259,7 +257,8 @@ class PackedTable:
         part = _FULLEST * len(self._table) / (2 * _GENERATIONS)
         self._next_generation = -sys.maxsize if self._limit is None else int(self._figures[ROOM] - part)
 
-    def _migrate(self, steps: int) -> None:
+    def _migrate(self, steps: int) -> bool:
+        """Whether it is over."""
         through = kernels.migrate(
             self._table, self._old, self._rows, self._dead, self._counts, self._state, self._kept, steps
         )
@@ -268,6 +267,7 @@ class PackedTable:
             self.freed |= self._dying
             self._dying = set()
             self._expect_generation()
+        return through
 
     def _add_rows(self, hashes: int) -> None:
         first, width = len(self._rows), self._rows.itemsize * self.words
