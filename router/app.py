@@ -14,12 +14,8 @@ from functools import partial
 
 import aiohttp
 
-import engines.store
-import publishers.rank
 import router.scheduling.limits
-import router.scheduling.warm_up
 from indexer.kv_indexer import KVIndexer
-from indexer.warm_up import warm_up
 from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
 from router.admin.access import by_keys
@@ -64,6 +60,7 @@ from router.store_keeper import StoreKeeper, handed_over, warm
 from router.store_spec import StoreSpec
 from router.tokens import find_tokenizer
 from router.upkeep import Learn, Upkeep
+from router.warm_up import warm_up
 from router.watch import WorkerWatch
 from router.worker_spec import WorkerSpec
 
@@ -221,10 +218,7 @@ class App:
         """Look at the workers, then listen. OSError when the address cannot be listened on."""
         settings = self._settings
         self._security.warn()
-        log_event(logger, logging.DEBUG, "Compiling the index: some seconds, when it is the first time on this machine")
-        warm_up()
-        publishers.rank.warm_up()
-        router.scheduling.warm_up.warm_up(self._scheduler)
+        warm_up(self._scheduler, settings.store is not None)
         self._scheduler.backlog.wanted = reads_prompts(settings)  # other modes do not ask
         self._session = self._security.make_session(self._fleet)
         await self._plane.start()
@@ -232,7 +226,6 @@ class App:
         if reads_prompts(settings):
             self._prompts = Prompts(settings.tokenizer, self._brain, self._session, settings.model_folder)
             if settings.store:
-                engines.store.warm_up()
                 self._store = SharedStore(
                     settings.store,
                     self._fleet,
