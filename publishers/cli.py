@@ -7,13 +7,13 @@ import importlib.metadata
 import math
 import re
 from collections.abc import Callable, Sequence
-from urllib.parse import urlsplit
 
 import msgspec
 
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.load_poller import INTERVAL
+from publishers.urls import split_url
 
 _DESCRIPTION = """\
 Runs beside one engine (vLLM, SGLang or whatever speaks like them): reads its KV cache events and its load, and
@@ -140,7 +140,7 @@ def _log_flags(group: argparse._ArgumentGroup) -> None:
 
 def host_and_port(url: str) -> str:
     """As the router names a worker by its URL."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     host = parts.hostname or ""
     return f"{f'[{host}]' if ':' in host else host}:{parts.port or _DEFAULT_PORTS[parts.scheme]}"
 
@@ -156,7 +156,7 @@ def _takes(what: str, valid: Callable[[str], object], text: str) -> str:
 
 def _engine(text: str) -> str:
     def valid(text: str) -> bool:
-        parts = urlsplit(text)
+        parts = split_url(text)
         _ = parts.port  # raises ValueError for what is no port number
         plain = parts.username is None and not parts.query and not parts.fragment and not re.search(r"\s", text)
         return plain and parts.scheme in _DEFAULT_PORTS and bool(parts.hostname)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 from publishers.credentials import NatsFiles
 from publishers.embedded_nats import EmbeddedNatsPlane
@@ -10,6 +10,7 @@ from publishers.local_plane import LocalPlane
 from publishers.nats_access import nats_access
 from publishers.nats_plane import NatsPlane
 from publishers.plane import EventPlane
+from publishers.urls import split_url
 
 EXPECTED = "'local', nats://[USER:PASSWORD@]HOST[:PORT], tls://HOST[:PORT] or nats+embedded://[HOST][:PORT]"
 
@@ -41,7 +42,7 @@ def make_plane(url: str, files: NatsFiles = _NO_FILES) -> EventPlane:
 
 def _split(url: str) -> SplitResult:
     try:
-        parts = urlsplit(url)
+        parts = split_url(url)
         _ = parts.port  # raises ValueError for what is no port number
     except ValueError:
         raise _wrong(url) from None

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from router.urls import split_url
+from publishers.urls import split_url
 
 HashName = Literal["sha256", "sha256_cbor"]
 RPC_PORT = 50051

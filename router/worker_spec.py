@@ -13,7 +13,7 @@ import msgspec
 
 from engines.description import Role
 from engines.disaggregation import CONNECTORS
-from router.urls import split_url
+from publishers.urls import split_url
 
 StatedRole = Role | Literal["auto"]
 

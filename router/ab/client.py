@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter
 from typing import cast
-from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 
+from publishers.urls import split_url
 from router.ab.errors import RunError
 
 _TAIL_KEPT, _TAIL_CUT = 4096, 16_384
@@ -31,7 +31,7 @@ class Address(msgspec.Struct, frozen=True):
     def parse(cls, url: str) -> Address:
         """Raises RunError for anything but a plain http URL."""
         try:
-            parts = urlsplit(url)
+            parts = split_url(url)
             host, port = parts.hostname, parts.port
         except ValueError:
             host = port = None

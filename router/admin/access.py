@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from publishers.urls import split_url
 from router.http.messages import AUTHORIZATION
 from router.openai_errors import BadRequest
 from router.security.guard import Guard
 from router.settings.administration import Address
-from router.urls import split_url
 
 
 class Refusal(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import msgspec
 
+from publishers.urls import split_url
 from router.settings.options import SettingsError, about
-from router.urls import split_url
 
 
 class Address(msgspec.Struct, frozen=True):

@@ -55,6 +55,7 @@ def test_a_worker_is_named_after_its_engine(engine: str, worker_id: str) -> None
     [
         ("--engine", "10.0.0.1:8000", "an address such as http://127.0.0.1:8000"),
         ("--engine", "http://h:port", "an address"),
+        ("--engine", "http://[::1]8000", "an address"),
         ("--engine", "http://user@h", "an address"),
         ("--nats", "local", "nats://"),
         ("--nats", "http://nats", "nats://"),

@@ -138,7 +138,7 @@ def test_addresses(url: str, address: Address) -> None:
     assert Address.parse(url) == address
 
 
-@pytest.mark.parametrize("url", ["https://host", "host:80", "http://", "http://h:99999"])
+@pytest.mark.parametrize("url", ["https://host", "host:80", "http://", "http://h:99999", "http://[::1]8000"])
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(RunError, match="is not a worker's URL"):
         Address.parse(url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.urls import split_url
+from publishers.urls import split_url
 
 
 @pytest.mark.parametrize(
