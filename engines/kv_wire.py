@@ -6,6 +6,8 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
+from indexer.types import EngineHash
+
 _Event = TypeVar("_Event")
 
 
@@ -31,6 +33,17 @@ class Tagged(msgspec.Struct):
 
 class TaggedArray(Tagged, array_like=True):
     """Any event as an array, read for its type only."""
+
+
+class StoredBlocks(msgspec.Struct, tag="BlockStored", gc=False):
+    """BlockStored on the wire, as far as all engines begin it alike."""
+
+    block_hashes: msgspec.Raw
+    parent_block_hash: EngineHash | None
+    token_ids: msgspec.Raw
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
 
 
 class Removed(msgspec.Struct, tag="BlockRemoved", gc=False):

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from indexer.types import EngineHash
+from engines.kv_wire import StoredBlocks
 
 
-class Stored(msgspec.Struct, tag="BlockStored", gc=False):
-    block_hashes: msgspec.Raw
-    parent_block_hash: EngineHash | None
-    token_ids: msgspec.Raw
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
+class Stored(StoredBlocks, tag="BlockStored", gc=False):
     cache_salt: str | None = None
     lora_name: str | None = None
 
@@ -22,11 +16,5 @@ class Metadata(msgspec.Struct, gc=False):
     cache_salt: str | None = None
 
 
-class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", gc=False):
-    block_hashes: msgspec.Raw
-    parent_block_hash: EngineHash | None
-    token_ids: msgspec.Raw
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
+class StoredArray(StoredBlocks, array_like=True, tag="BlockStored", gc=False):
     metadata: Metadata | None = None

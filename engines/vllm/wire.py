@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from indexer.types import EngineHash
+from engines.kv_wire import StoredBlocks
 
 
-class Stored(msgspec.Struct, tag="BlockStored", gc=False):
-    block_hashes: msgspec.Raw
-    parent_block_hash: EngineHash | None
-    token_ids: msgspec.Raw
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
+class Stored(StoredBlocks, tag="BlockStored", gc=False):
     lora_name: str | None = None
     extra_keys: list[list[msgspec.Raw] | None] | None = None
     group_idx: int | None = None
