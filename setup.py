@@ -1,4 +1,4 @@
-"""Compiles with mypyc what every request and every token passes, where there is a C compiler: the same code, about
+"""Compiles with mypyc what every request, token and event passes, where there is a C compiler: the same code, about
 twice as fast (docs/adr/0008-compiled-modules.md). Everything else is in pyproject.toml.
 
 KV_ROUTER_COMPILE=0 leaves it; KV_ROUTER_COMPILE=1 fails where it cannot be done.
