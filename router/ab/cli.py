@@ -18,6 +18,7 @@ import uvloop
 from rich.console import Console
 
 from router.ab import children, live, workers
+from router.ab.access import Access, read_access, router_flags
 from router.ab.client import Address
 from router.ab.errors import RunError
 from router.ab.figures import ratios
@@ -105,13 +106,13 @@ def _cancel_on_signals() -> None:
 
 async def _measure(plan: Plan, run: _Run, console: Console) -> _Measured:
     """One mode, from a fleet with empty caches to its records."""
-    meter = Meter()
+    meter, access = Meter(), read_access(plan)
     async with _fleet(plan) as named:
         urls = [url_of(worker) for worker in named]
-        prompts = Prompts(await workers.served_model(urls, plan.model), run.seed, plan.timeout)
-        refused = [] if plan.simulated else await workers.reset_caches(urls)
+        prompts = Prompts(await workers.served_model(urls, access, plan.model), run.seed, plan.timeout)
+        refused = [] if plan.simulated else await workers.reset_caches(urls, access)
         # The router comes up after the caches are empty, so that it knows nothing of the mode before.
-        async with _targets(plan, run, named) as targets:
+        async with _targets(plan, run, named, access) as targets:
             with progress(console, run_name(run.label, run.rate, run.seed, plan.single), len(run.rows)) as advance:
                 records = await replay(run.rows, targets, Pace(run.rate, plan.speedup), prompts, advance)
     cost = meter.read(sum(record.chunks for record in records))
@@ -131,13 +132,13 @@ async def _fleet(plan: Plan) -> AsyncIterator[Sequence[str]]:
 
 
 @asynccontextmanager
-async def _targets(plan: Plan, run: _Run, named: Sequence[str]) -> AsyncIterator[list[Address]]:
+async def _targets(plan: Plan, run: _Run, named: Sequence[str], access: Access) -> AsyncIterator[list[Address]]:
     """Where requests go in a mode: the router, or the workers themselves."""
     mode = mode_of(run.label)
     if mode == UNROUTED:
-        yield [Address.parse(url_of(worker)) for worker in named]
+        yield [Address.parse(url_of(worker), access) for worker in named]
         return
-    flags = ["--seed", str(run.seed), "--log-level", "warning", *plan.router_args]
+    flags = ["--seed", str(run.seed), "--log-level", "warning", *router_flags(plan), *plan.router_args]
     async with children.router(mode, named, flags) as url:
         yield [Address.parse(url)]
 

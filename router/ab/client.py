@@ -7,6 +7,7 @@ looks inside a stream only for the usage, in its last few kilobytes. All times a
 from __future__ import annotations
 
 import asyncio
+import ssl
 from time import perf_counter
 from typing import cast
 
@@ -14,41 +15,41 @@ import httptools
 import msgspec
 
 from publishers.urls import split_url
-from router.ab.errors import RunError
+from router.ab.access import Access
 
 _TAIL_KEPT, _TAIL_CUT = 4096, 16_384
 WORKER_HEADER = b"x-router-worker"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where requests go: `http://host:port` and an optional path in front of /v1."""
+    """Where requests go, with an optional path in front of /v1, and how."""
 
     host: str
     port: int
     path: str = ""
+    tls: ssl.SSLContext | None = None
+    """None: without."""
+    key: str | None = None
 
     @classmethod
-    def parse(cls, url: str) -> Address:
-        """Raises RunError for anything but a plain http URL."""
-        try:
-            parts = split_url(url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            host = port = None
-        if host is None or parts.scheme != "http":
-            raise RunError(f"{url} is not a worker's URL; write http://HOST:PORT")
-        return cls(host, port or 80, parts.path.rstrip("/"))
+    def parse(cls, url: str, access: Access = Access()) -> Address:  # noqa: B008 -- immutable
+        """`url` as the router writes it, or reads it from `--worker`."""
+        parts = split_url(url)
+        secure = parts.scheme == "https"
+        tls = (access.context or ssl.create_default_context()) if secure else None
+        return cls(parts.hostname or "", parts.port or (443 if secure else 80), parts.path.rstrip("/"), tls, access.key)
 
     @property
     def url(self) -> str:
         """As the router writes it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}{self.path}"
+        scheme, host = "https" if self.tls else "http", f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{self.port}{self.path}"
 
     def request(self, body: bytes) -> bytes:
         """POST /v1/completions as it goes over the wire. The connection is not used again."""
+        shown = f"Authorization: Bearer {self.key}\r\n" if self.key else ""
         head = (
-            f"POST {self.path}/v1/completions HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
+            f"POST {self.path}/v1/completions HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n{shown}"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         return head.encode() + body
@@ -183,7 +184,7 @@ async def send(address: Address, body: bytes, timeout: float) -> Outcome:
     exchange = Exchange(address.request(body), perf_counter(), loop.create_future())
     try:
         async with asyncio.timeout(timeout):
-            await loop.create_connection(lambda: exchange, address.host, address.port)
+            await loop.create_connection(lambda: exchange, address.host, address.port, ssl=address.tls)
             await exchange.done
     except TimeoutError:
         exchange.outcome.error = f"no complete answer within {timeout:g} s"

@@ -10,7 +10,6 @@ from typing import NoReturn, TypeVar, get_args
 import msgspec
 
 from router.ab.arrivals import Arrivals, rearrive
-from router.ab.client import Address
 from router.ab.errors import RunError
 from router.ab.flags import count, positive
 from router.ab.trace import SHAPES, Row, read, stretch, synthesize, without_reuse
@@ -39,6 +38,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     modes: tuple[str, ...]
     workers: tuple[str, ...] = ()
     """As given to the router; empty for a simulated fleet."""
+    worker_api_key_file: str | None = None
+    worker_ca: str | None = None
+    worker_cert: str | None = None
+    worker_key: str | None = None
     sim_workers: int = 8
     cache_tokens: int = 262_144
     block_size: int = 16
@@ -139,6 +142,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--timeout", type=positive, default=600.0, metavar="SECONDS", help="wall time for a request (default: 600)")
     real = parser.add_argument_group("A real fleet")
     real.add_argument("--worker", action="append", default=[], metavar="URL", help="an engine, as the router takes it")
+    real.add_argument("--worker-api-key-file", metavar="FILE", help="holds the key that the engines want")
+    real.add_argument(
+        "--worker-ca", metavar="FILE", help="the authorities (PEM) of https:// engines (default: the system's)"
+    )
+    real.add_argument("--worker-cert", metavar="FILE", help="the certificate (PEM) that https:// engines are shown")
+    real.add_argument("--worker-key", metavar="FILE", help="the private key of --worker-cert (PEM)")
     real.add_argument("--model", metavar="NAME", help="the model to ask for (default: what the first worker serves)")
     sim = parser.add_argument_group("A simulated fleet")
     sim.add_argument("--sim-workers", type=count, default=8, metavar="N", help="workers (default: 8)")
@@ -167,10 +176,9 @@ def mode_of(label: str) -> str:
 
 def _worker(text: str) -> str:
     try:
-        url = parse_worker(text).url
+        parse_worker(text)
     except ValueError as error:
         raise RunError(f"--worker: {error}") from None
-    Address.parse(url)
     return text
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import aiohttp
 import msgspec
 
+from router.ab.access import Access
 from router.ab.errors import RunError
 
 _ANSWER = aiohttp.ClientTimeout(total=10)
@@ -24,9 +25,9 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-async def served_model(urls: Sequence[str], wanted: str | None = None) -> str:
+async def served_model(urls: Sequence[str], access: Access = Access(), wanted: str | None = None) -> str:  # noqa: B008 -- immutable
     """`wanted`, or else the model that all workers serve. Raises RunError for a worker that is down or differs."""
-    async with aiohttp.ClientSession(timeout=_ANSWER) as session:
+    async with access.session(urls) as session:
         names = await asyncio.gather(*(_model(session, url) for url in urls))
     if wanted is not None:
         return wanted
@@ -38,18 +39,22 @@ async def served_model(urls: Sequence[str], wanted: str | None = None) -> str:
 
 async def _model(session: aiohttp.ClientSession, url: str) -> str:
     try:
-        async with session.get(f"{url}/v1/models") as answer:
+        async with session.get(f"{url}/v1/models", timeout=_ANSWER) as answer:
             body = await answer.read()
+        if answer.status in (401, 403):
+            raise RunError(f"the worker {url} wants another key: status {answer.status}; see --worker-api-key-file")
         return msgspec.json.decode(body, type=_Models).data[0].id
+    except aiohttp.ClientSSLError as error:
+        raise RunError(f"the worker {url} and we do not agree on TLS: {error}; see --worker-ca") from None
     except (aiohttp.ClientError, TimeoutError, OSError):
         raise RunError(f"the worker {url} does not answer; start it or leave it out") from None
     except (msgspec.DecodeError, IndexError):
         raise RunError(f"{url}/v1/models lists no model; is {url} an engine?") from None
 
 
-async def reset_caches(urls: Sequence[str]) -> list[str]:
+async def reset_caches(urls: Sequence[str], access: Access) -> list[str]:
     """Empties every worker's prefix cache. Returns the URLs of those that refused."""
-    async with aiohttp.ClientSession(timeout=_ANSWER) as session:
+    async with access.session(urls) as session:
         emptied = await asyncio.gather(*(_reset(session, url) for url in urls))
     return [url for url, fine in zip(urls, emptied, strict=True) if not fine]
 
@@ -57,7 +62,7 @@ async def reset_caches(urls: Sequence[str]) -> list[str]:
 async def _reset(session: aiohttp.ClientSession, url: str) -> bool:
     for path in _RESETS:
         try:
-            async with session.post(url + path) as answer:
+            async with session.post(url + path, timeout=_ANSWER) as answer:
                 if answer.status == 200:
                     return True
         except (aiohttp.ClientError, TimeoutError, OSError):

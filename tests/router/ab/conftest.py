@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -16,7 +17,7 @@ Serve = Callable[[Answer], Awaitable[Address]]
 
 
 @asynccontextmanager
-async def scripted(answer: Answer) -> AsyncIterator[Address]:
+async def scripted(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[Address]:
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -27,9 +28,9 @@ async def scripted(answer: Answer) -> AsyncIterator[Address]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
     async with server:
-        yield Address("127.0.0.1", server.sockets[0].getsockname()[1])
+        yield Address("127.0.0.1", server.sockets[0].getsockname()[1], tls=tls)
 
 
 @pytest.fixture

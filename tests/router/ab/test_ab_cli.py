@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from router.ab.access import read_access, router_flags
 from router.ab.children import read_listening
 from router.ab.cli import main
 from router.ab.errors import RunError
 from router.ab.plan import MODES, mode_of, read_plan
+from router.cli import load_settings
 from router.settings import RouterMode
+from tests.certificates import Authority
 
 from .conftest import scripted
 from .streams import DONE, chunked, plain, token, usage
@@ -22,7 +26,9 @@ ROW = '{"timestamp": 0, "input_length": 8, "output_length": 2, "hash_ids": [0]}\
 
 
 @contextmanager
-def engine(*, resets: bool) -> Iterator[tuple[str, list[bytes]]]:
+def engine(
+    *, resets: bool, tls: ssl.SSLContext | None = None, key: bytes | None = None
+) -> Iterator[tuple[str, list[bytes]]]:
     """A scripted engine in a thread of its own, because `main` brings its own loop. Yields its URL and the heads."""
     heads: list[bytes] = []
     replies = {
@@ -34,14 +40,17 @@ def engine(*, resets: bool) -> Iterator[tuple[str, list[bytes]]]:
     async def answer(head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
         asked = head.rpartition(b" HTTP/")[0].split(b" HTTP/")[0]
         heads.append(asked)
-        writer.write(replies.get(asked, plain(b"404 Not Found", b"")).replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+        reply = replies.get(asked, plain(b"404 Not Found", b""))
+        if key is not None and b"\r\nauthorization: bearer %s\r\n" % key not in head.lower():
+            reply = plain(b"401 Unauthorized", b"{}")
+        writer.write(reply.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
         await writer.drain()
 
     found: list[str] = []
     up, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
 
     async def run() -> None:
-        async with scripted(answer) as address:
+        async with scripted(answer, tls) as address:
             found.append(address.url)
             up.set()
             await stop.wait()
@@ -80,7 +89,8 @@ def trace(tmp_path: Path) -> str:
         (["--limit", "x"], "--limit: invalid"),
         (["--duration", "0.0001"], "no request of synthetic is left"),
         (["--worker", "nonsense"], "--worker: 'nonsense' is not an engine's address"),
-        (["--worker", "https://h"], "is not a worker's URL; write http://HOST:PORT"),
+        (["--worker-api-key-file", "/no/such/file"], "--worker-api-key-file: /no/such/file cannot be read"),
+        (["--worker-cert", "a.pem"], "--worker-cert needs --worker-key beside it"),
         (["--out", "/no/such/dir/ab.json"], "cannot write /no/such/dir/ab.json"),
         (["--sim-workers", "2", "--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
@@ -150,6 +160,37 @@ def test_a_worker_that_keeps_its_cache_is_named(trace: str, capsys: pytest.Captu
     with engine(resets=False) as (url, _):
         assert main(["--trace", trace, "--modes", "none", "--worker", url]) == 0
     assert f"modes are not comparable: {url} would not empty" in capsys.readouterr().out
+
+
+def test_engines_that_want_a_key_and_speak_tls(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority, key = Authority(tmp_path), tmp_path / "engines.key"
+    key.write_text("secret\n")
+    run = ["--trace", trace, "--modes", "none"]
+    with engine(resets=True, tls=authority.server(authority.pair("127.0.0.1")), key=b"secret") as (url, heads):
+        assert url.startswith("https://")
+        trusting = ["--worker", url, "--worker-ca", authority.file]
+        assert main([*run, *trusting, "--worker-api-key-file", str(key)]) == 0
+        assert heads.count(b"POST /v1/completions") == 3
+        assert heads.count(b"POST /flush_cache") == 1
+        assert "3 of 3 requests done" in capsys.readouterr().out
+        assert main([*run, *trusting]) == 2
+        assert "wants another key: status 401; see --worker-api-key-file" in capsys.readouterr().err
+        assert main([*run, "--worker", url]) == 2
+        assert "do not agree on TLS" in capsys.readouterr().err
+
+
+def test_the_router_of_a_mode_asks_engines_the_same_way(tmp_path: Path) -> None:
+    authority, key = Authority(tmp_path), tmp_path / "engines.key"
+    key.write_text("secret")
+    cert, private = authority.pair("us")
+    flags = ["--worker-api-key-file", str(key), "--worker-ca", authority.file, "--worker-cert", cert]
+    flags += ["--worker-key", private]
+    plan = read_plan(["--worker", "https://h", *flags])
+    assert router_flags(plan) == flags
+    assert read_access(plan).key == "secret"
+    given = load_settings(["--worker", "https://h", *flags], {})
+    assert (given.worker_api_key_file, given.worker_ca) == (str(key), authority.file)
+    assert (given.worker_cert, given.worker_key) == (cert, private)
 
 
 def test_a_server_that_is_no_engine(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.ab.access import Access
 from router.ab.client import Address, Exchange, Outcome, read_usage, send
-from router.ab.errors import RunError
 
 from .conftest import Serve
 from .streams import DONE, HEAD, chunked, plain, token, usage
@@ -138,7 +138,7 @@ def test_addresses(url: str, address: Address) -> None:
     assert Address.parse(url) == address
 
 
-@pytest.mark.parametrize("url", ["https://host", "host:80", "http://", "http://h:99999", "http://[::1]8000"])
-def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(RunError, match="is not a worker's URL"):
-        Address.parse(url)
+def test_an_address_by_tls() -> None:
+    address = Address.parse("https://host/v0", Access("k"))
+    assert (address.port, address.url, bool(address.tls)) == (443, "https://host:443/v0", True)
+    assert b"\r\nAuthorization: Bearer k\r\n" in address.request(b"")
