@@ -32,6 +32,9 @@ from router.ab.trace import Row, describe
 from router.page.html import page
 from router.worker_spec import parse_worker
 
+_GOODBYE = 0.25
+"""Seconds for TLS connections to close: aiohttp does not wait for that, and says so (its "Graceful shutdown")."""
+
 Loads = Mapping[int, list[Row]]
 """What is sent, by seed."""
 
@@ -92,7 +95,11 @@ async def _run(plan: Plan, loads: Loads, argv: Sequence[str], console: Console) 
     _cancel_on_signals()
     started = datetime.now(UTC).isoformat(timespec="seconds")
     runs = [_Run(label, rate, seed, loads[seed]) for rate in plan.rates for seed in plan.seeds for label in plan.modes]
-    measured = [await _measure(plan, run, console) for run in runs]
+    try:
+        measured = [await _measure(plan, run, console) for run in runs]
+    finally:
+        if any(url_of(worker).startswith("https:") for worker in plan.workers):
+            await asyncio.sleep(_GOODBYE)
     return _report(plan, argv, started, measured)
 
 
