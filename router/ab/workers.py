@@ -42,7 +42,7 @@ async def _model(session: aiohttp.ClientSession, url: str) -> str:
         async with session.get(f"{url}/v1/models", timeout=_ANSWER) as answer:
             body = await answer.read()
         if answer.status in (401, 403):
-            raise RunError(f"the worker {url} wants another key: status {answer.status}; see --worker-api-key-file")
+            raise RunError(f"the worker {url} wants a key: status {answer.status}; give it with --worker-api-key-file")
         return msgspec.json.decode(body, type=_Models).data[0].id
     except aiohttp.ClientSSLError as error:
         raise RunError(f"the worker {url} and we do not agree on TLS: {error}; see --worker-ca") from None

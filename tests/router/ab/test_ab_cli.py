@@ -174,7 +174,7 @@ def test_engines_that_want_a_key_and_speak_tls(trace: str, tmp_path: Path, capsy
         assert heads.count(b"POST /flush_cache") == 1
         assert "3 of 3 requests done" in capsys.readouterr().out
         assert main([*run, *trusting]) == 2
-        assert "wants another key: status 401; see --worker-api-key-file" in capsys.readouterr().err
+        assert "wants a key: status 401; give it with --worker-api-key-file" in capsys.readouterr().err
         assert main([*run, "--worker", url]) == 2
         assert "do not agree on TLS" in capsys.readouterr().err
 
