@@ -23,6 +23,7 @@ def test_what_is_over_soon_is_not() -> None:
     for timer in timers:
         timer.join(10)
     assert timers
+    assert not any(timer.is_alive() for timer in timers)
     assert not told.is_set()
 
 

@@ -101,6 +101,17 @@ def test_a_rank_that_loads_computes_others_meanwhile() -> None:
     assert (behind.queue, behind.load) == (0, 0)
 
 
+def test_loads_hold_up_nobody_who_takes_nothing_from_the_store() -> None:
+    candidates = named("a")
+    choosing = scheduler(candidates)
+    choosing.reserve(choosing.select(candidates, 100_000, Held({}), 0.0, stored=99_000), 0.0)
+    whole = Held({A: Overlap(100, 100)})
+    found = choosing.select(candidates, 1_600, whole, 0.0, stored=320)
+    assert found.stored_tokens == 0
+    assert found.predicted
+    assert found.predicted.load == 0
+
+
 def test_loads_that_come_before_delay_the_next() -> None:
     candidates = named("a")
     choosing = scheduler(candidates)
