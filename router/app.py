@@ -232,7 +232,7 @@ class App:
                     self._session,
                     time.monotonic,
                     settings.model_folder,
-                    self._security.workers,
+                    self._security.workers.context,
                 )
                 self._metrics.registry.register(self._store)
         self._roster = roster = self._make_roster(self._session)
@@ -260,7 +260,7 @@ class App:
 
     def _make_worker(self, spec: WorkerSpec) -> Worker:
         settings, security = self._settings, self._security
-        pool = Pool(spec.url, settings.connect_timeout, security.workers, passing=security.answers_pass)
+        pool = Pool(spec.url, settings.connect_timeout, security.workers.context, passing=security.answers_pass)
         return Worker(spec, pool, Breaker(settings.breaker_failures, self._draw.random))
 
     async def _administer(self, roster: Roster) -> None:

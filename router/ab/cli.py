@@ -18,7 +18,7 @@ import uvloop
 from rich.console import Console
 
 from router.ab import children, live, workers
-from router.ab.access import Access, read_access, router_flags
+from router.ab.access import read_access, router_flags
 from router.ab.client import Address
 from router.ab.errors import RunError
 from router.ab.figures import ratios
@@ -30,6 +30,7 @@ from router.ab.report import ModeReport, Report, check_writable, comparison, run
 from router.ab.statistics import Record, Summary, summarise
 from router.ab.trace import Row, describe
 from router.page.html import page
+from router.security.worker_access import WorkerAccess
 from router.worker_spec import parse_worker
 
 _GOODBYE = 0.25
@@ -45,12 +46,13 @@ def main(argv: list[str]) -> int:
         return live.main(argv[1:])
     try:
         plan = read_plan(argv)
+        access = read_access(plan)
         loads = {seed: plan.rows(seed) for seed in plan.seeds}
         check_writable("--out", plan.out)
         check_writable("--html", plan.html)
         console = Console(width=None if sys.stdout.isatty() else 120)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(_run(plan, loads, argv, console))
+            report = runner.run(_run(plan, access, loads, argv, console))
     except RunError as error:
         sys.stderr.write(f"kv-router ab: {error}\n")
         return 2
@@ -90,13 +92,13 @@ class _Measured(NamedTuple):
     workers: int
 
 
-async def _run(plan: Plan, loads: Loads, argv: Sequence[str], console: Console) -> Report:
+async def _run(plan: Plan, access: WorkerAccess, loads: Loads, argv: Sequence[str], console: Console) -> Report:
     """Modes of one rate and seed follow each other: what the machine does besides is then most alike for them."""
     _cancel_on_signals()
     started = datetime.now(UTC).isoformat(timespec="seconds")
     runs = [_Run(label, rate, seed, loads[seed]) for rate in plan.rates for seed in plan.seeds for label in plan.modes]
     try:
-        measured = [await _measure(plan, run, console) for run in runs]
+        measured = [await _measure(plan, access, run, console) for run in runs]
     finally:
         if any(url_of(worker).startswith("https:") for worker in plan.workers):
             await asyncio.sleep(_GOODBYE)
@@ -111,9 +113,9 @@ def _cancel_on_signals() -> None:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
-async def _measure(plan: Plan, run: _Run, console: Console) -> _Measured:
+async def _measure(plan: Plan, access: WorkerAccess, run: _Run, console: Console) -> _Measured:
     """One mode, from a fleet with empty caches to its records."""
-    meter, access = Meter(), read_access(plan)
+    meter = Meter()
     async with _fleet(plan) as named:
         urls = [url_of(worker) for worker in named]
         prompts = Prompts(await workers.served_model(urls, access, plan.model), run.seed, plan.timeout)
@@ -139,7 +141,7 @@ async def _fleet(plan: Plan) -> AsyncIterator[Sequence[str]]:
 
 
 @asynccontextmanager
-async def _targets(plan: Plan, run: _Run, named: Sequence[str], access: Access) -> AsyncIterator[list[Address]]:
+async def _targets(plan: Plan, run: _Run, named: Sequence[str], access: WorkerAccess) -> AsyncIterator[list[Address]]:
     """Where requests go in a mode: the router, or the workers themselves."""
     mode = mode_of(run.label)
     if mode == UNROUTED:

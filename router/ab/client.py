@@ -15,7 +15,7 @@ import httptools
 import msgspec
 
 from publishers.urls import split_url
-from router.ab.access import Access
+from router.security.worker_access import WorkerAccess
 
 _TAIL_KEPT, _TAIL_CUT = 4096, 16_384
 WORKER_HEADER = b"x-router-worker"
@@ -32,7 +32,7 @@ class Address(msgspec.Struct, frozen=True):
     key: str | None = None
 
     @classmethod
-    def parse(cls, url: str, access: Access = Access()) -> Address:  # noqa: B008 -- immutable
+    def parse(cls, url: str, access: WorkerAccess = WorkerAccess()) -> Address:  # noqa: B008 -- immutable
         """`url` as the router writes it, or reads it from `--worker`."""
         parts = split_url(url)
         secure = parts.scheme == "https"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import aiohttp
 import msgspec
 
-from router.ab.access import Access
 from router.ab.errors import RunError
+from router.security.worker_access import WorkerAccess
 
 _ANSWER = aiohttp.ClientTimeout(total=10)
 _RESETS = ("/reset_prefix_cache", "/flush_cache")
@@ -25,9 +25,9 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-async def served_model(urls: Sequence[str], access: Access = Access(), wanted: str | None = None) -> str:  # noqa: B008 -- immutable
+async def served_model(urls: Sequence[str], access: WorkerAccess, wanted: str | None = None) -> str:
     """`wanted`, or else the model that all workers serve. Raises RunError for a worker that is down or differs."""
-    async with access.session(urls) as session:
+    async with access.session(lambda: urls) as session:
         names = await asyncio.gather(*(_model(session, url) for url in urls))
     if wanted is not None:
         return wanted
@@ -52,9 +52,9 @@ async def _model(session: aiohttp.ClientSession, url: str) -> str:
         raise RunError(f"{url}/v1/models lists no model; is {url} an engine?") from None
 
 
-async def reset_caches(urls: Sequence[str], access: Access) -> list[str]:
+async def reset_caches(urls: Sequence[str], access: WorkerAccess) -> list[str]:
     """Empties every worker's prefix cache. Returns the URLs of those that refused."""
-    async with access.session(urls) as session:
+    async with access.session(lambda: urls) as session:
         emptied = await asyncio.gather(*(_reset(session, url) for url in urls))
     return [url for url, fine in zip(urls, emptied, strict=True) if not fine]
 

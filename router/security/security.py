@@ -7,13 +7,14 @@ from collections.abc import Callable
 import aiohttp
 
 from publishers.connect import make_plane
-from publishers.credentials import NatsFiles, client_context, make_session, read_key, warn_of_readable
+from publishers.credentials import NatsFiles, warn_of_readable
 from publishers.plane import EventPlane
 from router.fleet import Fleet
 from router.http.messages import AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, Passing
 from router.security.guard import Denied, Guard
 from router.security.keys import read_keys
 from router.security.tls import front_context, load_front
+from router.security.worker_access import read_access
 from router.settings import Settings, SettingsError
 
 
@@ -31,9 +32,7 @@ class Security:
     def _load(self, settings: Settings, clock: Callable[[], float], denied: Denied) -> None:
         self.guard = _guard(settings, clock, denied)
         self.front = front_context(settings)
-        self.workers = client_context("--worker", settings.worker_ca, settings.worker_cert, settings.worker_key)
-        key_file = settings.worker_api_key_file
-        self._worker_key = read_key("--worker-api-key-file", key_file) if key_file else None
+        self.workers = read_access(settings)
         self.passing = self._passing()
         self.answers_pass = RESPONSE_HEADERS | {name.encode() for name in settings.pass_header}
         self.make_plane()
@@ -41,8 +40,8 @@ class Security:
     def _passing(self) -> Passing:
         """A client's own key goes to the workers only where nobody here has asked for it, nor has another for them."""
         names = REQUEST_HEADERS | {name.encode() for name in self._settings.pass_header}
-        if self._worker_key is not None:
-            return Passing(names, b"authorization: Bearer %s\r\n" % self._worker_key.encode())
+        if self.workers.key is not None:
+            return Passing(names, b"authorization: Bearer %s\r\n" % self.workers.key.encode())
         return Passing(names if self.guard else names | {AUTHORIZATION})
 
     def make_plane(self) -> EventPlane:
@@ -55,9 +54,7 @@ class Security:
 
     def make_session(self, fleet: Fleet) -> aiohttp.ClientSession:
         """For asking the workers, and what stands beside them."""
-        return make_session(
-            lambda: (worker.spec.url for worker in fleet.workers.values()), self._worker_key, self.workers
-        )
+        return self.workers.session(lambda: (worker.spec.url for worker in fleet.workers.values()))
 
     def warn(self) -> None:
         """Of files that others may read, in the log."""

@@ -17,6 +17,7 @@ from router.ab.progress import progress
 from router.ab.replay import Pace, Prompts
 from router.ab.statistics import Record
 from router.ab.trace import Row, reuse
+from router.security.worker_access import WorkerAccess
 
 from . import service
 from .asking import Asking
@@ -38,7 +39,7 @@ async def measure(plan: Plan, rows: list[Row], arm: str, label: str, console: Co
     """From empty caches to all answers. Raises RunError."""
     meter = Meter()
     async with children.fleet(fleet_flags(plan)) as urls:
-        prompts = Prompts(await workers.served_model(urls), plan.seed, plan.timeout)
+        prompts = Prompts(await workers.served_model(urls, WorkerAccess()), plan.seed, plan.timeout)
         async with _sender(plan, arm, urls, prompts) as (send, tally):
             with progress(console, label, len(rows)) as advance:
                 records = await replay(rows, send, Pace(plan.rate, plan.speedup), prompts, advance)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.ab.access import Access
 from router.ab.client import Address, Exchange, Outcome, read_usage, send
+from router.security.worker_access import WorkerAccess
 
 from .conftest import Serve
 from .streams import DONE, HEAD, chunked, plain, token, usage
@@ -139,6 +139,6 @@ def test_addresses(url: str, address: Address) -> None:
 
 
 def test_an_address_by_tls() -> None:
-    address = Address.parse("https://host/v0", Access("k"))
+    address = Address.parse("https://host/v0", WorkerAccess("k"))
     assert (address.port, address.url, bool(address.tls)) == (443, "https://host:443/v0", True)
     assert b"\r\nAuthorization: Bearer k\r\n" in address.request(b"")
