@@ -227,7 +227,7 @@ class _Sockets:
         # is not reported yet.
         messages = self._receive(self._subscriber)
         stimuli: list[Stimulus] = self._connections(self._receive(self._monitor))
-        if any(isinstance(each, Connected) for each in stimuli) and self._counts.connections > 1:
+        if self._counts.connections > 1 and any(isinstance(each, Connected) for each in stimuli):
             # From before or after, nobody can tell. The replay that now begins has all that counts.
             while messages:
                 messages = self._receive(self._subscriber)

@@ -43,6 +43,6 @@ def _told_after(seconds: float, tell: Callable[[], None]) -> Iterator[None]:
 
 
 def _tell() -> None:
-    text = "Compiling what runs for each request: half a minute at most, at the first start only"
+    text = "Compiling what runs for each request: up to half a minute or so, at the first start only"
     hint = "set NUMBA_CACHE_DIR to a folder that lasts, if you see this at every start"
     log_event(logger, logging.INFO, text, hint=hint)

@@ -12,6 +12,7 @@ from router.scheduling.decision import Seconds
 WORK, HEAD, SINCE = range(3)
 BACKLOG_ROWS = 3
 MICRO = 1e6
+"""In a second."""
 
 
 @kernel

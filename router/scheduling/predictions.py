@@ -14,6 +14,8 @@ from router.scheduling.decision import Figures, Seconds
 def held_tokens(
     blocks: Overlaps, gpu_blocks: Overlaps, sizes: Figures, usable: int, lower_tier: float
 ) -> tuple[Figures, Seconds, int]:
+    """Tokens of each candidate's blocks, `usable` at most; the same, those below the GPU weighed; the most of the
+    former. `sizes`: tokens in a block."""
     held, credit, best = np.zeros(len(blocks), np.int64), np.zeros(len(blocks)), 0
     for at in range(len(blocks)):
         size = sizes[at]
@@ -35,6 +37,7 @@ def prefill_seconds(
     held: Seconds,
     prompt: int,
 ) -> Seconds:
+    """Of a prompt of which each candidate has `held` tokens; `known`: factors, by place."""
     seconds = np.zeros(len(places))
     for at in range(len(places)):
         new = max(0.0, prompt - held[at])
@@ -53,6 +56,7 @@ def step_seconds(
     active: Figures,
     prompt: int,
 ) -> Seconds:
+    """Between two tokens of a stream, with one more of `prompt` tokens beside so many that have `active` in all."""
     seconds = np.zeros(len(places))
     for at in range(len(places)):
         work = base + per_sequence * (requests[at] + 1) + per_token * (active[at] + prompt)

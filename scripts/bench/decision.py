@@ -36,9 +36,9 @@ TOKENS, BLOCK_SIZE, WORKERS = 12_000, 16, 64
 BLOCKS_PER_SECOND = 50_000
 BATCH = 250
 """Blocks of one event: a prefill of 4,000 tokens."""
-RANKS = [WorkerRank(f"worker-{number:02}", 0) for number in range(WORKERS)]
 PAUSE = 0.01
 """Seconds between two decisions, at most."""
+RANKS = [WorkerRank(f"worker-{number:02}", 0) for number in range(WORKERS)]
 CANDIDATES = Candidates((rank, BLOCK_SIZE) for rank in RANKS)
 """One object for all requests, as the fleet keeps it."""
 
