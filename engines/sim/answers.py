@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from indexer.hashing import Tokens
+from indexer.hashing import Tokens, chain_hashes, pack_tokens
 from indexer.jit import kernel
 
 _SEED: Final = np.uint64(0)
@@ -24,6 +24,12 @@ _NONE: Final = np.empty(0, np.uint32)
 def answer_start(tokens: Tokens, answers: Tokens | None) -> int:
     """Index into `answers`, cyclic, of the token that follows `tokens`; without them a number that `tokens` decide."""
     return int(_find(tokens, _NONE if answers is None else answers))
+
+
+def warm_up() -> None:
+    """Compiles what the first request would wait for: a second and more, once on a machine."""
+    answer_start(pack_tokens([1]), None)
+    chain_hashes(pack_tokens([1]), 1, 0)
 
 
 @kernel

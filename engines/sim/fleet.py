@@ -10,6 +10,7 @@ from typing import Self
 import zmq
 from aiohttp import web
 
+from engines.sim.answers import warm_up
 from engines.sim.clock import SimClock
 from engines.sim.connectors.base import Fleet
 from engines.sim.server import make_app, make_bootstrap_app
@@ -45,6 +46,7 @@ class SimFleet:
         await self._open.aclose()
 
     async def _start(self, opening: AsyncExitStack) -> None:
+        warm_up()
         tokenizer = load_tokenizer(self.settings.tokenizer)
         answers = make_answers(tokenizer, self.settings.seed)
         clock = SimClock(asyncio.get_running_loop(), self.settings.speedup)

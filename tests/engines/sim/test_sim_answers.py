@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.sim import answers
 from engines.sim.answers import answer_start
 from engines.sim.tokens import ByteTokenizer, make_answers
+from indexer import hashing
 from indexer.hashing import pack_tokens
 from tests.engines.sim.fleets import client
 
@@ -55,3 +59,15 @@ async def test_tokens_are_told_to_those_who_ask() -> None:
     async with client() as worker:
         for chunk in (await worker.stream("/v1/completions", {"prompt": TOKENS, "max_tokens": 3}))[:-1]:
             assert chunk["choices"][0]["token_ids"] is chunk["choices"][0]["prompt_token_ids"] is None
+
+
+async def test_no_request_waits_for_a_compiler() -> None:
+    """The kernels begin with none of what other tests have had compiled; a fleet that is up has all that is asked."""
+    kernels: list[Any] = [answers._find, hashing._chain]
+    for kernel in kernels:
+        kernel._reset_overloads()
+    async with client() as worker:
+        before = [list(kernel.signatures) for kernel in kernels]
+        await worker.complete("word " * 100, 20)
+    assert all(before)
+    assert [list(kernel.signatures) for kernel in kernels] == before
