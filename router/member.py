@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.types import WorkerRank
-from router.scheduling.backlog_rows import BACKLOG_ROWS
+from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
 from router.scheduling.load import SharedTable
-from router.scheduling.load_rows import LOAD_ROWS
 from router.settings import Settings
 
 RANKS_PER_WORKER = 512

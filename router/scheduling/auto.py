@@ -38,17 +38,9 @@ class Auto:
 
     def cost(self, situation: Situation) -> Cost:
         values, may_go = auto_costs(
-            situation.queue_seconds,
-            situation.held_seconds,
-            situation.prefill_seconds,
-            situation.load_seconds,
-            situation.own_load_seconds,
-            situation.step_seconds,
-            situation.requests,
-            situation.own_requests,
-            situation.memory_tokens,
-            situation.prompt_tokens - situation.overlap_tokens,
-            situation.capacity_tokens,
+            situation.counts,
+            situation.estimates,
+            situation.prompt_tokens,
             1 + self.delay(situation),
             self.load_delay(situation),
             situation.residence_seconds,

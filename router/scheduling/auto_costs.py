@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from indexer.jit import kernel
+from indexer.jit import inlined, kernel
 from router.scheduling.decision import Figures, Seconds
+from router.scheduling.figures import (
+    AHEAD,
+    CAPACITY,
+    IN_FLIGHT,
+    LOAD,
+    MEMORY,
+    OVERLAP,
+    OWN,
+    OWN_LOAD,
+    OWN_PREFILL,
+    QUEUE,
+    STEP,
+    Counts,
+)
 
 SOON: Final = 0.05
 """A rank that has so few seconds of prefill before it may get any prompt: it must not fall idle while the router hears
@@ -23,10 +38,6 @@ _ROOM: Final = 0.95
 """Share of a rank's KV that may be booked: requests in flight grow, and their blocks are rounded up."""
 _STEPS: Final = 1.5
 """A new prefill waits for the step that is under way, half of one on average, and its own step decodes as well."""
-_CROWD: Final = 0.25
-"""Power of the number of requests on a rank: 1 is LMetric's product, which trades too much waiting for even batches
-where prompts share nothing, 0 is predicted time to first token, which piles requests onto the holders of hot prefixes.
-Of 0, 0.15, 0.25, 0.5 and 1 the best over six simulated workloads, by little (docs/adr/0005-auto-policy.md)."""
 
 
 def memory_seconds(taken: Figures, new: Figures, capacity: Figures, residence: float) -> Seconds:
@@ -36,36 +47,35 @@ def memory_seconds(taken: Figures, new: Figures, capacity: Figures, residence: f
     return waits
 
 
+@inlined
+def _crowd(requests: int) -> float:
+    """The fourth root. The requests themselves would make it LMetric's product, which trades too much waiting for even
+    batches where prompts share nothing; 1 makes it predicted time to first token, which piles requests onto the holders
+    of hot prefixes. Of the powers 0, 0.15, 0.25, 0.5 and 1 the best over six simulated workloads, by little
+    (docs/adr/0005-auto-policy.md)."""
+    return math.sqrt(math.sqrt(requests + 1.0))
+
+
 @kernel
 def auto_costs(
-    queue: Seconds,
-    held: Seconds,
-    own: Seconds,
-    load: Seconds,
-    own_load: Seconds,
-    step: Seconds,
-    requests: Figures,
-    own_requests: Figures,
-    taken: Figures,
-    new: Figures,
-    capacity: Figures,
-    weight: float,
-    load_delay: float,
-    residence: float,
+    counts: Counts, estimates: Seconds, prompt: int, weight: float, load_delay: float, residence: float
 ) -> tuple[Seconds, npt.NDArray[np.bool_]]:
     """What each candidate costs, and which a request may be sent to now.
 
     A rank that has none of ours is never waited for, whatever it reports: else others could keep us from it for ever.
     The wait for memory is that of `memory_seconds`.
     """
-    values, may_go = np.zeros(len(queue)), np.zeros(len(queue), np.bool_)
-    for at in range(len(queue)):
-        excess = max(0.0, taken[at] + new[at] - _ROOM * capacity[at])
-        memory = excess * residence / taken[at] if taken[at] else 0.0
-        loads = load[at] + load_delay * own_load[at]
-        seconds = queue[at] + held[at] + weight * own[at] + loads + _STEPS * step[at]
-        values[at] = seconds * (requests[at] + 1.0) ** _CROWD + memory
-        fits = queue[at] < max(SOON, _SHARE * own[at]) or queue[at] + own[at] < ENOUGH
-        ready = fits and memory == 0.0 and held[at] == 0.0
-        may_go[at] = ready or own_requests[at] == 0
+    ranks = counts.shape[1]
+    values, may_go = np.zeros(ranks), np.zeros(ranks, np.bool_)
+    for at in range(ranks):
+        taken, new = counts[MEMORY, at], prompt - counts[OVERLAP, at]
+        excess = max(0.0, taken + new - _ROOM * counts[CAPACITY, at])
+        memory = excess * residence / taken if taken else 0.0
+        queue, held, own = estimates[QUEUE, at], estimates[AHEAD, at], estimates[OWN_PREFILL, at]
+        loads = estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at]
+        seconds = queue + held + weight * own + loads + _STEPS * estimates[STEP, at]
+        values[at] = seconds * _crowd(counts[IN_FLIGHT, at]) + memory
+        fits = queue < max(SOON, _SHARE * own) or queue + own < ENOUGH
+        ready = fits and memory == 0.0 and held == 0.0
+        may_go[at] = ready or counts[OWN, at] == 0
     return values, may_go

@@ -15,10 +15,10 @@ from itertools import count
 import numpy as np
 
 from indexer.types import RankSet, WorkerRank
-from router.scheduling.backlog_rows import BACKLOG_ROWS, MICRO, WORK, seconds_left
 from router.scheduling.decision import Seconds
+from router.scheduling.figures import BACKLOG_ROWS, MICRO, WORK, Tables, seconds_left
 from router.scheduling.load import SharedTable
-from router.scheduling.places import Places
+from router.scheduling.places import Places, Positions
 
 
 class Entry:
@@ -144,13 +144,15 @@ class Backlog:
 
     def seconds(self, ranks: RankSet, factors: Seconds, now: float) -> Seconds:
         """Until a request sent to each of `ranks` now would begin; `factors`: how much longer each takes."""
-        self.wanted = True
+        return seconds_left(*self.columns(ranks, now), factors, now)
+
+    def columns(self, ranks: RankSet, now: float) -> tuple[Tables, Positions]:
+        """For `seconds_left`."""
         self._advance(now)
-        return seconds_left(self._tables, self._places.of(ranks), factors, now * MICRO)
+        return self._tables, self._places.of(ranks)
 
     def busy(self, ranks: RankSet, now: float) -> float:
         """The share of `ranks`, 0-1, that have any."""
-        self.wanted = True
         self._advance(now)
         work = self._tables[:, WORK, self._places.of(ranks)].max(axis=0)
         return float(np.count_nonzero(work)) / max(1, len(ranks))

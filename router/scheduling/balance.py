@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from indexer.types import WorkerRank
 from router.scheduling.decision import Candidates, Choice, Situation, Uniform
+from router.scheduling.least import least
 
 _MOST_TURNS = 1 << 16
 """Ranks whose turns are remembered: twice as many as an index takes, since those that have left are among them."""
@@ -68,8 +69,7 @@ class PowerOfTwo:
 
 def least_cost(costs: npt.NDArray[Any], random: Uniform) -> Choice:
     """The candidate of least cost; ties at random, so that equal views do not herd."""
-    position = int(costs.argmin())
-    ties = int(np.count_nonzero(costs == costs[position]))
+    position, ties = least(np.ascontiguousarray(costs, np.float64))
     if ties == 1:
         return Choice(position, costs, "least cost")
     position = int(np.flatnonzero(costs == costs[position])[_below(ties, random)])

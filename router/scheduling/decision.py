@@ -31,7 +31,7 @@ class Candidates(RankSet):
         """`without_store`: those that take nothing from a shared store."""
         pairs = list(ranks)
         super().__init__(rank for rank, _ in pairs)
-        self.block_sizes: Figures = np.array([size for _, size in pairs], np.int64)
+        self.block_sizes: npt.NDArray[np.int64] = np.array([size for _, size in pairs], np.int64)
         self.stored = np.array([rank not in without_store for rank, _ in pairs], np.bool_)
         """Who takes from a shared store what it does not hold itself."""
         self.split = split
@@ -160,6 +160,14 @@ class Situation(Protocol):
     @property
     def residence_seconds(self) -> float:
         """How long a mean request takes up memory."""
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """The same once more for compiled loops: all that counts, in the rows that `figures` names."""
+
+    @property
+    def estimates(self) -> Seconds:
+        """And all that is estimated."""
 
     @property
     def busy(self) -> float:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from indexer.types import RankSet, WorkerRank
-from router.scheduling.decision import Figures, Seconds
-from router.scheduling.places import Places
-from router.scheduling.predictions import prefill_seconds, step_seconds
+from router.scheduling.decision import Seconds
+from router.scheduling.figures import Coefficients
+from router.scheduling.places import Places, Positions
 
 PREFILL_PRIOR = (0.01, 1 / 20_000, 1e-9)
 """Seconds, per new token and per pair: an 8B model on an accelerator of 2023, 2 FLOP per parameter and token at 30 % of
@@ -60,7 +60,7 @@ class Shape:
     Plain floats: an observation is made for each request.
     """
 
-    def __init__(self, prior: tuple[float, float, float]) -> None:
+    def __init__(self, prior: Coefficients) -> None:
         self._prior = prior
         diagonal = _PRIOR_SAMPLES / 3
         self._moments = [diagonal, 0.0, 0.0, diagonal, 0.0, diagonal]
@@ -218,21 +218,10 @@ class LatencyModel:
         place = self._places.get(rank)
         return 0.0 if place is None else self._prefill_factors.at(place) * self.prefill_work(prefill)
 
-    def prefill_seconds(self, ranks: RankSet, held: Seconds, prompt: int, now: float) -> Seconds:
-        """Of a prompt of which each rank has `held` tokens."""
-        known = self._prefill_factors.known(now)
-        return prefill_seconds(known, self._places.of(ranks), *self._prefill.coefficients, held, prompt)
-
-    def prefill_factors(self, ranks: RankSet, now: float) -> Seconds:
-        return self._prefill_factors.known(now)[self._places.of(ranks)]
-
-    def step_seconds(
-        self, ranks: RankSet, requests: Figures, active_tokens: Figures, prompt_tokens: int, now: float
-    ) -> Seconds:
-        """Between two tokens of a stream, with one more request, of `prompt_tokens`, beside so many that have so many
-        tokens in all."""
-        known, places = self._step_factors.known(now), self._places.of(ranks)
-        return step_seconds(known, places, *self._step.coefficients, requests, active_tokens, prompt_tokens)
+    def columns(self, ranks: RankSet, now: float) -> tuple[Seconds, Seconds, Positions, Coefficients, Coefficients]:
+        """For `figures.work_out`: factors of prefills and of steps, where in them `ranks` are, and coefficients."""
+        prefills, steps = self._prefill_factors.known(now), self._step_factors.known(now)
+        return prefills, steps, self._places.of(ranks), self._prefill.coefficients, self._step.coefficients
 
     # -- observations
 

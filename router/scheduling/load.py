@@ -18,7 +18,7 @@ import numpy.typing as npt
 from indexer.events import LoadReport
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.decision import UNBOUNDED
-from router.scheduling.load_rows import (
+from router.scheduling.figures import (
     ACTIVE,
     BEYOND,
     FOREIGN_REQUESTS,
@@ -29,9 +29,10 @@ from router.scheduling.load_rows import (
     NEW,
     PREFILL,
     REQUESTS,
+    Tables,
     sum_loads,
 )
-from router.scheduling.places import Places
+from router.scheduling.places import Places, Positions
 
 REPORT_LIFE = 10.0
 """Seconds after which a report says nothing any more: ten times the default interval."""
@@ -150,6 +151,7 @@ class LoadBook:
             table = np.zeros((LOAD_ROWS, columns + 1), np.int64)
             table[:, :old] = self._table[:, :old]
             self._table = table
+        self._tables = self._table[None] if self._everybodys is None else self._everybodys
         self._rows = [row.data for row in self._table]  # single numbers are read and written there in half the time
 
     def watch(self, rank: WorkerRank, block_size: int) -> None:
@@ -236,12 +238,15 @@ class LoadBook:
         telling = self._reported_at[(self._table[FOREIGN_REQUESTS] > 0) | (self._table[BEYOND] != 0)]
         self._oldest = float(telling.min()) if len(telling) else np.inf
 
-    def loads(self, ranks: RankSet, now: float) -> Loads:
-        """The load of each of `ranks`, in their order; `now` on the same clock as the reports' times."""
+    def columns(self, ranks: RankSet, now: float) -> tuple[Tables, int, Positions, npt.NDArray[np.int64]]:
+        """For `sum_loads`."""
         if now - self._oldest > REPORT_LIFE:
             self._expire(now)
-        tables = self._table[None] if self._everybodys is None else self._everybodys
-        return Loads(*sum_loads(tables, self._own, self._places.of(ranks), self._capacity))
+        return self._tables, self._own, self._places.of(ranks), self._capacity
+
+    def loads(self, ranks: RankSet, now: float) -> Loads:
+        """The load of each of `ranks`, in their order; `now` on the same clock as the reports' times."""
+        return Loads(*sum_loads(*self.columns(ranks, now)))
 
     def load(self, rank: WorkerRank, now: float) -> Load:
         place = self._places.get(rank)

@@ -77,7 +77,7 @@ class StoreLoads:
 
     def busy(self, ranks: RankSet, now: float) -> float:
         """The share of `ranks`, 0-1, that load."""
-        return self.line.busy(ranks, now)
+        return self.line.busy(ranks, now) if self.tokens else 0.0
 
 
 class StoreLoad:

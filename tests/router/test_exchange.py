@@ -31,6 +31,7 @@ from router.worker_spec import parse_worker
 from tests.router.http.test_chunked import chunk, pieces_of
 from tests.router.http.test_front import FakeTransport
 from tests.router.scheduling.candidates import Scripted, named, rank
+from tests.router.scheduling.predictions import prefill_factors
 
 PROMPT = 100
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -258,7 +259,7 @@ def test_half_a_last_event_is_not_the_end() -> None:
 def test_how_long_a_prompt_takes_is_learned_from_answers_alone(status: bytes, learned: bool) -> None:
     relayed = Relayed()
     relayed.answer(EVENTS.replace(b"200 OK", status), EVENT, LAST)
-    factors = relayed.scheduler.latency.prefill_factors(named("a"), 0.0)
+    factors = prefill_factors(relayed.scheduler.latency, named("a"), 0.0)
     assert (factors[0] != 1.0) == learned
     assert relayed.load == Load()
 

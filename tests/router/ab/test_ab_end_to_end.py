@@ -33,7 +33,9 @@ def test_every_mode_answers_every_request(tmp_path: Path, capsys: pytest.Capture
     for mode in (kv, even, direct):
         assert mode["summary"]["requests"] == 40
         assert [row["error"] for row in mode["requests"]] == [""] * 40
-        assert len({row["worker"] for row in mode["requests"]}) == 3
+    used = [len({row["worker"] for row in mode["requests"]}) for mode in (kv, even, direct)]
+    assert used[0] > 1  # all begin alike, and the fleet is idle enough for two that have that to take them all
+    assert used[1:] == [3, 3]
     # What was sent is what was counted, and a fresh fleet per mode saw it for the first time.
     assert [row["prompt_tokens"] for row in kv["requests"]] == [row["prompt_tokens"] for row in direct["requests"]]
     assert {mode["requests"][0]["cached_tokens"] for mode in (kv, even, direct)} == {0}

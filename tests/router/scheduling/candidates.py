@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import settings
 
 from indexer.matches import Matches, Overlap, Overlaps
@@ -68,6 +69,37 @@ class Plain:
     busy: float = 0.0
     loading: float = 0.0
     now: float = 0.0
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        return np.array(
+            [
+                self.requests,
+                self.prefill_tokens,
+                self.active_tokens,
+                self.own_requests,
+                self.memory_tokens,
+                self.capacity_tokens,
+                self.overlap_tokens,
+                self.stored_tokens,
+            ],
+            np.int64,
+        )
+
+    @property
+    def estimates(self) -> Seconds:
+        return np.array(
+            [
+                self.credit_tokens,
+                self.queue_seconds,
+                self.prefill_seconds,
+                self.step_seconds,
+                self.held_seconds,
+                self.load_seconds,
+                self.own_load_seconds,
+            ],
+            np.float64,
+        )
 
 
 def situation(

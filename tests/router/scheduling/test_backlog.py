@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.backlog import Backlog, Entry
-from router.scheduling.backlog_rows import BACKLOG_ROWS
+from router.scheduling.figures import BACKLOG_ROWS
 from router.scheduling.load import SharedTable
 from tests.router.scheduling.candidates import rank, repeatable
 

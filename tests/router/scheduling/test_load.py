@@ -12,8 +12,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from indexer.events import LoadReport
 from indexer.types import RankSet, WorkerRank
+from router.scheduling.figures import LOAD_ROWS
 from router.scheduling.load import REPORT_LIFE, Load, LoadBook, Reservation, SharedTable
-from router.scheduling.load_rows import LOAD_ROWS
 from tests.router.scheduling.candidates import rank, repeatable
 
 A, B = rank("a"), rank("b", 1)

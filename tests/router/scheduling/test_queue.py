@@ -22,6 +22,7 @@ from router.scheduling.overlap import OverlapCost
 from router.scheduling.queue import LOOK, TICK
 from tests.router.scheduling.candidates import HeldOnGpu, named, rank, repeatable
 from tests.router.scheduling.comings import Comings
+from tests.router.scheduling.predictions import prefill_factors, prefill_seconds, step_seconds
 from tests.router.scheduling.waiting import Desk, Gate, Request
 
 NOBODY = named("")
@@ -123,7 +124,7 @@ def test_those_not_looked_at_are_ahead_of_who_comes_all_the_same() -> None:
     desk.ask()
     waiting = [desk.ask() for _ in range(3 * LOOK)]
     nothing = np.zeros(len(desk.candidates))
-    work = desk.scheduler.latency.prefill_seconds(desk.candidates, nothing, 100, 0)
+    work = prefill_seconds(desk.scheduler.latency, desk.candidates, nothing, 100, 0)
     desk.clock.run(TICK)
     desk.ask()
     assert gate.held[-1] == pytest.approx((work * len(waiting)).tolist())
@@ -424,7 +425,7 @@ def test_nothing_is_learned_of_prefill_or_steps_from_an_answer_that_came_as_a_wh
     desk = Desk(OVERLAP)
     ones = [desk.ask(prompt=1_000, streamed=False) for _ in range(20)]
     latency, ranks = desk.scheduler.latency, desk.candidates
-    before = latency.prefill_factors(ranks, 0.0).tolist(), latency._step_factors.at(0)
+    before = prefill_factors(latency, ranks, 0.0).tolist(), latency._step_factors.at(0)
     for request in ones:
         desk.clock.run(5.0)
         assert request.booking
@@ -432,19 +433,19 @@ def test_nothing_is_learned_of_prefill_or_steps_from_an_answer_that_came_as_a_wh
         request.first_token()
         request.booking.generated(1, desk.clock.now)
         request.end()
-    assert (latency.prefill_factors(ranks, 0.0).tolist(), latency._step_factors.at(0)) == before
+    assert (prefill_factors(latency, ranks, 0.0).tolist(), latency._step_factors.at(0)) == before
     assert desk.at_rest
 
 
 def test_a_whole_answer_that_came_sooner_than_its_first_token_should_have_tells_that_prefill_is_quick() -> None:
     desk = Desk(Cheapest(Auto()))
-    expected = desk.scheduler.latency.prefill_seconds(desk.candidates, np.zeros(1), 20_000, 0.0)[0]
+    expected = prefill_seconds(desk.scheduler.latency, desk.candidates, np.zeros(1), 20_000, 0.0)[0]
     for _ in range(40):
         request = desk.ask(prompt=20_000, streamed=False)
         desk.clock.run(expected / 10)
         request.first_token()
         request.end()
-    found = desk.scheduler.latency.prefill_seconds(desk.candidates, np.zeros(1), 20_000, desk.clock.now)[0]
+    found = prefill_seconds(desk.scheduler.latency, desk.candidates, np.zeros(1), 20_000, desk.clock.now)[0]
     assert found == pytest.approx(expected / 10, rel=0.3)
     assert desk.at_rest
 
@@ -457,7 +458,7 @@ def test_a_prefill_that_nobody_heard_of_is_no_time_of_the_one_behind_it() -> Non
     desk.clock.run(2 * seconds)
     last = desk.ask(streamed=False)
     heard.first_token()
-    factor = desk.scheduler.latency.prefill_factors(desk.candidates, desk.clock.now)[0]
+    factor = prefill_factors(desk.scheduler.latency, desk.candidates, desk.clock.now)[0]
     assert factor == pytest.approx(1.0, abs=0.1)
     for request in (unheard, heard, last):
         request.end()
@@ -469,7 +470,7 @@ def test_a_streams_first_token_is_no_step() -> None:
     desk = Desk(OVERLAP)
     latency = desk.scheduler.latency
     nothing = desk.candidates.block_sizes * 0
-    expected = latency.step_seconds(desk.candidates, nothing, nothing, 100, 0.0)[0]
+    expected = step_seconds(latency, desk.candidates, nothing, nothing, 100, 0.0)[0]
     for _ in range(20):
         request = desk.ask()
         desk.clock.run(5.0)

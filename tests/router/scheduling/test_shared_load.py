@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from indexer.events import LoadReport
 from indexer.types import RankSet, WorkerRank
+from router.scheduling.figures import LOAD_ROWS
 from router.scheduling.load import Load, LoadBook, SharedTable
-from router.scheduling.load_rows import LOAD_ROWS
 from tests.router.scheduling.candidates import rank, repeatable
 
 RANKS = [rank("a"), rank("a", 1), rank("b")]

@@ -7,27 +7,19 @@ import random
 import numpy as np
 import pytest
 
-from router.scheduling import auto_costs, backlog_rows, load_rows, predictions
+from router.scheduling import auto_costs, figures
 from router.scheduling.auto import Auto
 from router.scheduling.backlog import Backlog
-from router.scheduling.backlog_rows import BACKLOG_ROWS
 from router.scheduling.cheapest import Cheapest
+from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
 from router.scheduling.load import LoadBook, SharedTable
-from router.scheduling.load_rows import LOAD_ROWS
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.warm_up import warm_up
 from tests.router.scheduling.candidates import HeldOnGpu, named
 
 
 def compiled() -> int:
-    kernels = (
-        auto_costs.auto_costs,
-        backlog_rows.seconds_left,
-        predictions.prefill_seconds,
-        predictions.step_seconds,
-        load_rows.sum_loads,
-        predictions.held_tokens,
-    )
+    kernels = (auto_costs.auto_costs, figures.work_out, figures.sum_loads, figures.seconds_left)
     return sum(len(getattr(kernel, "signatures", ())) for kernel in kernels)
 
 

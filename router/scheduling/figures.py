@@ -1,0 +1,157 @@
+"""All that a policy may ask of its candidates, worked out in one compiled loop over the books' tables.
+
+Each call of a kernel costs as much as some hundred candidates do, and ten times that when the processor has slept in
+between (docs/hot-path.md): so there is one call for everything, asked for or not. Tables and kernels are in one file as
+numba wants it (`indexer.jit`); `auto_costs` has the rows compiled in as well.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.jit import inlined, kernel
+from indexer.matches import Overlaps
+from router.scheduling.decision import Seconds
+from router.scheduling.places import Positions
+
+# -- a rank's column in the load book's table
+
+# What is ours (of the tokens, also those that no cache held), the most that was booked at once since the last report,
+# foreign load, and what the last report had of memory beyond our new tokens.
+REQUESTS, PREFILL, ACTIVE, NEW, MOST_REQUESTS, MOST_ACTIVE, FOREIGN_REQUESTS, FOREIGN_TOKENS, BEYOND = range(9)
+LOAD_ROWS = 9
+"""How many the books need of a shared table."""
+
+# -- and in the backlog's
+
+# In microseconds: work booked, that of the first in line, and since when it is first (on the steady clock).
+WORK, HEAD, SINCE = range(3)
+BACKLOG_ROWS = 3
+MICRO = 1e6
+"""In a second."""
+
+# -- what comes of them: the rows of `Situation.counts` and `Situation.estimates`
+
+IN_FLIGHT, TO_PREFILL, TO_READ, OWN, MEMORY, CAPACITY, OVERLAP, STORED = range(8)
+CREDIT, QUEUE, OWN_PREFILL, STEP, AHEAD, LOAD, OWN_LOAD = range(7)
+
+Tables = npt.NDArray[np.int64]
+"""[process, row, place]"""
+Counts = npt.NDArray[np.int64]
+Coefficients = tuple[float, float, float]
+"""Of a `latency.Shape`."""
+
+
+@inlined
+def _load(tables: Tables, own: int, place: int) -> tuple[int, int, int, int, int]:
+    """In the order of `load.Loads`. What is ours is the sum over all processes; what is foreign each of them knows."""
+    ours, prefill, active, new = 0, 0, 0, 0
+    for table in tables:
+        ours += table[REQUESTS, place]
+        prefill += table[PREFILL, place]
+        active += table[ACTIVE, place]
+        new += table[NEW, place]
+    foreign, beyond = tables[own, FOREIGN_REQUESTS, place], tables[own, BEYOND, place]
+    return ours + foreign, prefill, active + tables[own, FOREIGN_TOKENS, place], ours, max(0, new + beyond)
+
+
+@inlined
+def _left(tables: Tables, place: int, factor: float, now: float) -> float:
+    """Seconds of work; `now` in microseconds.
+
+    Of the several processes' first in line, the one that has been first for longest is what the rank computes.
+    """
+    work, head, since = 0.0, 0.0, now
+    for table in tables:
+        work += table[WORK, place]
+        if table[HEAD, place] > 0 and (head == 0.0 or table[SINCE, place] < since):
+            head, since = float(table[HEAD, place]), float(table[SINCE, place])
+    expected = head * factor
+    remains = abs(expected - max(0.0, now - since)) if head else 0.0
+    return max(0.0, (work - head) * factor + remains) / MICRO
+
+
+@inlined
+def _prefill(shape: Coefficients, held: float, prompt: int) -> float:
+    """Seconds on a rank of factor 1."""
+    new = max(0.0, prompt - held)
+    return shape[0] + new * (shape[1] + shape[2] * (prompt - new / 2))
+
+
+@inlined
+def _step(shape: Coefficients, requests: int, active: int, prompt: int) -> float:
+    """Seconds on a rank of factor 1, with one more of `prompt` tokens beside so many that have `active` in all."""
+    return shape[0] + shape[1] * (requests + 1) + shape[2] * (active + prompt)
+
+
+@kernel
+def sum_loads(tables: Tables, own: int, places: Positions, capacity: Counts) -> Counts:
+    """What `load.Loads` has, by row."""
+    found = np.zeros((CAPACITY + 1, len(places)), np.int64)
+    for at, place in enumerate(places):
+        load = _load(tables, own, place)
+        found[IN_FLIGHT, at], found[TO_PREFILL, at], found[TO_READ, at], found[OWN, at], found[MEMORY, at] = load
+        found[CAPACITY, at] = capacity[place]
+    return found
+
+
+@kernel
+def seconds_left(tables: Tables, places: Positions, factors: Seconds, now: float) -> Seconds:
+    """Of work before each rank; `now` in seconds."""
+    left = np.zeros(len(places))
+    for at, place in enumerate(places):
+        left[at] = _left(tables, place, factors[at], now * MICRO)
+    return left
+
+
+@kernel
+def work_out(
+    loads: Tables,
+    own: int,
+    load_places: Positions,
+    capacity: Counts,
+    works: Tables,
+    work_places: Positions,
+    prefill_factors: Seconds,
+    step_factors: Seconds,
+    factor_places: Positions,
+    prefill_shape: Coefficients,
+    step_shape: Coefficients,
+    blocks: Overlaps,
+    gpu_blocks: Overlaps,
+    sizes: Counts,
+    takes: npt.NDArray[np.bool_],
+    prompt: int,
+    stored: int,
+    lower_tier: float,
+    now: float,
+) -> tuple[Counts, Seconds, int, int]:
+    """Both matrices, the longest overlap in tokens, and how many ranks have a prefill to do; `now` in seconds.
+
+    `sizes`: tokens in a block. Who `takes` from a store finds there the first `stored` tokens. The rows from AHEAD on
+    are for others to fill. An engine always computes the last token itself, to have logits: a whole hit is one block
+    short.
+    """
+    ranks, best, busy, usable = len(sizes), 0, 0, max(0, prompt - 1)
+    counts, estimates = np.zeros((STORED + 1, ranks), np.int64), np.zeros((OWN_LOAD + 1, ranks))
+    for at in range(ranks):
+        place = load_places[at]
+        requests, pending, active, ours, memory = _load(loads, own, place)
+        counts[IN_FLIGHT, at], counts[TO_PREFILL, at], counts[TO_READ, at] = requests, pending, active
+        counts[OWN, at], counts[MEMORY, at], counts[CAPACITY, at] = ours, memory, capacity[place]
+
+        size = sizes[at]
+        most = usable // size * size
+        held, gpu = min(blocks[at] * size, most), min(gpu_blocks[at] * size, most)
+        beyond = max(0, min(stored, usable) // size * size - held) if takes[at] else 0
+        credit = gpu + lower_tier * (held - gpu)
+        counts[OVERLAP, at], counts[STORED, at], estimates[CREDIT, at] = held, beyond, credit
+        best = max(best, held)
+
+        place = factor_places[at]
+        estimates[OWN_PREFILL, at] = prefill_factors[place] * _prefill(prefill_shape, credit + beyond, prompt)
+        estimates[STEP, at] = step_factors[place] * _step(step_shape, requests, active, prompt)
+        estimates[QUEUE, at] = left = _left(works, work_places[at], prefill_factors[place], now * MICRO)
+        busy += left > 0.0
+    return counts, estimates, best, busy
