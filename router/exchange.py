@@ -305,8 +305,8 @@ class Exchange:
         if isinstance(relay, EditedBody) or (self._migration and self._breaks_down(self._migration, out)):
             return
         if self._first_byte is None:
-            out = self._begin_answer(sending.leg, head, relay) + out
-        if out:
+            self._begin_answer(sending.leg, head, relay, out)
+        elif out:
             self._connection.write(out)
         sending.connection.pass_events(self._connection.write if relay.clean else None)
 
@@ -337,8 +337,8 @@ class Exchange:
         held = relay.body(*self._opening.add(b"", 0)) if self._opening else b""
         out = held + relay.end()
         if self._first_byte is None:
-            out = self._begin_answer(leg, head, relay) + out
-        if out:
+            self._begin_answer(leg, head, relay, out)
+        elif out:
             self._connection.write(out)
         self._finish(head.status, "complete")
         self._connection.finish(self._request.head.keep_alive and not relay.until_close)
@@ -376,10 +376,12 @@ class Exchange:
 
     # -- inside
 
-    def _begin_answer(self, leg: Leg, head: Head, relay: Relay) -> bytes:
-        """The first byte is here: the prefill is done, and there is no way back to another worker."""
+    def _begin_answer(self, leg: Leg, head: Head, relay: Relay, body: bytes) -> None:
+        """The first byte is here: there is no way back to another worker, and the prefill is done. That can be learned
+        from when the client has it."""
         now = self._clock()
         self._first_byte = now - self.began
+        self._connection.write(self._answer_head(leg, head, relay) + body)
         if self._parts:
             self._parts.answers()
         if head.status not in RETRY_STATUSES and not leg.worker.breaker.quiet:
@@ -388,6 +390,8 @@ class Exchange:
             leg.reservation.assume_first_token(now)
         else:
             leg.reservation.first_token(now)
+
+    def _answer_head(self, leg: Leg, head: Head, relay: Relay) -> bytes:
         keep_alive = self._request.head.keep_alive and not relay.until_close and not self._connection.closing
         edited = isinstance(relay, EditedBody)  # which states its own
         length = b"" if self._length is None or edited else b"content-length: %d\r\n" % self._length

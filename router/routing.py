@@ -154,19 +154,13 @@ class RequestRouting:
         return self._found
 
     def send(self, decision: Decision, booking: Booking) -> None:
-        self._note(decision)
-        if logger.isEnabledFor(logging.DEBUG):
-            _tell(decision)
         if decision.split is None:
             routed: Leg | Pair = self._leg(decision, booking)
         else:
             routed = self._pair(decision, booking)
-        tallies, now = self._brain.metrics.tallies, self._brain.clock()
-        if self._began is not None:
-            tallies.decision.observe(now - self._began)
-        else:
-            tallies.queue.wait.observe(now - self._submitted)
+        now = self._brain.clock()
         self._routed(routed)
+        self._note(decision, now)  # the worker has the request by now, and need not wait for this
 
     def _leg(self, decision: Decision, booking: Booking) -> Leg:
         worker = self._brain.fleet.workers[decision.rank.worker_id]
@@ -365,21 +359,29 @@ class RequestRouting:
         what = "No worker is up" if self._model is None else f"No worker that serves {self._model!r} is up"
         return error_response(503, f"{what}; see /ready for what each worker lacks.")
 
-    def _note(self, decision: Decision) -> None:
+    def _note(self, decision: Decision, now: float) -> None:
+        """It was decided at `now`."""
         brain = self._brain
+        tallies = brain.metrics.tallies
+        if self._began is not None:
+            tallies.decision.observe(now - self._began)
+        else:
+            tallies.queue.wait.observe(now - self._submitted)
+        if logger.isEnabledFor(logging.DEBUG):
+            _tell(decision)
         worker = brain.fleet.workers[decision.rank.worker_id]
-        tally = brain.metrics.tallies.worker(worker.id)
+        tally = tallies.worker(worker.id)
         tally.prompt_tokens += decision.prompt_tokens
         if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
             tally.predicted_tokens += decision.overlap_tokens
-            brain.metrics.tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
-        brain.metrics.tallies.stored_tokens += decision.stored_tokens
+            tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
+        tallies.stored_tokens += decision.stored_tokens
         stored = self.stored_tokens if brain.has_store else None
         brain.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
         if self._arm:
             self._arm.tally.routed(decision)
         if brain.audit and self._found is not None and self.prompt.hashes:
-            self._claim = brain.audit.claim(decision, self._found, self.prompt.hashes, brain.clock())
+            self._claim = brain.audit.claim(decision, self._found, self.prompt.hashes, now)
         self._predict(decision.rank, worker)
 
     def _predict(self, rank: WorkerRank, worker: Worker) -> None:
