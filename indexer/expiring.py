@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import takewhile
 
 from indexer.hashing import SequenceHashes
 from indexer.prefix_index import PrefixIndex, as_hashes
@@ -45,7 +44,12 @@ class AssumedPrefixes:
 
     def expire(self, now: float) -> dict[WorkerRank, list[SequenceHash]]:
         """Drop what has outlived its time, and return it; call before a look-up."""
-        return self._drop(sum(1 for _ in takewhile(lambda until: until <= now, self._expiry.values())))
+        many = 0
+        for until in self._expiry.values():
+            if until > now:
+                break
+            many += 1
+        return self._drop(many) if many else {}
 
     def forget(self, rank: WorkerRank) -> None:
         """The worker restarted or left: it holds nothing of what was assumed."""

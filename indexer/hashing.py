@@ -34,6 +34,7 @@ _F1 = np.uint64(0xFF51AFD7ED558CCD)
 _F2 = np.uint64(0xC4CEB9FE1A85EC53)
 _5, _27, _31, _33, _37 = (np.uint64(n) for n in (5, 27, 31, 33, 37))
 _NO_EXTRAS = np.zeros(0, np.uint64)
+_PLAIN_ROOT = np.uint64(0)
 
 
 def root_hash(namespace: Namespace) -> SequenceHash:
@@ -60,7 +61,7 @@ def chain_hashes(tokens: Tokens, block_size: int, root: SequenceHash, extras: Se
     digests = _NO_EXTRAS
     if extras:
         digests = np.array([xxhash.xxh3_64_intdigest(e) if e else 0 for e in extras[:blocks]], np.uint64)
-    return _chain(tokens, blocks, block_size, np.uint64(root), digests)
+    return _chain(tokens, blocks, block_size, np.uint64(root) if root else _PLAIN_ROOT, digests)
 
 
 @kernel

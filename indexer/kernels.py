@@ -441,8 +441,8 @@ def _narrow(
 
 
 @loop
-def walk(table: Words, old: Words, rows: Rows, state: Counts, slots: Rows, hashes: Words, depths: Depths) -> None:
-    """Into `depths`: how many of the leading `hashes` each live slot holds."""
+def walk(table: Words, old: Words, rows: Rows, state: Counts, slots: Rows, hashes: Words, depths: Depths) -> int:
+    """Into `depths`: how many of the leading `hashes` each live slot holds; returns the most that one does."""
     words = np.uint64(slots.shape[1])
     for word in range(words):
         slots[_ALIVE, word] = slots[_LIVE, word]
@@ -455,9 +455,13 @@ def walk(table: Words, old: Words, rows: Rows, state: Counts, slots: Rows, hashe
                 slots[_ALIVE, word] = alive
             left |= alive
         if not left:
-            return
+            break
     for word in range(words):
         _note(slots[_ALIVE, word], word, len(hashes), depths)
+    deepest = 0
+    for depth in depths:
+        deepest = max(deepest, depth)
+    return deepest
 
 
 @loop

@@ -174,9 +174,9 @@ class PackedTable:
         if self._migrating and self._migrate(_STEP + _STEPS_PER_HASH * hashes) and self._condemned:
             self._begin_migration(hashes)
 
-    def walk(self, slots: Rows, hashes: Words, depths: Depths) -> None:
-        """Into `depths`: how many of the leading `hashes` each live slot holds."""
-        kernels.walk(self._table, self._old, self._rows, self._state, slots, hashes, depths)
+    def walk(self, slots: Rows, hashes: Words, depths: Depths) -> int:
+        """Into `depths`: how many of the leading `hashes` each live slot holds; returns the most that one does."""
+        return kernels.walk(self._table, self._old, self._rows, self._state, slots, hashes, depths)
 
     def mark(self, hashes: Words, masks: Rows) -> None:
         """Adds each block's holders to its row of `masks`."""

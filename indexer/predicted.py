@@ -55,8 +55,9 @@ class PredictedPrefixes:
         self._began = self._began + self._life if kept else now  # not now: what is kept would live for longer
 
     def find_matches(self, hashes: SequenceHashes) -> list[Matches]:
-        """An answer from each generation that holds anything."""
-        return [index.find_matches(hashes) for index in self._in_use()]
+        """An answer from each generation that holds anything of them."""
+        found = [index.find_on_gpu(hashes) for index in self._in_use()]
+        return [matches for matches in found if matches is not None]
 
     def _in_use(self) -> list[PrefixIndex]:
         found = [self._younger] if self._used[0] else []

@@ -16,9 +16,10 @@ _BLANKS = (9, 10, 13, 32)
 
 def read_ids(raw: msgspec.Raw | bytes) -> Tokens | None:
     """Of a flat list of token ids; None for any other value. `raw` is one valid JSON value, no blanks around it."""
-    text = np.frombuffer(raw, np.uint8)
-    if len(text) < 3 or text[0] != _LIST:
+    view = memoryview(raw)
+    if view.nbytes < 3 or view[0] != _LIST:
         return None
+    text = np.frombuffer(view, np.uint8)
     ids = np.empty(len(text) // 2, np.uint32)
     count = _read(text, ids)
     return ids[:count] if count else None
