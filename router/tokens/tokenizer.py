@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import tokenizers
@@ -26,6 +26,7 @@ Decode = Callable[[Sequence[int]], str]
 _TAIL = 16
 """Tokens that decide whether the last character is whole: more than any has bytes."""
 
+_UINT32: Final = np.dtype(np.uint32)
 SEGMENT_CACHE = 64 * 2**20
 """Bytes of text between special tokens, and of its ids, that fastokens keeps for each model: a chat repeats all of the
 conversation before it. A conversation takes about twice its length; those that go on stay."""
@@ -119,8 +120,8 @@ def _encode_flat(model: Any) -> Encode:
 
     def encode(text: str, add_special_tokens: bool) -> Tokens:
         ids, _ = model.encode_batch_flat([text], add_special_tokens=add_special_tokens)
-        # A copy can be written to, as arrays of tokens can everywhere: kernels are compiled for each kind.
-        return np.frombuffer(ids, np.uint32).copy()
+        # A bytearray can be written to, as arrays of tokens can everywhere: kernels are compiled for each kind.
+        return np.frombuffer(bytearray(ids), _UINT32)
 
     return encode
 
