@@ -74,7 +74,8 @@ def test_where_nothing_was_predicted_nothing_is_asked() -> None:
     predicted = PredictedPrefixes()
     predicted.expire(5.0)
     assert predicted.find_matches(TEN) == []
-    predicted.store(A, TEN, 5.0)
+    predicted.store(A, TEN[:5], 5.0)
+    assert predicted.find_matches(TEN[5:]) == []
     predicted.expire(5.0 + 3 * LIFE)
     assert predicted.find_matches(TEN) == []
 

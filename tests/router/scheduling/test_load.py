@@ -406,3 +406,13 @@ def test_places_of_shared_books_do_not_pile_up() -> None:
         book.watch(A, BLOCK)
         book.forget(A)
     assert not book._places._free
+
+
+def test_what_a_report_had_too_little_is_not_owed_when_its_request_has_ended() -> None:
+    """The engine had not begun yet, so memory was below what was booked; no rank can hold less than nothing."""
+    book = watching(A)
+    reservation = book.reserve(A, 100, 100)
+    book.on_report(report(running=1, blocks=0), 0.0)
+    assert book.loads(RankSet([A]), 0.0).memory_tokens.tolist() == [0]
+    reservation.release()
+    assert book.loads(RankSet([A]), 0.0).memory_tokens.tolist() == [0]

@@ -15,6 +15,7 @@ from indexer.types import WorkerRank
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Candidates, Choice, Decision, Policy, Situation, Uniform
+from router.scheduling.lmetric import LMetric
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.overlap import OverlapCost
 from router.scheduling.scheduler import Scheduler
@@ -253,3 +254,12 @@ def test_a_request_may_have_a_policy_of_its_own() -> None:
     assert sorted(set(chosen)) == [0, 1]
     assert not hasattr(own, "shown")
     assert choosing.select(candidates, 100, None, 0.0).position == 0
+
+
+@pytest.mark.parametrize(("policy", "kept"), [(LeastLoaded(), False), (Cheapest(LMetric()), True)])
+def test_the_backlog_is_kept_from_when_somebody_asks_for_estimates(policy: Policy, kept: bool) -> None:
+    candidates = named("ab")
+    choosing = scheduler(policy, candidates)
+    choosing.backlog.wanted = False
+    choosing.select(candidates, 100, HeldOnGpu({A: 1}), 0.0)
+    assert choosing.backlog.wanted is kept

@@ -1,0 +1,57 @@
+"""What happens in which order when a request is routed."""
+
+from __future__ import annotations
+
+from engines.description import EngineDescription, Model
+from indexer.kv_indexer import KVIndexer, hash_prompt
+from indexer.types import PLAIN, WorkerRank
+from router.fleet import Fleet, Worker
+from router.http.messages import Response
+from router.http.pool import Pool
+from router.legs import Leg, Pair
+from router.metrics import Metrics
+from router.retry_budget import RetryBudget
+from router.routing import Brain, Prompt, RequestRouting
+from router.scheduling.admission import Admission
+from router.scheduling.balance import LeastLoaded
+from router.scheduling.load import LoadBook
+from router.scheduling.queue import Queue
+from router.scheduling.scheduler import Scheduler
+from router.worker_spec import parse_worker
+from tests.router.scheduling.candidates import Scripted
+
+RANK, BLOCK = WorkerRank("w", 0), 4
+HASHES = hash_prompt(range(10), {BLOCK}, PLAIN)
+
+
+def brain() -> Brain:
+    """Of one worker, at a time that stands still."""
+    worker = Worker(parse_worker("http://127.0.0.1:9,name=w"), Pool("http://127.0.0.1:9", 1.0))
+    worker.description = EngineDescription("vllm", models=(Model("m"),), block_size=BLOCK)
+    fleet, book = Fleet([worker]), LoadBook()
+    fleet.mark_up(worker)
+    scheduler, indexer = Scheduler(LeastLoaded(), book, Scripted([])), KVIndexer()
+    scheduler.watch(RANK, BLOCK)
+    indexer.watch(RANK)
+    queue = Queue(scheduler, Admission(), lambda: 0.0, lambda seconds, callback: None)
+    return Brain(fleet, book, scheduler, queue, indexer, Metrics(), lambda: 0.0, RetryBudget(0.2, 0.0))
+
+
+def test_a_request_is_booked_before_it_is_sent_and_noted_after() -> None:
+    made = brain()
+    seen: list[tuple[int, int, bool]] = []
+
+    def look() -> tuple[int, int, bool]:
+        """Requests booked, prompt tokens counted, whether the prompt's blocks are expected there."""
+        counted = made.metrics.tallies.worker(RANK.worker_id).prompt_tokens
+        return made.book.booked(RANK), counted, RANK in made.indexer.find_matches(HASHES)
+
+    def send(routed: Leg | Pair | Response) -> None:
+        assert isinstance(routed, Leg)
+        seen.append(look())
+
+    routing = RequestRouting(made, "m")
+    routing.prompt = Prompt(10, HASHES)
+    routing.route(frozenset(), send)
+    assert seen == [(1, 0, False)]  # the worker does not wait for what only later requests need
+    assert look() == (1, 10, True)
