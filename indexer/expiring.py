@@ -49,7 +49,7 @@ class AssumedPrefixes:
             if until > now:
                 break
             many += 1
-        return self._drop(many) if many else {}
+        return self._drop(many)
 
     def forget(self, rank: WorkerRank) -> None:
         """The worker restarted or left: it holds nothing of what was assumed."""

@@ -35,6 +35,7 @@ _F2 = np.uint64(0xC4CEB9FE1A85EC53)
 _5, _27, _31, _33, _37 = (np.uint64(n) for n in (5, 27, 31, 33, 37))
 _NO_EXTRAS = np.zeros(0, np.uint64)
 _PLAIN_ROOT = np.uint64(0)
+"""Made once: after sleep it takes half as long as hashing a short prompt (docs/hot-path.md)."""
 
 
 def root_hash(namespace: Namespace) -> SequenceHash:

@@ -101,10 +101,11 @@ class PrefixIndex:
     def find_matches(self, hashes: SequenceHashes | Sequence[SequenceHash]) -> Matches:
         """Of `hashes`, a prompt's sequence hashes in order."""
         hashes = as_hashes(hashes)
-        gpu, depths, _ = self._walk(hashes)
+        depths, _ = self._walk(hashes)
         lower = [table for tier, table in self._tables.items() if tier is not Tier.GPU and len(table)]
         if not lower:
             return SlotMatches(self, depths, depths)
+        gpu = self._tables[Tier.GPU]
         holders = np.zeros((len(hashes), gpu.words), np.uint64)
         for table in (gpu, *lower):
             table.mark(hashes, holders)
@@ -114,13 +115,14 @@ class PrefixIndex:
 
     def find_on_gpu(self, hashes: SequenceHashes) -> Matches | None:
         """The same of that tier alone; None where nobody holds the first of them."""
-        _, depths, deepest = self._walk(hashes)
+        depths, deepest = self._walk(hashes)
         return SlotMatches(self, depths, depths) if deepest else None
 
-    def _walk(self, hashes: SequenceHashes) -> tuple[PackedTable, Depths, int]:
+    def _walk(self, hashes: SequenceHashes) -> tuple[Depths, int]:
+        """How many of them each slot holds on the GPU, and the most that one does."""
         gpu = self._tables[Tier.GPU]
         depths = np.zeros(64 * gpu.words + 1, _INT32)
-        return gpu, depths, gpu.walk(self._live_slots, hashes, depths)
+        return depths, gpu.walk(self._live_slots, hashes, depths)
 
     def slots(self) -> Mapping[WorkerRank, int]:
         """Where `SlotMatches` finds each rank that holds anything, or did."""

@@ -44,16 +44,18 @@ Coefficients = tuple[float, float, float]
 
 
 @inlined
-def _load(tables: Tables, own: int, place: int) -> tuple[int, int, int, int, int]:
-    """In the order of `load.Loads`. What is ours is the sum over all processes; what is foreign each of them knows."""
+def _load(counts: Counts, at: int, tables: Tables, own: int, place: int, capacity: Counts) -> None:
+    """Into the rows that `load.Loads` has. What is ours is the sum over all processes; what is foreign each of them
+    knows."""
     ours, prefill, active, new = 0, 0, 0, 0
     for table in tables:
         ours += table[REQUESTS, place]
         prefill += table[PREFILL, place]
         active += table[ACTIVE, place]
         new += table[NEW, place]
-    foreign, beyond = tables[own, FOREIGN_REQUESTS, place], tables[own, BEYOND, place]
-    return ours + foreign, prefill, active + tables[own, FOREIGN_TOKENS, place], ours, max(0, new + beyond)
+    counts[IN_FLIGHT, at], counts[OWN, at] = ours + tables[own, FOREIGN_REQUESTS, place], ours
+    counts[TO_PREFILL, at], counts[TO_READ, at] = prefill, active + tables[own, FOREIGN_TOKENS, place]
+    counts[MEMORY, at], counts[CAPACITY, at] = max(0, new + tables[own, BEYOND, place]), capacity[place]
 
 
 @inlined
@@ -90,9 +92,7 @@ def sum_loads(tables: Tables, own: int, places: Positions, capacity: Counts) -> 
     """What `load.Loads` has, by row."""
     found = np.zeros((CAPACITY + 1, len(places)), np.int64)
     for at, place in enumerate(places):
-        load = _load(tables, own, place)
-        found[IN_FLIGHT, at], found[TO_PREFILL, at], found[TO_READ, at], found[OWN, at], found[MEMORY, at] = load
-        found[CAPACITY, at] = capacity[place]
+        _load(found, at, tables, own, place, capacity)
     return found
 
 
@@ -136,10 +136,7 @@ def work_out(
     ranks, best, busy, usable = len(sizes), 0, 0, max(0, prompt - 1)
     counts, estimates = np.zeros((STORED + 1, ranks), np.int64), np.zeros((OWN_LOAD + 1, ranks))
     for at in range(ranks):
-        place = load_places[at]
-        requests, pending, active, ours, memory = _load(loads, own, place)
-        counts[IN_FLIGHT, at], counts[TO_PREFILL, at], counts[TO_READ, at] = requests, pending, active
-        counts[OWN, at], counts[MEMORY, at], counts[CAPACITY, at] = ours, memory, capacity[place]
+        _load(counts, at, loads, own, load_places[at], capacity)
 
         size = sizes[at]
         most = usable // size * size
@@ -151,7 +148,8 @@ def work_out(
 
         place = factor_places[at]
         estimates[OWN_PREFILL, at] = prefill_factors[place] * _prefill(prefill_shape, credit + beyond, prompt)
-        estimates[STEP, at] = step_factors[place] * _step(step_shape, requests, active, prompt)
+        step = _step(step_shape, counts[IN_FLIGHT, at], counts[TO_READ, at], prompt)
+        estimates[STEP, at] = step_factors[place] * step
         estimates[QUEUE, at] = left = _left(works, work_places[at], prefill_factors[place], now * MICRO)
         busy += left > 0.0
     return counts, estimates, best, busy

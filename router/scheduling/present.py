@@ -49,16 +49,22 @@ class Present:
 
     @property
     def counts(self) -> Counts:
-        if self._counts is _COUNTS:
-            self._work_out()
+        self._look()
         return self._counts
 
     @property
     def estimates(self) -> Seconds:
-        self._scheduler.backlog.wanted = True
+        self._look_ahead()
+        return self._estimates
+
+    def _look(self) -> None:
         if self._counts is _COUNTS:
             self._work_out()
-        return self._estimates
+
+    def _look_ahead(self) -> None:
+        """What is before each rank is asked for, and kept from now on if it was not."""
+        self._scheduler.backlog.wanted = True
+        self._look()
 
     def _work_out(self) -> None:
         scheduler, candidates, matches, now = self._scheduler, self.candidates, self.matches, self.now
@@ -140,8 +146,7 @@ class Present:
     @property
     def best_overlap_tokens(self) -> int:
         """That any of the candidates has."""
-        if self._counts is _COUNTS:
-            self._work_out()
+        self._look()
         return self._best
 
     @property
@@ -196,6 +201,5 @@ class Present:
 
     @property
     def busy(self) -> float:
-        if self._counts is _COUNTS:
-            self._work_out()
+        self._look_ahead()
         return self._busy / len(self.candidates)
