@@ -24,7 +24,9 @@ from tests.router.migration.client import Seen, seen
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 TOKENS = 200
-BREAK_AFTER = 40
+BREAK_AFTER = 20
+ATTEMPTS = 4
+"""On two cores vLLM's HTTP server now and then gets no turn beside its spinning engine, and then sends all at once."""
 
 
 def story(kind: Kind, ids: bool = True) -> dict[str, Any]:
@@ -65,6 +67,20 @@ def broken(router: Router, pair: list[Weighted], body: dict[str, Any], aim: Call
             router.until_all_are_up()
 
 
+def broken_in_time(router: Router, pair: list[Weighted], body: dict[str, Any], aim: Callable[[Weighted], Blow]) -> Seen:
+    """Tries again only where the answer is whole without a migration: its worker had sent all of it before it died."""
+    before = continued(router)
+    for _ in range(ATTEMPTS):
+        found = broken(router, pair, body, aim)
+        if found.errors or not found.ends or continued(router) > before:
+            return found
+    raise AssertionError(f"{ATTEMPTS} times the worker had ended its stream before it died")
+
+
+def continued(router: Router) -> float:
+    return total(router.url, "router_migrations_total", outcome="continued")
+
+
 @pytest.mark.parametrize(
     ("kind", "ids", "aim"),
     [*((kind, True, at_all) for kind in KINDS), ("chat", False, at_engine_process)],
@@ -75,10 +91,10 @@ def test_it_is_as_if_nothing_had_happened(
     body = story(kind, ids)
     wanted = [seen(directly(engine, body).body) for engine in pair]
     assert wanted[0].text == wanted[1].text
-    before = total(migrating_router.url, "router_migrations_total", outcome="continued")
-    found = broken(migrating_router, pair, body, aim)
+    before = continued(migrating_router)
+    found = broken_in_time(migrating_router, pair, body, aim)
     assert (found.text, found.tokens, found.prompt) == (wanted[0].text, wanted[0].tokens, wanted[0].prompt)
     assert (found.errors, found.ends, found.roles, found.reasons) == ([], 1, kind == "chat", ["length"])
     assert (found.usage, len(found.names)) == (wanted[0].usage, 1)
-    assert total(migrating_router.url, "router_migrations_total", outcome="continued") == before + 1
+    assert continued(migrating_router) == before + 1
     assert get(f"{migrating_router.url}/ready").status == 200
