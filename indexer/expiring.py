@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Final
 
 from indexer.hashing import SequenceHashes
+from indexer.lives import BYTES_PER_LIFE, Lives
 from indexer.prefix_index import PrefixIndex, as_hashes
 from indexer.types import SequenceHash, Tier, WorkerRank
 
-BYTES_PER_BLOCK = 512
-"""What is remembered of a block here takes, at most."""
+_MICRO: Final = 1e6
+"""In a second."""
 
 
 class AssumedPrefixes:
@@ -21,48 +23,63 @@ class AssumedPrefixes:
         """`max_bytes`: for what is remembered here; beyond that, what was assumed first is dropped first."""
         self._index = index
         self._ttl = ttl
-        self._most = sys.maxsize if max_bytes is None else max_bytes // BYTES_PER_BLOCK
-        # All lives are equal, so the order of insertion is the order of expiry.
-        self._expiry: OrderedDict[tuple[WorkerRank, SequenceHash], float] = OrderedDict()
+        self._most = sys.maxsize if max_bytes is None else max_bytes // BYTES_PER_LIFE
+        self._lives = Lives()
+        self._ranks: dict[WorkerRank, int] = {}
+        self._owners: dict[int, WorkerRank] = {}
+        """By the numbers that lives have for them, which are not given twice."""
+        self._given = 0
+        self._none_before = math.inf
+        """Seconds; no life ends sooner."""
         self.evicted = 0
         """How many (rank, block) were dropped for want of memory, since the start."""
 
     def __len__(self) -> int:
-        return len(self._expiry)
+        return len(self._lives)
+
+    @property
+    def nbytes(self) -> int:
+        return self._lives.nbytes
 
     def assume(self, rank: WorkerRank, hashes: SequenceHashes | Sequence[SequenceHash], now: float) -> None:
         """`rank` was sent a prompt with these sequence hashes at `now` (seconds, any steady clock)."""
         chain, until = as_hashes(hashes)[: self._most], now + self._ttl
-        excess = max(0, len(self._expiry) + len(chain) - self._most)
-        self.evicted += excess
-        self._drop(excess)
-        blocks: list[SequenceHash] = chain.tolist()
-        for block in blocks:
-            self._expiry[rank, block] = until
-            self._expiry.move_to_end((rank, block))
+        excess = max(0, len(self) + len(chain) - self._most)
+        if excess:
+            self.evicted += excess
+            self._drop(excess)
+        self._lives.renew(self._number(rank), chain, int(until * _MICRO))
+        self._none_before = min(self._none_before, until)
         self._index.store(rank, Tier.GPU, chain)
 
-    def expire(self, now: float) -> dict[WorkerRank, list[SequenceHash]]:
+    def expire(self, now: float) -> dict[WorkerRank, SequenceHashes]:
         """Drop what has outlived its time, and return it; call before a look-up."""
-        many = 0
-        for until in self._expiry.values():
-            if until > now:
-                break
-            many += 1
-        return self._drop(many)
+        if now < self._none_before:
+            return {}
+        return self._drop(self._lives.ended(int(now * _MICRO)))
 
     def forget(self, rank: WorkerRank) -> None:
         """The worker restarted or left: it holds nothing of what was assumed."""
-        for key in [key for key in self._expiry if key[0] == rank]:
-            del self._expiry[key]
+        number = self._ranks.pop(rank, None)
+        if number is not None:
+            del self._owners[number]
+            self._lives.forget(number)
         self._index.clear(rank)
 
-    def _drop(self, many: int) -> dict[WorkerRank, list[SequenceHash]]:
+    def _number(self, rank: WorkerRank) -> int:
+        number = self._ranks.get(rank)
+        if number is None:
+            number = self._ranks[rank] = self._given
+            self._owners[number] = rank
+            self._given += 1
+        return number
+
+    def _drop(self, many: int) -> dict[WorkerRank, SequenceHashes]:
         """What was assumed first."""
-        dropped: dict[WorkerRank, list[SequenceHash]] = {}
-        for _ in range(many):
-            (rank, block), _until = self._expiry.popitem(last=False)
-            dropped.setdefault(rank, []).append(block)
-        for rank, blocks in dropped.items():
-            self._index.remove(rank, Tier.GPU, blocks)
+        blocks, owners = self._lives.take(many)
+        dropped = {self._owners[number]: blocks[owners == number] for number in set(owners.tolist())}
+        for rank, theirs in dropped.items():
+            self._index.remove(rank, Tier.GPU, theirs)
+        end = self._lives.first_end
+        self._none_before = math.inf if end is None else end / _MICRO
         return dropped

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from indexer.cursor import Apply, Clear, Cursor, Instruction, View
 from indexer.events import Cleared, EventBatch, LoadReport, ReplayRequest, Stored, unpack_hashes
-from indexer.expiring import BYTES_PER_BLOCK, AssumedPrefixes
+from indexer.expiring import AssumedPrefixes
 from indexer.hashing import HASH_VERSION, SequenceHashes, chain_hashes, pack_tokens, root_hash
 from indexer.matches import Matches, MostOfMatches, SumOfMatches
 from indexer.observer import Cause, Observer
@@ -59,7 +59,7 @@ class KVIndexer:
     @property
     def nbytes(self) -> int:
         """Never more than `max_bytes`."""
-        return self.index.nbytes + BYTES_PER_BLOCK * len(self._assumed)
+        return self.index.nbytes + self._assumed.nbytes
 
     @property
     def evicted(self) -> int:

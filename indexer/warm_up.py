@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import indexer.lives
 import indexer.prefix_index
 import indexer.sampling
 from indexer.events import EventBatch, Removed, Stored, pack_hashes
@@ -14,6 +15,7 @@ def warm_up() -> None:
 
     To the compiler, hashes of a batch are a type of their own: they cannot be written to.
     """
+    indexer.lives.warm_up()
     indexer.prefix_index.warm_up()
     indexer.sampling.warm_up()
     subject, packed = KVIndexer(), pack_hashes([1])

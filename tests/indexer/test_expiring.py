@@ -44,7 +44,7 @@ class Assuming(RuleBasedStateMachine):
         for rank in (A, B):
             expected = {block for holder, block in self.ends if holder == rank}
             assert self.index.dump().get((rank, Tier.GPU), set()) == expected
-        assert len(self.assumed._expiry) == len(self.ends)
+        assert len(self.assumed) == len(self.ends)
 
 
 TestAssumingAgainstModel = Assuming.TestCase

@@ -11,9 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from indexer.expiring import BYTES_PER_BLOCK, AssumedPrefixes
+from indexer.expiring import AssumedPrefixes
 from indexer.hashing import SequenceHashes
 from indexer.kv_indexer import KVIndexer, PromptHashes
+from indexer.lives import BYTES_PER_LIFE
 from indexer.prefix_index import LEAST_BYTES, PrefixIndex, warm_up
 from indexer.types import RankSet, Tier, WorkerRank
 
@@ -258,7 +259,7 @@ def test_what_is_assumed_is_limited_too() -> None:
     index = PrefixIndex()
     tracemalloc.start()
     try:
-        assumed = AssumedPrefixes(index, ttl=1.0, max_bytes=2000 * BYTES_PER_BLOCK)
+        assumed = AssumedPrefixes(index, ttl=1.0, max_bytes=2000 * BYTES_PER_LIFE)
         before, tables = tracemalloc.get_traced_memory()[0], index.nbytes
         for turn, prompt in zip(range(50), prompts(11, 100), strict=False):
             assumed.assume(RANKS[turn % 2], prompt, 0.0)
@@ -269,7 +270,7 @@ def test_what_is_assumed_is_limited_too() -> None:
     assert len(assumed) == index.entries() == 2000
     assert assumed.evicted == 3000
     assert index.find_matches(last)[RANKS[1]].blocks == 100
-    assert max(now, most) - before - (index.nbytes - tables) <= 2000 * BYTES_PER_BLOCK
+    assert max(now, most) - before - (index.nbytes - tables) <= 2000 * BYTES_PER_LIFE
     assumed.expire(1.0)
     assert index.entries() == 0
     assert assumed.evicted == 3000

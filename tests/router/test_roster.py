@@ -189,7 +189,7 @@ def size_of(state: State) -> list[int]:
         backlog._tables.shape[2],
         *(len(each._sums) + len(each._known) for each in (latency._prefill_factors, latency._step_factors)),
         len(latency._prefills) + len(latency._steps),
-        *(len(each) for each in (indexer._cursors, indexer._assumed._expiry, indexer.index._slots)),
+        *(len(each) for each in (indexer._cursors, indexer._assumed, indexer._assumed._ranks, indexer.index._slots)),
         indexer.index._live_slots.shape[1],
         len(state.upkeep._ranks) + len(state.upkeep._followed),
     ]

@@ -1,0 +1,54 @@
+"""Lives in packed arrays, against an ordered dictionary."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+from indexer.lives import BYTES_PER_LIFE, Lives
+
+OWNERS = 3
+LENGTH = 100
+"""Of one life."""
+
+
+@pytest.mark.parametrize("blocks", [100, 3000])
+@pytest.mark.parametrize("seed", range(4))
+def test_it_is_an_ordered_dictionary(seed: int, blocks: int) -> None:
+    draw, lives, now = random.Random(seed), Lives(), 0
+    expected: OrderedDict[tuple[int, int], int] = OrderedDict()
+    names = [draw.getrandbits(64) for _ in range(blocks)]
+    for _ in range(300):
+        now += draw.randrange(10)
+        owner, some = draw.randrange(OWNERS), draw.choices(names, k=draw.randrange(60))
+        lives.renew(owner, np.array(some, np.uint64), now + LENGTH)
+        for name in some:
+            expected[owner, name] = now + LENGTH
+            expected.move_to_end((owner, name))
+        if draw.random() < 0.02:
+            lives.forget(owner)
+            expected = OrderedDict((key, end) for key, end in expected.items() if key[0] != owner)
+        many = sum(end <= now for end in expected.values())
+        assert lives.ended(now) == many
+        gone, owners = lives.take(many)
+        assert list(zip(owners.tolist(), gone.tolist(), strict=True)) == [
+            expected.popitem(last=False)[0] for _ in range(many)
+        ]
+        assert len(lives) == len(expected)
+        assert lives.first_end == next(iter(expected.values()), None)
+    assert expected
+
+
+def test_it_takes_no_more_memory_than_it_says() -> None:
+    lives = Lives()
+    for first in range(0, 20_000, 100):
+        lives.renew(0, np.arange(first, first + 100, dtype=np.uint64), first)
+        assert lives.nbytes <= max(BYTES_PER_LIFE * len(lives), Lives().nbytes)
+    for _ in range(50):  # what is forgotten makes room
+        full = lives.nbytes
+        lives.take(20_000)
+        lives.renew(1, np.arange(20_000, dtype=np.uint64), 0)
+        assert lives.nbytes == full
