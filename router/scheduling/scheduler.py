@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from heapq import heappop, heappush
 
 from indexer.matches import Matches
 from indexer.types import WorkerRank
@@ -46,7 +48,9 @@ class Scheduler:
         self.loads = StoreLoads()
         self.handing_over: Counter[WorkerRank] = Counter()
         """Prompts that each rank has computed and keeps for another that has not begun to answer."""
-        self._unheard: deque[tuple[float, Booking]] = deque()
+        self._unheard: list[tuple[float, int, Booking]] = []
+        """A heap of bookings, by when their prefills should be done; numbered, since bookings have no order."""
+        self._numbers = itertools.count()
         self.changed: Callable[[], None] = _nothing
         """Called when a prefill is done or a request has ended."""
 
@@ -125,13 +129,13 @@ class Scheduler:
         predicted = decision.predicted if decision.stored_tokens or not streamed else None
         booking = PrefillBooking(self, decision, now, streamed, begun=not streamed and predicted is None)
         if predicted and not streamed:
-            self._unheard.append((now + predicted.ttft, booking))
+            heappush(self._unheard, (now + predicted.ttft, next(self._numbers), booking))
         return booking
 
     def _settle(self, now: float) -> None:
-        """In the order in which they were booked: an earlier one that takes longer holds up later ones."""
+        """Whose prefill should be done by now; what is before it on its rank was counted in when it was booked."""
         while self._unheard and self._unheard[0][0] <= now:
-            due, booking = self._unheard.popleft()
+            due, _number, booking = heappop(self._unheard)
             booking.assume_first_token(due)
 
     def watch(self, rank: WorkerRank, block_size: int) -> None:

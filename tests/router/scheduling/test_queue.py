@@ -421,6 +421,28 @@ def test_an_answer_that_is_not_streamed_has_its_prefill_done_when_it_should_be()
     assert desk.at_rest
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_one_that_takes_long_keeps_no_other_rank_busy(gone: bool) -> None:
+    """Nor when it has ended before its time."""
+    desk = Desk(Cheapest(Auto()), "ab")
+    long, short = desk.ask(prompt=200_000, streamed=False), desk.ask(prompt=8_000, streamed=False)
+    assert long.decision.rank != short.decision.rank
+    first, second = (desk.candidates.ranks.index(request.decision.rank) for request in (long, short))
+    seconds = desk.backlog
+    if gone:
+        long.end()
+    desk.clock.run(seconds[second] + 0.01)
+    third = desk.ask(prompt=8_000)
+    assert third.fate == "sent"
+    assert gone or third.decision.rank == short.decision.rank
+    third.end()
+    assert desk.backlog[second] == 0
+    assert (desk.backlog[first] > seconds[second]) is not gone
+    for request in (long, short):
+        request.end()
+    assert desk.at_rest
+
+
 def test_nothing_is_learned_of_prefill_or_steps_from_an_answer_that_came_as_a_whole() -> None:
     desk = Desk(OVERLAP)
     ones = [desk.ask(prompt=1_000, streamed=False) for _ in range(20)]
