@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -31,10 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"kv-router: {error}", file=sys.stderr)  # noqa: T201 - there are no logs before settings
         return 2
+    _raise_open_files()
     # Imported late: --help and mistakes are answered without loading the server.
     module = "router.app" if settings.processes == 1 else "router.processes"
     run = cast("Callable[[Settings, Source], int]", importlib.import_module(module).run)
     return run(settings, source)
+
+
+def _raise_open_files() -> None:
+    """Each request takes two sockets; systems give a process few to begin with, and more to whoever asks."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # then it stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ class Exchange:
         "_seen",
         "_seen_at",
         "_sending",
+        "_sent_at",
         "_under_way",
         "began",
         "streamed",
@@ -119,7 +120,7 @@ class Exchange:
         self._parts: TwoParts | None = None
         self._first_byte: float | None = None
         self._seen: bytes | None = None
-        self._seen_at = 0.0
+        self._seen_at = self._sent_at = 0.0
         self._over = False
         self._under_way = under_way
         under_way.add(self)
@@ -163,32 +164,35 @@ class Exchange:
         self._reset_answer()
         self._relay = relay
         self._seen, self._seen_at = None, self._clock()
+        self._sent_at = self._seen_at
         parts = self._parts
         name = parts.name if parts else self._request_id
         receiver = parts.receiver(self, self._settle) if parts else self
-        self._sending = sending = Sending(leg, receiver, self._on_unreachable, self._request.head.method == b"HEAD")
+        self._sending = sending = Sending(leg, receiver, self._fail, self._request.head.method == b"HEAD")
         sending.start(self._request, name)
-
-    def _on_unreachable(self, reason: str) -> None:
-        self._fail(Failure("unreachable", f"cannot be reached: {reason}"))
 
     def _settle(self) -> None:
         if self._sending:
             self._sending.settle()
 
     def look(self, now: float) -> Silence | None:
-        """None where nothing is owed: nothing was sent yet, or it is the client who does not read."""
+        """None where nothing is owed: nothing was sent yet, it is the client who does not read, or another worker has
+        to compute the prompt first."""
         sending = self._sending
         if sending is None or self._over:
             return None
         upstream = sending.connection
-        if upstream is None or upstream.paused:
+        if upstream is None or upstream.paused or self._awaits_prefill:
             self._seen_at = now
             return None
         moved = upstream.latest is not self._seen and upstream.latest != b""
         if moved:
             self._seen, self._seen_at = upstream.latest, now
         return Silence(sending.leg.worker, self._seen_at, self._answering, moved)
+
+    @property
+    def _awaits_prefill(self) -> bool:
+        return self._parts is not None and self._parts.parted is None and self._first_byte is None
 
     def time_out(self, reason: str) -> None:
         """Nothing has come for too long, which `reason` says, as in `Failure`."""
@@ -234,6 +238,7 @@ class Exchange:
     def _hand_over(self, pair: Pair, answer: Prefilled) -> None:
         leg = self._routing.go_on(pair.prefill, answer, self._excluded)
         if isinstance(leg, str):
+            self._drop_parts()
             self._retry_or_end(pair.prefill, Failure("error", leg), [frozenset((pair.prefill.worker.id,))])
         else:
             self._send(leg)
@@ -290,7 +295,7 @@ class Exchange:
             self._relay = recorded or relay_for(head, http_1_0)
         else:
             self._relay = self._parts.relay(head, http_1_0)
-            self._opening = Opening() if head.events else None
+            self._opening = Opening() if head.events and head.framing == "chunked" else None
 
     def on_body(self, data: bytes, boundary: int) -> None:
         sending, head, relay = self._sending, self._head, self._relay
@@ -351,7 +356,7 @@ class Exchange:
             self._connection.finish(self._request.head.keep_alive)
         elif self._answering:
             self._break_answer(Failure("broken", f"broke off its answer: {reason}"))
-        elif sending and (self._head is not None or not sending.again()):
+        elif sending and (self._head is not None or not sending.again(self._clock() - self._sent_at)):
             self._fail(Failure("broken", f"broke off before its first byte: {reason}"))
 
     def _is_done(self) -> bool:
@@ -416,7 +421,7 @@ class Exchange:
         if leg is None or (self._migration and self._migrate(leg, failure, self._migration)):
             return
         self._routing.failed(leg, failure, retried=False)
-        self._cut(504 if failure.kind == "stalled" else 502, f"Worker {leg.worker.id} {failure.reason}.")
+        self._cut(failure.status, f"Worker {leg.worker.id} {failure.reason}.")
 
     def _cut(self, status: int, message: str) -> None:
         """End an answer that has begun, so that the client can tell that it is not whole."""
@@ -455,6 +460,7 @@ class Exchange:
             if isinstance(other, Leg):
                 self._excluded |= {leg.worker.id}
                 self._routing.failed(leg, failure, retried=True)
+                parts.watch()
                 self._send(other)
                 return
         self._retry_or_end(leg, failure, alternatives)
@@ -466,8 +472,7 @@ class Exchange:
         other = self._other(failure, alternatives)
         self._routing.failed(leg, failure, other is not None)
         if other is None:
-            status = 504 if failure.kind == "stalled" else 502
-            self.answer(answer or error_response(status, f"Worker {leg.worker.id} {failure.reason}."), leg)
+            self.answer(answer or error_response(failure.status, f"Worker {leg.worker.id} {failure.reason}."), leg)
             return
         self._harmed += not failure.harmless
         self._excluded = other

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["unreachable", "busy", "error", "broken", "stalled"]
-"""It could not be connected to; it has no room just now; it answered that something is wrong with it; the connection
-broke; nothing came in time."""
+Kind = Literal["unreachable", "unasked", "busy", "error", "broken", "stalled"]
+"""It could not be connected to; the router has no means to connect to anybody; it has no room just now; it answered
+that something is wrong with it; the connection broke; nothing came in time."""
 
 BUSY_STATUSES = frozenset((429, 503))
 ERROR_STATUSES = frozenset((500, 502))
@@ -17,11 +17,18 @@ class Failure(NamedTuple):
     kind: Kind
     reason: str
     """Completes "Worker X …"."""
+    sent: bool = False
+    """It had been sent the request before, over a connection that broke."""
 
     @property
     def harmless(self) -> bool:
         """The worker has not begun to work on the request, so that it cannot be what harmed the worker."""
-        return self.kind in {"unreachable", "busy"}
+        return not self.sent and self.kind in {"unreachable", "unasked", "busy"}
+
+    @property
+    def status(self) -> int:
+        """Of the answer, where there is nobody else to ask."""
+        return {"stalled": 504, "unasked": 503}.get(self.kind, 502)
 
 
 def answered(status: int) -> Failure:

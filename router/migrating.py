@@ -78,6 +78,8 @@ class Migration:
     def leg(self, leg: Leg) -> Leg:
         """With what the worker is to be asked."""
         self._asks = self._refusal is None and can_take_part(leg.worker)
+        if not self._resumed:
+            self._record = None  # nothing of an earlier try was sent
         record = self._record
         if not self._asks:
             return leg
@@ -90,7 +92,7 @@ class Migration:
         """For the answer to what `leg` asked; None: as any other."""
         if not self._asks or head.status != 200 or not head.events or head.framing != "chunked":
             return None
-        if self._record is None or not self._resumed:  # nothing of an earlier try was sent
+        if self._record is None:
             self._record = Record(self._inference.endpoint == "chat", wants_ids(self._body))
         return RecordedEvents(self._record)
 

@@ -66,11 +66,8 @@ class PrefillLeg:
     def start(self, timeout: float) -> None:
         """`timeout`: seconds until it must have answered."""
         self._timer = asyncio.get_running_loop().call_later(timeout, self._time_out, timeout)
-        self._sending = Sending(self.leg, self, self._on_unreachable, head_only=False)
+        self._sending = Sending(self.leg, self, self._fail, head_only=False)
         self._sending.start(self._request, self._request_id)
-
-    def _on_unreachable(self, reason: str) -> None:
-        self._fail(Failure("unreachable", f"cannot be reached: {reason}"))
 
     def _time_out(self, timeout: float) -> None:
         self._fail(Failure("stalled", f"did not answer its part within {timeout:g} s"))
@@ -111,8 +108,8 @@ class PrefillLeg:
             self._fail(answered(head.status), own)
 
     def on_broken(self, reason: str) -> None:
-        stale = self._sending is not None and self._head is None and not self._over and self._sending.again()
-        if not stale:
+        sending = None if self._over or self._head else self._sending
+        if sending is None or not sending.again(self._clock() - self.began):
             self._fail(Failure("broken", f"broke off: {reason}"))
 
     # -- inside

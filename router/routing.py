@@ -40,6 +40,8 @@ logger = logging.getLogger("router.routing")
 
 _SLOWEST_TOKEN = 0.5
 """Seconds: ten times what a crowded engine takes."""
+_MOST_TOKENS = 1 << 31
+"""Beyond any answer; what a client may ask for has no end."""
 
 
 class Prompt(NamedTuple):
@@ -154,10 +156,15 @@ class RequestRouting:
         return self._found
 
     def send(self, decision: Decision, booking: Booking) -> None:
-        if decision.split is None:
-            routed: Leg | Pair = self._leg(decision, booking)
-        else:
-            routed = self._pair(decision, booking)
+        try:
+            self._send(decision, booking)
+        except Exception:  # whatever it is, what is booked is given back, and the client gets an answer
+            logger.exception("A request could not be sent")
+            booking.release(self._brain.clock())
+            self._routed(error_response(500, "The router could not send the request."))
+
+    def _send(self, decision: Decision, booking: Booking) -> None:
+        routed = self._leg(decision, booking) if decision.split is None else self._pair(decision, booking)
         now = self._brain.clock()
         self._routed(routed)
         self._note(decision, now)  # the worker has the request by now, and need not wait for this
@@ -190,7 +197,7 @@ class RequestRouting:
         if self.streamed:
             return limit
         tokens = self._parting.most_tokens
-        return None if tokens is None else limit + _SLOWEST_TOKEN * tokens
+        return None if tokens is None else limit + _SLOWEST_TOKEN * min(tokens, _MOST_TOKENS)
 
     def prefilled(self, prefill: Leg, answer: Prefilled) -> None:
         self._parting.learn(prefill.worker, answer)
@@ -312,7 +319,7 @@ class RequestRouting:
         fleet = self._brain.fleet
         if failure.kind == "unreachable":  # the next health check may take it back
             fleet.mark_down(worker, failure.reason)
-        elif failure.kind != "busy":
+        elif failure.kind not in {"busy", "unasked"}:
             fleet.failed(worker, self._brain.clock())
 
     def finished(self, outcome: Outcome) -> None:

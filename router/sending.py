@@ -1,7 +1,7 @@
 """One request on its way to one worker: over a connection that is open already, else over a new one.
 
 A worker may close an idle connection just as it is reused. That is no sign of trouble, so the request is sent once
-more, over a fresh one.
+more, over a fresh one. It may have been no such thing: what fails after that counts as if the worker had begun.
 """
 
 from __future__ import annotations
@@ -9,9 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from router.failures import Failure
 from router.http.messages import Request
+from router.http.pool import NoConnection
 from router.http.upstream import Receiver, WorkerConnection
 from router.legs import Leg, request_head
+
+STALE_WITHIN = 1.0
+"""Seconds after sending in which a connection that was closed before shows that it is."""
 
 
 class Past:
@@ -36,22 +41,23 @@ class Sending:
     __slots__ = (
         "_connecting",
         "_head_only",
-        "_on_unreachable",
+        "_on_failure",
         "_receiver",
         "_request",
+        "_resent",
         "_reused",
         "connection",
         "leg",
     )
 
-    def __init__(self, leg: Leg, receiver: Receiver, on_unreachable: Callable[[str], None], head_only: bool) -> None:
-        """`on_unreachable` is told why, and then nothing more comes."""
+    def __init__(self, leg: Leg, receiver: Receiver, on_failure: Callable[[Failure], None], head_only: bool) -> None:
+        """`on_failure` is told why there is no connection, and then nothing more comes."""
         self.leg = leg
         self._receiver = receiver
-        self._on_unreachable = on_unreachable
+        self._on_failure = on_failure
         self._head_only = head_only
         self._connecting: asyncio.Task[None] | None = None
-        self._reused = False
+        self._reused = self._resent = False
         self._request = (b"", b"")
         self.connection: WorkerConnection | Past | None = None
         """Over which it goes; None before, and once it was dropped."""
@@ -65,11 +71,12 @@ class Sending:
         else:
             self._connect()
 
-    def again(self) -> bool:
-        """Whether the connection broke for being old, so that the request is on its way once more."""
-        if not self._reused:
+    def again(self, after: float) -> bool:
+        """Whether the connection, which broke so many seconds `after` sending and before any answer, broke for being
+        old, so that the request is on its way once more."""
+        if not self._reused or after > STALE_WITHIN:
             return False
-        self._reused = False
+        self._reused, self._resent = False, True
         self.connection = None
         self._connect()
         return True
@@ -97,6 +104,10 @@ class Sending:
         self._reused = connection.requests > 0
         connection.send(self._receiver, *self._request, self._head_only)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, none: NoConnection) -> None:
         self._connecting = None
-        self._on_unreachable(reason)
+        if none.ours:
+            reason = f"could not be asked, since the router can open no connection: {none.reason}"
+            self._on_failure(Failure("unasked", reason, self._resent))
+        else:
+            self._on_failure(Failure("unreachable", f"cannot be reached: {none.reason}", self._resent))

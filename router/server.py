@@ -85,6 +85,9 @@ class Server:
             return self._serve(request, connection)
         except BadRequest as error:
             connection.respond(error.response)
+        except Exception:  # whatever it is, the client gets an answer
+            logger.exception("A request could not be served")
+            connection.respond(error_response(500, "The router could not read the request."))
         return None
 
     def _serve(self, request: Request, connection: Connection) -> Exchange | None:
@@ -121,7 +124,7 @@ class Server:
             pending = self._look_up(self._store, pending, routing, inference)
         exchange = self._exchange(request, connection, routing, tenant, asked.migration)
         if pending is None:
-            exchange.start()
+            _start(exchange)
         else:
             self._start_later(exchange, pending)
         return exchange
@@ -145,7 +148,7 @@ class Server:
                 logger.exception("A prompt could not be prepared")
                 exchange.answer(error_response(500, "The router could not read the prompt."))
             else:
-                exchange.start()
+                _start(exchange)
 
         self._keep(wait())
 
@@ -168,7 +171,7 @@ class Server:
             tenant.check_model(model if kind == "json" else None)
         routing = RequestRouting(self._brain, known, self._asked(request, tenant))
         exchange = self._exchange(request, connection, routing, tenant)
-        exchange.start()
+        _start(exchange)
         return exchange
 
     def _exchange(
@@ -263,6 +266,14 @@ class Server:
         if self._guard:  # it tells of all tenants' prompts
             self._guard.check_admin(head.headers)
         return Response(200, msgspec.json.encode(hot_page(store, self._brain.indexer, self._brain.clock())))
+
+
+def _start(exchange: Exchange) -> None:
+    try:
+        exchange.start()
+    except Exception:  # whatever it is, the client gets an answer
+        logger.exception("A request could not be routed")
+        exchange.answer(error_response(500, "The router could not find a worker for the request."))
 
 
 def _may_use(tenant: Tenant | None, model: str) -> bool:

@@ -144,7 +144,7 @@ class Query:
         self._answer.cancel()
 
     def _connect(self) -> None:
-        self._connecting = self._pool.connect(self._send, self._fail)
+        self._connecting = self._pool.connect(self._send, lambda none: self._fail(none.reason))
 
     def _send(self, connection: WorkerConnection) -> None:
         self._connecting, self._connection = None, connection

@@ -19,7 +19,7 @@ from router.usage import CACHED, with_cached
 
 
 class TwoParts:
-    __slots__ = ("_clock", "_prefill", "_prefilled_at", "_timer", "_usage", "name", "pair", "parted")
+    __slots__ = ("_clock", "_prefill", "_prefilled_at", "_time_out", "_timer", "_usage", "name", "pair", "parted")
 
     def __init__(
         self, pair: Pair, request: Request, request_id: bytes, owner: Owner, clock: Callable[[], float]
@@ -32,6 +32,7 @@ class TwoParts:
         self._clock = clock
         self._prefilled_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._time_out: Callable[[float], None] | None = None
         self._usage: LateUsage | None = None
         self._prefill: PrefillLeg | None = PrefillLeg(pair.prefill, request, self.name, owner, clock)
 
@@ -47,11 +48,16 @@ class TwoParts:
         self._prefill = None
         self._prefilled_at = now
         self.parted = Parted(self.pair.prefill.worker.id, now - began, None, answer)
-        limit = self.pair.decode_timeout
-        if time_out and limit is not None:
-            self._timer = asyncio.get_running_loop().call_later(limit, time_out, limit)
+        self._time_out = time_out
+        self.watch()
         if decode and isinstance(decode.reservation, DecodeBooking):
             decode.reservation.prefilled(now)
+
+    def watch(self) -> None:
+        """That which decodes begins in time, or another in its place."""
+        limit, time_out = self.pair.decode_timeout, self._time_out
+        if time_out and limit is not None:
+            self._timer = asyncio.get_running_loop().call_later(limit, time_out, limit)
 
     def receiver(self, owner: Receiver, settle: Callable[[], None]) -> Receiver:
         """Who gets the other's answer, for `owner`; `settle` as in `LateUsage`."""
@@ -74,7 +80,7 @@ class TwoParts:
         """The way for the other's answer, in which the client is told what was cached where its prompt was computed."""
         if head.is_error or head.framing == "close":
             return relay_for(head, http_1_0)
-        if head.events and not http_1_0:
+        if head.events and head.framing == "chunked" and not http_1_0:
             return EditedEvents(CACHED, self._with_cached)
         return EditedBody(head, self._with_cached)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 import time
 from collections.abc import Callable, Collection
@@ -16,6 +17,16 @@ from router.http.upstream import KnownHeads, WorkerConnection
 IDLE_LIFE = 4.0
 """Seconds that an idle connection is kept. Engines serve with uvicorn, which closes after 5 s (`timeout_keep_alive`); a
 shorter life here means that a request is hardly ever sent into a connection that is just being closed."""
+
+
+_OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+"""Errors in connecting that say nothing of who is connected to."""
+
+
+class NoConnection(NamedTuple):
+    reason: str
+    ours: bool = False
+    """It is this process that lacks something: file descriptors, memory, ports."""
 
 
 class Address(NamedTuple):
@@ -60,7 +71,7 @@ class Pool:
         """Answers that have come whole."""
         self._idle: list[tuple[WorkerConnection, float]] = []
         self._open: set[WorkerConnection] = set()
-        self._connecting: dict[asyncio.Task[None], Callable[[str], None]] = {}
+        self._connecting: dict[asyncio.Task[None], Callable[[NoConnection], None]] = {}
         """With whom to tell of a failure."""
         self._cut: str | None = None
         self._heads = KnownHeads(passing)
@@ -82,16 +93,18 @@ class Pool:
             connection.abort()
         return None
 
-    def connect(self, ready: Callable[[WorkerConnection], None], failed: Callable[[str], None]) -> asyncio.Task[None]:
+    def connect(
+        self, ready: Callable[[WorkerConnection], None], failed: Callable[[NoConnection], None]
+    ) -> asyncio.Task[None]:
         """Call `ready` with a new connection, or `failed`; neither once the task is cancelled."""
         task = asyncio.get_running_loop().create_task(self._connect(ready, failed))
         self._connecting[task] = failed
         task.add_done_callback(self._connecting.pop)
         return task
 
-    async def _connect(self, ready: Callable[[WorkerConnection], None], failed: Callable[[str], None]) -> None:
+    async def _connect(self, ready: Callable[[WorkerConnection], None], failed: Callable[[NoConnection], None]) -> None:
         if self._cut is not None:
-            failed(self._cut)
+            failed(NoConnection(self._cut))
             return
         loop = asyncio.get_running_loop()
         try:
@@ -103,9 +116,9 @@ class Pool:
                     ssl=self._tls,
                 )
         except TimeoutError:
-            failed(f"no connection within {self._connect_timeout:g} s")
+            failed(NoConnection(f"no connection within {self._connect_timeout:g} s"))
         except OSError as error:
-            failed(error.strerror or str(error))
+            failed(NoConnection(error.strerror or str(error), error.errno in _OURS))
         else:
             self._open.add(connection)
             ready(connection)
@@ -123,7 +136,7 @@ class Pool:
         self._cut = reason
         for task, failed in list(self._connecting.items()):
             task.cancel()
-            failed(reason)
+            failed(NoConnection(reason))
         for connection in list(self._open):
             connection.cut(reason)
         self._idle.clear()

@@ -199,7 +199,8 @@ class WorkerConnection(protocol.Protocol):
         return self._paused
 
     def pause(self) -> None:
-        if not self._transport.is_closing():
+        """Nothing, once the answer has ended: the connection may serve another."""
+        if self._receiver is not None and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
 

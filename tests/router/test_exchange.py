@@ -27,6 +27,7 @@ from router.scheduling.balance import LeastLoaded
 from router.scheduling.decision import Choice, Decision
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.scheduler import Scheduler
+from router.sending import STALE_WITHIN
 from router.worker_spec import parse_worker
 from tests.router.http.test_chunked import chunk, pieces_of
 from tests.router.http.test_front import FakeTransport
@@ -50,6 +51,7 @@ class Relayed:
     ) -> None:
         """`held`: it is routed when the test says so. `others`: workers that it could be sent to after the first."""
         self.others = others
+        self.now = 0.0
         self.scheduler = Scheduler(LeastLoaded(), LoadBook(), Scripted([]))
         self.scheduler.watch(rank("a"), 16)
         self.worker = Worker(parse_worker("http://a:1,name=a"), Pool("http://a:1", 1.0))
@@ -77,7 +79,7 @@ class Relayed:
         self.worker.pool._give_back(self.at_worker)
 
     def _serve(self, request: Request, connection: Connection) -> Exchange:
-        exchange = Exchange(request, b"id", connection, self, lambda: 0.0, self.under_way)
+        exchange = Exchange(request, b"id", connection, self, lambda: self.now, self.under_way)
         exchange.start()
         return exchange
 
@@ -335,3 +337,29 @@ def test_a_retry_may_be_held_too(end: str) -> None:
     assert not relayed.is_waiting
     assert relayed.load == Load()
     assert [outcome.status for outcome in relayed.outcomes] == [429 if end == "refused" else 499]
+
+
+def test_a_client_that_takes_no_more_of_a_whole_answer_stops_no_later_one() -> None:
+    """To HTTP/1.0 it goes in one piece when it is whole, and its connection is in the pool by then."""
+    relayed = Relayed(b"POST /v1/x HTTP/1.0\r\nhost: r\r\ncontent-length: 2\r\n\r\n{}")
+    write = relayed.client.write
+
+    def take_no_more(data: bytes) -> None:
+        write(data)
+        relayed.connection.pause_writing()
+
+    relayed.client.write = take_no_more  # type: ignore[method-assign]
+    relayed.answer(EVENTS, EVENT, LAST)
+    assert [outcome.end for outcome in relayed.outcomes] == ["complete"]
+    assert relayed.worker.pool.take_idle() is relayed.at_worker
+    assert not relayed.at_worker.paused
+
+
+def test_a_connection_that_breaks_long_after_the_request_was_sent_was_not_too_old() -> None:
+    relayed = Relayed()
+    relayed.answer(EVENTS, EVENT, LAST)
+    relayed.connection.data_received(b"POST /v1/x HTTP/1.1\r\nhost: r\r\ncontent-length: 2\r\n\r\n{}")
+    relayed.now = STALE_WITHIN + 0.1
+    relayed.at_worker.connection_lost(None)
+    assert relayed.failures == ["broke off before its first byte: the connection was closed"]
+    assert relayed.load == Load()

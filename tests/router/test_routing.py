@@ -55,3 +55,16 @@ def test_a_request_is_booked_before_it_is_sent_and_noted_after() -> None:
     routing.route(frozenset(), send)
     assert seen == [(1, 0, False)]  # the worker does not wait for what only later requests need
     assert look() == (1, 10, True)
+
+
+def test_what_cannot_be_sent_is_given_back_and_answered() -> None:
+    made, answers = brain(), list[Response]()
+
+    def fail(routed: Leg | Pair | Response) -> None:
+        if not isinstance(routed, Response):
+            raise OverflowError
+        answers.append(routed)
+
+    RequestRouting(made, "m").route(frozenset(), fail)
+    assert made.book.booked(RANK) == 0
+    assert [answer.status for answer in answers] == [500]

@@ -276,6 +276,17 @@ async def test_a_worker_that_fails_before_its_first_token_is_no_migration() -> N
         assert migrations(router) == {}
 
 
+async def test_what_another_answers_to_a_retry_is_not_judged_by_the_stream_that_never_began() -> None:
+    refused = b'{"error":{"message":"bad","code":400}}'
+    async with fleet(engine("a", 0), answer(refused, 400), engine("c")) as (router, client, workers):
+        asked = post(path_of("completions"), json.dumps(asking("completions")).encode())
+        got = await client.ask(asked)
+        assert (got.status, got.body) == (400, refused)
+        await router.at_rest()
+        assert [len(worker.requests) for worker in workers] == [1, 1, 0]
+        assert (await client.ask(asked)).status == 200  # nothing came after the answer
+
+
 async def test_the_rest_goes_where_its_prefix_is() -> None:
     """The tokens so far are the prompt that the next worker is chosen and booked by."""
     async with fleet(engine("a", 9), engine("b"), router_mode="kv", kv_events=False) as (router, client, workers):

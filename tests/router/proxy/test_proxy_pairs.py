@@ -3,6 +3,7 @@ answers."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from router import app
 from router.exchange import Exchange
 from router.worker_spec import parse_worker
 from tests.fakes.raw_client import Answered, post
@@ -184,6 +186,72 @@ async def test_a_decode_worker_that_cannot_be_reached(p: ScriptedWorker, d: Scri
         assert failures(router)[0] == 0
 
 
+async def test_a_decode_worker_that_takes_over_has_its_time_too(p: ScriptedWorker, d: ScriptedWorker) -> None:
+    async with ScriptedWorker("d2", default=never) as other, router_of("nixl", p, d, other, pd_timeout=0.2) as router:
+        await d.refuse()
+        for _ in range(2):  # whichever is asked first
+            got = await ask(router, STREAMED)
+        assert got.status == 504
+        assert len(other.requests) == 2
+
+
+async def test_a_prompt_that_kills_whoever_computes_it(d: ScriptedWorker) -> None:
+    def dies(worker: ScriptedWorker) -> Script:
+        async def script(dialogue: Dialogue) -> None:
+            dying.append(asyncio.ensure_future(worker.refuse()))
+
+        return script
+
+    dying: list[asyncio.Future[None]] = []
+    async with (
+        ScriptedWorker("p1", default=PREFILLED) as one,
+        ScriptedWorker("p2", default=PREFILLED) as two,
+        ScriptedWorker("p3", default=PREFILLED) as three,
+        router_of("nixl", one, two, three, d, router_mode="least-loaded") as router,
+    ):
+        workers = (one, two, three)
+        while not all(worker.requests for worker in workers):  # so that each has a connection to be used again
+            assert (await ask(router)).status == 200
+        for worker in workers:
+            worker.then(dies(worker))
+        assert (await ask(router)).status == 502
+        assert len(dying) == 2
+
+
+async def test_a_stall_is_not_the_decode_workers_while_the_prompt_is_computed(
+    d: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "INTERVAL", 0.02)
+    async with (
+        ScriptedWorker("p", default=never) as p,
+        router_of("sglang", p, d, stall_timeout=0.1, pd_timeout=0.5) as router,
+    ):
+        d.then(never)
+        assert (await ask(router, STREAMED)).status == 504
+        assert failures(router) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "framing", [b"", b"content-length: 29\r\n"], ids=["until the connection closes", "of a stated length"]
+)
+async def test_events_of_a_decode_worker_that_are_not_chunked(
+    p: ScriptedWorker, d: ScriptedWorker, framing: bytes
+) -> None:
+    stream = b'data: {"a":1}\n\ndata: [DONE]\n\n'
+    assert len(stream) == 29
+    d.then(says(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n%b\r\n" % framing, stream, then=Dialogue.drop))
+    async with router_of("nixl", p, d) as router, router.client() as client:
+        got = await client.ask(post(body=STREAMED))
+        assert (got.status, got.body) == (200, stream)
+        assert (got.header(b"transfer-encoding") is None) == bool(framing)
+        assert (await client.ask(post(body=BODY))).status == 200  # nothing came after the answer
+
+
+async def test_a_limit_of_tokens_beyond_any_number(p: ScriptedWorker, d: ScriptedWorker) -> None:
+    async with router_of("nixl", p, d) as router:
+        assert (await ask(router, b'{"prompt": "hello", "max_tokens": 1%b}' % (b"0" * 400))).status == 200
+
+
 async def test_a_decode_worker_refuses_a_request(p: ScriptedWorker, d: ScriptedWorker) -> None:
     d.then(answer(b'{"error":"too long"}', 400))
     async with router_of("nixl", p, d) as router:
@@ -213,7 +281,7 @@ async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker,
     p.then(cannot_be_followed)
     async with (
         ScriptedWorker("b", default=waiting) as b,
-        router_of("nixl", p, d, b) as router,
+        router_of("nixl", p, d, b, pd_timeout=0.2) as router,
         router.client() as client,
     ):
         fleet = router.app._fleet
@@ -228,9 +296,12 @@ async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker,
         exchange = connection._exchange
         assert isinstance(exchange, Exchange)
         assert exchange._parts is None
+        d.then(never)
+        fleet.mark_down(fleet.workers["b"], "again")
+        assert (await ask(router)).status == 504  # so long a part may take, and the first request's is over by now
         b.go_on.set()
         assert (await client.answer()).body == b'{"ok":true}'
-        assert failures(router) == (1, 0)
+        assert failures(router) == (1, 1)
 
 
 async def test_a_prefill_that_fails_after_the_answer_began_is_counted_and_no_more(

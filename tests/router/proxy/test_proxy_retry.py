@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 
 import pytest
 
-from tests.fakes.raw_client import PATIENCE, post
+from router.scheduling.decision import Choice, Situation, Uniform
+from tests.fakes.raw_client import PATIENCE, get, post
 from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, events, never, reset, says
 from tests.fakes.waiting import until
 from tests.router.proxy.running import running
@@ -57,6 +60,28 @@ async def test_two_failures_are_enough(failing: Script) -> None:
         assert got.status in {500, 502}
         assert [len(worker.requests) for worker in (a, b, c)] == [1, 1, 0]
         assert (await client.ask(post())).status == 200  # the client's connection goes on
+
+
+def dies_of_poison(worker: ScriptedWorker) -> Script:
+    async def script(dialogue: Dialogue) -> None:
+        if b"poison" in dialogue.request.body:
+            dying.append(asyncio.ensure_future(worker.refuse()))
+        else:
+            await answer()(dialogue)
+
+    dying: list[asyncio.Future[None]] = []
+    return script
+
+
+async def test_two_deaths_are_enough_over_connections_that_were_open(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    """A break on a connection that is used again may be taken for its age; the refusal after it tells."""
+    async with ScriptedWorker("c") as c, running(a, b, c) as router, router.client() as client:
+        for worker in (a, b, c):
+            worker.then(answer(), dies_of_poison(worker), dies_of_poison(worker))
+        assert [(await client.ask(post())).status for _ in range(3)] == [200] * 3
+        got = await client.ask(post(body=b'{"prompt":"poison"}'))
+        assert got.status == 502
+        assert sorted(len(worker.requests) for worker in (a, b, c)) == [1, 2, 2]
 
 
 @pytest.mark.parametrize("status", BUSY)
@@ -284,3 +309,38 @@ async def test_a_worker_that_holds_an_answer_back_holds_up_nobody(
     a.pages.statuses[path] = None
     async with running(a, b) as router, router.client() as client:
         assert (await client.ask(post())).header(b"x-router-worker") == b"b"
+
+
+async def test_a_router_without_file_descriptors_blames_no_worker(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    async with running(a, b) as router, router.client() as client:
+        assert (await client.ask(get("/health"))).status == 200
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+        try:
+            got = await client.ask(post())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (got.status, b"Too many open files" in got.body) == (503, True)
+        assert router.is_up(a)
+        assert router.is_up(b)
+        assert [(await client.ask(post())).status for _ in range(2)] == [200] * 2
+
+
+class Breaks:
+    """A policy with a fault."""
+
+    def choose(self, situation: Situation, random: Uniform) -> Choice:
+        raise ZeroDivisionError
+
+
+async def test_a_fault_of_the_router_itself_is_answered_and_nothing_stays_booked(a: ScriptedWorker) -> None:
+    async with running(a) as router, router.client() as client:
+        scheduler = router.app._scheduler
+        scheduler._policy, policy = Breaks(), scheduler._policy
+        for path in ("/v1/completions", "/v1/embeddings"):
+            assert (await client.ask(post(path))).status == 500
+        scheduler._policy = policy
+        assert (await client.ask(post())).status == 200
+    assert len(a.requests) == 1
