@@ -344,11 +344,11 @@ def test_a_client_that_takes_no_more_of_a_whole_answer_stops_no_later_one() -> N
     relayed = Relayed(b"POST /v1/x HTTP/1.0\r\nhost: r\r\ncontent-length: 2\r\n\r\n{}")
     write = relayed.client.write
 
-    def take_no_more(data: bytes) -> None:
+    def take_no_more(data: bytes | bytearray | memoryview[int]) -> None:
         write(data)
         relayed.connection.pause_writing()
 
-    relayed.client.write = take_no_more  # type: ignore[method-assign]
+    relayed.client.write = take_no_more  # type: ignore[method-assign]  # a fake's
     relayed.answer(EVENTS, EVENT, LAST)
     assert [outcome.end for outcome in relayed.outcomes] == ["complete"]
     assert relayed.worker.pool.take_idle() is relayed.at_worker

@@ -426,13 +426,16 @@ def test_one_that_takes_long_keeps_no_other_rank_busy(gone: bool) -> None:
     """Nor when it has ended before its time."""
     desk = Desk(Cheapest(Auto()), "ab")
     long, short = desk.ask(prompt=200_000, streamed=False), desk.ask(prompt=8_000, streamed=False)
+    assert long.decision
+    assert short.decision
     assert long.decision.rank != short.decision.rank
-    first, second = (desk.candidates.ranks.index(request.decision.rank) for request in (long, short))
+    first, second = map(desk.candidates.ranks.index, (long.decision.rank, short.decision.rank))
     seconds = desk.backlog
     if gone:
         long.end()
     desk.clock.run(seconds[second] + 0.01)
     third = desk.ask(prompt=8_000)
+    assert third.decision
     assert third.fate == "sent"
     assert gone or third.decision.rank == short.decision.rank
     third.end()
