@@ -13,6 +13,7 @@ from router.scheduling.decision import Figures, Seconds
 from router.scheduling.figures import (
     AHEAD,
     CAPACITY,
+    COMPUTED,
     IN_FLIGHT,
     LOAD,
     MEMORY,
@@ -36,6 +37,10 @@ ENOUGH: Final = 0.4
 and a long one makes whoever is in a step with it wait for all of it (docs/adr/0005-auto-policy.md compares)."""
 _ROOM: Final = 0.95
 """Share of a rank's KV that may be booked: requests in flight grow, and their blocks are rounded up."""
+_SPREAD: Final = 0.1
+"""Of a request's own prefill, which costs so much more on the rank that computed most of late: what it stores drives
+out what was stored before, and where little is asked for nothing else would tell idle ranks apart, but for the noise in
+what they were seen to take."""
 _STEPS: Final = 1.5
 """A new prefill waits for the step that is under way, half of one on average, and its own step decodes as well."""
 
@@ -67,13 +72,15 @@ def auto_costs(
     """
     ranks = counts.shape[1]
     values, may_go = np.zeros(ranks), np.zeros(ranks, np.bool_)
+    most = max(1e-9, estimates[COMPUTED].max())
     for at in range(ranks):
         taken, new = counts[MEMORY, at], prompt - counts[OVERLAP, at]
         excess = max(0.0, taken + new - _ROOM * counts[CAPACITY, at])
         memory = excess * residence / taken if taken else 0.0
         queue, held, own = estimates[QUEUE, at], estimates[AHEAD, at], estimates[OWN_PREFILL, at]
         loads = estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at]
-        seconds = queue + held + weight * own + loads + _STEPS * estimates[STEP, at]
+        spread = _SPREAD * own * estimates[COMPUTED, at] / most
+        seconds = queue + held + weight * own + spread + loads + _STEPS * estimates[STEP, at]
         values[at] = seconds * _crowd(counts[IN_FLIGHT, at]) + memory
         fits = queue < max(SOON, _SHARE * own) or queue + own < ENOUGH
         ready = fits and memory == 0.0 and held == 0.0

@@ -8,6 +8,7 @@ loaded first joins the line when that should be done: others are computed meanwh
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from heapq import heappop, heappush
 from itertools import count
@@ -16,7 +17,18 @@ import numpy as np
 
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.decision import Seconds
-from router.scheduling.figures import BACKLOG_ROWS, MICRO, WORK, Tables, seconds_left
+from router.scheduling.figures import (
+    ADDED,
+    BACKLOG_ROWS,
+    HEAD,
+    LATELY,
+    LATELY_MEMORY,
+    MICRO,
+    SINCE,
+    WORK,
+    Tables,
+    seconds_left,
+)
 from router.scheduling.load import SharedTable
 from router.scheduling.places import Places, Positions
 
@@ -78,12 +90,18 @@ class Backlog:
         place = self._places.get(rank)
         if place is None:
             raise KeyError(rank)
+        self._count(place, work, now)
         entry = Entry(place, work, now, joins is not None)
         if joins is None:
             self._join(entry, now)
         else:
             heappush(self._later, (joins, next(self._numbers), entry))
         return entry
+
+    def _count(self, place: int, work: float, now: float) -> None:
+        lately, added, moment = self._rows[LATELY], self._rows[ADDED], int(now * MICRO)
+        left = math.exp((added[place] - moment) / (LATELY_MEMORY * MICRO)) * lately[place] if lately[place] else 0.0
+        lately[place], added[place] = int(left + work * MICRO), moment
 
     def _join(self, entry: Entry, now: float) -> None:
         line = self._lines.setdefault(entry.place, deque())
@@ -100,11 +118,11 @@ class Backlog:
 
     def _begin(self, place: int, now: float) -> None:
         line = self._lines[place]
-        work, head, since = self._rows
-        head[place] = int(line[0].work * MICRO) if line else 0
-        since[place] = int(now * MICRO)
+        rows = self._rows
+        rows[HEAD][place] = int(line[0].work * MICRO) if line else 0
+        rows[SINCE][place] = int(now * MICRO)
         if not line:
-            work[place] = 0
+            rows[WORK][place] = 0
 
     def done(self, entry: Entry, now: float) -> float | None:
         """Its first token is there: the seconds that its rank spent on it alone. None when the rank was forgotten."""

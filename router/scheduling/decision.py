@@ -134,6 +134,10 @@ class Situation(Protocol):
         """Until this request's prefill would begin, by what was sent to each rank already."""
 
     @property
+    def computed_seconds(self) -> Seconds:
+        """Prefill that each rank was given within the last minute or so, computed by now or not."""
+
+    @property
     def held_seconds(self) -> Seconds:
         """Prefill of requests that wait in the router, ahead of this one, for each rank."""
 

@@ -7,6 +7,8 @@ numba wants it (`indexer.jit`); `auto_costs` has the rows compiled in as well.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -25,16 +27,19 @@ LOAD_ROWS = 9
 
 # -- and in the backlog's
 
-# In microseconds: work booked, that of the first in line, and since when it is first (on the steady clock).
-WORK, HEAD, SINCE = range(3)
-BACKLOG_ROWS = 3
+# In microseconds: work booked, that of the first in line, and since when it is first (on the steady clock); all work of
+# late, done or not, and when it was last added to.
+WORK, HEAD, SINCE, LATELY, ADDED = range(5)
+BACKLOG_ROWS = 5
 MICRO = 1e6
 """In a second."""
+LATELY_MEMORY = 60.0
+"""Seconds after which work counts 1/e."""
 
 # -- what comes of them: the rows of `Situation.counts` and `Situation.estimates`
 
 IN_FLIGHT, TO_PREFILL, TO_READ, OWN, MEMORY, CAPACITY, OVERLAP, STORED = range(8)
-CREDIT, QUEUE, OWN_PREFILL, STEP, AHEAD, LOAD, OWN_LOAD = range(7)
+CREDIT, QUEUE, OWN_PREFILL, STEP, COMPUTED, AHEAD, LOAD, OWN_LOAD = range(8)
 
 Tables = npt.NDArray[np.int64]
 """[process, row, place]"""
@@ -72,6 +77,16 @@ def _left(tables: Tables, place: int, factor: float, now: float) -> float:
     expected = head * factor
     remains = abs(expected - max(0.0, now - since)) if head else 0.0
     return max(0.0, (work - head) * factor + remains) / MICRO
+
+
+@inlined
+def _lately(tables: Tables, place: int, now: float) -> float:
+    """Seconds of work; `now` in microseconds."""
+    lately = 0.0
+    for table in tables:
+        if table[LATELY, place]:
+            lately += table[LATELY, place] * math.exp((table[ADDED, place] - now) / (LATELY_MEMORY * MICRO))
+    return lately / MICRO
 
 
 @inlined
@@ -151,5 +166,6 @@ def work_out(
         step = _step(step_shape, counts[IN_FLIGHT, at], counts[TO_READ, at], prompt)
         estimates[STEP, at] = step_factors[place] * step
         estimates[QUEUE, at] = left = _left(works, work_places[at], prefill_factors[place], now * MICRO)
+        estimates[COMPUTED, at] = _lately(works, work_places[at], now * MICRO)
         busy += left > 0.0
     return counts, estimates, best, busy

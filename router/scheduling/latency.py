@@ -51,6 +51,10 @@ _FAST, _SLOW = 5.0, 60.0
 """Seconds after which an observation of a rank's factor counts 1/e: to follow a change, and to remember a worker."""
 _FAST_PRIOR, _SLOW_PRIOR = 0.3, 2.0
 """Seconds of expected work that the slow factor, and the fleet's, count for beside what was observed of the rank."""
+_PREFILL_DOUBT, _STEP_DOUBT = 0.05, 2.0
+"""Seconds of expected work that the prior counts for beside what was observed of anybody. Little where ranks are chosen
+by it: if all are quicker than it says, one of which nothing was observed would never be tried. The less it counts, the
+longer a shape takes to be learned."""
 
 
 class Shape:
@@ -104,7 +108,9 @@ class Factors:
     the others, and get all the work.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, doubt: float) -> None:
+        """`doubt`: seconds of expected work that 1 counts for."""
+        self._doubt = doubt
         self._sums: dict[int, tuple[float, float, float, float, float]] = {}
         """By place: fast observed and expected, slow observed and expected, and when."""
         self._fleets = 1.0
@@ -151,7 +157,7 @@ class Factors:
     def _refresh(self, now: float) -> None:
         decayed = {place: self._decayed(place, now) for place in self._sums}
         observed, expected = (sum(sums[column] for sums in decayed.values()) for column in (2, 3))
-        self._fleets = (observed + _SLOW_PRIOR) / (expected + _SLOW_PRIOR)
+        self._fleets = (observed + self._doubt) / (expected + self._doubt)
         self._known[:] = self._fleets
         for place, sums in decayed.items():
             self._known[place] = _factor(sums, self._fleets)
@@ -183,7 +189,7 @@ class LatencyModel:
     def __init__(self) -> None:
         self._places = Places()
         self._prefill, self._step = Shape(PREFILL_PRIOR), Shape(STEP_PRIOR)
-        self._prefill_factors, self._step_factors = Factors(), Factors()
+        self._prefill_factors, self._step_factors = Factors(_PREFILL_DOUBT), Factors(_STEP_DOUBT)
         self._prefills: dict[int, list[float]] = {}
         """By place, not yet a sample: prefills, new tokens, pairs, seconds."""
         self._steps: dict[int, tuple[int, float, float]] = {}

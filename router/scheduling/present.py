@@ -168,6 +168,10 @@ class Present:
         return self._estimate(figures.QUEUE)
 
     @property
+    def computed_seconds(self) -> Seconds:
+        return self._estimate(figures.COMPUTED)
+
+    @property
     def held_seconds(self) -> Seconds:
         return self._estimate(figures.AHEAD)
 

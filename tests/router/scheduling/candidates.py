@@ -59,6 +59,7 @@ class Plain:
     memory_tokens: Figures
     capacity_tokens: Figures
     queue_seconds: Seconds
+    computed_seconds: Seconds
     held_seconds: Seconds
     prefill_seconds: Seconds
     load_seconds: Seconds
@@ -94,6 +95,7 @@ class Plain:
                 self.queue_seconds,
                 self.prefill_seconds,
                 self.step_seconds,
+                self.computed_seconds,
                 self.held_seconds,
                 self.load_seconds,
                 self.own_load_seconds,
@@ -115,6 +117,7 @@ def situation(
     memory: Sequence[int] = (),
     capacity: Sequence[int] = (),
     queue: Sequence[float] = (),
+    computed: Sequence[float] = (),
     held: Sequence[float] = (),
     prefill: Sequence[float] = (),
     load: Sequence[float] = (),
@@ -148,6 +151,7 @@ def situation(
         figures(memory or active),
         figures(capacity, UNBOUNDED),
         seconds(queue),
+        seconds(computed),
         seconds(held),
         seconds(prefill),
         seconds(load),

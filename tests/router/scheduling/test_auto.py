@@ -97,6 +97,14 @@ def test_seconds_of_others_work_count_as_seconds() -> None:
     assert cost_of(**idle, held=[0.5, 0.0]).values[0] == pytest.approx(base + 0.5)
 
 
+def test_of_equals_the_one_that_computed_least_of_late_is_taken_and_a_prefix_counts_for_more() -> None:
+    two = {"computed": [8.0, 4.0], "requests": [0, 0]}
+    first, second = cost_of(**two, prefill=[0.2, 0.2]).values.tolist()
+    assert first - second == pytest.approx(0.1 * 0.2 / 2)
+    holder, other = cost_of(**two, prefill=[0.18, 0.2]).values.tolist()
+    assert holder < other
+
+
 def test_all_of_it_counts_the_more_the_more_requests_a_rank_has() -> None:
     """By the fourth root: sixteen times as many make it twice as dear."""
     few, many = (cost_of(requests=[count - 1, 0]).values[0] for count in (1, 16))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -10,9 +12,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.backlog import Backlog, Entry
-from router.scheduling.figures import BACKLOG_ROWS
-from router.scheduling.load import SharedTable
-from tests.router.scheduling.candidates import rank, repeatable
+from router.scheduling.balance import LeastLoaded
+from router.scheduling.figures import BACKLOG_ROWS, LATELY_MEMORY
+from router.scheduling.load import LoadBook, SharedTable
+from router.scheduling.present import Present
+from router.scheduling.scheduler import Scheduler
+from tests.router.scheduling.candidates import Scripted, named, rank, repeatable
 
 A, B, STRANGER = rank("a"), rank("b"), rank("stranger")
 BOTH = RankSet([A, B])
@@ -55,6 +60,25 @@ def test_the_next_begins_when_the_first_is_done() -> None:
     assert left(backlog, 5.25) == [0.75, 0]
     assert backlog.done(second, 6.5) == 1.5
     assert left(backlog, 9.0) == [0, 0]
+
+
+def test_what_was_computed_of_late_fades() -> None:
+    def computed(now: float) -> list[float]:
+        found: list[float] = Present(scheduler, ranks, 0, None, now).computed_seconds.round(4).tolist()
+        return found
+
+    scheduler, ranks = Scheduler(LeastLoaded(), LoadBook(), Scripted([])), named("ab")
+    for each in (A, B):
+        scheduler.watch(each, 16)
+    backlog, later = scheduler.backlog, 100.0 + LATELY_MEMORY
+    backlog.done(backlog.add(A, 2.0, 100.0), 101.0)
+    assert computed(100.0) == [2.0, 0]
+    assert computed(later) == [pytest.approx(2.0 / math.e, abs=1e-3), 0]
+    backlog.add(A, 1.0, later)
+    assert computed(later) == [pytest.approx(2.0 / math.e + 1.0, abs=1e-3), 0]
+    scheduler.forget(A)
+    scheduler.watch(A, 16)
+    assert computed(later) == [0, 0]
 
 
 def test_a_slow_rank_has_longer_to_go() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.ab.trace import Row
+from engines.sim.timing import StepTiming
+from router.ab.trace import BLOCK_TOKENS, Row
 from router.scheduling.admission import Admission, Objectives
 from router.scheduling.auto import Auto
 from router.scheduling.balance import LeastLoaded
@@ -77,6 +78,23 @@ def test_where_nothing_recurs_auto_costs_nothing_against_the_least_loaded(rate: 
         sum(mean_ttft(run(policy(), rows(rate, 40, seed))) for seed in (1, 2)) for policy in (auto, LeastLoaded)
     )
     assert ours <= 1.02 * theirs
+
+
+@pytest.mark.parametrize("speed", [0.4, 1.0, 2.5])
+def test_one_client_that_asks_slowly_has_the_caches_of_the_whole_fleet(speed: float) -> None:
+    """Whether workers are quicker than the priors say or slower: nothing else ever waits, but what is asked again must
+    not have been driven out while others have room."""
+    prompt, prompts, workers = 4_000, 12, 4
+    blocks = -(-prompt // BLOCK_TOKENS)
+    trace = [
+        Row(turn * 1_500, prompt, 4, tuple(range(turn % prompts * blocks, (turn % prompts + 1) * blocks)))
+        for turn in range(6 * prompts)
+    ]
+    timing = StepTiming(prefill_tokens_per_s=speed * StepTiming().prefill_tokens_per_s)
+    settings = FleetSettings(workers=workers, cache_tokens=prompts // 2 * prompt, timing=timing)
+    samples = VirtualFleet(settings, auto()).run(trace)
+    again = samples[prompts:]
+    assert sum(sample.cached_tokens for sample in again) > 0.9 * prompt * len(again)
 
 
 SLO = 1.0
