@@ -20,9 +20,10 @@ from router.scheduling.places import Positions
 # -- a rank's column in the load book's table
 
 # What is ours (of the tokens, also those that no cache held), the most that was booked at once since the last report,
-# foreign load, and what the last report had of memory beyond our new tokens.
+# foreign load, what the last report had of memory beyond our new tokens, and the most that was booked before it.
 REQUESTS, PREFILL, ACTIVE, NEW, MOST_REQUESTS, MOST_ACTIVE, FOREIGN_REQUESTS, FOREIGN_TOKENS, BEYOND = range(9)
-LOAD_ROWS = 9
+BEFORE_REQUESTS, BEFORE_ACTIVE = range(9, 11)
+LOAD_ROWS = 11
 """How many the books need of a shared table."""
 
 # -- and in the backlog's

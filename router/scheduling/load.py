@@ -20,6 +20,8 @@ from indexer.types import RankSet, WorkerRank
 from router.scheduling.decision import UNBOUNDED
 from router.scheduling.figures import (
     ACTIVE,
+    BEFORE_ACTIVE,
+    BEFORE_REQUESTS,
     BEYOND,
     FOREIGN_REQUESTS,
     FOREIGN_TOKENS,
@@ -219,14 +221,15 @@ class LoadBook:
             self._capacity[place] = report.kv_total_blocks * self._block_sizes[rank]
         rows = self._rows
         reported = (report.request_active_slots or 0) + (report.num_requests_waiting or 0)
-        requests = max(0, reported - self._sum(MOST_REQUESTS, place))
+        requests = max(0, reported - self._most(MOST_REQUESTS, BEFORE_REQUESTS, place))
         reported_tokens = (report.kv_active_blocks or 0) * self._block_sizes[rank]
         # Without foreign requests, blocks beyond our own are rounding and requests just ended, not load.
-        tokens = max(0, reported_tokens - self._sum(MOST_ACTIVE, place)) if requests else 0
+        tokens = max(0, reported_tokens - self._most(MOST_ACTIVE, BEFORE_ACTIVE, place)) if requests else 0
         rows[FOREIGN_REQUESTS][place], rows[FOREIGN_TOKENS][place] = requests, tokens
         if report.kv_active_blocks is not None:
             rows[BEYOND][place] = reported_tokens - self._sum(NEW, place)
             self._oldest = min(self._oldest, now)
+        rows[BEFORE_REQUESTS][place], rows[BEFORE_ACTIVE][place] = rows[MOST_REQUESTS][place], rows[MOST_ACTIVE][place]
         rows[MOST_REQUESTS][place], rows[MOST_ACTIVE][place] = rows[REQUESTS][place], rows[ACTIVE][place]
         if requests:
             self._oldest = min(self._oldest, now)
@@ -266,6 +269,14 @@ class LoadBook:
     def _sum(self, row: int, place: int) -> int:
         """Of all processes."""
         return self._rows[row][place] if self._everybodys is None else int(self._everybodys[:, row, place].sum())
+
+    def _most(self, most: int, before: int, place: int) -> int:
+        """What all processes had booked at once since the last report. One that has had this report already has begun
+        to count anew, so of the others what they had before it counts as well."""
+        own = self._rows[most][place]
+        if self._everybodys is None:
+            return own
+        return own + int(np.delete(self._everybodys[:, [most, before], place], self._own, 0).max(1).sum())
 
     def own_requests(self) -> int:
         """At all ranks together: those that routers sent which keep these books."""

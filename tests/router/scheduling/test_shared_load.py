@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,18 @@ def test_what_another_process_booked_is_no_stranger() -> None:
         assert book.load(RANKS[0], 5.0) == Load(3, 0, 160)
     reservation.release()
     assert [book.load(RANKS[0], 5.0) for book in (one, other)] == [Load(2, 0, 96)] * 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_another_process_had_until_the_report_is_no_stranger_whoever_has_it_first(first: int) -> None:
+    """The engine was asked while all ran, and they have ended since."""
+    _, processes = books(2)
+    for reservation in [processes[0].reserve(RANKS[0], 0, 160) for _ in range(5)]:
+        reservation.release()
+    report = LoadReport("a", 0, 1, 0, True, request_active_slots=5, kv_active_blocks=50)
+    for book in (processes[first], processes[1 - first]):
+        book.on_report(report, 1.0)
+    assert [book.load(RANKS[0], 1.0) for book in processes] == [Load()] * 2
 
 
 def test_a_lost_process_leaves_nothing_behind() -> None:
