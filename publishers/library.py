@@ -113,15 +113,14 @@ class KVPublisher:
         self._load_changed.set()
 
     def _apply(self, event: EngineEvent) -> None:
-        batch = self._rank.relay.apply(EngineBatch(0.0, None, [event], {}))
-        if batch is not None:
+        for batch in self._rank.relay.apply(EngineBatch(0.0, None, [event], {})):
             # A batch that does not fit stays in the relay's ring, where receivers ask for what they missed.
             with contextlib.suppress(asyncio.QueueFull):
                 self._queue.put_nowait(batch)
 
     async def _send_batches(self) -> None:
         while True:
-            await self._rank.publish(await self._queue.get())
+            await self._rank.publish([await self._queue.get()])
             self._queue.task_done()
 
     async def _send_reports(self) -> None:

@@ -70,8 +70,9 @@ class RankPublisher:
             await self._stop_serving()
             self._stop_serving = None
 
-    async def publish(self, batch: EventBatch | None) -> None:
-        if batch is not None:
+    async def publish(self, batches: list[EventBatch]) -> None:
+        """What `relay.apply` has made."""
+        for batch in batches:
             await self._plane.publish(self._events_subject, encode(batch))
 
     async def report(self, load: RankLoad) -> None:

@@ -22,8 +22,9 @@ RING_SIZE = 4096
 """Batches kept for replay; an engine makes at most one a step, so a minute or more."""
 
 SNAPSHOT_PART = 50_000
-"""Hashes in one part: 400 kB, well below the 1 MB that NATS takes in one message."""
+"""Hashes in one message: 400 kB, and 850 kB where each is an event of its own; NATS takes 1 MiB."""
 
+_HASH_BYTES = 8
 _NOTHING = np.zeros(0, np.uint64)
 
 
@@ -47,14 +48,17 @@ class RankRelay:
         """Blocks held, whatever the tier."""
         return len(self._handles)
 
-    def apply(self, batch: EngineBatch) -> EventBatch | None:
-        """The batch to publish, or None when nothing changed for a receiver."""
+    def apply(self, batch: EngineBatch) -> list[EventBatch]:
+        """The batches to publish: none when nothing changed for a receiver, several when one would be too large."""
         for reason, count in batch.skipped.items():
             self._skip(reason, count)
         events: list[Event] = []
         for event in batch.events:
             self._apply(event, events)
-        return self._number(_merge(events)) if events else None
+        if not events:
+            return []
+        merged = _merge(events)
+        return [self._number(merged)] if _fits(merged) else [self._number(part) for part in _split(merged)]
 
     def restart(self, epoch: int) -> None:
         """Begin `epoch`, greater than the one before, with an empty cache. Publishes nothing by itself."""
@@ -161,6 +165,43 @@ def _merge(events: list[Event]) -> list[Event]:
             merged.append(type(event)(event.tier, b"".join(parts)))
             parts.clear()
     return merged
+
+
+def _fits(events: list[Event]) -> bool:
+    """Whether one message takes them: nearly always."""
+    room = SNAPSHOT_PART
+    for event in events:
+        room -= _size(event)
+    return room >= 0
+
+
+def _size(event: Event) -> int:
+    """In hashes."""
+    return 0 if isinstance(event, Cleared) else len(event.hashes) // _HASH_BYTES
+
+
+def _split(events: list[Event]) -> list[list[Event]]:
+    """All of them in their order, in lists that fit."""
+    lists: list[list[Event]] = [[]]
+    room = SNAPSHOT_PART
+    for event in events:
+        for piece in _pieces(event):
+            size = _size(piece)
+            if size > room:
+                lists.append([])
+                room = SNAPSHOT_PART
+            lists[-1].append(piece)
+            room -= size
+    return lists
+
+
+def _pieces(event: Event) -> Iterator[Event]:
+    if isinstance(event, Cleared):
+        yield event
+        return
+    step = SNAPSHOT_PART * _HASH_BYTES
+    for start in range(0, len(event.hashes), step):
+        yield type(event)(event.tier, event.hashes[start : start + step])
 
 
 def _parts(held: dict[Tier, SequenceHashes]) -> Iterator[list[Event]]:

@@ -14,7 +14,7 @@ import indexer.hashing
 import publishers.rank
 import publishers.relay
 from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch, EngineEvent
-from indexer.events import Cleared, EventBatch, Removed, ReplayRequest, Stored, pack_hashes, unpack_hashes
+from indexer.events import Cleared, EventBatch, Removed, ReplayRequest, Stored, encode, pack_hashes, unpack_hashes
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace, Tier, WorkerRank
 from publishers.relay import RankRelay
@@ -54,18 +54,17 @@ def test_stores_are_hashed_in_their_namespace_and_chained_to_their_parent() -> N
     first = subject.apply(batch(stored([11, 12], list(range(8)), namespace=namespace)))
     second = subject.apply(batch(stored([13], [8, 9, 10, 11], parent=12)))
     whole = ours(list(range(12)), root_hash(namespace))
-    assert first == EventBatch("w", 1, EPOCH, 0, [Stored(Tier.GPU, pack_hashes(whole[:2]))])
-    assert second == EventBatch("w", 1, EPOCH, 1, [Stored(Tier.GPU, pack_hashes(whole[2:]))])
+    assert first == [EventBatch("w", 1, EPOCH, 0, [Stored(Tier.GPU, pack_hashes(whole[:2]))])]
+    assert second == [EventBatch("w", 1, EPOCH, 1, [Stored(Tier.GPU, pack_hashes(whole[2:]))])]
 
 
 def test_one_step_of_an_engine_becomes_few_events_in_their_order() -> None:
     subject = relay()
-    made = subject.apply(
+    (made,) = subject.apply(
         batch(
             *TEN[:3], stored([7], [7] * SIZE, tier=Tier.CPU), BlockRemoved([0], Tier.GPU), BlockRemoved([1], Tier.GPU)
         )
     )
-    assert made is not None
     h = [ours([i] * SIZE)[0] for i in range(10)]
     assert made.events == [
         Stored(Tier.GPU, pack_hashes(h[:3])),
@@ -83,13 +82,12 @@ def test_what_changes_nothing_makes_no_batch_and_takes_no_id() -> None:
         batch(stored([2], [1, 2, 3, 4], parent=99)),
         batch(medium=3),
     ]
-    assert [subject.apply(one) for one in nothing] == [None] * 5
+    assert [subject.apply(one) for one in nothing] == [[]] * 5
     assert subject.event_id == -1
     subject.apply(batch(TEN[0]))
-    assert subject.apply(batch(TEN[0])) is None  # a second copy
-    assert subject.apply(batch(BlockRemoved([0], Tier.GPU))) is None  # the first copy is still there
-    gone = subject.apply(batch(BlockRemoved([0], Tier.GPU)))
-    assert gone is not None
+    assert subject.apply(batch(TEN[0])) == []  # a second copy
+    assert subject.apply(batch(BlockRemoved([0], Tier.GPU))) == []  # the first copy is still there
+    (gone,) = subject.apply(batch(BlockRemoved([0], Tier.GPU)))
     assert gone.event_id == 1
 
 
@@ -97,8 +95,7 @@ def test_clearing_says_so_and_ends_doubt() -> None:
     subject = relay()
     subject.apply(batch(TEN[0], stored([2], [1, 2, 3, 4], parent=99)))
     assert not subject.exact
-    made = subject.apply(batch(AllBlocksCleared(), TEN[1]))
-    assert made is not None
+    (made,) = subject.apply(batch(AllBlocksCleared(), TEN[1]))
     assert made.events == [Cleared(), Stored(Tier.GPU, pack_hashes(ours([1] * SIZE)))]
     assert subject.exact
     assert subject.snapshot()[0].events == [Stored(Tier.GPU, pack_hashes(ours([1] * SIZE)))]
@@ -117,10 +114,10 @@ def test_clearing_says_so_and_ends_doubt() -> None:
 def test_what_cannot_be_placed_is_counted_and_makes_the_view_inexact(events: EngineBatch, count: str) -> None:
     subject = relay()
     assert subject.exact
-    assert subject.apply(events) is None
+    assert subject.apply(events) == []
     assert getattr(subject.counts, count) == 1
     assert not subject.exact
-    assert subject.apply(batch(TEN[0])) is not None
+    assert subject.apply(batch(TEN[0]))
 
 
 def test_skipped_events_are_counted_by_reason_and_leave_the_view_exact() -> None:
@@ -141,7 +138,7 @@ def test_a_restart_begins_a_new_epoch_with_nothing(lose: Any) -> None:
     assert subject.exact
     assert (subject.epoch, subject.event_id, len(subject)) == (EPOCH + 1, -1, 0)
     assert subject.replay(ask(0, EPOCH)) == [EventBatch("w", 1, EPOCH + 1, -1, [], 0, 1)]
-    made = subject.apply(batch(TEN[0]))
+    (made,) = subject.apply(batch(TEN[0]))
     assert made == EventBatch("w", 1, EPOCH + 1, 0, [Stored(Tier.GPU, pack_hashes(ours([0] * SIZE)))])
     assert subject.replay(ask(0, EPOCH + 1)) == [made]
 
@@ -163,7 +160,7 @@ def test_an_epoch_never_goes_back(epoch: int) -> None:
 )
 def test_the_ring_answers_while_it_reaches_back(request_: ReplayRequest, ids: list[int]) -> None:
     subject = relay(ring_size=5)
-    sent = [subject.apply(batch(event)) for event in TEN]
+    sent = [made for event in TEN for made in subject.apply(batch(event))]
     answer = subject.replay(request_)
     assert [one.event_id for one in answer] == ids
     assert answer == sent[10 - len(ids) :]
@@ -199,9 +196,40 @@ def test_a_large_snapshot_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     subject.apply(batch(*TEN))
     subject.apply(batch(stored([50], [50] * SIZE, tier=Tier.DISK)))
     parts = subject.snapshot()
-    assert [(part.part, part.parts, part.event_id) for part in parts] == [(i, 4, 1) for i in range(4)]
+    assert [(part.part, part.parts, part.event_id) for part in parts] == [(i, 4, 3) for i in range(4)]
     sizes = [len(unpack_hashes(event.hashes)) for part in parts for event in part.events if isinstance(event, Stored)]
     assert sizes == [4, 4, 2, 1]
+
+
+def test_a_large_batch_becomes_several_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishers.relay, "SNAPSHOT_PART", 4)
+    subject = relay()
+    gone = [BlockRemoved([0], Tier.GPU), BlockRemoved([1], Tier.GPU)]
+    made = subject.apply(batch(*TEN, *gone, AllBlocksCleared(), TEN[2]))
+    h = [ours([i] * SIZE)[0] for i in range(10)]
+    assert [one.event_id for one in made] == [0, 1, 2, 3]
+    assert [one.events for one in made] == [
+        [Stored(Tier.GPU, pack_hashes(h[:4]))],
+        [Stored(Tier.GPU, pack_hashes(h[4:8]))],
+        [Stored(Tier.GPU, pack_hashes(h[8:])), Removed(Tier.GPU, pack_hashes(h[:2])), Cleared()],
+        [Stored(Tier.GPU, pack_hashes(h[2:3]))],
+    ]
+    assert subject.counts.batches == 4
+    assert subject.replay(ask(2)) == made[2:]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [stored(list(range(140_000)), list(range(140_000 * SIZE)))],
+        [event for i in range(70_000) for event in (stored([i], [i] * SIZE), AllBlocksCleared())],
+    ],
+    ids=["one prompt", "cleared after each block"],
+)
+def test_whatever_an_engine_says_at_once_nats_takes(events: list[EngineEvent]) -> None:
+    made = relay().apply(batch(*events))
+    assert len(made) > 1
+    assert max(len(encode(one)) for one in made) < 2**20
 
 
 _events = st.one_of(
@@ -227,12 +255,23 @@ def replica(batches: list[EventBatch], held: set[tuple[Tier, int]]) -> set[tuple
     return held
 
 
-@given(st.lists(st.lists(_events, max_size=3), max_size=12), st.integers(1, 6), st.integers(-1, 13))
+@pytest.mark.parametrize("part", [1, 50_000])
+@given(
+    steps=st.lists(st.lists(_events, max_size=3), max_size=12),
+    ring_size=st.integers(1, 6),
+    missed_from=st.integers(-1, 13),
+)
 def test_live_batches_a_replay_and_a_snapshot_all_lead_to_the_same(
-    steps: list[list[EngineEvent]], ring_size: int, missed_from: int
+    part: int, steps: list[list[EngineEvent]], ring_size: int, missed_from: int
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishers.relay, "SNAPSHOT_PART", part)
+        check_that_all_lead_to_the_same(steps, ring_size, missed_from)
+
+
+def check_that_all_lead_to_the_same(steps: list[list[EngineEvent]], ring_size: int, missed_from: int) -> None:
     subject = relay(ring_size)
-    live = [made for events in steps if (made := subject.apply(batch(*events))) is not None]
+    live = [made for events in steps for made in subject.apply(batch(*events))]
     assert [one.event_id for one in live] == list(range(len(live)))
     everything = replica(live, set())
     assert replica(subject.snapshot(), set()) == everything

@@ -44,8 +44,7 @@ def _relayed(decode: Decode, data: bytes) -> Hashable:
             assert len(event.token_ids) == len(event.engine_hashes) * event.block_size
     relay, index = RankRelay(_RANK, 1), _index()
     for _ in range(2):
-        made = relay.apply(batch)
-        if made:
+        for made in relay.apply(batch):
             assert not index.on_batch(decode_batch(encode(made)))
     assert not index.counts["malformed"]
     assert len(relay) <= len(data)

@@ -218,3 +218,11 @@ async def test_the_publisher_starts_anew_with_its_wall_clock_set_back(nats_serve
             await follower.agrees(engine)
             engine.store(8)
             await follower.agrees(engine)
+
+
+async def test_a_prompt_larger_than_it_takes_in_a_message_arrives(nats_server: NatsServer) -> None:
+    engine, plane = Engine(), NatsPlane([nats_server.url])
+    async with publishing(plane, engine), following(NatsPlane([nats_server.url])) as follower:
+        engine.store(1, blocks=140_000)
+        await follower.agrees(engine)
+        assert plane.dropped == 0

@@ -60,7 +60,7 @@ class Publisher:
 
     def __init__(self, plane: FaultyPlane, engine: Engine, wall: int = 10**18) -> None:
         self._rank = RankPublisher(RANK, plane, "default", Epochs(lambda: wall))
-        self._made: list[EventBatch | None] = []
+        self._made: list[EventBatch] = []
         engine.attach(self)
 
     def stored(self, block_hashes: Sequence[EngineHash], parent: EngineHash | None, tokens: Sequence[int], /) -> None:
@@ -70,7 +70,7 @@ class Publisher:
         self._apply(BlockRemoved(list(block_hashes), Tier.GPU))
 
     def _apply(self, event: EngineEvent) -> None:
-        self._made.append(self._rank.relay.apply(EngineBatch(0.0, None, [event], {})))
+        self._made += self._rank.relay.apply(EngineBatch(0.0, None, [event], {}))
 
     async def start(self) -> None:
         await self._rank.start()
@@ -80,8 +80,7 @@ class Publisher:
 
     async def send(self) -> None:
         """All that was told since, and a report."""
-        for batch in self._made:
-            await self._rank.publish(batch)
+        await self._rank.publish(self._made)
         self._made.clear()
         await self._rank.report(RankLoad())
 
