@@ -23,7 +23,8 @@ from publishers.plane import OnMessage, OnRequest, PlaneUnavailable, Unsubscribe
 logger = logging.getLogger(__name__)
 
 PENDING_LIMIT = 32 * 1024 * 1024
-"""Bytes handed over and not yet written; a snapshot of a million blocks takes 8 MB. nats-server cuts off at 64 MB."""
+"""Bytes handed over and not yet written; those beyond are dropped. Answers to requests take half of it and then wait: a
+snapshot of a million blocks takes 8 MB. nats-server cuts off at 64 MB."""
 
 REPLY_TIMEOUT = 5.0
 """Seconds to wait for each reply."""
@@ -111,8 +112,10 @@ class NatsPlane:
         async def answer(msg: Msg) -> None:
             if not msg.reply:
                 return
-            # Made at once, and sending never suspends: no later event can slip in between a snapshot's parts.
+            # Made at once, so that they agree. What is published while they go out may overtake them, as it may anyway:
+            # receivers put it in order, and ask again where a lost connection took some.
             for reply in [*on_request(msg.data), b""]:
+                await self._room_for_events()
                 await self._send(msg.reply, reply)
 
         return await self._subscribe(subject, answer)
@@ -141,6 +144,12 @@ class NatsPlane:
         except nats.errors.Error as error:
             self.dropped += 1
             log_event(logger, logging.WARNING, "Message not sent", subject=subject, bytes=len(payload), error=error)
+
+    async def _room_for_events(self) -> None:
+        """Waits while half of the buffer is full; not for a connection that is lost."""
+        client = self._client
+        while client is not None and client.is_connected and client.pending_data_size > self._pending_limit // 2:
+            await _round_trip(client)
 
     async def _next_reply(self, subject: str, replies: asyncio.Queue[Msg]) -> bytes:
         try:

@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 import nats.errors
 import pytest
 
+import publishers.nats_plane
 from publishers.embedded_nats import NatsServer
+from publishers.nats_access import SafeClient
 from publishers.nats_plane import NatsPlane
 from publishers.plane import PlaneUnavailable
 from tests.fakes.waiting import until
@@ -121,6 +123,73 @@ async def test_a_message_larger_than_the_server_takes_is_dropped(nats_server: Na
     await received.reached(1)
     assert plane.dropped == 1
     await plane.close()
+
+
+REPLIES = [bytes([i]) * 1000 for i in range(100)]
+
+
+async def test_an_answer_larger_than_the_buffer_arrives_whole(nats_server: NatsServer) -> None:
+    publisher, router = NatsPlane([nats_server.url], pending_limit=10_000), NatsPlane([nats_server.url])
+    for plane in (publisher, router):
+        await plane.start()
+    await publisher.serve("snapshot", lambda _: REPLIES)
+    assert await collect(router.request("snapshot", b"")) == REPLIES
+    assert publisher.dropped == 0
+    for plane in (publisher, router):
+        await plane.close()
+
+
+async def test_a_large_answer_leaves_room_for_events(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher, router = NatsPlane([nats_server.url], pending_limit=10_000), NatsPlane([nats_server.url])
+    received, sent = Count(), Count()
+    for plane in (publisher, router):
+        await plane.start()
+    await router.subscribe("events", received)
+    await publisher.serve("snapshot", lambda _: REPLIES)
+    wait = publishers.nats_plane._round_trip
+
+    async def publish_and_wait(client: SafeClient) -> None:
+        for _ in range(3):
+            await publisher.publish("events", bytes(1000))
+            sent()
+        await wait(client)
+
+    monkeypatch.setattr(publishers.nats_plane, "_round_trip", publish_and_wait)
+    assert await collect(router.request("snapshot", b"")) == REPLIES
+    monkeypatch.undo()
+    assert sent.value >= 3
+    assert publisher.dropped == 0
+    await received.reached(sent.value)
+    for plane in (publisher, router):
+        await plane.close()
+
+
+async def test_a_connection_lost_amid_an_answer_holds_up_nothing(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, router = NatsPlane([nats_server.url], pending_limit=10_000), NatsPlane([nats_server.url])
+    back = Count()
+    for plane in (publisher, router):
+        plane.on_reconnect(back)
+        await plane.start()
+    await publisher.serve("snapshot", lambda _: REPLIES)
+
+    async def lose(_: SafeClient) -> None:
+        await nats_server.stop()
+        await until(lambda: not publisher.connected)
+
+    monkeypatch.setattr(publishers.nats_plane, "_round_trip", lose)
+    asking = asyncio.create_task(collect(router.request("snapshot", b"")))
+    await until(lambda: publisher.dropped > 50)  # the rest, at once
+    asking.cancel()
+    await asyncio.wait([asking])
+    monkeypatch.undo()
+
+    await nats_server.start()
+    await back.reached(2)
+    assert await collect(router.request("snapshot", b"")) == REPLIES
+    for plane in (publisher, router):
+        await plane.close()
 
 
 async def test_a_silent_server_side_is_a_timeout(nats_server: NatsServer) -> None:
