@@ -28,7 +28,8 @@ _EVENTS = """ZMQ endpoint of its KV events, such as tcp://HOST:5557; with tcp://
 engine connects. Further data-parallel ranks are at the next ports. (default: what the engine says)"""
 _EVENT_HOST = """A host, besides the engine's own, where the engine may say that it publishes; repeat the flag for
 each."""
-_REPLAY = "ZMQ endpoint where the engine replays past events. (default: what the engine says)"
+_REPLAY = """ZMQ endpoint where the engine replays past events; in tcp://*:PORT the * is --engine's host.
+(default: what the engine says)"""
 _BLOCK_SIZE = "Tokens per KV block, where the engine does not tell. (default: what the engine says)"
 _LOAD_INTERVAL = "Time between two load reports. (default: %(default)g)"
 _NATS = """The NATS server: nats://[USER:PASSWORD@]HOST[:PORT], tls://... with encryption, several separated by commas;

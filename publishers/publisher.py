@@ -15,7 +15,7 @@ import msgspec
 import engines.sglang.decode
 import engines.vllm.decode
 from engines.description import EngineDescription, EngineKind, EventSource
-from engines.endpoints import confined
+from engines.endpoints import confined, reachable
 from engines.load import RankLoad
 from engines.probe import probe
 from indexer.types import WorkerRank
@@ -63,8 +63,8 @@ class EnginePublisher:
     """Publishes the events and the load of the engine at `url` as worker `worker_id`.
 
     `description` None: the engine is asked, as often as it takes. `events` and `replay` are ZMQ endpoints that take the
-    place of what is found out (rank 0's; other ranks' ports follow), `block_size` likewise. `now_ns` is the wall clock;
-    a session that is given stays open.
+    place of what is found out (rank 0's; other ranks' ports follow; a `*` in `replay` is the host of `url`),
+    `block_size` likewise. `now_ns` is the wall clock; a session that is given stays open.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class EnginePublisher:
         self._plane = plane
         self._namespace = namespace
         self._description = description
-        self._overrides = (events, replay, block_size)
+        # Engines are told where to listen, and operators repeat that here: `*` is the engine's own host.
+        self._overrides = (events, reachable(replay, urlsplit(url).hostname or "") or replay, block_size)
         self._session = session
         self._owns_session = session is None
         self._load_interval = load_interval

@@ -7,7 +7,6 @@ plain ones beside the event loop: a message read through zmq.asyncio costs many 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from typing import Protocol
@@ -49,10 +48,9 @@ not come back to who breaks its protocol."""
 TURN = 64
 """Messages read from one socket before the others get their turn."""
 
-NO_REPLAY = (
-    "The engine offers no replay of its events: what it held before now, and what gets lost, stays unknown until it "
-    "clears its cache"
-)
+_UNKNOWN = "what it held before now, and what gets lost, stays unknown until it clears its cache"
+NO_REPLAY = f"The engine offers no replay of its events: {_UNKNOWN}"
+NOBODY_TO_ASK = f"No replay of the engine's events can be asked for: {_UNKNOWN}"
 UNEXPECTED = "A message is not what the protocol says; further ones are only counted"
 
 _Socket = zmq.Socket[bytes]
@@ -106,13 +104,20 @@ class ZmqSource:
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.gather(self._task, return_exceptions=True)
         if self._sockets is not None:
             self._sockets.close()
         self._task = self._sockets = None
 
     async def _run(self, sockets: _Sockets) -> None:
+        try:
+            await self._follow(sockets)
+        except Exception:
+            logger.exception("The events of %s are not followed any more", self._source.endpoint)
+            sockets.connected = False
+            await self._sink.follow(False)
+
+    async def _follow(self, sockets: _Sockets) -> None:
         while True:
             for stimulus in await sockets.turn():
                 await self._feed(stimulus, sockets)
@@ -166,6 +171,7 @@ class _Sockets:
         self._dealer: _Socket | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._overdue = False
+        self._told = False
         self._unsignalled = True
         """Something may be there that no signal will tell of: sockets signal once until they are read to their end."""
         self._subscriber = self._open(zmq.SUB)
@@ -175,7 +181,7 @@ class _Sockets:
         )
         self._watch(self._monitor)
         try:
-            _attach(self._subscriber, source.endpoint)
+            _attach(self._subscriber, source.endpoint, listen="*" in source.endpoint)
         except ValueError:
             self.close()
             raise
@@ -191,21 +197,27 @@ class _Sockets:
         return await self._waiter
 
     def ask_replay(self, start: int) -> bool:
-        """Ends a replay under way and begins another; False where the engine offers none."""
+        """Ends a replay under way and begins another; False where the engine offers none, or cannot be asked."""
         self._end_replay()
         if self._source.replay is None:
             return False
         self._counts.replays += 1
-        self._dealer = self._open(zmq.DEALER)
         try:
-            _attach(self._dealer, self._source.replay)
-        except ValueError as error:
-            log_event(logger, logging.ERROR, "No replay can be asked for", error=error)
+            self._dealer = self._open(zmq.DEALER)
+            # A `*` is nothing to connect to, and who listens here waits for ever: an engine does not come to be asked.
+            _attach(self._dealer, self._source.replay, listen=False)
+            self._dealer.send_multipart([b"", start.to_bytes(_SEQ_BYTES, "big")], zmq.NOBLOCK)
+        except (ValueError, zmq.ZMQError) as error:
             self._end_replay()
+            self._tell_once(error)
             return False
         self._extend_deadline()
-        self._dealer.send_multipart([b"", start.to_bytes(_SEQ_BYTES, "big")], zmq.NOBLOCK)
         return True
+
+    def _tell_once(self, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            log_event(logger, logging.ERROR, NOBODY_TO_ASK, endpoint=self._source.endpoint, error=error)
 
     def close(self) -> None:
         self._end_replay()
@@ -336,10 +348,10 @@ class _Sockets:
             self._dealer = None
 
 
-def _attach(socket: _Socket, endpoint: str) -> None:
+def _attach(socket: _Socket, endpoint: str, *, listen: bool) -> None:
     # Only for literal addresses: with it, a name's first address is the IPv6 one, where an engine may not listen.
     socket.ipv6 = "[" in endpoint
     try:
-        socket.bind(endpoint) if "*" in endpoint else socket.connect(endpoint)
+        socket.bind(endpoint) if listen else socket.connect(endpoint)
     except zmq.ZMQError as error:
         raise ValueError(f"{endpoint!r} cannot be used for events: {error.strerror}") from None

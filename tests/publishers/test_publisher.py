@@ -79,7 +79,10 @@ def ours(*blocks: int) -> set[int]:
 
 @asynccontextmanager
 async def publishing(
-    source: EventSource, now_ns: Callable[[], int] = time.time_ns, load_interval: float = 0.01
+    source: EventSource,
+    now_ns: Callable[[], int] = time.time_ns,
+    load_interval: float = 0.01,
+    replay: str | None = None,
 ) -> AsyncIterator[tuple[EnginePublisher, Receiver]]:
     receiver = Receiver()
     await receiver.start()
@@ -88,6 +91,7 @@ async def publishing(
         url=NOWHERE,
         plane=receiver.plane,
         description=EngineDescription("vllm", event_sources=(source,)),
+        replay=replay,
         load_interval=load_interval,
         replay_timeout=0.5,
         now_ns=now_ns,
@@ -115,6 +119,14 @@ async def test_history_and_live_events_arrive_hashed() -> None:
             assert (stats.exact, stats.connected, stats.blocks, stats.event_id) == (True, True, 3, 2)
             await engine.publish(CLEARED)
             await until(lambda: receiver.held == set())
+
+
+async def test_a_replay_endpoint_may_be_stated_as_the_engine_is_told_it() -> None:
+    async with FakeEngine() as engine:
+        await engine.lose(stored(1, 2))
+        port = str(engine.source.replay).rpartition(":")[2]
+        async with publishing(engine.source_without_replay, replay=f"tcp://*:{port}") as (_, receiver):
+            await until(lambda: receiver.held == ours(1, 2))
 
 
 async def test_a_gap_is_healed_by_the_engines_replay() -> None:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
@@ -154,6 +155,22 @@ async def test_no_replay_is_said_once_and_events_still_come(caplog: pytest.LogCa
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
+async def test_a_replay_that_cannot_be_asked_for_is_said_once_and_events_still_come(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with FakeEngine() as engine:
+        source = msgspec.structs.replace(engine.source, replay="tcp://127.0.0.1:*")
+        async with following(source) as (log, subject):
+            await engine.subscribed()
+            await until(lambda: subject.connected)
+            await engine.publish(stored(0))
+            await engine.lose(stored(1))
+            await engine.publish(CLEARED)
+            await until(lambda: len(log.said) == 4)
+            assert log.said == ["lost track", engine.payloads[0], "lost track", engine.payloads[2]]
+    assert caplog.text.count("No replay of the engine's events can be asked for") == 1
+
+
 async def test_an_unanswered_replay_does_not_hold_up_the_stream() -> None:
     async with FakeEngine(deaf=True) as engine, following(engine.source, replay_timeout=0.02) as (log, _):
         await engine.subscribed()
@@ -231,6 +248,20 @@ async def test_a_sink_that_fails_loses_one_message(caplog: pytest.LogCaptureFixt
         await engine.publish_raw(b"bad")
         await engine.publish_raw(b"good")
         await until(lambda: log.said == ["lost track", b"good"])
+    assert "a fault of the sink's own" in caplog.text
+
+
+async def test_a_fault_that_ends_the_stream_is_said_and_does_not_hinder_closing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> None:
+        raise RuntimeError("a fault of the sink's own")
+
+    async with FakeEngine() as engine, following(engine.source_without_replay) as (log, subject):
+        monkeypatch.setattr(log, "lose_track", fail)
+        await until(lambda: log.caught_up == [False])
+        assert not subject.connected
+    assert caplog.text.count("are not followed any more") == 1
     assert "a fault of the sink's own" in caplog.text
 
 
