@@ -248,8 +248,10 @@ class Fleet:
         return any(known.id == model for worker in workers for known in worker.models)
 
     def may_serve(self, model: str) -> bool:
-        """False only when every worker has told its models and none is `model`."""
-        return model in self._candidates or any(worker.serves(model) for worker in self.workers.values())
+        """False only when there are workers, all have told their models, and none is `model`."""
+        if not self.workers or model in self._candidates:
+            return True
+        return any(worker.serves(model) for worker in self.workers.values())
 
     def models(self) -> Mapping[str, tuple[Worker, Model]]:
         """All models served, by name, each with the first worker that has it; the same object until that changes."""

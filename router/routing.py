@@ -42,6 +42,10 @@ _SLOWEST_TOKEN = 0.5
 """Seconds: ten times what a crowded engine takes."""
 _MOST_TOKENS = 1 << 31
 """Beyond any answer; what a client may ask for has no end."""
+_NO_WORKER = (
+    "The router knows no worker; add one with --worker http://HOST:PORT, or with POST /admin/workers on its admin "
+    "surface (--admin-listen)."
+)
 
 
 class Prompt(NamedTuple):
@@ -357,6 +361,8 @@ class RequestRouting:
             draining = "it is draining" if pinned.draining else None
             why = pinned.trouble or draining or _not_alone(pinned) or f"it does not serve the model {self._model!r}"
             return error_response(503, f"Worker {pinned.id}, which the request names, cannot serve it: {why}.")
+        if not fleet.workers:
+            return error_response(503, _NO_WORKER)
         up = [worker for worker in fleet.up if worker.serves(self._model)]
         if up and self._parting.refusal:
             message = f"The request cannot be served in two parts, because {self._parting.refusal}; "

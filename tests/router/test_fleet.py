@@ -194,7 +194,7 @@ def test_workers_come_and_go() -> None:
     assert (names(found.candidates("m")), list(found.workers)) == (["b#0/16"], ["b"])
     assert names(found.candidates_of(one, "m")) == []
     found.remove(two)
-    assert [found.may_serve("m"), found.knows("adapter"), *found.models()] == [False, False]
+    assert [found.may_serve("m"), found.knows("adapter"), *found.models()] == [True, False], "who comes next may be any"
 
 
 def test_a_draining_worker_gets_nothing_new() -> None:

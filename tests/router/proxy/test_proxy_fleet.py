@@ -194,6 +194,17 @@ async def test_a_router_may_begin_with_nobody(a: ScriptedWorker) -> None:
         assert (await client.ask(post())).status == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+async def test_where_no_worker_is_known_a_model_is_not_said_to_be_unknown(path: str) -> None:
+    body = b'{"model":"any","prompt":"x"}'
+    async with administering() as admin, admin.router.client() as client:
+        got = await client.ask(post(path, body))
+        assert got.status == 503
+        message = json.loads(got.body)["error"]["message"]
+        assert "--worker http://HOST:PORT" in message
+        assert "POST /admin/workers" in message
+
+
 async def test_a_router_that_ends_waits_for_no_worker_that_leaves(a: ScriptedWorker) -> None:
     """`running` proves that nothing is left."""
     a.then(endless_stream)
