@@ -146,6 +146,21 @@ def reads_prompts(settings: Settings) -> bool:
     return any(spec.mode == "kv" for spec in read_arms(settings.ab))
 
 
+def check_objectives(settings: Settings) -> None:
+    """SettingsError where objectives are stated and nothing chooses by the mode kv, which alone judges by them."""
+    if settings.router_mode == "kv" or reads_prompts(settings):
+        return
+    stated = {
+        "--ttft-slo": settings.ttft_slo is not None,
+        "--tbt-slo": settings.tbt_slo is not None,
+        "--slo-action": settings.slo_action != "reject",
+    }
+    for flag in (flag for flag, is_stated in stated.items() if is_stated):
+        raise SettingsError(
+            f"{flag} belongs to --router-mode kv, not to {settings.router_mode}; take kv, or leave {flag} out."
+        )
+
+
 def _policy(settings: Settings, spec: ArmSpec) -> Policy:
     weight = settings.kv_overlap_score_weight if spec.policy in {None, "overlap"} else None
     policy = spec.policy or settings.kv_policy

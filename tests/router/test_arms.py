@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
+from router.__main__ import main
 from router.arm_spec import ArmMode, ArmSpec, read_arms
-from router.arms import SECONDS, Arm, Arms, make_arms, reads_prompts
+from router.arms import SECONDS, Arm, Arms, check_objectives, make_arms, reads_prompts
 from router.http.messages import RequestHead, request_head
 from router.outcome import Outcome
 from router.scheduling.balance import Random, RoundRobin
@@ -114,6 +115,35 @@ def test_each_arm_has_its_policy() -> None:
 )
 def test_prompts_are_read_if_any_arm_looks_at_them(settings: dict[str, str], reads: bool) -> None:
     assert reads_prompts(Settings(**settings)) is reads  # type: ignore[arg-type]
+
+
+OBJECTIVES = [
+    ("--ttft-slo", {"ttft_slo": 1.0}),
+    ("--tbt-slo", {"tbt_slo": 0.1}),
+    ("--slo-action", {"slo_action": "queue"}),
+]
+
+
+@pytest.mark.parametrize(("flag", "objective"), OBJECTIVES)
+@pytest.mark.parametrize("settings", [{"router_mode": "direct"}, {"router_mode": "random", "ab": "random:1,random:1"}])
+def test_objectives_where_nothing_judges_by_them(
+    flag: str, objective: dict[str, object], settings: dict[str, str]
+) -> None:
+    with pytest.raises(SettingsError, match=f"{flag} belongs to --router-mode kv, not to {settings['router_mode']}"):
+        check_objectives(Settings(**settings, **objective))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"ab": "random:1,random:1"}, {"router_mode": "random", "ab": "kv:1,random:1"}]
+)
+def test_objectives_where_something_does(settings: dict[str, str]) -> None:
+    check_objectives(Settings(ttft_slo=1.0, tbt_slo=0.1, slo_action="queue", **settings))  # type: ignore[arg-type]
+    check_objectives(Settings(router_mode="random"))
+
+
+def test_objectives_are_looked_at_before_the_router_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--worker", "http://127.0.0.1:1", "--router-mode", "random", "--ttft-slo", "1"]) == 2
+    assert "--ttft-slo belongs to --router-mode kv" in capsys.readouterr().err
 
 
 def shares(arms: Arms, heads: list[RequestHead]) -> dict[str, float]:
