@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import ssl
 from collections.abc import Awaitable, Callable, Collection
 
 import aiohttp
@@ -45,6 +48,8 @@ class WorkerWatch:
         self._on_described = on_described
         self._event_hosts = event_hosts
         self._slow = 0
+        self._told: set[str] = set()
+        """Which troubles were logged since it was last well: each once, however they take turns."""
         self.first_look = asyncio.Event()
         """Set once the worker was looked at, whatever was seen."""
         self.stale = False
@@ -63,24 +68,34 @@ class WorkerWatch:
             await self._ask_bootstrap()
         if trouble is None and (self.stale or not self._worker.up):
             trouble = await self._come_up()
-        if trouble and self._worker.up:
+        if trouble is None:
+            self._told.clear()
+        elif self._worker.up:
             self._fleet.mark_down(self._worker, trouble)
-        elif trouble:
-            if not self.first_look.is_set():
-                log_event(logger, logging.WARNING, "Worker is not up", worker=self._worker.id, trouble=trouble)
-            self._worker.trouble = trouble
+            self._told.add(trouble)
+        else:
+            self._stay_down(trouble)
+
+    def _stay_down(self, trouble: str) -> None:
+        worker = self._worker
+        if trouble not in self._told and trouble != worker.trouble:
+            log_event(logger, logging.WARNING, "Worker is not up", worker=worker.id, trouble=trouble)
+        self._told.add(trouble)
+        worker.trouble = trouble
 
     async def _check(self) -> str | None:
         """What is wrong with the worker; None when it is well, or slow but not for long enough."""
-        answer = await fetch(self._session, self._worker.spec.url, "/health", self._interval)
-        self._slow = self._slow + 1 if answer.status == TIMED_OUT else 0
-        if answer.status == 200:
-            return None
-        if answer.status == TIMED_OUT:
-            if self._worker.up and self._slow < _SLOW_CHECKS:
-                return None
-            return f"/health did not answer within {self._interval:g} s"
-        return f"/health answered {answer.status}" if answer.status else "cannot be reached"
+        try:
+            answer = await _get(self._session, self._worker.spec.url, "/health", self._interval)
+        except TimeoutError:
+            self._slow += 1
+            patient = self._worker.up and self._slow < _SLOW_CHECKS
+            return None if patient else f"/health did not answer within {self._interval:g} s"
+        except aiohttp.ClientError as error:
+            self._slow = 0
+            return f"cannot be reached: {reason_of(error)}"
+        self._slow = 0
+        return None if answer.status == 200 else f"/health answered {answer.status}"
 
     async def _ask_bootstrap(self) -> None:
         """Engine ids change with each start, which may be quicker than two looks."""
@@ -153,9 +168,30 @@ TIMED_OUT = -1
 async def fetch(session: aiohttp.ClientSession, url: str, path: str, timeout: float) -> Answer:
     """GET; status 0 when the worker cannot be reached, TIMED_OUT when it is too slow."""
     try:
-        async with session.get(url + path, timeout=aiohttp.ClientTimeout(timeout), allow_redirects=False) as response:
-            return Answer(response.status, await read_whole(response))
+        return await _get(session, url, path, timeout)
     except TimeoutError:
         return Answer(TIMED_OUT)
     except aiohttp.ClientError:
         return Answer(0)
+
+
+async def _get(session: aiohttp.ClientSession, url: str, path: str, timeout: float) -> Answer:
+    async with session.get(url + path, timeout=aiohttp.ClientTimeout(timeout), allow_redirects=False) as response:
+        return Answer(response.status, await read_whole(response))
+
+
+def reason_of(error: aiohttp.ClientError) -> str:
+    """Short and without an address, since clients may be told it."""
+    match error.__cause__ or error:
+        case ssl.SSLCertVerificationError(verify_message=message):
+            return f"its certificate is not trusted ({message})"
+        case ssl.SSLError(reason=reason):
+            return f"TLS failed ({(reason or 'no reason given').replace('_', ' ').lower()})"
+        case socket.gaierror(strerror=message):
+            return message or "its name is not known"
+        case OSError(errno=int(number)):
+            return os.strerror(number)
+        case aiohttp.ServerDisconnectedError():
+            return "it closed the connection without an answer"
+        case other:
+            return type(other).__name__

@@ -128,7 +128,7 @@ def test_no_worker_is_there_yet(logs: Path) -> None:
         status, body = get(f"{router.url}/v1/files")
         assert (status, json.loads(body)["error"]["type"]) == (503, "server_error")
         assert get(f"{router.url}/ready")[0] == 503
-        assert router.ready()["127.0.0.1:1"]["trouble"] == "cannot be reached"
+        assert router.ready()["127.0.0.1:1"]["trouble"] == "cannot be reached: Connection refused"
 
 
 async def test_a_worker_is_killed_under_load(logs: Path) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import cast
 
 import aiohttp
@@ -14,8 +18,9 @@ import pytest
 from engines import problems
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
-from router.watch import WorkerWatch
+from router.watch import WorkerWatch, reason_of
 from router.worker_spec import parse_worker
+from tests.certificates import Authority
 from tests.fakes.http_engine import HttpEngine, models, running
 from tests.fakes.waiting import until
 
@@ -83,9 +88,38 @@ async def test_a_worker_that_is_not_there_is_told_once_and_does_not_end_the_watc
 ) -> None:
     async with watching("http://127.0.0.1:9") as watched:
         await watched.watch.first_look.wait()
-        assert (watched.worker.up, watched.trouble) == (False, "cannot be reached")
+        assert (watched.worker.up, watched.trouble) == (False, "cannot be reached: Connection refused")
         await watched.watch._look()
-    assert told(caplog, "Worker is not up") == [{"worker": "w", "trouble": "cannot be reached"}]
+    assert told(caplog, "Worker is not up") == [{"worker": "w", "trouble": "cannot be reached: Connection refused"}]
+
+
+async def test_a_worker_that_speaks_no_tls_says_so() -> None:
+    async with running(HttpEngine()) as engine, watching(engine.url.replace("http:", "https:")) as watched:
+        await watched.watch.first_look.wait()
+        assert watched.trouble == "cannot be reached: TLS failed (wrong version number)"
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('10.0.0.7', 8000)"), "Connection refused"),
+        (None, "ClientConnectionError"),
+    ],
+)
+def test_a_reason_has_no_address(cause: OSError | None, reason: str) -> None:
+    error = aiohttp.ClientConnectionError("10.0.0.7:8000")
+    error.__cause__ = cause
+    assert reason_of(error) == reason
+
+
+async def test_a_certificate_that_is_not_trusted_says_so(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(*authority.pair("127.0.0.1"))
+    async with running(HttpEngine(tls=served)) as engine, watching(engine.url) as watched:
+        await watched.watch.first_look.wait()
+        assert watched.trouble.startswith("cannot be reached: its certificate is not trusted (unable to get")
 
 
 async def test_a_worker_that_stops_is_down(caplog: pytest.LogCaptureFixture) -> None:
@@ -93,9 +127,10 @@ async def test_a_worker_that_stops_is_down(caplog: pytest.LogCaptureFixture) -> 
         await until(lambda: watched.worker.up)
         await engine.stop()
         await until(lambda: not watched.worker.up)
-        assert watched.trouble == "cannot be reached"
+        trouble = watched.trouble
+        assert trouble.startswith("cannot be reached: ")
         assert len(watched.fleet.candidates(None)) == 0
-    assert told(caplog, "Worker is down") == [{"worker": "w", "trouble": "cannot be reached"}]
+    assert told(caplog, "Worker is down")[0]["worker"] == "w"
 
 
 async def test_a_bad_status_counts_at_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -189,6 +224,16 @@ async def test_a_worker_that_never_answers_in_time_says_so() -> None:
     async with watching("http://w:80", session) as watched:
         await watched.watch.first_look.wait()
         assert watched.trouble == f"/health did not answer within {INTERVAL:g} s"
+
+
+async def test_each_trouble_is_told_once_until_it_is_well(caplog: pytest.LogCaptureFixture) -> None:
+    session = ScriptedSession([REFUSED, REFUSED, BAD, REFUSED, BAD, WELL, BAD, REFUSED, BAD])
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: session.checks > len(session.script))
+        assert watched.trouble == "/health answered 503"
+    refused, bad = "cannot be reached: ClientConnectionError", "/health answered 503"
+    assert [each["trouble"] for each in told(caplog, "Worker is not up")] == [refused, bad, refused]
+    assert [each["trouble"] for each in told(caplog, "Worker is down")] == [bad]
 
 
 async def test_one_that_a_request_found_down_is_taken_back_and_asked_anew() -> None:

@@ -197,7 +197,7 @@ async def test_no_worker_is_up(a: ScriptedWorker) -> None:
         ready = await client.ask(get("/ready"))
         assert ready.status == 503
         (worker,) = json.loads(ready.body)["workers"]
-        assert (worker["up"], worker["trouble"]) == (False, "cannot be reached")
+        assert (worker["up"], worker["trouble"]) == (False, "cannot be reached: Connection refused")
         assert (await client.ask(get("/health"))).status == 200
         assert json.loads((await client.ask(get("/v1/models"))).body)["data"] == []
         await a.listen()
