@@ -10,7 +10,6 @@ import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TypeVar
 
 import msgspec
 
@@ -20,7 +19,7 @@ from router.fleet import Worker
 from router.hot_page import PATH as HOT
 from router.hot_page import hot_page
 from router.http.front import Connection
-from router.http.messages import PRIORITY, TTFT_SLO, Request, RequestHead, Response, first
+from router.http.messages import Request, RequestHead, Response, first
 from router.inference import ENDPOINTS, Inference, model_of, parse_inference
 from router.metrics import merge
 from router.migrating import Migration, Migrations
@@ -34,9 +33,9 @@ from router.status import worker_status
 
 logger = logging.getLogger("router.server")
 
-_Number = TypeVar("_Number", int, float)
-
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+_MOST_PRIORITY = 2**31
+"""Either way: the queue keeps priorities as 64-bit numbers."""
 
 
 class Server:
@@ -210,10 +209,8 @@ class Server:
     ) -> Asked:
         """`body`: of a request that may be served in two parts."""
         head = request.head
-        slo, priority = _number(TTFT_SLO, head.ttft_slo, float), _number(PRIORITY, head.priority, int)
-        if slo is not None and not 0 < slo < math.inf:
-            raise BadRequest(400, "The header X-Router-TTFT-SLO must be a number of seconds above 0.")
-        asked = Asked(self._pinned(request), slo, priority or 0, streamed, body=body)
+        slo, priority = _read_slo(head.ttft_slo), _read_priority(head.priority)
+        asked = Asked(self._pinned(request), slo, priority, streamed, body=body)
         if tenant is not None:
             return asked._replace(tenant=tenant.name, ended=tenant.end)
         if self._tenant_header is None:
@@ -285,10 +282,26 @@ def _wrong_method(allowed: str) -> Response:
     return response._replace(headers=((b"allow", allowed.encode()),))
 
 
-def _number(name: bytes, given: bytes | None, kind: Callable[[bytes], _Number]) -> _Number | None:
+def _read_slo(given: bytes | None) -> float | None:
     if given is None:
         return None
     try:
-        return kind(given)
+        seconds = float(given)
     except ValueError:
-        raise BadRequest(400, f"The header {name.decode()} must be a number.") from None
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise BadRequest(400, "The header X-Router-TTFT-SLO must be a number of seconds above 0.")
+    return seconds
+
+
+def _read_priority(given: bytes | None) -> int:
+    if given is None:
+        return 0
+    try:
+        priority = int(given)
+    except ValueError:
+        priority = _MOST_PRIORITY + 1
+    if abs(priority) > _MOST_PRIORITY:
+        between = f"from {-_MOST_PRIORITY} to {_MOST_PRIORITY}"
+        raise BadRequest(400, f"The header X-Router-Priority must be a whole number {between}.")
+    return priority
