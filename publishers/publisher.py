@@ -152,7 +152,7 @@ class EnginePublisher:
             await asyncio.sleep(PROBE_INTERVAL)
 
     async def _follow(self, description: EngineDescription) -> None:
-        if not description.event_sources:
+        if self._description is None and not description.event_sources:  # else whoever described it has said so
             log_event(logger, logging.WARNING, NO_EVENTS, worker=self.worker_id, engine=self._url)
         sources = {source.dp_rank: source for source in description.event_sources}
         for number in sources or range(description.dp_size):

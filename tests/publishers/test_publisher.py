@@ -30,6 +30,7 @@ from indexer.types import WorkerRank
 from publishers.local_plane import LocalPlane
 from publishers.plane import all_events, all_loads, replay_subject
 from publishers.publisher import EnginePublisher, with_overrides
+from tests.fakes.http_engine import HttpEngine, models, running
 from tests.fakes.waiting import until
 from tests.fakes.zmq_engine import BLOCK_SIZE, CLEARED, FakeEngine, removed, stored
 
@@ -236,6 +237,24 @@ async def test_no_known_event_source_still_reports_that_there_is_a_worker() -> N
         (WorkerRank("w", 0), False, -1),
         (WorkerRank("w", 1), False, -1),
     ]
+
+
+@pytest.mark.parametrize("described", [True, False])
+async def test_no_known_event_source_is_said_by_who_asked_the_engine(
+    caplog: pytest.LogCaptureFixture, described: bool
+) -> None:
+    """The router, which describes the engine, names flags of its own."""
+    receiver = Receiver()
+    await receiver.start()
+    description = EngineDescription("vllm") if described else None
+    async with running(HttpEngine({"/v1/models": models("m")})) as engine:
+        publisher = EnginePublisher(
+            worker_id="w", url=engine.url, plane=receiver.plane, description=description, load_interval=0.01
+        )
+        await publisher.start()
+        await until(lambda: receiver.reports)
+        await publisher.close()
+    assert ("--events tcp://HOST:PORT" in caplog.text) is not described
 
 
 async def test_a_receiver_asks_for_what_it_missed() -> None:
