@@ -29,3 +29,11 @@ BAD_ENDPOINT = (
     "The engine names an event endpoint that nobody can connect to; state a right one with "
     "--worker URL,events=tcp://HOST:PORT."
 )
+
+
+def other_block_size(stated: int | None, found: int | None) -> tuple[str, ...]:
+    """What is wrong where the block size that an operator states is not the one that the engine tells."""
+    if stated is None or found is None or stated == found:
+        return ()
+    told = f"A block size of {stated} tokens is stated, but the engine tells {found}"
+    return (f"{told}, and no prefix is found by a wrong one; leave out block_size, unless the engine is wrong.",)

@@ -18,6 +18,7 @@ from engines.description import EngineDescription, EngineKind, EventSource
 from engines.endpoints import confined, reachable
 from engines.load import RankLoad
 from engines.probe import probe
+from engines.problems import other_block_size
 from indexer.types import WorkerRank
 from publishers.counts import RelayCounts, SourceCounts
 from publishers.credentials import make_session
@@ -131,6 +132,8 @@ class EnginePublisher:
         try:
             found = self._description or await self._probe(session)
             description = with_overrides(found, *self._overrides)
+            if self._description is None:  # else whoever described it has told its problems
+                self._warn(found, description)
             await self._follow(description)
             self._poller = LoadPoller(self._url, description, session, self._report, self._load_interval)
             await self._poller.run()
@@ -151,9 +154,12 @@ class EnginePublisher:
                 said = True
             await asyncio.sleep(PROBE_INTERVAL)
 
+    def _warn(self, found: EngineDescription, description: EngineDescription) -> None:
+        lacking = () if description.event_sources else (NO_EVENTS,)
+        for problem in (*lacking, *other_block_size(description.block_size, found.block_size)):
+            log_event(logger, logging.WARNING, problem, worker=self.worker_id, engine=self._url)
+
     async def _follow(self, description: EngineDescription) -> None:
-        if self._description is None and not description.event_sources:  # else whoever described it has said so
-            log_event(logger, logging.WARNING, NO_EVENTS, worker=self.worker_id, engine=self._url)
         sources = {source.dp_rank: source for source in description.event_sources}
         for number in sources or range(description.dp_size):
             rank = WorkerRank(self.worker_id, number)

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from engines.description import EngineDescription, Model, Role
 from engines.disaggregation import Prefiller
+from engines.problems import other_block_size
 from indexer.types import WorkerRank
 from publishers.logs import log_event
 from router.breaker import Breaker
@@ -63,6 +64,12 @@ class Worker:
         """In tokens: stated, else found, else assumed."""
         found = self.description.block_size if self.description else None
         return self.spec.block_size or found or ASSUMED_BLOCK_SIZE
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One sentence each for what it does not tell, or tells otherwise than it is stated."""
+        found = self.description
+        return (*found.problems, *other_block_size(self.spec.block_size, found.block_size)) if found else ()
 
     @property
     def has_events(self) -> bool:

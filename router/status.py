@@ -51,7 +51,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
 
 def worker_status(brain: Brain, worker: Worker) -> WorkerStatus:
     description = worker.description
-    problems = list(description.problems) if description else []
+    problems = list(worker.problems)
     lonely = loneliness(worker, brain.fleet.up) if worker.state == "up" else None
     return WorkerStatus(
         id=worker.id,

@@ -136,7 +136,7 @@ class WorkerWatch:
             events=worker.has_events,
             role=worker.role,
         )
-        for problem in found.problems:
+        for problem in worker.problems:
             log_event(logger, logging.WARNING, problem, worker=worker.id)
         lacking = lack(worker) if worker.role == "prefill" else None
         if lacking:

@@ -257,6 +257,18 @@ async def test_no_known_event_source_is_said_by_who_asked_the_engine(
     assert ("--events tcp://HOST:PORT" in caplog.text) is not described
 
 
+async def test_a_block_size_that_is_not_the_engines_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    receiver = Receiver()
+    await receiver.start()
+    metrics = b'vllm:cache_config_info{engine="0",block_size="4",num_gpu_blocks="101"} 1.0\n'
+    async with running(HttpEngine({"/v1/models": models("m"), "/metrics": (200, metrics)})) as engine:
+        publisher = EnginePublisher(worker_id="w", url=engine.url, plane=receiver.plane, block_size=64)
+        await publisher.start()
+        await until(lambda: publisher.stats.ranks)
+        await publisher.close()
+    assert "A block size of 64 tokens is stated, but the engine tells 4" in caplog.text
+
+
 async def test_a_receiver_asks_for_what_it_missed() -> None:
     async with FakeEngine() as engine, publishing(engine.source) as (_, receiver):
         await engine.subscribed()

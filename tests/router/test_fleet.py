@@ -141,6 +141,16 @@ def test_a_block_size_is_stated_or_found_or_assumed(keys: str, found: int | None
     assert worker("a", keys=keys, block_size=found).block_size == size
 
 
+@pytest.mark.parametrize(
+    ("keys", "found", "told"),
+    [(",block_size=64", 32, 1), (",block_size=64", 64, 0), (",block_size=64", None, 0), ("", 32, 0)],
+)
+def test_a_block_size_that_is_stated_wrongly_is_a_problem(keys: str, found: int | None, told: int) -> None:
+    problems = worker("a", keys=keys, block_size=found).problems
+    assert len(problems) == told
+    assert all("64 tokens is stated, but the engine tells 32" in problem for problem in problems)
+
+
 def test_events_are_stated_or_found() -> None:
     assert not worker("a").has_events
     assert worker("a", keys=",events=tcp://a:1").has_events

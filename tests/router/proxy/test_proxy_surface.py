@@ -325,6 +325,16 @@ async def test_ready_tells_what_each_worker_is(a: ScriptedWorker) -> None:
     assert any("--kv-events-config" in problem for problem in worker["problems"])
 
 
+async def test_a_block_size_that_is_not_the_engines_is_told(
+    a: ScriptedWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(a, options=",block_size=64") as router, router.client() as client:
+        (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
+    (problem,) = [problem for problem in worker["problems"] if "block_size" in problem]
+    assert worker["block_size"] == 64
+    assert [record.getMessage() for record in caplog.records].count(problem) == 1
+
+
 async def test_what_a_worker_reports_of_its_answer_is_counted(a: ScriptedWorker) -> None:
     usage = b'{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}}'
     a.then(answer(usage), answer(b'{"text":"\\"cached_tokens\\": 5"}'))
