@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from publishers.logs import log_event
 from router.cli import Source
 from router.roster import Roster
-from router.settings import Settings, SettingsError
+from router.settings import Settings, SettingsError, options
 
 logger = logging.getLogger("router.reloading")
 
@@ -29,8 +28,9 @@ class Reloading:
         self._roster = roster
         self._reload_files = reload_files
 
-    def reload(self) -> None:
-        """Settings that cannot be used change nothing; what has changed beside the workers takes a restart."""
+    def reload(self, *, say_none: bool = True) -> None:
+        """Settings that cannot be used change nothing; what has changed beside the workers takes a restart.
+        `say_none`: log it even where no worker has changed."""
         try:
             settings = self._source.read()
             self._reload_files()
@@ -38,9 +38,18 @@ class Reloading:
             log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
             return
         changed = self._roster.take(settings.workers, self._settings.drain_timeout)
-        log_event(logger, logging.INFO, "Settings read again", workers_changed=",".join(changed) or "none")
-        if dataclasses.replace(settings, workers=self._settings.workers) != self._settings:
-            log_event(logger, logging.WARNING, "Other settings have changed too: they take a restart")
+        if changed or say_none:
+            log_event(logger, logging.INFO, "Settings read again", workers_changed=",".join(changed) or "none")
+        others = self._others(settings)
+        if others:
+            message = "Other settings have changed too: they take a restart"
+            log_event(logger, logging.WARNING, message, settings=",".join(others))
+
+    def _others(self, settings: Settings) -> list[str]:
+        """Which are not as they are in force, by their keys; without the workers."""
+        said, in_force = vars(settings), vars(self._settings)
+        differing = (option for option in options() if said[option.attribute] != in_force[option.attribute])
+        return [option.key for option in differing if option.attribute != "workers"]
 
     async def watch(self, file: Path, interval: float = _INTERVAL) -> None:
         """Reload whenever the file's content has changed, and once at first: it may have since the router was started.
@@ -50,10 +59,10 @@ class Reloading:
         while True:
             mark = await asyncio.to_thread(_mark, file)
             if mark != seen:
-                seen, before = mark, content
+                first, seen, before = seen is None, mark, content
                 content = await asyncio.to_thread(_content, file)
                 if content != before:
-                    self.reload()
+                    self.reload(say_none=not first)
             await asyncio.sleep(interval)
 
 

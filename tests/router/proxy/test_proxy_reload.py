@@ -78,7 +78,8 @@ async def test_a_hangup_changes_roles_and_says_what_takes_a_restart(
         assert "they take a restart" not in caplog.text
         file.say(a, b, more=COMMON + "pd_timeout: 1\n")
         router.app.on_hangup()
-        assert "they take a restart" in caplog.text
+        (told,) = [record for record in caplog.records if "they take a restart" in record.getMessage()]
+        assert told.__dict__["fields"] == {"settings": "pd_timeout"}
         assert (await client.ask(post())).status == 200
 
 
@@ -167,6 +168,16 @@ async def test_a_file_that_says_the_same_is_not_read_again(
             file.say(a, more=COMMON)
         await until(lambda: len(looks) == 4)
         assert len(set(looks)) == 1
+    assert "Settings read again" not in caplog.text
+
+
+async def test_a_file_that_changed_while_the_router_started_is_read_again(
+    a: ScriptedWorker, b: ScriptedWorker, file: File, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    file.say(a, b, more=COMMON)
+    async with running(a) as router, watching(router, file):
+        await until(lambda: names(router.app) == ["a", "b"])
     assert caplog.text.count("Settings read again") == 1
 
 
