@@ -103,6 +103,8 @@ def read_generation(body: bytes, chat: bool, settings: SimSettings, tokenizer: T
     if fields.n not in (None, 1):
         raise Refused(400, "the simulated engine makes one answer a prompt (n=1)", "n", fields.n)
     prompts = [_chat_tokens(fields, tokenizer)] if chat else _prompt_tokens(fields, tokenizer)
+    if not all(prompts):
+        raise Refused(400, "The decoder prompt cannot be empty", "messages" if chat else "prompt")
     given = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
     options = fields.stream_options or _StreamOptions()
     return Asked(

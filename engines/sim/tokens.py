@@ -106,8 +106,15 @@ def text_of(message: Message) -> str:
 
 
 def load_tokenizer(path: str | None) -> Tokenizer:
-    """Raises what reading the file raises."""
-    return ByteTokenizer() if path is None else FileTokenizer(Path(path))
+    """ValueError where there is none that can be used."""
+    if path is None:
+        return ByteTokenizer()
+    try:
+        return FileTokenizer(Path(path))
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise ValueError(
+            f"--tokenizer takes a folder with tokenizer.json, or that file; {path} cannot be read: {error}"
+        ) from error
 
 
 class Answers(NamedTuple):

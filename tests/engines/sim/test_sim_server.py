@@ -171,6 +171,8 @@ async def test_tokenize_answers_the_ids_that_are_cached(path: str) -> None:
         ({"prompt": []}, 400, "prompt must be"),
         ({}, 400, "prompt must be"),
         ({"prompt": [1, "x"]}, 400, "prompt must be"),
+        ({"prompt": ""}, 400, "prompt cannot be empty"),
+        ({"prompt": ["x", ""]}, 400, "prompt cannot be empty"),
         ({"prompt": [-1]}, 400, "prompt must be"),
         ({"prompt": [["x"]]}, 400, "prompt must be"),
         ({"prompt": [2**32]}, 400, "prompt must be"),
