@@ -118,15 +118,20 @@ async def _serve(settings: SimSettings) -> None:
 
 def _slow(text: str) -> tuple[int, float]:
     index, _, factor = text.partition("=")
-    return int(index), float(factor)
+    try:
+        return int(index), float(factor)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"it takes INDEX=FACTOR, such as 0=2, not {text!r}") from None
 
 
 def _role(text: str) -> tuple[int, Role]:
     index, _, name = text.partition("=")
     roles: dict[str, Role] = {role: role for role in get_args(Role)}
-    if name not in roles:
-        raise ValueError(text)
-    return int(index), roles[name]
+    try:
+        return int(index), roles[name]
+    except (ValueError, KeyError):
+        form = f"INDEX=ROLE, the role being {' or '.join(roles)}"
+        raise argparse.ArgumentTypeError(f"it takes {form}, not {text!r}") from None
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import msgspec
 
 from router.ab.arrivals import Arrivals, rearrive
 from router.ab.errors import RunError
-from router.ab.flags import count, positive
+from router.ab.flags import count, number, positive
 from router.ab.trace import SHAPES, Row, read, stretch, synthesize, without_reuse
 from router.settings import RouterMode
 from router.worker_spec import parse_worker
@@ -131,7 +131,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--limit", type=count, metavar="N", help="at most N requests")
     add("--max-output", type=count, metavar="N", help="cut longer answers to N tokens")
     seeds = "of prompts, synthetic trace, arrivals and router, one run for each (default: 0)"
-    add("--seeds", "--seed", type=_list(int), default=(0,), metavar="N[,...]", help=seeds)
+    add("--seeds", "--seed", type=_list(number), default=(0,), metavar="N[,...]", help=seeds)
     drawn = "the trace's own, or drawn anew at the same mean rate (default: trace)"
     add("--arrivals", choices=get_args(Arrivals), default="trace", help=drawn)
     add("--no-reuse", action="store_true", help="a control: the same requests with no prefix in common")
@@ -191,5 +191,4 @@ def _list(read: Callable[[str], _Value]) -> Callable[[str], tuple[_Value, ...]]:
             raise argparse.ArgumentTypeError(f"{text} names one twice")
         return values
 
-    read_all.__name__ = "list"  # argparse calls it so where it is wrong
     return read_all

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import NoReturn, TypeVar, get_args
 
 import msgspec
 
@@ -15,7 +15,7 @@ from engines.sim.store import Eviction
 from engines.sim.timing import StepTiming
 from router.ab.arrivals import Arrivals
 from router.ab.errors import RunError
-from router.ab.flags import count, positive, whole
+from router.ab.flags import count, number, positive, taking, whole
 from router.ab.trace import BLOCK_TOKENS
 from router.scheduling.admission import SloAction
 from router.simulation.changes import Change, parse_change, parse_slow, unknown_worker
@@ -185,10 +185,11 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     for name, unit in (("transfer_gb_s", "GB/S"), ("transfer_base_s", "SECONDS"), ("kv_bytes_per_token", "BYTES")):
         flag, usual = "--" + name.replace("_", "-"), getattr(default, name)
         add(flag, type=positive, default=usual, metavar=unit, help="as of python -m engines.sim (default: %(default)s)")
-    _add_checked(group, "--slow", parse_slow, "INDEX=FACTOR", "a slower worker; repeatable")
-    _add_checked(
-        group, "--change", parse_change, "T:WHAT", "in second T slow:INDEX=FACTOR, kill:INDEX, drain:INDEX, join:COUNT"
-    )
+    slow = taking("INDEX=FACTOR, such as 0=2", parse_slow)
+    add("--slow", action="append", default=[], type=slow, metavar="INDEX=FACTOR", help="a slower worker; repeatable")
+    change = taking("T:slow:INDEX=FACTOR, T:kill:INDEX, T:drain:INDEX or T:join:COUNT", parse_change)
+    text = "in second T slow:INDEX=FACTOR, kill:INDEX, drain:INDEX, join:COUNT"
+    add("--change", action="append", default=[], type=change, metavar="T:WHAT", help=text)
     add("--max-num-seqs", type=count, default=default.max_num_seqs, metavar="N", help="(default: %(default)s)")
     tokens = default.max_num_batched_tokens
     add("--max-num-batched-tokens", type=count, default=tokens, metavar="N", help="a step (default: %(default)s)")
@@ -226,7 +227,13 @@ def _add_router(group: argparse._ArgumentGroup) -> None:
 
 def _add_study(group: argparse._ArgumentGroup) -> None:
     add, goal = group.add_argument, Goal()
-    add("--seeds", type=_listed(int), default=(0,), metavar="0,1", help="of traffic and router; several: mean ± 95 %%")
+    add(
+        "--seeds",
+        type=_listed(number),
+        default=(0,),
+        metavar="0,1",
+        help="of traffic and router; several: mean ± 95 %%",
+    )
     add("--sweep", type=_listed(positive), metavar="X,Y", help="these rates instead of --rate")
     add("--knee", action="store_true", help="find the rate from which on queues grow; with --suite, for each workload")
     add("--suite", action="store_true", help="each workload, or those of --workload A,B, below and above its knee")
@@ -235,10 +242,6 @@ def _add_study(group: argparse._ArgumentGroup) -> None:
     add("--jobs", type=count, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)")
     add("--out", metavar="FILE", help="write settings and figures of every run as JSON")
     add("--page", metavar="FILE", help="write the suite's table as Markdown")
-
-
-def _add_checked(group: argparse._ArgumentGroup, flag: str, read: Callable[[str], Any], form: str, text: str) -> None:
-    group.add_argument(flag, action="append", default=[], type=read, metavar=form, help=text)
 
 
 def _listed(read: Callable[[str], _T]) -> Callable[[str], tuple[_T, ...]]:

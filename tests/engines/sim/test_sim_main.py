@@ -86,6 +86,16 @@ def test_nonsense_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]
     assert "Traceback" not in told
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "form"),
+    [("--slow", "1", "INDEX=FACTOR"), ("--role", "0=x", "INDEX=ROLE, the role being prefill or")],
+)
+def test_what_a_flag_takes_is_told(flag: str, value: str, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([flag, value])
+    assert f"argument {flag}: it takes {form}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_it_serves_until_told_to_stop(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "engines.sim", "--workers", "2", "--port", "0", "--base-s", "60"]
