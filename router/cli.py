@@ -61,7 +61,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """
     flags = _parse_flags(argv)
     file = _config_file(flags, environ)
-    values = _from_file(file) if file else {}
+    values = _from_file(file, CONFIG_FLAG if flags.get("config") else CONFIG_VARIABLE) if file else {}
     values |= _from_variables(environ)
     values |= _from_flags({key: value for key, value in flags.items() if key != "config"})
     settings = Settings(**values)
@@ -171,22 +171,23 @@ def _is_kubernetes(name: str, text: str) -> bool:
     return name.startswith(_KUBERNETES_LINKS) or (name == "ROUTER_PORT" and text.startswith(("tcp://", "udp://")))
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def _from_file(path: Path, place: str) -> dict[str, Any]:
+    """`place`: where the file is named."""
     known = {option.key: option for option in options()}
     values = {}
-    for key, value in _read_yaml(path).items():
+    for key, value in _read_yaml(path, place).items():
         if key not in known:
             raise SettingsError(f"{path}: there is no setting {str(key)!r}{_hint(str(key), known)}")
         values[known[key].attribute] = known[key].read(value, f"{path}: {key}", text=False)
     return values
 
 
-def _read_yaml(path: Path) -> dict[Any, Any]:
+def _read_yaml(path: Path, place: str) -> dict[Any, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506 - a SafeLoader
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise SettingsError(f"{CONFIG_FLAG}: {path} cannot be read: {reason}.") from None
+        raise SettingsError(f"{place}: {path} cannot be read: {reason}.") from None
     except (yaml.YAMLError, *_NO_VALUE) as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""

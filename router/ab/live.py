@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from publishers.urls import split_url
 from router.ab.errors import RunError
 from router.ab.report import check_writable, table
 from router.ab.scrape import ArmCounts, Times, fetch, read_arms
@@ -49,10 +51,22 @@ class _Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     about = "Sets the arms of a live A/B test side by side, as running routers (--ab) count them since their start."
     parser = _Parser(prog="kv-router ab report", description=about, allow_abbrev=False)
-    parser.add_argument("url", nargs="+", metavar="URL", help="a router; the counts of several add up")
+    parser.add_argument("url", nargs="+", type=_router, metavar="URL", help="a router; the counts of several add up")
     parser.add_argument("--baseline", metavar="ARM", help="what ratios compare with (default: the first but kv)")
     parser.add_argument("--html", metavar="FILE", help="write the report as a page with charts")
     return parser
+
+
+def _router(text: str) -> str:
+    try:
+        parts = split_url(text)
+        _ = parts.port  # raises ValueError for what is no port number
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL: {error}") from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname or re.search(r"\s", text):
+        form = "it looks like http://HOST:PORT (http or https)"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a router's address; {form}")
+    return text
 
 
 def main(argv: list[str]) -> int:

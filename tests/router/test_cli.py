@@ -102,6 +102,11 @@ def test_a_switch_has_two_flags() -> None:
         ([], {"ROUTER_PORT": "x"}, "ROUTER_PORT takes a whole number from 0 to 65535, not 'x'."),
         ([], {"ROUTER_WORKER": "http://a http://a"}, "ROUTER_WORKER: two workers have the URL 'http://a:80'."),
         (["--config", "/nowhere.yaml"], {}, "--config: /nowhere.yaml cannot be read: No such file or directory."),
+        (
+            [],
+            {"ROUTER_CONFIG": "/nowhere.yaml"},
+            "ROUTER_CONFIG: /nowhere.yaml cannot be read: No such file or directory.",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence_that_names_the_place(argv: list[str], environ: dict[str, str], says: str) -> None:

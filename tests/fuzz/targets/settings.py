@@ -34,7 +34,7 @@ class _File:
 
 def _file(data: bytes) -> Hashable:
     try:
-        values = cli._from_file(cast("Path", _File(data)))
+        values = cli._from_file(cast("Path", _File(data)), "--config")
     except SettingsError as error:
         return place(error)
     assert all(math.isfinite(value) for value in values.values() if isinstance(value, float))

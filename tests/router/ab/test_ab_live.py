@@ -159,7 +159,16 @@ def test_a_router_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"), [([], "required: URL"), (["--frobnicate", "http://r"], "unrecognized"), (["x"], "x does")]
+    ("argv", "says"),
+    [
+        ([], "required: URL"),
+        (["--frobnicate", "http://r"], "unrecognized"),
+        (["foo"], "'foo' is not a router's address; it looks like http://HOST:PORT"),
+        (["host:80"], "'host:80' is not a router's address"),
+        (["http://"], "'http://' is not a router's address"),
+        (["http://h:99999"], "'http://h:99999' is not a URL: Port out of range"),
+        (["http://[::1]8000"], "'http://[::1]8000' is not a URL: something stands beside"),
+    ],
 )
 def test_mistakes_are_one_sentence(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", *argv]) == 2
