@@ -13,7 +13,7 @@ import msgspec
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.load_poller import INTERVAL
-from publishers.urls import split_url
+from publishers.urls import is_bare_host, split_url
 
 _DESCRIPTION = """\
 Runs beside one engine (vLLM, SGLang or whatever speaks like them): reads its KV cache events and its load, and
@@ -115,7 +115,7 @@ def _engine_flags(group: argparse._ArgumentGroup) -> None:
     add("--engine", metavar="URL", required=True, type=_engine, help="The engine's HTTP address, http://HOST:PORT.")
     add("--events", metavar="ENDPOINT", type=_endpoint, help=_EVENTS)
     add("--replay", metavar="ENDPOINT", type=_endpoint, help=_REPLAY)
-    add("--event-host", metavar="HOST", action="append", default=[], help=_EVENT_HOST)
+    add("--event-host", metavar="HOST", type=_host, action="append", default=[], help=_EVENT_HOST)
     add("--block-size", metavar="N", type=_block_size, help=_BLOCK_SIZE)
     add("--load-interval", metavar="SECONDS", type=_seconds, default=INTERVAL, help=_LOAD_INTERVAL)
     for name, text in _WORKER_FILES.items():
@@ -171,6 +171,10 @@ def _endpoint(text: str) -> str:
         return 0 < int(tcp[2]) < 65536 if tcp else bool(re.fullmatch(r"ipc://\S+", text))
 
     return _takes("a ZMQ endpoint such as tcp://HOST:5557", valid, text)
+
+
+def _host(text: str) -> str:
+    return _takes("a host's name or address such as 10.0.0.7, without http:// or a port", is_bare_host, text)
 
 
 def _nats(text: str) -> str:

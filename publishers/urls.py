@@ -1,7 +1,8 @@
-"""URLs taken apart."""
+"""URLs and hosts taken apart."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
 
@@ -15,3 +16,22 @@ def split_url(url: str) -> SplitResult:
     if "[" in parts.netloc and not _IN_BRACKETS.fullmatch(parts.netloc):
         raise ValueError("something stands beside the brackets of an IPv6 address")
     return parts
+
+
+def is_host(name: str) -> bool:
+    """An IP address, or a name that can be looked up: RFC 1035 section 2.3.4, and '_', which containers' names have.
+    In lower case."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        labels = name.removesuffix(".").split(".")
+        return len(name) <= 253 and all(
+            re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", label) for label in labels
+        )
+    return name.isascii()
+
+
+def is_bare_host(text: str) -> bool:
+    """Whether it is what may stand for a host alone: an IPv6 address with or without its brackets."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    return is_host(bare.lower())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
@@ -13,7 +12,7 @@ import msgspec
 
 from engines.description import Role
 from engines.disaggregation import CONNECTORS
-from publishers.urls import split_url
+from publishers.urls import is_host, split_url
 
 StatedRole = Role | Literal["auto"]
 
@@ -146,24 +145,12 @@ def _check_url(text: str, parts: SplitResult) -> None:
         raise ValueError(f"{text!r} is not an engine's address; it looks like http://HOST:PORT (http or https).")
     if parts.username is not None:
         raise ValueError("a worker's URL must not hold a user or a password: it is shown in logs and metrics.")
-    if not _is_host(parts.hostname) or parts.port == 0 or not re.fullmatch(r"[!-~]*", parts.path):
+    if not is_host(parts.hostname) or parts.port == 0 or not re.fullmatch(r"[!-~]*", parts.path):
         raise ValueError(f"{text!r} holds what no host, port or path can be: they go over the wire as ASCII.")
     if parts.query or parts.fragment:
         raise ValueError(f"{text!r} must not have a ? or # part.")
     if parts.path.rstrip("/").endswith("/v1"):
         raise ValueError(f"{text!r} ends in /v1, which the router adds itself; leave it out.")
-
-
-def _is_host(name: str) -> bool:
-    """An IP address, or a name that can be looked up: RFC 1035 section 2.3.4, and '_', which containers' names have."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        labels = name.removesuffix(".").split(".")
-        return len(name) <= 253 and all(
-            re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", label) for label in labels
-        )
-    return name.isascii()
 
 
 def _text(mapping: Mapping[str, object], key: str) -> str | None:

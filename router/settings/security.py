@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from publishers.urls import is_bare_host
 from router.settings.options import about, read_none
 
 File = Annotated[str, msgspec.Meta(pattern=r"^\S(.*\S)?\Z")]
@@ -35,6 +36,16 @@ def _read_names(value: object) -> object:
         if _OURS.fullmatch(name.lower()):
             raise ValueError(f"{name} is the router's own affair, and cannot be named.")
     return tuple(name.lower() for name in names)
+
+
+def _read_hosts(value: object) -> object:
+    hosts = _read_list(value)
+    for host in hosts if isinstance(hosts, tuple) else ():
+        if not isinstance(host, str) or not is_bare_host(host):
+            raise ValueError(
+                f"{host!r} is no host's name or address; give one such as 10.0.0.7, without http:// or a port."
+            )
+    return hosts
 
 
 def _read_folders(value: object) -> object:
@@ -113,7 +124,7 @@ class Security:
             "each.",
             "HOST",
             takes="a host's name or address",
-            read=_read_list,
+            read=_read_hosts,
         ),
     ] = ()
     model_folder: Annotated[

@@ -63,6 +63,8 @@ def test_a_worker_is_named_after_its_engine(engine: str, worker_id: str) -> None
         ("--events", "tcp://h:99999", "a ZMQ endpoint"),
         ("--events", "tcp://h", "a ZMQ endpoint"),
         ("--replay", "udp://h:1", "a ZMQ endpoint"),
+        ("--event-host", "http://x", "a host's name or address such as 10.0.0.7"),
+        ("--event-host", "10.0.0.7:5557", "without http:// or a port"),
         ("--block-size", "0", "a positive whole number"),
         ("--block-size", "x", "a positive whole number"),
         ("--load-interval", "0", "a positive number of seconds"),

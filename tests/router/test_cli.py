@@ -99,6 +99,16 @@ def test_a_switch_has_two_flags() -> None:
             "'http://b' belongs to no flag; each worker needs its own --worker.",
         ),
         (["--worker", "a:1"], {}, "--worker: 'a:1' is not an engine's address"),
+        (
+            ["--event-host", "http://x"],
+            {},
+            "--event-host: 'http://x' is no host's name or address; give one such as 10",
+        ),
+        (
+            [],
+            {"ROUTER_EVENT_HOST": "a 10.0.0.7:5557"},
+            "ROUTER_EVENT_HOST: '10.0.0.7:5557' is no host's name or address",
+        ),
         ([], {"ROUTER_PORT": "x"}, "ROUTER_PORT takes a whole number from 0 to 65535, not 'x'."),
         ([], {"ROUTER_WORKER": "http://a http://a"}, "ROUTER_WORKER: two workers have the URL 'http://a:80'."),
         (["--config", "/nowhere.yaml"], {}, "--config: /nowhere.yaml cannot be read: No such file or directory."),
