@@ -10,13 +10,18 @@ from router.openai_errors import BadRequest
 
 METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 """TRACE is not among them: it would show the client what its worker was sent, the workers' own key too."""
+_LORA = (b"load_lora_adapter", b"unload_lora_adapter", b"set_lora", b"merge_lora_weights", b"unmerge_lora_weights")
+MANAGING = frozenset(b"v1/" + name for name in _LORA)
+"""They change for everybody what a worker serves, and would come with the workers' own key: of vLLM, and of SGLang's
+servers for diffusion."""
 _HIDDEN = frozenset((b"", b".", b".."))
 _STRANGE = frozenset(b"\\#?\x7f").union(range(0x20))
 
 
 def check_passed_on(head: RequestHead, own: frozenset[bytes]) -> None:
     """`own`: the paths that the router reads itself. Raises BadRequest for one of them in disguise, for a path that
-    leads out of /v1 once it is normalised, and for a method that workers have no use for."""
+    leads out of /v1 once it is normalised, for one that manages workers, and for a method that workers have no use
+    for."""
     if head.method not in METHODS:
         raise BadRequest(405, "This method is not passed on to workers.")
     plain = unquote_to_bytes(head.path)
@@ -25,6 +30,8 @@ def check_passed_on(head: RequestHead, own: frozenset[bytes]) -> None:
     hidden = not _HIDDEN.isdisjoint(folders) or last in {b".", b".."}
     if twice or hidden or not _STRANGE.isdisjoint(plain) or plain.rstrip(b"/") in own:
         raise BadRequest(400, "The path must be written plainly: without '//', '.', '..', '#' and needless '%'.")
+    if b"/".join((*folders, last)).rstrip(b"/") in MANAGING:
+        raise BadRequest(403, "This path changes what a worker serves, and is not for clients: ask the worker itself.")
 
 
 def content_kind(headers: Headers) -> Literal["json", "other", "unclear"]:

@@ -30,6 +30,7 @@ def check(target: bytes, method: bytes = b"GET") -> None:
         "/v1/models/é".encode(),
         b"/v1/models/a..b",
         b"/v1/models/.a",
+        b"/v1/models/org/load_lora_adapter",
     ],
 )
 def test_plain_paths_pass(target: bytes) -> None:
@@ -69,6 +70,20 @@ def test_paths_in_disguise_are_refused(target: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
         check(target)
     assert caught.value.response.status == 400
+
+
+MANAGING = [b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/v1/unload_lora_adapter?x", b"/v1/set_lora"]
+MANAGING += [b"/v1/merge_lora_weights", b"/v1/unmerge_lora_weights/", b"/v1/%6coad_lora_adapter"]
+MANAGING += [b"/v1/load_lora_adapter;x=1", b"/v1/load_lora_adapter;x/"]
+
+
+@pytest.mark.parametrize("target", MANAGING)
+@pytest.mark.parametrize("method", [b"POST", b"GET", b"OPTIONS"])
+async def test_what_manages_workers_is_not_for_clients(a: ScriptedWorker, target: bytes, method: bytes) -> None:
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(get(target.decode(), method=method))
+    assert got.status == 403
+    assert a.requests == []
 
 
 @pytest.mark.parametrize("method", [b"TRACE", b"CONNECT", b"PURGE", b"PROPFIND", b"LINK"])
