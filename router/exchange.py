@@ -13,7 +13,7 @@ from engines.disaggregation.answer import Prefilled
 from router.failures import RETRY_STATUSES, Failure, answered
 from router.http.edited import EditedBody
 from router.http.front import Connection
-from router.http.messages import REQUEST_ID, Request, Response
+from router.http.messages import Request, Response, with_request_id
 from router.http.relay import LAST_CHUNK, Events, Relay, chunk, relay_for
 from router.http.upstream import Head
 from router.legs import Leg, Pair, response_head
@@ -549,8 +549,7 @@ class Exchange:
         if self._over:
             return
         self._finish(response.status, "failed", leg)
-        named = (*response.headers, (REQUEST_ID, self._request_id))
-        self._connection.respond(response._replace(headers=named))
+        self._connection.respond(with_request_id(response, self._request_id))
 
     def _finish(self, status: int, end: End, leg: Leg | None = None) -> None:
         self._over = True

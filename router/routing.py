@@ -38,6 +38,8 @@ from router.scheduling.waiting import AnyRefusal
 logger = logging.getLogger("router.routing")
 
 
+_LONGEST_NAME = 128
+"""Characters of a request's id that a log line shows; a client may send thousands."""
 _SLOWEST_TOKEN = 0.5
 """Seconds: ten times what a crowded engine takes."""
 _MOST_TOKENS = 1 << 31
@@ -77,6 +79,7 @@ class Asked(NamedTuple):
     """Told once that it is over."""
     migration: Migration | None = None
     """Its answer may go on from another worker."""
+    request_id: bytes = b""
 
 
 class Brain(NamedTuple):
@@ -130,6 +133,7 @@ class RequestRouting:
         self.priority = asked.priority
         self.tenant = asked.tenant
         self.pinned = asked.pinned is not None
+        self.request_id = asked.request_id
         self.streamed = asked.streamed
         self.stored_tokens = 0
         self._arm = asked.arm
@@ -304,6 +308,7 @@ class RequestRouting:
             logger,
             logging.WARNING,
             "Worker failed a request",
+            request=_readable(self.request_id),
             worker=worker.id,
             part=leg.part,
             reason=failure.reason,
@@ -381,7 +386,7 @@ class RequestRouting:
         else:
             tallies.queue.wait.observe(now - self._submitted)
         if logger.isEnabledFor(logging.DEBUG):
-            _tell(decision)
+            _tell(decision, self.request_id)
         worker = brain.fleet.workers[decision.rank.worker_id]
         tally = tallies.worker(worker.id)
         tally.prompt_tokens += decision.prompt_tokens
@@ -403,13 +408,14 @@ class RequestRouting:
             self._brain.indexer.predict(rank, self.prompt.hashes, worker.block_size, self._brain.clock())
 
 
-def _tell(decision: Decision) -> None:
+def _tell(decision: Decision, request_id: bytes) -> None:
     """Why this worker, for whoever looks into one request; the costs are those of the moment."""
     costs = ", ".join(f"{rank} {cost:.4g}" for rank, cost in decision.costs.items())
     log_event(
         logger,
         logging.DEBUG,
         "Decided",
+        request=_readable(request_id),
         worker=decision.rank,
         reason=decision.reason,
         prompt=decision.prompt_tokens,
@@ -418,6 +424,10 @@ def _tell(decision: Decision) -> None:
         predicted=decision.predicted,
         costs=costs,
     )
+
+
+def _readable(request_id: bytes) -> str:
+    return request_id[:_LONGEST_NAME].decode("latin-1")
 
 
 def _not_alone(worker: Worker) -> str | None:

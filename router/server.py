@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 from collections.abc import Awaitable, Callable, Coroutine
 
 import msgspec
@@ -19,7 +18,7 @@ from router.fleet import Worker
 from router.hot_page import PATH as HOT
 from router.hot_page import hot_page
 from router.http.front import Connection
-from router.http.messages import Request, RequestHead, Response, first
+from router.http.messages import Request, RequestHead, Response, first, new_request_id, with_request_id
 from router.inference import ENDPOINTS, Inference, model_of, parse_inference
 from router.metrics import merge
 from router.migrating import Migration, Migrations
@@ -83,10 +82,11 @@ class Server:
         try:
             return self._serve(request, connection)
         except BadRequest as error:
-            connection.respond(error.response)
+            refusal = error.response
         except Exception:  # whatever it is, the client gets an answer
             logger.exception("A request could not be served")
-            connection.respond(error_response(500, "The router could not read the request."))
+            refusal = error_response(500, "The router could not read the request.")
+        connection.respond(with_request_id(refusal, request.head.request_id))
         return None
 
     def _serve(self, request: Request, connection: Connection) -> Exchange | None:
@@ -97,14 +97,14 @@ class Server:
             return None
         page = self._pages.get(path)
         if page:
-            allowed = method in {b"GET", b"HEAD"}
-            connection.respond(page(request.head, tenant) if allowed else _wrong_method("GET, HEAD"))
+            if method not in {b"GET", b"HEAD"}:
+                raise _wrong_method("GET, HEAD")
+            connection.respond(page(request.head, tenant))
             return None
         endpoint = ENDPOINTS.get(path)
         if endpoint:
             if method != b"POST":
-                connection.respond(_wrong_method("POST"))
-                return None
+                raise _wrong_method("POST")
             return self._infer(request, connection, parse_inference(endpoint, request.body), tenant)
         if not path.startswith(b"/v1/"):
             raise BadRequest(404, "There is no such path here: the router serves /v1/…, /health, /ready and /metrics.")
@@ -183,12 +183,11 @@ class Server:
     ) -> Exchange:
         if tenant is not None:
             tenant.begin()
-        request_id = request.head.request_id or b"%032x" % random.getrandbits(128)
         brain = self._brain
         brain.metrics.tallies.in_flight += 1
         brain.retries.request()
         return Exchange(
-            request, request_id, connection, routing, brain.clock, self.under_way, routing.streamed, migration
+            request, routing.request_id, connection, routing, brain.clock, self.under_way, routing.streamed, migration
         )
 
     def _check_model(self, model: str | None, tenant: Tenant | None) -> None:
@@ -210,7 +209,8 @@ class Server:
         """`body`: of a request that may be served in two parts."""
         head = request.head
         slo, priority = _read_slo(head.ttft_slo), _read_priority(head.priority)
-        asked = Asked(self._pinned(request), slo, priority, streamed, body=body)
+        named = head.request_id or new_request_id()
+        asked = Asked(self._pinned(request), slo, priority, streamed, body=body, request_id=named)
         if tenant is not None:
             return asked._replace(tenant=tenant.name, ended=tenant.end)
         if self._tenant_header is None:
@@ -277,9 +277,10 @@ def _may_use(tenant: Tenant | None, model: str) -> bool:
     return tenant is None or tenant.may_use(model)
 
 
-def _wrong_method(allowed: str) -> Response:
-    response = error_response(405, f"This path takes {allowed} only.")
-    return response._replace(headers=((b"allow", allowed.encode()),))
+def _wrong_method(allowed: str) -> BadRequest:
+    error = BadRequest(405, f"This path takes {allowed} only.")
+    error.response = error.response._replace(headers=((b"allow", allowed.encode()),))
+    return error
 
 
 def _read_slo(given: bytes | None) -> float | None:

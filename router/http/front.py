@@ -18,13 +18,16 @@ import httptools
 from router.http import protocol
 from router.http.clients import LARGE, READ_AHEAD, SPARE, Clients, Doing, Stay
 from router.http.messages import (
+    REQUEST_ID,
     Headers,
     Passing,
     Request,
     RequestHead,
     Response,
+    first,
     header_lines,
     request_head,
+    with_request_id,
     write_response,
 )
 from router.http.repeated import RepeatedRequest, repeated_request
@@ -385,10 +388,18 @@ class Connection(protocol.Protocol):
         if self._closing:
             return
         self._closing = True
-        self._drop_waiting()
         if self._current is None:
-            self._transport.write(write_response(response, keep_alive=False))
+            self._transport.write(write_response(self._named(response), keep_alive=False))
             self._linger()
+        self._drop_waiting()
+
+    def _named(self, response: Response) -> Response:
+        """With the id of the request that is being read, once its head is."""
+        if self._headers_done:
+            return with_request_id(response, first(self._headers, REQUEST_ID))
+        if self._repeated and (self._missing or self._body_size):
+            return with_request_id(response, self._repeated.head.request_id)
+        return response
 
     def _linger(self) -> None:
         """Close in two steps: closing with unread input resets the connection, and the client would lose the answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Iterable
 from http import HTTPStatus
 from typing import NamedTuple, TypeAlias
@@ -92,6 +93,15 @@ def request_head(
     path = target.partition(b"?")[0]
     own = (first(headers, name) for name in (REQUEST_ID, TARGET_WORKER, TTFT_SLO, PRIORITY))
     return RequestHead(method, target, path, headers, keep_alive, http_1_0, passed_on, *own)
+
+
+def new_request_id() -> bytes:
+    return b"%032x" % random.getrandbits(128)
+
+
+def with_request_id(response: Response, given: bytes | None) -> Response:
+    """`given`: the request's, None where it has none yet."""
+    return response._replace(headers=(*response.headers, (REQUEST_ID, given or new_request_id())))
 
 
 def first(headers: Headers, name: bytes) -> bytes | None:

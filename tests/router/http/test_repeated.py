@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple, cast
 
 import httptools
@@ -40,10 +41,15 @@ class Pair:
     def check(self) -> None:
         one, other = self.sites
         assert list(map(told, one.requests)) == list(map(told, other.requests))
-        for name in ("written", "closed", "aborted", "eof", "reading"):
+        assert with_ids_alike(one.transport.written) == with_ids_alike(other.transport.written)
+        for name in ("closed", "aborted", "eof", "reading"):
             assert getattr(one.transport, name) == getattr(other.transport, name), name
         assert one.connection.closing == other.connection.closing
         assert repr(one.connection) == repr(other.connection)
+
+
+def with_ids_alike(written: bytes) -> bytes:
+    return re.sub(rb"(x-request-id: )[0-9a-f]{32}", rb"\1made", written)
 
 
 class Message(NamedTuple):
@@ -224,6 +230,14 @@ def test_a_body_that_comes_in_pieces_is_not_parsed_either() -> None:
     for piece in pieces_of(raw, [len(raw) - 10, len(raw) - 9, len(raw) - 3]):
         site.feed(piece)
     assert site.requests[1].body == b"0123456789"
+
+
+@pytest.mark.parametrize("missing", [1, 4])
+def test_a_body_that_is_refused_is_named_as_its_request(missing: int) -> None:
+    site = remembering()
+    site.feed(Message(body=b"slow").raw[:-missing])
+    site.connection._refuse_message(408, "too slow")
+    assert b"x-request-id: 7\r\n" in site.transport.written
 
 
 def test_the_end_of_a_body_and_the_next_request_may_come_together() -> None:

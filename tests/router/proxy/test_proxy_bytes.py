@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 
 import pytest
 
 from tests.fakes.raw_client import get, post
-from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, answer, events, says
+from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, answer, drop, events, says
 from tests.router.proxy.running import running, session
 
 BODIES = [
@@ -166,6 +167,44 @@ async def test_an_answer_of_the_routers_own_carries_the_request_id(a: ScriptedWo
         await a.refuse()
         got = await client.ask(post("/v1/completions", b'{"prompt":"x"}', b"x-request-id: mine"))
     assert (got.status, got.header(b"x-request-id")) == (502, b"mine")
+
+
+MINE = b"x-request-id: mine"
+REFUSED = [
+    (post("/v1/completions", b'{"prompt":"x","model":"nobody"}', MINE), 404),
+    (post("/v1/completions", b"{}", MINE), 400),
+    (post("/v1/completions", b'{"prompt":"x"}', MINE, b"x-router-target-worker: nobody"), 400),
+    (get("/v1/completions", MINE), 405),
+    (get("/metrics", MINE, method=b"DELETE"), 405),
+    (get("/nowhere", MINE), 404),
+    (get("/v1/load_lora_adapter", MINE), 403),
+    (get("/v1/files", MINE, method=b"PURGE"), 405),
+    (post("/v1/completions", b'{"prompt":"' + b"x" * 1000 + b'"}', MINE), 413),
+    (get("/v1/files", MINE, b"host: two"), 400),
+    (get("/v1/files", MINE, b"transfer-encoding: gzip"), 501),
+]
+
+
+@pytest.mark.parametrize(("request_", "status"), REFUSED)
+async def test_what_is_refused_carries_the_request_id(a: ScriptedWorker, request_: bytes, status: int) -> None:
+    async with running(a, max_body_size=1000) as router:
+        async with router.client() as client:
+            got = await client.ask(request_)
+        async with router.client() as client:
+            made = await client.ask(request_.replace(MINE, b"x-other: 1"))
+    assert (got.status, got.header(b"x-request-id")) == (status, b"mine")
+    assert (made.status, len(made.header(b"x-request-id") or b"")) == (status, 32)
+
+
+async def test_an_event_in_the_log_names_its_request(a: ScriptedWorker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "router.routing")
+    a.then(drop)
+    long = b"m" * 1000
+    async with running(a) as router, router.client() as client:
+        await client.ask(post("/v1/completions", b'{"prompt":"x"}', b"x-request-id: " + long))
+    records = [record for record in caplog.records if record.name == "router.routing"]
+    told = [(record.message, vars(record)["fields"]["request"]) for record in records]
+    assert told == [("Decided", "m" * 128), ("Worker failed a request", "m" * 128)]
 
 
 @pytest.mark.parametrize("mode", ["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"])

@@ -45,6 +45,7 @@ async def test_without_a_key_nothing_is_done(a: ScriptedWorker, keys: str, reque
         got = await client.ask(request_)
         assert router.total("router_denied_requests_total", reason="no_key") == 1
     assert (got.status, got.header(b"www-authenticate")) == (401, b"Bearer")
+    assert got.header(b"x-request-id")
     assert (error(got)["type"], error(got)["code"]) == ("authentication_error", "invalid_api_key")
     assert a.requests == []
 
