@@ -69,6 +69,9 @@ logger = logging.getLogger("router")
 FIRST_LOOK = 5.0
 """Seconds that the router waits, before it listens, for workers to be looked at once; it serves without them after."""
 
+_LAST_WORDS = 1.0
+"""Seconds that clients have to take the end of an answer that was cut off; most have it at once."""
+
 
 def run(settings: Settings, source: Source | None = None, member: Member | None = None) -> int:
     """Serve until a signal; returns the process's exit status. `source`: where the settings came from, to be read anew.
@@ -201,6 +204,7 @@ class App:
         self._admin: AdminSurface | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
+        self._under_way: set[Exchange] = set()
         self._session: aiohttp.ClientSession | None = None
         self._prompts: Prompts | None = None
         self._store: SharedStore | None = None
@@ -305,7 +309,8 @@ class App:
             migrations=self._migrations,
         )
         admit = guard.refusal if guard else None
-        self._tasks.append(asyncio.create_task(self._look_after(surface.under_way), name="patience"))
+        self._under_way = surface.under_way
+        self._tasks.append(asyncio.create_task(self._look_after(self._under_way), name="patience"))
         if self._store and settings.store:
             self._look_after_store(self._store, settings.store)
         loop = asyncio.get_running_loop()
@@ -379,11 +384,20 @@ class App:
             connection.drain()
         if self._busy:
             log_event(logger, logging.INFO, "Draining", in_flight=self._busy, timeout=timeout)
-        deadline = time.monotonic() + timeout
-        while self._busy and time.monotonic() < deadline:  # noqa: ASYNC110 -- an event would need counting per request
-            await asyncio.sleep(0.02)
+        await self._idle_within(timeout)
+        if self._busy:
+            log_event(logger, logging.WARNING, "Requests outlast the drain timeout", cut_off=self._busy)
+            reason = f"The router is stopping, and waited {timeout:g} s for the request to end (--drain-timeout)."
+            for exchange in list(self._under_way):
+                exchange.stop(503, reason)
+            await self._idle_within(_LAST_WORDS)
         for connection in list(self._connections):
             connection.abort()
+
+    async def _idle_within(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._busy and time.monotonic() < deadline:  # noqa: ASYNC110 -- an event would need counting per request
+            await asyncio.sleep(0.02)
 
     async def close(self) -> None:
         if self._admin:

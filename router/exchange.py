@@ -200,16 +200,19 @@ class Exchange:
 
     def expire(self, limit: float) -> None:
         """The request has taken longer than any may."""
+        self.stop(504, f"The request took longer than the {limit:g} s that it may in all (--request-timeout).")
+
+    def stop(self, status: int, reason: str) -> None:
+        """End the request here, whichever way it has come, and tell the client."""
         if self._over:
             return
-        reason = f"The request took longer than the {limit:g} s that it may in all (--request-timeout)."
         self._routing.withdraw()
         if self._first_byte is not None:
-            self._cut(504, reason)
+            self._cut(status, reason)
             return
         self._drop_parts()
         self._drop()
-        self.answer(error_response(504, reason))
+        self.answer(error_response(status, reason))
 
     # -- in two parts
 

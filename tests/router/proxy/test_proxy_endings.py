@@ -405,6 +405,24 @@ async def test_draining_lets_a_stream_end(a: ScriptedWorker) -> None:
         await draining
 
 
+async def test_what_outlasts_draining_is_told_so(a: ScriptedWorker, caplog: pytest.LogCaptureFixture) -> None:
+    a.then(in_two(HEAD + WHOLE, b"", Dialogue.drop), never)
+    async with running(a) as router, router.client() as begun, router.client() as waiting:
+        begun.send(post(body=BODY))
+        await begun.head()
+        await begun.chunk()
+        waiting.send(post(body=BODY))
+        await until(lambda: len(a.requests) == 2)
+        await router.app.drain(0)
+        last, answered = (await begun.chunk())[1], await waiting.answer()
+        assert "--drain-timeout" in json.loads(last.removeprefix(b"data: "))["error"]["message"]
+        assert await begun.rest() == b"0\r\n\r\n"
+        assert (answered.status, answered.header(b"connection")) == (503, b"close")
+        assert router.total("router_requests_total", end="broken", status="503") == 1
+    (told,) = (record for record in caplog.records if "outlast" in record.message)
+    assert vars(told)["fields"] == {"cut_off": 2}
+
+
 async def test_an_answer_that_begins_while_draining_says_that_it_is_the_last(a: ScriptedWorker) -> None:
     a.then(in_two(b"", HEAD + WHOLE + b"0\r\n\r\n", lambda _: None))
     async with running(a) as router, router.client() as client:
