@@ -59,6 +59,7 @@ from router.store_copies import StoreCopies
 from router.store_keeper import StoreKeeper, handed_over, warm
 from router.store_spec import StoreSpec
 from router.tokens import find_tokenizer
+from router.unheard import Unheard
 from router.upkeep import Learn, Upkeep
 from router.warm_up import warm_up
 from router.watch import WorkerWatch
@@ -165,8 +166,17 @@ class App:
         self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory, observer=lifecycle)
         self._plane: EventPlane = self._security.make_plane()
         self._ingest = Ingest(
-            self._plane, settings.event_namespace, self._indexer, self._book, self._metrics, time.monotonic
+            self._plane,
+            settings.event_namespace,
+            self._indexer,
+            self._book,
+            self._metrics,
+            time.monotonic,
+            self._fleet.workers.__contains__,
         )
+        self._unheard: Unheard | None = None
+        if settings.event_plane != "local":
+            self._unheard = Unheard(self._fleet, self._indexer, self._book, self._plane, settings.event_namespace)
         self._audit = IndexAudit(self._indexer, self._ingest.ask_anew, settings.store is not None)
         self._audit.register(self._metrics)
         backlog = Backlog(books.backlog if books else None)
@@ -188,6 +198,7 @@ class App:
             settings.pd_timeout,
             settings.store is not None,
             self._audit,
+            self._unheard,
         )
         self._migrations = self._make_migrations(settings.migration_limit)
         Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(self._metrics)
@@ -356,6 +367,8 @@ class App:
                 patience.look(now)
                 await self._clients.look(now)
                 self._audit.look(now)
+                if self._unheard:
+                    self._unheard.look(now)
             except Exception:  # without it nothing would ever be given up again
                 logger.exception("Requests could not be looked after")
 

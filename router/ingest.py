@@ -21,7 +21,15 @@ logger = logging.getLogger("router.ingest")
 LOOK = 1.0
 """Seconds between two looks at who has fallen silent: `indexer.cursor.SILENCE` counts them."""
 
+_MOST_STRANGERS = 100
+"""Told of; their names come from the network."""
+_LONGEST_NAME = 128
+
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _anybody(worker_id: str) -> bool:  # noqa: ARG001 -- as `knows`
+    return True
 
 
 class Ingest:
@@ -33,7 +41,9 @@ class Ingest:
         book: LoadBook,
         metrics: Metrics,
         clock: Callable[[], float],
+        knows: Callable[[str], bool] = _anybody,
     ) -> None:
+        """`knows`: whether a worker is one of this router's."""
         self._plane = plane
         self._namespace = namespace
         self._indexer = indexer
@@ -41,7 +51,9 @@ class Ingest:
         self._metrics = metrics
         self._clock = clock
         self._replays: set[asyncio.Task[None]] = set()
+        self._knows = knows
         self._told: set[str] = set()
+        self._strangers: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -81,6 +93,8 @@ class Ingest:
         except _UNDECODABLE:
             self._undecodable("events")
             return
+        if not self._indexer.watches(batch.rank):
+            self._tell_of_stranger(batch.worker_id)
         self._ask_all(self._indexer.on_batch(batch))
 
     def _on_report(self, payload: bytes) -> None:
@@ -89,8 +103,18 @@ class Ingest:
         except _UNDECODABLE:
             self._undecodable("load")
             return
+        if not self._indexer.watches(report.rank):
+            self._tell_of_stranger(report.worker_id)
         self._book.on_report(report, self._clock())
         self._ask_all(self._indexer.on_report(report))
+
+    def _tell_of_stranger(self, worker_id: str) -> None:
+        name = worker_id[:_LONGEST_NAME]
+        if self._knows(worker_id) or name in self._strangers or len(self._strangers) >= _MOST_STRANGERS:
+            return
+        self._strangers.add(name)
+        text = "A publisher speaks of a worker that is none of ours; its --worker-id must be the worker's name here"
+        log_event(logger, logging.WARNING, text, worker=name)
 
     def _undecodable(self, kind: str) -> None:
         self._metrics.undecodable.labels(kind).inc()

@@ -34,6 +34,7 @@ from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.waiting import AnyRefusal
+from router.unheard import Unheard
 
 logger = logging.getLogger("router.routing")
 
@@ -98,6 +99,7 @@ class Brain(NamedTuple):
     has_store: bool = False
     """The workers share one."""
     audit: IndexAudit | None = None
+    unheard: Unheard | None = None
 
     def hash_prompt(self, token_ids: Sequence[int], namespace: Namespace) -> Prompt:
         """Raises OverflowError or TypeError for what is no token id."""

@@ -294,6 +294,20 @@ async def test_random_bytes_never_stop_the_stream(caplog: pytest.LogCaptureFixtu
         assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 2
 
 
+async def test_a_publisher_of_a_worker_that_is_none_of_ours_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with following() as ends:
+        ends.ingest._knows = lambda name: name == "not up yet"
+        for number in range(200):
+            for name in ("not up yet", f"{number}" + "x" * 1000):
+                stranger = Publisher(ends.plane, WorkerRank(name, 0))
+                await stranger.store(1)
+                await stranger.report()
+                await stranger.store(2)
+        await ends.publisher.store(1)
+    named = [vars(record)["fields"]["worker"] for record in caplog.records if "--worker-id" in record.message]
+    assert named == [(f"{number}" + "x" * 1000)[:128] for number in range(100)]
+
+
 @pytest.mark.parametrize(
     ("fate", "payload"),
     [

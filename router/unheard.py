@@ -1,0 +1,60 @@
+"""Workers whose events should come over a broker, and never did."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from indexer.cursor import View
+from indexer.kv_indexer import KVIndexer
+from indexer.types import WorkerRank
+from publishers.logs import log_event
+from publishers.plane import EventPlane
+from router.fleet import Fleet, Worker
+from router.scheduling.load import LoadBook, Metrics
+
+logger = logging.getLogger("router.unheard")
+
+PATIENCE = 10.0
+"""Seconds that a worker is up, and the broker there, before its publisher is missed: reports come every second."""
+
+
+class Unheard:
+    def __init__(self, fleet: Fleet, indexer: KVIndexer, book: LoadBook, plane: EventPlane, namespace: str) -> None:
+        self._fleet = fleet
+        self._indexer = indexer
+        self._book = book
+        self._plane = plane
+        self._namespace = namespace
+        self._since: dict[str, float] = {}
+        self._told: set[str] = set()
+        self.problems: dict[str, str] = {}
+        """For people, by worker."""
+
+    def look(self, now: float) -> None:
+        """Once in a while. `now`: seconds, steady."""
+        up = {worker.id: self._blind(worker) for worker in self._fleet.up}
+        blind = {name: ranks for name, ranks in up.items() if ranks and self._plane.connected}
+        self._since = {name: self._since.get(name, now) for name in blind}
+        missed = [name for name, since in self._since.items() if now - since >= PATIENCE]
+        metrics = self._book.get_metrics(now) if missed else {}
+        self.problems = {name: self._problem(name, blind[name], metrics) for name in missed}
+        for name in missed:
+            if name not in self._told:
+                log_event(logger, logging.WARNING, self.problems[name], worker=name)
+        heard = {name for name, ranks in up.items() if not ranks}
+        self._told = (self._told - heard).union(missed) & self._fleet.workers.keys()
+
+    def _blind(self, worker: Worker) -> list[WorkerRank]:
+        """Ranks that are indexed, where nothing is there to be."""
+        watched = (rank for rank in worker.ranks if self._indexer.watches(rank))
+        return [rank for rank in watched if self._indexer.view(rank) is View.BLIND]
+
+    def _problem(self, name: str, ranks: list[WorkerRank], metrics: Mapping[WorkerRank, Metrics]) -> str:
+        numbers = ", ".join(str(rank.dp_rank) for rank in ranks)
+        if all((found := metrics.get(rank)) and found.report for rank in ranks):
+            return f"Load comes of dp_rank {numbers}, but no KV events: the log of its publisher tells why."
+        return (
+            f"No KV events were ever heard of dp_rank {numbers}: a publisher must run beside the engine, with "
+            f"--worker-id {name} and --namespace {self._namespace}, on this router's broker (docs/publishers.md)."
+        )

@@ -1,0 +1,123 @@
+"""Over a broker, a publisher that does not speak of a worker is missed, and told how it should."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from engines.description import EngineDescription
+from indexer.events import NO_EVENTS, EventBatch, LoadReport
+from indexer.kv_indexer import KVIndexer
+from indexer.types import WorkerRank
+from publishers.embedded_nats import NatsServer
+from publishers.local_plane import LocalPlane
+from router.fleet import Fleet, Worker
+from router.http.pool import Pool
+from router.scheduling.load import LoadBook
+from router.unheard import PATIENCE, Unheard
+from router.worker_spec import parse_worker
+from tests.fakes.raw_client import get
+from tests.fakes.scripted_worker import ScriptedWorker
+from tests.nats_fixture import nats_server
+from tests.router.proxy.conftest import a
+from tests.router.proxy.running import running
+
+__all__ = ["a", "nats_server"]
+
+R0, R1 = WorkerRank("w", 0), WorkerRank("w", 1)
+
+
+class Watched:
+    """Worker w with two ranks, which is up."""
+
+    def __init__(self) -> None:
+        self.worker = Worker(parse_worker("http://w:1,name=w"), Pool("http://w:1", 1))
+        self.worker.description = EngineDescription("vllm", dp_size=2)
+        self.fleet, self.indexer, self.book, self.plane = Fleet([self.worker]), KVIndexer(), LoadBook(), LocalPlane()
+        self.plane.connected = True
+        self.fleet.mark_up(self.worker)
+        for rank in (R0, R1):
+            self.indexer.watch(rank)
+            self.book.watch(rank, 16)
+        self.unheard = Unheard(self.fleet, self.indexer, self.book, self.plane, "fleet")
+
+    def hear(self, *ranks: WorkerRank) -> None:
+        for rank in ranks:
+            self.indexer.on_batch(EventBatch(*rank, 1, 0, []))
+
+    def problem(self, now: float) -> str:
+        self.unheard.look(now)
+        return self.unheard.problems.get("w", "")
+
+
+def test_a_publisher_is_missed_after_a_while_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    assert not watched.problem(5.0)
+    assert not watched.problem(5.0 + PATIENCE - 0.1)
+    missed = watched.problem(5.0 + PATIENCE)
+    assert all(word in missed for word in ("publisher", "dp_rank 0, 1", "--worker-id w ", "--namespace fleet"))
+    assert watched.problem(99.0) == missed
+    assert caplog.messages == [missed]
+
+
+def test_a_rank_alone_is_missed_until_it_is_heard() -> None:
+    watched = Watched()
+    watched.hear(R0)
+    watched.unheard.look(0.0)
+    assert "dp_rank 1:" in watched.problem(PATIENCE)
+    watched.hear(R1)
+    assert not watched.problem(PATIENCE + 1)
+
+
+def test_a_publisher_without_events_is_not_said_to_be_missing() -> None:
+    watched = Watched()
+    watched.unheard.look(0.0)
+    for rank in (R0, R1):
+        watched.book.on_report(LoadReport(*rank, NO_EVENTS, -1, True), 1.0)
+    assert "--worker-id" not in watched.problem(PATIENCE)
+    assert "no KV events" in watched.problem(PATIENCE)
+
+
+def test_what_cannot_be_heard_is_not_missed() -> None:
+    watched = Watched()
+    watched.unheard.look(0.0)
+    watched.plane.connected = False
+    assert not watched.problem(PATIENCE)
+    watched.plane.connected = True
+    assert not watched.problem(PATIENCE + 1), "the time begins anew"
+    watched.fleet.mark_down(watched.worker, "gone")
+    assert not watched.problem(2 * PATIENCE + 1)
+    watched.fleet.mark_up(watched.worker)
+    assert not watched.problem(2 * PATIENCE + 2)
+    assert watched.problem(3 * PATIENCE + 2)
+    watched.indexer.forget(R0)
+    watched.indexer.forget(R1)
+    assert not watched.problem(99.0), "without --kv-events nothing is expected"
+
+
+def test_a_worker_that_comes_back_is_not_warned_of_again(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    for now in (0.0, PATIENCE, PATIENCE + 1):
+        watched.unheard.look(now)
+    watched.fleet.mark_down(watched.worker, "gone")
+    watched.unheard.look(50.0)
+    watched.fleet.mark_up(watched.worker)
+    for now in (60.0, 60.0 + PATIENCE):
+        watched.unheard.look(now)
+    assert sum("--worker-id" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.nats
+async def test_ready_names_what_is_missing(a: ScriptedWorker, nats_server: NatsServer) -> None:
+    async with (
+        running(a, router_mode="kv", event_plane=nats_server.url, event_namespace="fleet") as router,
+        router.client() as client,
+    ):
+        unheard, now = router.app._unheard, time.monotonic()
+        assert unheard
+        for later in (now, now + PATIENCE):
+            unheard.look(later)
+        (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
+    assert "--worker-id a and --namespace fleet" in worker["problems"][-1]
