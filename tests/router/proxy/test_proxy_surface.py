@@ -288,7 +288,7 @@ async def test_pages_answer_get_and_head_alone(a: ScriptedWorker, path: str) -> 
 
 
 @pytest.mark.parametrize("path", [COMPLETION, CHAT])
-@pytest.mark.parametrize("method", [b"GET", b"PUT", b"DELETE"])
+@pytest.mark.parametrize("method", [b"GET", b"PUT", b"DELETE", b"OPTIONS"])
 async def test_inference_takes_post_alone(a: ScriptedWorker, path: str, method: bytes) -> None:
     async with running(a) as router, router.client() as client:
         got = await client.ask(get(path, method=method))
