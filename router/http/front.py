@@ -19,6 +19,7 @@ from router.http import protocol
 from router.http.clients import LARGE, READ_AHEAD, SPARE, Clients, Doing, Stay
 from router.http.messages import (
     REQUEST_ID,
+    VIA,
     Headers,
     Passing,
     Request,
@@ -38,6 +39,10 @@ MAX_PIPELINED = 16
 """Requests read ahead on one connection; beyond that reading pauses."""
 LINGER = 1.0
 """Seconds in which a client may still send what was refused, before the connection is closed for good."""
+_CAME_BACK = (
+    "The request has come back to this router: one of its workers, or of a router behind it, is this router itself. "
+    "A worker's URL must lead to an engine."
+)
 _NO_LINGER = struct.pack("ii", 1, 0)
 _HOPE = 4
 """Heads in a row unlike the one before, after which a connection's heads are not remembered any more."""
@@ -266,6 +271,8 @@ class Connection(protocol.Protocol):
                 self._refuse_body()
             elif name == b"transfer-encoding" and value.lower() != b"chunked":
                 self._refuse_message(501, "Of transfer codings only chunked is understood.")
+            elif name == VIA and self._passing.router_id and self._passing.router_id in value:
+                self._refuse_message(508, _CAME_BACK)
             elif name == b"expect" and value.lower() == b"100-continue" and not self._closing and not self._current:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

@@ -15,6 +15,8 @@ TARGET_WORKER = b"x-router-target-worker"
 TTFT_SLO = b"x-router-ttft-slo"
 PRIORITY = b"x-router-priority"
 ARM = b"x-router-arm"
+VIA = b"x-router-via"
+"""One line for each router that a request has come through: its id."""
 AUTHORIZATION = b"authorization"
 REQUEST_HEADERS = frozenset(
     (
@@ -44,7 +46,9 @@ class Passing(NamedTuple):
     names: Collection[bytes] = REQUEST_HEADERS | {AUTHORIZATION}
     """In lower case; what is not among them ends here."""
     lines: bytes = b""
-    """What they are told besides: the key that they want, where there is one."""
+    """What they are told besides: the key that they want, where there is one, and the way that the request took."""
+    router_id: bytes = b""
+    """That comes back where a worker leads to this router."""
 
 
 class RequestHead(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
 import aiohttp
@@ -10,7 +11,7 @@ from publishers.connect import make_plane
 from publishers.credentials import NatsFiles, warn_of_readable
 from publishers.plane import EventPlane
 from router.fleet import Fleet
-from router.http.messages import AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, Passing
+from router.http.messages import AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, VIA, Passing, header_lines
 from router.security.guard import Denied, Guard
 from router.security.keys import read_keys
 from router.security.tls import front_context, load_front
@@ -39,10 +40,12 @@ class Security:
 
     def _passing(self) -> Passing:
         """A client's own key goes to the workers only where nobody here has asked for it, nor has another for them."""
-        names = REQUEST_HEADERS | {name.encode() for name in self._settings.pass_header}
+        names = REQUEST_HEADERS | {VIA} | {name.encode() for name in self._settings.pass_header}
+        router_id = secrets.token_hex(8).encode()
+        via = header_lines([(VIA, router_id)])
         if self.workers.key is not None:
-            return Passing(names, b"authorization: Bearer %s\r\n" % self.workers.key.encode())
-        return Passing(names if self.guard else names | {AUTHORIZATION})
+            return Passing(names, b"authorization: Bearer %s\r\n%s" % (self.workers.key.encode(), via), router_id)
+        return Passing(names if self.guard else names | {AUTHORIZATION}, via, router_id)
 
     def make_plane(self) -> EventPlane:
         """Not yet started."""

@@ -108,6 +108,7 @@ async def test_request_headers_end_here_or_pass(a: ScriptedWorker) -> None:
         (b"host", f"127.0.0.1:{a.port}".encode()),
         (b"traceparent", b"00-1-2-01"),
         (b"x-request-id", b"mine"),
+        (b"x-router-via", router.app._security.passing.router_id),
     ]
 
 
