@@ -40,7 +40,7 @@ _ROOM: Final = 0.95
 _SPREAD: Final = 0.1
 """Of a request's own prefill, which costs so much more on the rank that computed most of late: what it stores drives
 out what was stored before, and where little is asked for nothing else would tell idle ranks apart, but for the noise in
-what they were seen to take."""
+what they were seen to take. The busier the fleet, the less: its queues tell them apart."""
 _STEPS: Final = 1.5
 """A new prefill waits for the step that is under way, half of one on average, and its own step decodes as well."""
 
@@ -79,7 +79,7 @@ def auto_costs(
         memory = excess * residence / taken if taken else 0.0
         queue, held, own = estimates[QUEUE, at], estimates[AHEAD, at], estimates[OWN_PREFILL, at]
         loads = estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at]
-        spread = _SPREAD * own * estimates[COMPUTED, at] / most
+        spread = _SPREAD / weight * own * estimates[COMPUTED, at] / most
         seconds = queue + held + weight * own + spread + loads + _STEPS * estimates[STEP, at]
         values[at] = seconds * _crowd(counts[IN_FLIGHT, at]) + memory
         fits = queue < max(SOON, _SHARE * own) or queue + own < ENOUGH

@@ -101,6 +101,8 @@ def test_of_equals_the_one_that_computed_least_of_late_is_taken_and_a_prefix_cou
     two = {"computed": [8.0, 4.0], "requests": [0, 0]}
     first, second = cost_of(**two, prefill=[0.2, 0.2]).values.tolist()
     assert first - second == pytest.approx(0.1 * 0.2 / 2)
+    first, second = cost_of(**two, prefill=[0.2, 0.2], busy=0.5).values.tolist()
+    assert first - second == pytest.approx(0.1 * 0.2 / 2 / 2)  # twice the weight on all prefill, half on this
     holder, other = cost_of(**two, prefill=[0.18, 0.2]).values.tolist()
     assert holder < other
 
