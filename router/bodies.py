@@ -50,6 +50,14 @@ class Body(Bounded, gc=False):
     prompt_embeds: msgspec.Raw = ABSENT
     media_io_kwargs: msgspec.Raw = ABSENT
     mm_processor_kwargs: msgspec.Raw = ABSENT
+    lora_path: msgspec.Raw = ABSENT
+    extra_key: msgspec.Raw = ABSENT
+
+
+class Adapter(msgspec.Struct, gc=False):
+    """SGLang's other way to name one than as the model."""
+
+    lora_path: msgspec.Raw = ABSENT
 
 
 class Completion(Body, gc=False):

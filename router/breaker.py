@@ -22,6 +22,8 @@ PATIENCE: Final = 5.0
 FAILURES: Final = 5
 WAIT: Final = 2.0
 """Seconds that it stays open the first time."""
+_DOUBLINGS: Final = 16
+"""After which the wait is `LONGEST` in any case: a power without end is beyond any float."""
 _MOST_FAILURES: Final = 0.5
 """Share of what ended within the window from which the worker counts as broken: an engine that fails one request in a
 thousand is no worse than the others."""
@@ -88,7 +90,7 @@ class Breaker:
 
     def trip(self, now: float) -> None:
         """It is known to be sick."""
-        wait = min(LONGEST, WAIT * 2**self._tries)
+        wait = min(LONGEST, WAIT * 2 ** min(self._tries, _DOUBLINGS))
         self._until = now + wait * (0.5 + self._draw() / 2)
         self._tries += 1
         self._probed_at = None

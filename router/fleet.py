@@ -19,6 +19,8 @@ from router.worker_spec import WorkerSpec
 
 logger = logging.getLogger("router.fleet")
 
+_MOST_EXCLUSIONS: Final = 256
+"""Sets of workers to do without whose candidates are kept."""
 ASSUMED_BLOCK_SIZE = 16
 """Tokens, where neither the engine nor the operator tells: vLLM's default, and a divisor of the usual others."""
 
@@ -129,6 +131,7 @@ class Fleet:
 
     def _forget(self) -> None:
         self._candidates: dict[str | None, Candidates] = {}
+        self._without: dict[tuple[str | None, frozenset[str]], Candidates] = {}
         self._ranks: dict[str, Candidates] = {}
         self._models: dict[str, tuple[Worker, Model]] | None = None
         self._bases: dict[str | None, Model] | None = None
@@ -221,7 +224,20 @@ class Fleet:
             found = self._serving(model, ())
             if model is None or self.knows(model):  # any name may come from outside: only known ones are kept
                 self._candidates[model] = found
-        return self._serving(model, exclude) if exclude else found
+        if not exclude:
+            return found
+        return self._without_those(model, frozenset(exclude))
+
+    def _without_those(self, model: str | None, exclude: frozenset[str]) -> Candidates:
+        """The same object for all that exclude the same: they wait in one lane."""
+        found = self._without.get((model, exclude))
+        if found is None:
+            found = self._serving(model, exclude)
+            if model in self._candidates:
+                if len(self._without) >= _MOST_EXCLUSIONS:
+                    self._without.clear()
+                self._without[model, exclude] = found
+        return found
 
     def candidates_of(self, worker: Worker, model: str | None, exclude: Collection[str] = ()) -> Candidates:
         """The same, of `worker` alone."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from router.bodies import ABSENT, STEERING, Body, Bounded, Chat, Completion
+from router.bodies import ABSENT, STEERING, Adapter, Body, Bounded, Chat, Completion
 from router.openai_errors import BadRequest
 from router.tokens import read_ids
 
@@ -53,6 +53,7 @@ _BATCH = re.compile(rb"\[\s*[\"\[]")
 _decode = msgspec.json.Decoder().decode
 _decode_completion = msgspec.json.Decoder(Completion).decode
 _decode_chat = msgspec.json.Decoder(Chat).decode
+_decode_adapter = msgspec.json.Decoder(Adapter).decode
 _decode_bounded = msgspec.json.Decoder(Bounded).decode
 _decode_batch = msgspec.json.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_PROMPTS)]).decode
 
@@ -87,6 +88,15 @@ def model_of(raw: bytes, may_be_other: bool) -> str | None:
             return None
         # Engines' parsers take more for JSON than RFC 8259 does, such as NaN or UTF-16, and would read on.
         raise _no_json(error) from None
+
+
+def names_adapter(raw: bytes) -> bool:
+    """Whether a body, if it is JSON, names one besides its model."""
+    try:
+        named = _decode_adapter(raw).lora_path
+    except _NO_JSON:
+        return False
+    return named is not ABSENT and bytes(named) != b"null"
 
 
 def _read_fields(raw: bytes, body: Completion | Chat) -> dict[str, Any]:

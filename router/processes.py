@@ -119,6 +119,9 @@ class _Parent:
             start_new_session=True,  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
         )
         self._running[number] = process
+        if self._stopping.is_set():  # the signal came while it was being started
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
         member = Member(number, self._settings.processes, self._memory, self._folder)
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("pipes were asked for")

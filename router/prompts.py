@@ -82,9 +82,12 @@ class Prompts:
             if model.id not in self._tokenizers:
                 self._tokenizers[model.id] = await self._find(worker, model)
             tokenizer = self._tokenizers[model.id]
-            if tokenizer and await self._agrees(worker, model, tokenizer):
+            if tokenizer is None:
+                continue
+            agrees = await self._agrees(worker, model, tokenizer)
+            if agrees and self._tokenizers.get(model.id) is tokenizer:  # another engine may have differed meanwhile
                 self._use(model, tokenizer, worker)
-            elif tokenizer:
+            elif not agrees:
                 self._tokenizers[model.id] = None
                 self._by_model.pop(model.id, None)
 

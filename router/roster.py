@@ -186,7 +186,8 @@ class Roster:
             if name in self._fleet.workers:
                 self.leave(self._fleet.workers[name], timeout)
         changed = [spec for name, spec in now.items() if before.get(name) != spec]
-        for spec in changed:
+        # Those that are here first: one that moves away leaves its URL to one that comes.
+        for spec in sorted(changed, key=lambda one: one.worker_id not in self._fleet.workers):
             self._take_one(spec, timeout)
         return [*gone, *(spec.worker_id for spec in changed)]
 
@@ -208,6 +209,7 @@ class Roster:
             self.join(spec)
         except Conflict as conflict:
             log_event(logger, logging.ERROR, "A worker cannot join", worker=spec.worker_id, reason=conflict)
+            self._stated = tuple(one for one in self._stated if one != spec)  # the next reload tries again
 
     async def first_looks(self, patience: float) -> None:
         """Returns when each was looked at once, or after `patience` seconds."""

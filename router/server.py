@@ -19,7 +19,7 @@ from router.hot_page import PATH as HOT
 from router.hot_page import hot_page
 from router.http.front import Connection
 from router.http.messages import Request, RequestHead, Response, first, new_request_id, with_request_id
-from router.inference import ENDPOINTS, Inference, model_of, parse_inference
+from router.inference import ENDPOINTS, Inference, model_of, names_adapter, parse_inference
 from router.metrics import merge
 from router.migrating import Migration, Migrations
 from router.openai_errors import BadRequest, error_response
@@ -112,6 +112,7 @@ class Server:
 
     def _infer(self, request: Request, connection: Connection, inference: Inference, tenant: Tenant | None) -> Exchange:
         self._check_model(inference.model, tenant)
+        _check_adapter(request.body, tenant)
         asked = self._asked(request, tenant, inference.streamed, request.body)
         if self._arms and asked.pinned is None:  # one that names its worker is no test of a policy
             asked = asked._replace(arm=self._arms.assign(request.head))
@@ -168,6 +169,7 @@ class Server:
         known = model if model is not None and self._brain.fleet.knows(model) else None
         if tenant is not None:
             tenant.check_model(model if kind == "json" else None)
+            _check_adapter(request.body, tenant)
         routing = RequestRouting(self._brain, known, self._asked(request, tenant))
         exchange = self._exchange(request, connection, routing, tenant)
         _start(exchange)
@@ -263,6 +265,13 @@ class Server:
         if self._guard:  # it tells of all tenants' prompts
             self._guard.check_admin(head.headers)
         return Response(200, msgspec.json.encode(hot_page(store, self._brain.indexer, self._brain.clock())))
+
+
+def _check_adapter(body: bytes, tenant: Tenant | None) -> None:
+    """An adapter is a model of its own to whoever may use some only."""
+    if tenant is not None and tenant.key.models is not None and names_adapter(body):
+        text = "Your key is for some models only: name an adapter as the model, not in the field 'lora_path'."
+        raise BadRequest(403, text, param="lora_path")
 
 
 def _start(exchange: Exchange) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-Reason = Literal["no_tokenizer", "no_template", "multimodal", "unsupported", "malformed", "template_error", "engine"]
+Reason = Literal[
+    "no_tokenizer", "no_template", "multimodal", "unsupported", "untold", "malformed", "template_error", "engine"
+]
 """Few and fixed, so that they can label a metric."""
 
 
@@ -17,5 +19,6 @@ class CannotTokenize(Exception):
 
     @property
     def engine_can(self) -> bool:
-        """Whether an engine's own answer would help: not for images, whose tokens do not tell one from another."""
+        """Whether an engine's own answer would help: not for images, whose tokens do not tell one from another, nor for
+        what the question cannot tell it."""
         return self.reason in {"no_tokenizer", "no_template", "unsupported", "template_error"}

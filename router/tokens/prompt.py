@@ -18,7 +18,9 @@ Fields = Mapping[str, Any]
 """A request's body, decoded from JSON; token ids may be an array."""
 
 # What changes the prompt's tokens in ways that are not followed here.
-_NOT_FOLLOWED = ("truncate_prompt_tokens", "prompt_embeds", "media_io_kwargs", "mm_processor_kwargs")
+_NOT_FOLLOWED = ("prompt_embeds", "media_io_kwargs", "mm_processor_kwargs")
+_NOT_ASKED = ("truncate_prompt_tokens", "lora_path", "extra_key")
+"""Nor by an engine that is asked for its tokens: it cuts them off, or caches them apart, when it computes them."""
 _SGLANG_DIFFERS = (
     "tools",
     "reasoning_effort",
@@ -54,6 +56,9 @@ class PromptTokens:
         for field in _NOT_FOLLOWED:
             if fields.get(field) is not None:
                 raise CannotTokenize("unsupported", f"the field {field}")
+        for field in _NOT_ASKED:
+            if fields.get(field) is not None:
+                raise CannotTokenize("untold", f"the field {field}")
         return self._chat(fields) if endpoint == "chat" else self._completion(fields)
 
     def _completion(self, fields: Fields) -> Tokens:

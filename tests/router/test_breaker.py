@@ -50,6 +50,16 @@ def test_nothing_is_kept_of_a_worker_that_never_fails() -> None:
     assert breaker.quiet
 
 
+def test_one_that_stays_sick_for_hours_is_tried_as_ever() -> None:
+    """By then it has been tried more than a thousand times."""
+    breaker, now = broken(), 0.0
+    for _ in range(1100):
+        now += LONGEST
+        assert breaker.tick(now)
+        assert breaker.failed(now)
+    assert breaker.state == "open"
+
+
 @pytest.mark.parametrize(("draw", "wait"), [(0.0, WAIT / 2), (MOST, WAIT)])
 def test_one_request_probes_it_after_a_while(draw: float, wait: float) -> None:
     breaker = broken(100.0, draw)

@@ -65,7 +65,10 @@ def test_the_same_candidates_are_the_same_object_until_a_worker_goes_or_comes() 
     found = fleet(one, two)
     before = found.candidates("m")
     assert found.candidates("m") is before
-    assert names(found.candidates("m", {"a"})) == ["b#0/16"]
+    without = found.candidates("m", {"a"})
+    assert names(without) == ["b#0/16"]
+    assert found.candidates("m", frozenset(["a"])) is without
+    assert found.candidates("m", {"b"}) is not without
     assert found.candidates("m") is before
     found.mark_down(two, "gone")
     assert names(found.candidates("m")) == ["a#0/16"]

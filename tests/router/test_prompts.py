@@ -263,6 +263,38 @@ async def test_a_tokenizer_that_is_not_the_engines_is_told_and_not_used(
     assert (told.__dict__["fields"]["model"], told.__dict__["fields"]["worker"]) == ("m", "w")
 
 
+async def test_one_engine_that_differs_counts_though_another_agrees_later(
+    folder: Path, reference: tokenizers.Tokenizer
+) -> None:
+    """Both are checked at once, and the one that agrees answers last."""
+    alike, other, told = TokenizingEngine(reference), TokenizingEngine(reference, shift=1), asyncio.Event()
+
+    async def slowly(body: bytes) -> Answer:
+        await told.wait()
+        return alike._tokenize(body)
+
+    async with running(alike), running(other), scene(url=alike.url, folder=folder) as made:
+        differing = Worker(parse_worker(f"{other.url},name=v"), Pool(other.url, 1.0))
+        differing.description = made.worker.description
+        alike.answers["/tokenize"] = slowly
+        checking = asyncio.ensure_future(made.learn())
+        await made.prompts.learn(differing)
+        assert made.count("tokenizer_mismatches", model="m") == 1
+        told.set()
+        await checking
+        await made.prompt(prompt=TEXT)
+        assert made.asked_engine == 1
+
+
+async def test_a_prompt_that_engines_cut_off_is_routed_by_load(folder: Path, reference: tokenizers.Tokenizer) -> None:
+    async with (
+        running(TokenizingEngine(reference)) as engine,
+        scene(url=engine.url, folder=folder, max_model_len=5) as made,
+    ):
+        assert (await made.prompt(prompt=TEXT, truncate_prompt_tokens=4)).hashes is None
+        assert (made.asked_engine, made.count("untokenized_requests", reason="untold")) == (0, 1)
+
+
 async def test_a_tokenizer_that_cannot_be_checked_is_used_with_a_warning(
     folder: Path, reference: tokenizers.Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -273,6 +273,8 @@ async def test_calling_back(state: State) -> None:
 
 # -- what is stated
 
+MOVED = {"new": "http://a:1", "one": "http://b:1"}
+
 
 async def test_what_is_stated_anew_is_a_change_of_what_was_stated_before(state: State) -> None:
     assert state.take("http://a:1,name=a", "http://b:1,name=b") == ["a", "b"]
@@ -329,6 +331,21 @@ async def test_who_stands_against_another_cannot_join(state: State, caplog: pyte
     assert state.take("http://a:1,name=a", "http://b:1,name=b") == ["a", "b"]
     assert state.names == ["mine", "b"]
     assert "A worker cannot join" in caplog.text
+
+
+async def test_who_comes_may_have_the_address_of_one_that_moves_whatever_their_order(state: State) -> None:
+    state.take("http://a:1,name=one")
+    state.take("http://a:1,name=new", "http://b:1,name=one")
+    await until(lambda: {each.id: each.spec.url for each in state.fleet.workers.values()} == MOVED)
+
+
+async def test_who_could_not_join_is_tried_with_the_next_reading(state: State) -> None:
+    state.roster.join(spec("mine", host="a"))
+    state.take("http://a:1,name=a")
+    state.roster.leave(state.fleet.workers["mine"], 0.0)
+    await state.gone("mine")
+    assert state.take("http://a:1,name=a") == ["a"]
+    assert state.names == ["a"]
 
 
 def test_every_key_of_a_worker_is_a_role_or_looked_at_anew() -> None:

@@ -136,6 +136,16 @@ async def test_a_model_that_is_not_for_this_key_is_as_if_it_were_not_there(a: Sc
     assert names == {ONE: ["tiny", "secret-model"], TWO: ["tiny"]}
 
 
+async def test_a_key_for_some_models_names_no_adapter_besides(a: ScriptedWorker, keys: str) -> None:
+    async with running(a, api_keys=keys) as router, router.client() as client:
+        for path in ("/v1/completions", "/v1/embeddings"):
+            body = b'{"model":"tiny","prompt":"x","lora_path":%s}'
+            got = await client.ask(ask_with(TWO, body % b'"secret"', path))
+            assert (got.status, error(got)["param"]) == (403, "lora_path")
+            assert (await client.ask(ask_with(TWO, body % b"null", path))).status == 200
+            assert (await client.ask(ask_with(ONE, body % b'"secret"', path))).status == 200
+
+
 HIDDEN = [
     (b'{"prompt":"x"}', b"application/json"),
     (b'{"model":null,"prompt":"x"}', b"application/json"),
