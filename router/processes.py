@@ -106,8 +106,7 @@ class _Parent:
         """Passed on each time: the first asks to drain, the second to end at once."""
         self._stopping.set()
         for process in self._running.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+            _end(process)
 
     async def _start(self, number: int) -> str:
         """Returns what it says when it listens; "" when it ends before."""
@@ -120,8 +119,7 @@ class _Parent:
         )
         self._running[number] = process
         if self._stopping.is_set():  # the signal came while it was being started
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+            _end(process)
         member = Member(number, self._settings.processes, self._memory, self._folder)
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("pipes were asked for")
@@ -140,6 +138,11 @@ class _Parent:
                 await asyncio.wait_for(self._stopping.wait(), RESTART_DELAY)
                 return
             await self._start(number)
+
+
+def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
 
 
 def _stay() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from engines.description import EngineKind
 from indexer.hashing import Tokens, pack_tokens
-from router.tokens.cannot import CannotTokenize
+from router.tokens.cannot import CannotTokenize, Reason
 from router.tokens.conversation import conversation, tool_definitions
 from router.tokens.tokenizer import Tokenizer
 
@@ -17,10 +17,16 @@ Endpoint = Literal["completions", "chat"]
 Fields = Mapping[str, Any]
 """A request's body, decoded from JSON; token ids may be an array."""
 
-# What changes the prompt's tokens in ways that are not followed here.
-_NOT_FOLLOWED = ("prompt_embeds", "media_io_kwargs", "mm_processor_kwargs")
-_NOT_ASKED = ("truncate_prompt_tokens", "lora_path", "extra_key")
-"""Nor by an engine that is asked for its tokens: it cuts them off, or caches them apart, when it computes them."""
+_NOT_FOLLOWED: Final[Mapping[str, Reason]] = {
+    "prompt_embeds": "unsupported",
+    "media_io_kwargs": "unsupported",
+    "mm_processor_kwargs": "unsupported",
+    "truncate_prompt_tokens": "untold",
+    "lora_path": "untold",
+    "extra_key": "untold",
+}
+"""What changes the prompt's tokens in ways that are not followed here. An engine that is asked for its tokens does not
+tell of all: it cuts them off, or caches them apart, when it computes them."""
 _SGLANG_DIFFERS = (
     "tools",
     "reasoning_effort",
@@ -53,12 +59,9 @@ class PromptTokens:
 
     def tokens(self, endpoint: Endpoint, fields: Fields) -> Tokens:
         """`ids` as an array. Also raises OverflowError or TypeError for ids in the request that are none."""
-        for field in _NOT_FOLLOWED:
+        for field, reason in _NOT_FOLLOWED.items():
             if fields.get(field) is not None:
-                raise CannotTokenize("unsupported", f"the field {field}")
-        for field in _NOT_ASKED:
-            if fields.get(field) is not None:
-                raise CannotTokenize("untold", f"the field {field}")
+                raise CannotTokenize(reason, f"the field {field}")
         return self._chat(fields) if endpoint == "chat" else self._completion(fields)
 
     def _completion(self, fields: Fields) -> Tokens:

@@ -217,6 +217,10 @@ class ScriptedWorker:
             connection.reset()
             await connection.gone.wait()
 
+    async def die(self, dialogue: Dialogue) -> None:
+        """A request's script: the engine dies of it."""
+        await self.refuse()
+
     async def clog(self) -> None:
         """Neither accept nor refuse: connecting takes for ever, as the queue of connections to accept is full."""
         await self.refuse()

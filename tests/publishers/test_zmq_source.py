@@ -141,15 +141,19 @@ async def test_a_lost_connection_is_doubt_enough() -> None:
         assert log.said == [*engine.payloads, "new epoch", *engine.payloads]
 
 
+async def assert_events_come_without_replay(engine: FakeEngine, log: Log, subject: ZmqSource) -> None:
+    await engine.subscribed()
+    await until(lambda: subject.connected)
+    await engine.publish(stored(0))
+    await engine.lose(stored(1))
+    await engine.publish(CLEARED)
+    await until(lambda: len(log.said) == 4)
+    assert log.said == ["lost track", engine.payloads[0], "lost track", engine.payloads[2]]
+
+
 async def test_no_replay_is_said_once_and_events_still_come(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeEngine() as engine, following(engine.source_without_replay) as (log, subject):
-        await engine.subscribed()
-        await until(lambda: subject.connected)
-        await engine.publish(stored(0))
-        await engine.lose(stored(1))
-        await engine.publish(CLEARED)
-        await until(lambda: len(log.said) == 4)
-        assert log.said == ["lost track", engine.payloads[0], "lost track", engine.payloads[2]]
+        await assert_events_come_without_replay(engine, log, subject)
         assert engine.replays_asked == []
     assert caplog.text.count("offers no replay") == 1
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
@@ -161,13 +165,7 @@ async def test_a_replay_that_cannot_be_asked_for_is_said_once_and_events_still_c
     async with FakeEngine() as engine:
         source = msgspec.structs.replace(engine.source, replay="tcp://127.0.0.1:*")
         async with following(source) as (log, subject):
-            await engine.subscribed()
-            await until(lambda: subject.connected)
-            await engine.publish(stored(0))
-            await engine.lose(stored(1))
-            await engine.publish(CLEARED)
-            await until(lambda: len(log.said) == 4)
-            assert log.said == ["lost track", engine.payloads[0], "lost track", engine.payloads[2]]
+            await assert_events_come_without_replay(engine, log, subject)
     assert caplog.text.count("No replay of the engine's events can be asked for") == 1
 
 

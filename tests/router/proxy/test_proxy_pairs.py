@@ -3,7 +3,6 @@ answers."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -196,13 +195,6 @@ async def test_a_decode_worker_that_takes_over_has_its_time_too(p: ScriptedWorke
 
 
 async def test_a_prompt_that_kills_whoever_computes_it(d: ScriptedWorker) -> None:
-    def dies(worker: ScriptedWorker) -> Script:
-        async def script(dialogue: Dialogue) -> None:
-            dying.append(asyncio.ensure_future(worker.refuse()))
-
-        return script
-
-    dying: list[asyncio.Future[None]] = []
     async with (
         ScriptedWorker("p1", default=PREFILLED) as one,
         ScriptedWorker("p2", default=PREFILLED) as two,
@@ -213,9 +205,10 @@ async def test_a_prompt_that_kills_whoever_computes_it(d: ScriptedWorker) -> Non
         while not all(worker.requests for worker in workers):  # so that each has a connection to be used again
             assert (await ask(router)).status == 200
         for worker in workers:
-            worker.then(dies(worker))
+            worker.then(worker.die, worker.die)
+        before = sum(len(worker.requests) for worker in workers)
         assert (await ask(router)).status == 502
-        assert len(dying) == 2
+        assert sum(len(worker.requests) for worker in workers) == before + 2
 
 
 async def test_a_stall_is_not_the_decode_workers_while_the_prompt_is_computed(

@@ -62,22 +62,11 @@ async def test_two_failures_are_enough(failing: Script) -> None:
         assert (await client.ask(post())).status == 200  # the client's connection goes on
 
 
-def dies_of_poison(worker: ScriptedWorker) -> Script:
-    async def script(dialogue: Dialogue) -> None:
-        if b"poison" in dialogue.request.body:
-            dying.append(asyncio.ensure_future(worker.refuse()))
-        else:
-            await answer()(dialogue)
-
-    dying: list[asyncio.Future[None]] = []
-    return script
-
-
 async def test_two_deaths_are_enough_over_connections_that_were_open(a: ScriptedWorker, b: ScriptedWorker) -> None:
     """A break on a connection that is used again may be taken for its age; the refusal after it tells."""
     async with ScriptedWorker("c") as c, running(a, b, c) as router, router.client() as client:
         for worker in (a, b, c):
-            worker.then(answer(), dies_of_poison(worker), dies_of_poison(worker))
+            worker.then(answer(), worker.die, worker.die)
         assert [(await client.ask(post())).status for _ in range(3)] == [200] * 3
         got = await client.ask(post(body=b'{"prompt":"poison"}'))
         assert got.status == 502
