@@ -136,8 +136,14 @@ def answer_limit(body: Body) -> int | None:
     return next((limit for limit in given if isinstance(limit, int)), None)
 
 
-def several_prompts(body: Body) -> str | None:
-    """Why a connector that is told of one sequence's KV cannot serve the request; None when it can."""
+def several_sequences(body: Body) -> str | None:
+    """Why a connector that is told of one sequence's KV cannot serve the request; None when it can.
+
+    Each answer to a prompt fetches the KV anew, and vLLM 0.32's prefill workers let it go with the first that did: the
+    next waits for it until VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT (480 s), or reads what another prompt wrote over it.
+    """
     if prompts_in(body) > 1:
         return "it holds several prompts, and the connector is told of one sequence's KV"
+    if answers_wanted(body) > 1:
+        return "it asks for several answers (n or best_of), and the connector hands over KV for one"
     return None

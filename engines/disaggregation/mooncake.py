@@ -10,7 +10,15 @@ import re
 
 import msgspec
 
-from engines.disaggregation.legs import Body, Handover, Prefiller, first_token_only, raw, several_prompts, with_transfer
+from engines.disaggregation.legs import (
+    Body,
+    Handover,
+    Prefiller,
+    first_token_only,
+    raw,
+    several_sequences,
+    with_transfer,
+)
 
 BOOTSTRAP_PORT = 8998
 """vLLM's default of VLLM_MOONCAKE_BOOTSTRAP_PORT."""
@@ -21,7 +29,7 @@ class Mooncake:
     pushes = True
 
     def refuses(self, body: Body) -> str | None:
-        return several_prompts(body)
+        return several_sequences(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:
         if prefiller.dp_rank in prefiller.engine_ids:

@@ -15,7 +15,7 @@ from engines.disaggregation.legs import (
     Prefiller,
     first_token_only,
     read_body,
-    several_prompts,
+    several_sequences,
     token_ids_in,
     with_transfer,
 )
@@ -34,7 +34,7 @@ class Nixl:
     pushes = False
 
     def refuses(self, body: Body) -> str | None:
-        return several_prompts(body)
+        return several_sequences(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
         return None

@@ -12,9 +12,8 @@ from engines.disaggregation.legs import (
     Body,
     Handover,
     Prefiller,
-    answers_wanted,
     first_token_only,
-    several_prompts,
+    several_sequences,
     with_transfer,
 )
 from engines.disaggregation.nixl import TO_PREFILL, verbatim
@@ -27,9 +26,7 @@ class NixlPush:
     pushes = True
 
     def refuses(self, body: Body) -> str | None:
-        if answers_wanted(body) > 1:
-            return "it asks for several answers (n or best_of), of which each would register for the same push"
-        return several_prompts(body)
+        return several_sequences(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
         return None

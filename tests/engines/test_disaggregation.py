@@ -184,10 +184,8 @@ def test_what_can_be_split(body: bytes, prompts: int, answers: int) -> None:
             assert why is None
         elif name == "sglang":
             assert (why is not None) == (prompts > 1 and answers > 1)
-        elif name == "nixl-push":
-            assert (why is not None) == (prompts > 1 or answers > 1)
         else:
-            assert (why is not None) == (prompts > 1)
+            assert (why is not None) == (prompts > 1 or answers > 1)
 
 
 def test_a_batch_for_sglang_has_a_room_for_each_prompt() -> None:

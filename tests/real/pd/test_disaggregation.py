@@ -76,7 +76,7 @@ def test_next_request_shares_a_prefix(scene: Scene, plain: Weighted, prefill: Ha
 
 @pytest.mark.parametrize("several", ["prompts", "answers"])
 def test_several_sequences_are_right_or_refused(scene: Scene, plain: Weighted, prefill: Half, several: str) -> None:
-    """With one transfer for two prompts, engines answer 200 and one answer is wrong."""
+    """With one transfer for two, engines answer 200 and one answer is wrong, or never end."""
     body = telling("ids", f"several {prefill.connector}")
     if several == "prompts":
         body |= {"prompt": [body["prompt"], telling("ids", f"several more {prefill.connector}")["prompt"]]}
