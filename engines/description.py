@@ -19,6 +19,11 @@ class Model(msgspec.Struct, frozen=True):
     max_model_len: int | None = None
     parent: str | None = None
 
+    @property
+    def adapter(self) -> str | None:
+        """What its blocks are named by, of an adapter: SGLang may be asked for `parent:adapter`."""
+        return None if self.parent is None else self.id.removeprefix(f"{self.parent}:")
+
 
 class EventSource(msgspec.Struct, frozen=True):
     """One rank's ZMQ endpoints as a client connects to them (no wildcards left); `replay` None: there is none."""

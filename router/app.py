@@ -264,7 +264,16 @@ class App:
         learners.append(partial(self._metrics.lifecycle.learn, folders=settings.model_folder))
         if self._store and settings.store and settings.store.warm:
             learners.append(partial(warm, session, store=self._store, number=settings.store.warm))
-        upkeep = Upkeep(settings, self._scheduler, self._indexer, self._metrics, self._plane, session, learners)
+        upkeep = Upkeep(
+            settings,
+            self._scheduler,
+            self._indexer,
+            self._metrics,
+            self._plane,
+            session,
+            learners,
+            [self._prompts.forget] if self._prompts else [],
+        )
 
         def watch(worker: Worker) -> WorkerWatch:
             return WorkerWatch(

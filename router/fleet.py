@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from engines.description import EngineDescription, Model, Role
 from engines.disaggregation import Prefiller
@@ -122,6 +122,18 @@ class Worker:
         return model is None or not self.models or any(known.id == model for known in self.models)
 
 
+class ContextLengths(NamedTuple):
+    """Of one model, in tokens, as far as workers tell. `most` None: one of them does not."""
+
+    by_worker: Mapping[str, int]
+    least: int | None
+    most: int | None
+
+    def under(self, tokens: int) -> frozenset[str]:
+        """Workers that cannot take so many."""
+        return frozenset(worker for worker, limit in self.by_worker.items() if limit < tokens)
+
+
 class Fleet:
     """What is asked for with each request is worked out once and kept until a worker goes up or down."""
 
@@ -135,6 +147,7 @@ class Fleet:
         self._ranks: dict[str, Candidates] = {}
         self._models: dict[str, tuple[Worker, Model]] | None = None
         self._bases: dict[str | None, Model] | None = None
+        self._lengths: dict[str, ContextLengths] = {}
         self._block_sizes: frozenset[int] | None = None
 
     def add(self, worker: Worker) -> None:
@@ -291,10 +304,20 @@ class Fleet:
             self._bases = _bases([model for _, model in self.models().values()])
         return self._bases.get(name)
 
+    def context_lengths(self, base: str) -> ContextLengths:
+        """Of the base model of that name, which workers may be started to take more or less of."""
+        found = self._lengths.get(base)
+        if found is None:
+            serving = [(worker.id, model) for worker in self.up for model in worker.models if model.id == base]
+            known = {worker: model.max_model_len for worker, model in serving if model.max_model_len}
+            most = max(known.values()) if known and len(known) == len(serving) else None
+            found = self._lengths[base] = ContextLengths(known, min(known.values(), default=None), most)
+        return found
+
     def lora_name(self, model: str | None) -> str | None:
-        """`model` if it is a LoRA adapter: engines hash its name into its blocks."""
+        """The adapter that `model` is, if any: engines hash its name into its blocks."""
         found = self.models().get(model) if model else None
-        return model if found and found[1].parent else None
+        return found[1].adapter if found else None
 
 
 _NOBODY = Candidates([])

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeGuard, cast
+from typing import Any, Final, TypeGuard, cast
 
 import aiohttp
 import msgspec
 import numpy as np
 
 from engines.description import EngineKind, Model
+from engines.disaggregation.legs import answer_limit, read_body
 from indexer.hashing import Tokens, pack_tokens
 from indexer.types import Namespace
 from publishers.dialogue import read_whole
@@ -37,6 +38,7 @@ from router.tokens import (
 
 logger = logging.getLogger("router.prompts")
 
+_STRICTEST: Final[tuple[EngineKind, ...]] = ("sglang", "vllm")
 ENGINE_TIMEOUT = 2.0
 """Seconds an engine has to answer /tokenize; a request that outlasts them is routed by load."""
 BYTES_PER_TOKEN = 4
@@ -52,6 +54,8 @@ class Prompts:
         self._folders = folders
         self._by_model: dict[str, PromptTokens] = {}
         self._tokenizers: dict[str, Tokenizer | None] = {}
+        self._differing: dict[str, set[str]] = {}
+        """Workers by model whose engine makes other tokens."""
         self._ids_only = PromptTokens(None)
         read_ids(b"[1]")  # compiles it, before any request
 
@@ -84,16 +88,23 @@ class Prompts:
             tokenizer = self._tokenizers[model.id]
             if tokenizer is None:
                 continue
-            agrees = await self._agrees(worker, model, tokenizer)
-            if agrees and self._tokenizers.get(model.id) is tokenizer:  # another engine may have differed meanwhile
-                self._use(model, tokenizer, worker)
-            elif not agrees:
-                self._tokenizers[model.id] = None
-                self._by_model.pop(model.id, None)
+            differing = self._differing.setdefault(model.id, set())
+            if await self._agrees(worker, model, tokenizer):
+                differing.discard(worker.id)
+            else:
+                differing.add(worker.id)
+            self._settle(model.id)
+
+    def forget(self, worker_id: str) -> None:
+        """It has left, and what its engine made of texts with it."""
+        for model, differing in self._differing.items():
+            if worker_id in differing:
+                differing.remove(worker_id)
+                self._settle(model)
 
     def ends(self, model: str) -> Callable[[Sequence[int]], bool] | None:
         """Whether tokens of a base model end with a whole character; None where it has no tokenizer here."""
-        tokenizer = self._tokenizers.get(model)
+        tokenizer = self._tokenizer(model)
         return tokenizer.ends_whole if tokenizer else None
 
     # -- one request
@@ -103,7 +114,7 @@ class Prompts:
         model does not have, and a retry would take the next worker with it."""
         if isinstance(prompt, str):
             return prompt
-        tokenizer = self._tokenizers.get(base.id) if base else None
+        tokenizer = self._tokenizer(base.id) if base else None
         limit = tokenizer.vocabulary if tokenizer else 2**31
         batch = isinstance(prompt, list) and prompt and isinstance(prompt[0], list)
         try:
@@ -119,15 +130,25 @@ class Prompts:
     def _tell(
         self, routing: RequestRouting, inference: Inference, base: Model | None, ids: Sequence[int] | Tokens
     ) -> None:
-        if base and base.max_model_len and len(ids) > base.max_model_len:
+        if base:
+            routing.unfit = self._too_short(base.id, inference, len(ids))
+        namespace = Namespace(self._brain.fleet.lora_name(inference.model), inference.cache_salt)
+        routing.prompt = self._brain.hash_prompt(cast("Sequence[int]", ids), namespace)
+
+    def _too_short(self, base: str, inference: Inference, tokens: int) -> frozenset[str]:
+        """Workers that do not take so many; BadRequest when none does."""
+        lengths = self._brain.fleet.context_lengths(base)
+        if lengths.most is not None and tokens > lengths.most:
             raise BadRequest(
                 400,
-                f"The prompt has {len(ids)} tokens, more than the {base.max_model_len} that {base.id!r} takes in all.",
+                f"The prompt has {tokens} tokens, more than the {lengths.most} that {base!r} takes in all.",
                 code="context_length_exceeded",
                 param="prompt" if inference.endpoint == "completions" else "messages",
             )
-        namespace = Namespace(self._brain.fleet.lora_name(inference.model), inference.cache_salt)
-        routing.prompt = self._brain.hash_prompt(cast("Sequence[int]", ids), namespace)
+        if lengths.least is None or lengths.least == lengths.most:
+            return frozenset()
+        wanted = tokens + (answer_limit(read_body(inference.raw)) or 0)  # engines refuse both together
+        return lengths.under(wanted if lengths.most is None else min(wanted, lengths.most))
 
     async def _ask(self, inference: Inference, base: Model | None, routing: RequestRouting) -> None:
         worker = routing.idlest_worker()
@@ -177,12 +198,20 @@ class Prompts:
         log_event(logger, logging.ERROR, text, model=model.id, worker=worker.id, where=mismatch)
         return False
 
-    def _use(self, model: Model, tokenizer: Tokenizer, worker: Worker) -> None:
+    def _tokenizer(self, model: str) -> Tokenizer | None:
+        """None also where an engine makes other tokens."""
+        return None if self._differing.get(model) else self._tokenizers.get(model)
+
+    def _settle(self, model: str) -> None:
         """Where engines of both kinds serve a model, only what both make the same tokens of is tokenised here."""
-        if model.id not in self._by_model:
-            log_event(logger, logging.INFO, "Tokenizer is ready", model=model.id, backend=tokenizer.backend)
-        if model.id not in self._by_model or _kind(worker) == "sglang":
-            self._by_model[model.id] = PromptTokens(tokenizer, _kind(worker))
+        tokenizer = self._tokenizer(model)
+        if tokenizer is None:
+            self._by_model.pop(model, None)
+            return
+        if model not in self._by_model:
+            log_event(logger, logging.INFO, "Tokenizer is ready", model=model, backend=tokenizer.backend)
+        kinds = {_kind(worker) for worker in self._brain.fleet.workers.values() if worker.serves(model)}
+        self._by_model[model] = PromptTokens(tokenizer, next((kind for kind in _STRICTEST if kind in kinds), "unknown"))
 
     def _engine(self, worker: Worker) -> EngineTokens:
         async def post(path: str, body: bytes) -> tuple[int, bytes]:

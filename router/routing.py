@@ -123,6 +123,8 @@ class RequestRouting:
         self._model = model
         self._pinned = asked.pinned
         self._exclude: frozenset[str] = frozenset()
+        self.unfit: frozenset[str] = frozenset()
+        """Workers whose engine would refuse it."""
         self._routed: Callable[[Leg | Pair | Response], None] = _nowhere
         self._parting = Parting(asked.body)
         self._migration = asked.migration
@@ -359,7 +361,7 @@ class RequestRouting:
         fleet = self._brain.fleet
         if self._pinned is not None:
             return fleet.candidates_of(self._pinned, self._model, exclude)
-        found = fleet.candidates(self._model, exclude)
+        found = fleet.candidates(self._model, exclude | self.unfit if self.unfit else exclude)
         return found if found.split is None or self._parting.can(found.split) else found.whole
 
     def _nobody(self) -> Response:

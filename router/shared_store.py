@@ -26,6 +26,8 @@ from router.tallies import Histogram, counter_family
 
 logger = logging.getLogger("router.shared_store")
 
+Layout = VllmLayout | SglangLayout
+
 
 class SharedStore(Collector):
     def __init__(
@@ -46,6 +48,8 @@ class SharedStore(Collector):
         self._seconds = Histogram(LOOKUP_BOUNDS)
         self._lookups: dict[str, StoreLookup | None] = {}
         """By base model; None: its blocks' names cannot be known."""
+        self._layouts: dict[str, Layout | None] = {}
+        """What the lookups go by."""
         self._hot: dict[str, HotPrompts] = {}
         self.problems: dict[str, str] = {}
         """By base model, for people."""
@@ -75,14 +79,33 @@ class SharedStore(Collector):
                 yield model, lookup, self._hot[model].prompts(number, self._clock())
 
     async def learn(self, worker: Worker) -> None:
-        """A worker was described: find out what the blocks of its models are called."""
+        """A worker was described: find out what the blocks of its models are called, where no other worker goes on
+        with the names that are known."""
         for model in worker.models:
-            if model.parent is None and model.id not in self._lookups and worker.spec.store:
-                self._lookups[model.id] = await self._make(worker, model)
+            if model.parent is None and worker.spec.store:
+                layout = layout_of(worker, model, self._spec, self._folders)
+                if model.id not in self._lookups or self._is_new(layout, worker, model):
+                    await self._look_up_as(layout, model)
 
-    async def _make(self, worker: Worker, model: Model) -> StoreLookup | None:
+    def _is_new(self, layout: Layout | None, worker: Worker, model: Model) -> bool:
+        known = self._layouts[model.id]
+        if layout == known or known is None:
+            return layout != known
+        others = (one for one in self._fleet.up if one is not worker and one.spec.store)
+        own = ((one, found) for one in others for found in one.models if found.id == model.id)
+        return all(layout_of(one, found, self._spec, self._folders) != known for one, found in own)
+
+    async def _look_up_as(self, layout: Layout | None, model: Model) -> None:
+        self._layouts[model.id] = layout
+        self.problems.pop(model.id, None)
+        found = await self._make(layout, model)
+        before = self._lookups.get(model.id)
+        if before and found:
+            found.lookups = before.lookups
+        self._lookups[model.id] = found
+
+    async def _make(self, layout: Layout | None, model: Model) -> StoreLookup | None:
         spec = self._spec
-        layout = layout_of(worker, model, spec, self._folders)
         if layout is None or layout.problem:
             self._say(model, layout.problem if layout and layout.problem else "its engine is none whose keys are known")
             return None
@@ -126,16 +149,14 @@ class SharedStore(Collector):
         self.master.close()
 
 
-def layout_of(
-    worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[str] = ()
-) -> VllmLayout | SglangLayout | None:
+def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[str] = ()) -> Layout | None:
     """What is stated, else what the engine and the model's own config tell. None: an engine of no known kind."""
     kind = worker.description.kind if worker.description else "unknown"
     size, name = spec.block_size or worker.block_size, spec.model or model.root or model.id
     config = read_config(model.root, folders)
     latent, tp, pp = "kv_lora_rank" in config, spec.tp or 1, spec.pp
     heads = config.get("num_key_value_heads")
-    loras = {each.id: each.root for each in worker.models if each.parent and each.root}
+    loras = {each.adapter: each.root for each in worker.models if each.adapter and each.root}
     if kind == "sglang":
         served = spec.model or model.id
         return SglangLayout(model=served, block_size=size, tp=tp, pp=pp, mla=latent, loras=loras)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -156,7 +157,7 @@ class StoreLookup:
     def _leading(self, digests: Sequence[Digest], now: float) -> int:
         """How many were seen there just now."""
         since, seen = now - SEEN_LIFE, self._seen
-        return next((at for at, one in enumerate(digests) if seen.get(one, -1.0) < since), len(digests))
+        return next((at for at, one in enumerate(digests) if seen.get(one, -math.inf) < since), len(digests))
 
     async def _ask(self, prompt: _Prompt, named: list[Digest], known: int) -> int:
         """How many leading blocks are there, of which `known` are known to be."""

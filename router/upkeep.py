@@ -39,8 +39,10 @@ class Upkeep:
         plane: EventPlane,
         session: aiohttp.ClientSession,
         learners: Collection[Learn],
+        forgetters: Collection[Callable[[str], None]] = (),
     ) -> None:
-        """`learners`: who else wants to know of each worker that was described."""
+        """`learners`: who else wants to know of each worker that was described; `forgetters`, of the name of each that
+        has left."""
         self._settings = settings
         self._scheduler = scheduler
         self._indexer = indexer
@@ -48,6 +50,7 @@ class Upkeep:
         self._plane = plane
         self._session = session
         self._learners = learners
+        self._forgetters = forgetters
         self._ranks: dict[str, set[WorkerRank]] = {}
         self._followed: dict[str, _Followed] = {}
 
@@ -96,6 +99,8 @@ class Upkeep:
         if followed:
             await followed.publisher.close()
         self._forget(self._ranks.pop(worker.id, set()))
+        for forget in self._forgetters:
+            forget(worker.id)
 
     def _forget(self, ranks: Collection[WorkerRank]) -> None:
         for rank in ranks:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from engines import problems
 from engines.answers import items, mapping, parse, text, whole
 from engines.description import EngineDescription, EventSource, Model, Role
@@ -29,7 +31,7 @@ def describe(host: str, models: tuple[Model, ...], info: object, model_info: obj
     return EngineDescription(
         kind="sglang",
         version=text(server.get("version")),
-        models=models,
+        models=(*models, *_as_asked_for(models)),
         block_size=block_size,
         dp_size=dp_size,
         event_sources=event_sources,
@@ -41,6 +43,11 @@ def describe(host: str, models: tuple[Model, ...], info: object, model_info: obj
         bootstrap_port=whole(server.get("disaggregation_bootstrap_port"), 1),
         problems=found,
     )
+
+
+def _as_asked_for(models: tuple[Model, ...]) -> list[Model]:
+    """Adapters by the name that makes SGLang use them (0.5.20, serving_base.py); the list has their bare names."""
+    return [replace(model, id=f"{model.parent}:{model.id}") for model in models if model.parent]
 
 
 def names_tokenizer(info: object) -> bool:

@@ -110,7 +110,7 @@ def read_generation(body: bytes, chat: bool, settings: SimSettings, tokenizer: T
     return Asked(
         chat=chat,
         model=model,
-        namespace=Namespace(model if model in settings.loras else None, fields.cache_salt),
+        namespace=Namespace(_adapter(model, settings), fields.cache_salt),
         prompts=prompts,
         max_tokens=[_answer_length(prompt, given, fields, chat, settings) for prompt in prompts],
         finish_reason="stop" if chat and given is None else "length",
@@ -167,6 +167,12 @@ def _model(fields: _Body, settings: SimSettings) -> str:
     if settings.flavour == "vllm" and fields.model not in known:
         raise Refused(404, f"The model `{fields.model}` does not exist. Valid aliases: {', '.join(known)}.", "model")
     return fields.model
+
+
+def _adapter(model: str, settings: SimSettings) -> str | None:
+    """vLLM has a name for each adapter; SGLang computes the base model for any but `base:adapter`."""
+    name = model if settings.flavour == "vllm" else model.removeprefix(f"{settings.model}:")
+    return name if name in settings.loras and (settings.flavour == "vllm" or name != model) else None
 
 
 def _prompt_tokens(fields: _Body, tokenizer: Tokenizer) -> list[list[int]]:

@@ -122,7 +122,7 @@ def namespace_of(models: Sequence[Model], name: str | None, salt: str | None) ->
     if asked is None:
         raise WrongUse(f"The worker does not serve {name!r}; it serves {', '.join(known) or 'nothing'}.")
     base = known.get(asked.parent, asked) if asked.parent else asked
-    return base, Namespace(asked.id if asked.parent else None, salt)
+    return base, Namespace(asked.adapter, salt)
 
 
 def show(found: Found) -> str:

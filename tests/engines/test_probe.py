@@ -99,6 +99,14 @@ def test_lora_adapters_name_their_parent() -> None:
     assert found.tokenizer_path == "MODEL"
 
 
+def test_sglangs_adapters_have_a_name_to_ask_for_besides() -> None:
+    adapter = {"id": "ad", "object": "model", "owned_by": "sglang", "root": "/adapters/ad", "parent": "tiny"}
+    models = [adapter, *json.loads(SGLANG["/v1/models"].body)["data"]]
+    found = describe({**SGLANG, "/v1/models": served_json({"data": models})}).models
+    assert {model.id: model.adapter for model in found} == {"ad": "ad", "tiny:ad": "ad", "tiny": None}
+    assert found[-1] == Model("tiny:ad", "/adapters/ad", None, "tiny")
+
+
 def test_vllms_ranks_state_their_own_endpoints() -> None:
     config = json.loads(VLLM["/kv_event_sources"].body)["0"]
     ranks = {

@@ -8,7 +8,7 @@ import pytest
 
 from engines.description import EngineDescription, EventSource, Model
 from indexer.types import WorkerRank
-from router.fleet import ASSUMED_BLOCK_SIZE, Fleet, Worker
+from router.fleet import ASSUMED_BLOCK_SIZE, ContextLengths, Fleet, Worker
 from router.http.pool import Pool
 from router.scheduling.decision import Candidates
 from router.worker_spec import parse_worker
@@ -190,6 +190,30 @@ def test_models_are_the_union_of_those_that_are_up_each_with_its_first_worker() 
 def test_only_an_adapter_has_a_lora_name() -> None:
     found = fleet(worker("a", BASE, ADAPTER))
     assert [found.lora_name(name) for name in ("adapter", "m", "x", None)] == ["adapter", None, None, None]
+
+
+def test_sglangs_name_for_an_adapter_is_that_adapters() -> None:
+    found = fleet(worker("a", BASE, ADAPTER, Model("m:adapter", parent="m")))
+    assert found.lora_name("m:adapter") == "adapter"
+    assert found.base_model("m:adapter") == BASE
+
+
+def test_context_lengths_are_known_of_those_that_are_up() -> None:
+    small, large, untold = (
+        worker("a", Model("m", max_model_len=10)),
+        worker("b", Model("m", max_model_len=20)),
+        worker("c", BASE),
+    )
+    found = fleet(small, large)
+    limits = found.context_lengths("m")
+    assert (limits.least, limits.most) == (10, 20)
+    assert [limits.under(tokens) for tokens in (10, 11, 21)] == [set(), {"a"}, {"a", "b"}]
+    found.add(untold)
+    found.mark_up(untold)
+    assert found.context_lengths("m") == ContextLengths({"a": 10, "b": 20}, 10, None)
+    found.mark_down(small, "gone")
+    assert found.context_lengths("m") == ContextLengths({"b": 20}, 20, None)
+    assert found.context_lengths("other") == ContextLengths({}, None, None)
 
 
 # -- a fleet that changes

@@ -284,6 +284,18 @@ async def test_one_engine_that_differs_counts_though_another_agrees_later(
         await checking
         await made.prompt(prompt=TEXT)
         assert made.asked_engine == 1
+        made.prompts.forget("v")
+        await made.prompt(prompt=TEXT)
+        assert made.asked_engine == 1
+
+
+async def test_an_engine_that_differs_no_more_is_believed(folder: Path, reference: tokenizers.Tokenizer) -> None:
+    engine = TokenizingEngine(reference, shift=1)
+    async with running(engine), scene(url=engine.url, folder=folder) as made:
+        engine.shift = 0
+        await made.learn()
+        assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
+        assert made.asked_engine == 0
 
 
 async def test_a_prompt_that_engines_cut_off_is_routed_by_load(folder: Path, reference: tokenizers.Tokenizer) -> None:
@@ -444,6 +456,22 @@ async def test_so_is_one_that_an_engine_counted(reference: tokenizers.Tokenizer)
         with pytest.raises(BadRequest) as caught:
             await made.prompt(prompt=TEXT)
     assert too_long(caught.value) == (400, "context_length_exceeded", "prompt")
+
+
+async def test_workers_that_take_less_than_others_get_no_prompt_that_is_too_long_for_them() -> None:
+    async with scene(max_model_len=20) as made:
+        small = Worker(parse_worker(f"{NOWHERE},name=small"), Pool(NOWHERE, 1.0))
+        small.description = EngineDescription("vllm", models=(Model("m", max_model_len=10),), block_size=BLOCK)
+        made.brain.fleet.add(small)
+        made.brain.fleet.mark_up(small)
+        for tokens, more, ranks in ((10, {}, 2), (11, {}, 1), (5, {"max_tokens": 5}, 2), (5, {"max_tokens": 6}, 1),
+                                    (19, {"max_tokens": 9}, 1)):  # fmt: skip
+            inference = parse_inference("completions", msgspec.json.encode({"prompt": [1] * tokens, **more}))
+            routing = RequestRouting(made.brain, None)
+            assert made.prompts.prepare(inference, routing) is None
+            assert len(routing.candidates()) == ranks
+        with pytest.raises(BadRequest):
+            await made.prompt(prompt=[1] * 21)
 
 
 # -- silence

@@ -136,8 +136,14 @@ async def test_a_chat_takes_ids_made_elsewhere() -> None:
         assert answer["usage"]["prompt_tokens"] == 40
 
 
-@pytest.mark.parametrize("flavour", ["vllm", "sglang"])
-@pytest.mark.parametrize("apart", [{"cache_salt": "tenant"}, {"model": "adapter"}])
+@pytest.mark.parametrize(
+    ("flavour", "apart"),
+    [
+        *((flavour, {"cache_salt": "tenant"}) for flavour in ("vllm", "sglang")),
+        ("vllm", {"model": "adapter"}),
+        ("sglang", {"model": "sim:adapter"}),
+    ],
+)
 async def test_salts_and_adapters_share_no_prefix(flavour: str, apart: dict[str, str]) -> None:
     async with client(flavour=flavour, loras=("adapter",)) as worker:
         cached = []
@@ -145,6 +151,13 @@ async def test_salts_and_adapters_share_no_prefix(flavour: str, apart: dict[str,
             answer = await worker.complete(TOKENS, 1, **fields)
             cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert cached == [0, 0, 32, 32]
+
+
+async def test_sglang_computes_the_base_model_for_an_adapters_bare_name() -> None:
+    async with client(flavour="sglang", loras=("adapter",)) as worker:
+        await worker.complete(TOKENS, 1)
+        answer = await worker.complete(TOKENS, 1, model="adapter")
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])

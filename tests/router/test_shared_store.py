@@ -1,0 +1,94 @@
+"""What a model's blocks are called in the store follows the workers that are there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import aiohttp
+
+from engines.description import EngineDescription, EngineKind, Model
+from engines.store import SchedulerBlockSize, VllmLayout
+from indexer.hashing import pack_tokens
+from indexer.kv_indexer import hash_prompt
+from indexer.types import PLAIN
+from router.fleet import Fleet, Worker
+from router.http.pool import Pool
+from router.routing import Prompt
+from router.shared_store import SharedStore
+from router.store_spec import StoreSpec
+from router.worker_spec import parse_worker
+from tests.fakes.store_master import Master, serving
+
+IDS: Final = list(range(1, 129))
+
+
+def worker(name: str, block_size: int, kind: EngineKind = "vllm") -> Worker:
+    url = f"http://{name}:8000"
+    made = Worker(parse_worker(f"{url},name={name}"), Pool(url, 1.0))
+    made.description = described(block_size, kind)
+    return made
+
+
+def described(block_size: int, kind: EngineKind = "vllm") -> EngineDescription:
+    return EngineDescription(kind, models=(Model("m"),), block_size=block_size)
+
+
+class Scene:
+    def __init__(self, master: Master, store: SharedStore, fleet: Fleet) -> None:
+        self.master, self.store, self.fleet = master, store, fleet
+
+    async def comes_up(self, one: Worker) -> None:
+        await self.store.learn(one)
+        self.fleet.add(one)
+        self.fleet.mark_up(one)
+
+    async def found(self) -> int:
+        hashes = hash_prompt(IDS, self.fleet.block_sizes, PLAIN)
+        return await self.store.leading_tokens(Prompt(len(IDS), hashes, pack_tokens(IDS), PLAIN), "m")
+
+
+@asynccontextmanager
+async def scene(block_size: int) -> AsyncIterator[Scene]:
+    """A store that has the whole prompt, in blocks of `block_size`."""
+    async with serving(VllmLayout(model="m", block_size=SchedulerBlockSize(block_size))) as master:
+        master.put(pack_tokens(IDS), len(IDS) // block_size)
+        async with aiohttp.ClientSession() as session:
+            fleet = Fleet([])
+            store = SharedStore(StoreSpec(url=master.url, budget_ms=10_000), fleet, session, lambda: 0.0)
+            yield Scene(master, store, fleet)
+            await store.close()
+
+
+async def test_blocks_have_another_size_once_nobody_has_the_first() -> None:
+    async with scene(block_size=32) as made:
+        old, new = worker("old", 16), worker("new", 32)
+        await made.comes_up(old)
+        assert await made.found() == 0
+        await made.comes_up(new)
+        assert await made.found() == 0, "the old worker goes on"
+        made.fleet.remove(old)
+        await made.comes_up(new)
+        assert await made.found() == len(IDS)
+
+
+async def test_a_worker_that_comes_back_otherwise_is_followed_and_what_was_counted_stays() -> None:
+    async with scene(block_size=32) as made:
+        same = worker("w", 16)
+        await made.comes_up(same)
+        await made.found()
+        same.description = described(32)
+        await made.comes_up(same)
+        assert await made.found() == len(IDS)
+        ((_, lookup, _),) = made.store.hottest(1, 0.0)
+        assert lookup.lookups["answered"] == 2
+
+
+async def test_an_engine_of_no_known_kind_is_no_reason_to_forgo_the_store() -> None:
+    async with scene(block_size=16) as made:
+        await made.comes_up(worker("strange", 16, kind="unknown"))
+        assert "none whose keys are known" in made.store.problems["m"]
+        await made.comes_up(worker("w", 16))
+        assert not made.store.problems
+        assert await made.found() == len(IDS)
