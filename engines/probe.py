@@ -43,13 +43,23 @@ def probe(host: str) -> Probe:
     listing = yield "/v1/models"
     if listing.status <= 0:
         return EngineDescription("unknown", problems=(problems.NO_ANSWER,))
-    entries = [mapping(entry) for entry in items(mapping(read_json(listing)).get("data"))]
+    entries = _entries(listing)
     models = _models(entries)
     kind = _owner(entries) or (yield from _guess())
     if kind == "unknown":
         return EngineDescription(kind, models=models, problems=(problems.NOT_AN_ENGINE,))
     found = yield from (_vllm if kind == "vllm" else _sglang)(host, models)
     return found if models else msgspec.structs.replace(found, problems=(problems.NO_MODELS, *found.problems))
+
+
+def read_models(kind: EngineKind, listing: Answer) -> tuple[Model, ...]:
+    """As a description has them, from GET /v1/models; () for what is no list of any."""
+    models = _models(_entries(listing)) if listing.status == 200 else ()
+    return engines.sglang.describe.with_adapters(models) if kind == "sglang" else models
+
+
+def _entries(listing: Answer) -> list[dict[str, Any]]:
+    return [mapping(entry) for entry in items(mapping(read_json(listing)).get("data"))]
 
 
 def _models(entries: list[dict[str, Any]]) -> tuple[Model, ...]:

@@ -170,6 +170,11 @@ class Fleet:
         worker.spec = spec
         self._forget()
 
+    def redescribe(self, worker: Worker, found: EngineDescription) -> None:
+        """It serves other adapters than before."""
+        worker.description = found
+        self._forget()
+
     def mark_up(self, worker: Worker) -> None:
         """`worker` serves, as its description now says."""
         worker.up, worker.trouble = True, ""

@@ -7,15 +7,16 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import aiohttp
+from msgspec.structs import replace
 
 from engines import problems
-from engines.description import EngineDescription
+from engines.description import EngineDescription, Model
 from engines.disaggregation.mooncake import bootstrap_url, read_bootstrap
 from engines.endpoints import confined
-from engines.probe import Answer, probe
+from engines.probe import Answer, probe, read_models
 from publishers.dialogue import read_whole
 from publishers.logs import log_event
 from router.fleet import Fleet, Worker
@@ -26,6 +27,9 @@ logger = logging.getLogger("router.watch")
 _SLOW_CHECKS = 3
 """Health checks in a row that must time out before a worker counts as down: a busy engine may answer late. A refused
 connection or a bad status counts at once."""
+
+_MODELS_EVERY = 5
+"""Health checks from one look at what a worker serves to the next: adapters come and go while it runs."""
 
 OnDescribed = Callable[[Worker], Awaitable[None]]
 
@@ -47,7 +51,7 @@ class WorkerWatch:
         self._interval = interval
         self._on_described = on_described
         self._event_hosts = event_hosts
-        self._slow = 0
+        self._slow = self._looks = 0
         self._told: set[str] = set()
         """Which troubles were logged since it was last well: each once, however they take turns."""
         self.first_look = asyncio.Event()
@@ -68,6 +72,8 @@ class WorkerWatch:
             await self._ask_bootstrap()
         if trouble is None and (self.stale or not self._worker.up):
             trouble = await self._come_up()
+        elif trouble is None:
+            await self._ask_models()
         if trouble is None:
             self._told.clear()
         elif self._worker.up:
@@ -106,6 +112,22 @@ class WorkerWatch:
         answer = await fetch(self._session, url, "/query", self._interval)
         self._fleet.learn_engine_ids(worker, read_bootstrap(answer.body) if answer.status == 200 else {})
 
+    async def _ask_models(self) -> None:
+        """Another base model is another engine, which the next look takes in."""
+        self._looks += 1
+        worker, known = self._worker, self._worker.description
+        if known is None or self._looks % _MODELS_EVERY:
+            return
+        models = read_models(known.kind, await fetch(self._session, worker.spec.url, "/v1/models", self._interval))
+        if not models or models == known.models:
+            return
+        if _bases(models) != _bases(known.models):
+            self.stale = True
+            return
+        self._fleet.redescribe(worker, replace(known, models=models))
+        names = ",".join(model.id for model in models)
+        log_event(logger, logging.INFO, "Worker serves other adapters", worker=worker.id, models=names)
+
     async def _come_up(self) -> str | None:
         """Find out what it is and take it in; what went wrong if that fails, which the next look tries again."""
         worker, self.stale = self._worker, False
@@ -141,6 +163,10 @@ class WorkerWatch:
         lacking = lack(worker) if worker.role == "prefill" else None
         if lacking:
             log_event(logger, logging.WARNING, f"The worker cannot hand over: {lacking}", worker=worker.id)
+
+
+def _bases(models: Sequence[Model]) -> list[Model]:
+    return [model for model in models if model.parent is None]
 
 
 async def describe(

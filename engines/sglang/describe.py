@@ -31,7 +31,7 @@ def describe(host: str, models: tuple[Model, ...], info: object, model_info: obj
     return EngineDescription(
         kind="sglang",
         version=text(server.get("version")),
-        models=(*models, *_as_asked_for(models)),
+        models=with_adapters(models),
         block_size=block_size,
         dp_size=dp_size,
         event_sources=event_sources,
@@ -45,9 +45,9 @@ def describe(host: str, models: tuple[Model, ...], info: object, model_info: obj
     )
 
 
-def _as_asked_for(models: tuple[Model, ...]) -> list[Model]:
-    """Adapters by the name that makes SGLang use them (0.5.20, serving_base.py); the list has their bare names."""
-    return [replace(model, id=f"{model.parent}:{model.id}") for model in models if model.parent]
+def with_adapters(models: tuple[Model, ...]) -> tuple[Model, ...]:
+    """Also by the names that make SGLang use them (0.5.20, serving_base.py); its list has their bare names."""
+    return (*models, *(replace(model, id=f"{model.parent}:{model.id}") for model in models if model.parent))
 
 
 def names_tokenizer(info: object) -> bool:

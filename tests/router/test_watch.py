@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 import aiohttp
+import msgspec
 import pytest
 
 from engines import problems
@@ -39,7 +40,7 @@ class Watched:
         self.watch = WorkerWatch(self.worker, self.fleet, session, interval, self._on_described)
 
     async def _on_described(self, worker: Worker) -> None:
-        assert not worker.up, "taken in before it serves"
+        assert not worker.up or self.described, "taken in before it serves"
         self.described.append([model.id for model in worker.models])
         if self.failing:
             raise self.failing
@@ -257,6 +258,39 @@ async def test_one_that_comes_back_is_asked_anew() -> None:
         assert watched.described == [["m"], ["other"]]
         assert len(watched.fleet.candidates("m")) == 0
         assert len(watched.fleet.candidates("other")) == 1
+
+
+def listed(*adapters: str, base: str = "m") -> tuple[int, bytes]:
+    (_, body), rest = models(base), [models(name, parent=base)[1] for name in adapters]
+    data = [entry for each in (body, *rest) for entry in msgspec.json.decode(each)["data"]]
+    return 200, msgspec.json.encode({"data": data})
+
+
+async def test_adapters_come_and_go_while_it_serves(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    session = ScriptedSession([WELL], {"/v1/models": listed("a")})
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+        assert len(watched.fleet.candidates("b")) == 0
+        session.details["/v1/models"] = listed("b")
+        await until(lambda: len(watched.fleet.candidates("b")) == 1)
+        assert not watched.fleet.knows("a")
+        for no_list in ((401, b""), (200, b'{"data": []}'), (500, listed("c")[1])):
+            session.details["/v1/models"] = no_list
+            before = session.checks
+            await until(lambda: session.checks > before + 10)  # noqa: B023 -- awaited at once
+        assert watched.fleet.knows("b")
+        assert len(watched.described) == 1, "it was not taken in again"
+    assert told(caplog, "Worker serves other adapters") == [{"worker": "w", "models": "m,b"}]
+
+
+async def test_another_base_model_is_another_engine() -> None:
+    session = ScriptedSession([WELL], {"/v1/models": listed("a")})
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+        session.details["/v1/models"] = listed(base="other")
+        await until(lambda: len(watched.described) > 1)
+        assert watched.described == [["m", "a"], ["other"]]
 
 
 async def test_a_failure_to_take_it_in_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
