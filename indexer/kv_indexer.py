@@ -9,7 +9,7 @@ from typing import NamedTuple
 from indexer.cursor import Apply, Clear, Cursor, Instruction, View
 from indexer.events import Cleared, EventBatch, LoadReport, ReplayRequest, Stored, unpack_hashes
 from indexer.expiring import AssumedPrefixes
-from indexer.hashing import HASH_VERSION, SequenceHashes, chain_hashes, pack_tokens, root_hash
+from indexer.hashing import HASH_VERSION, SequenceHashes, Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.matches import Matches, MostOfMatches, SumOfMatches
 from indexer.observer import Cause, Observer
 from indexer.predicted import PredictedPrefixes
@@ -25,7 +25,7 @@ class PromptHashes(NamedTuple):
     chains: dict[int, SequenceHashes]
 
 
-def hash_prompt(tokens: Sequence[int], block_sizes: Iterable[int], namespace: Namespace) -> PromptHashes:
+def hash_prompt(tokens: Sequence[int] | Tokens, block_sizes: Iterable[int], namespace: Namespace) -> PromptHashes:
     """Raises OverflowError or TypeError for what is no token id."""
     packed = pack_tokens(tokens)
     root = root_hash(namespace)
@@ -111,6 +111,10 @@ class KVIndexer:
             self._assumed.assume(rank, chain, now)
         else:
             self._predicted.store(rank, chain, now)
+
+    def assume(self, rank: WorkerRank, prompt: PromptHashes, block_size: int, now: float) -> None:
+        """The same of a prompt that no events will tell of, whoever sends some: its hashes are of stand-ins."""
+        self._assumed.assume(rank, prompt.chains.get(block_size, ()), now)
 
     def expire(self, now: float) -> None:
         """Drop assumptions that have outlived their time."""
@@ -203,9 +207,7 @@ class KVIndexer:
         for event in batch.events:
             if isinstance(event, Cleared):
                 self._tell_dropped(rank, "cleared")
-                self._predicted.forget(rank)
-                self.removals.forget(rank)
-                self.index.clear(rank)
+                self._drop(rank)
                 continue
             hashes = unpack_hashes(event.hashes)
             if isinstance(event, Stored):

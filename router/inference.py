@@ -10,12 +10,19 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from router.bodies import ABSENT, STEERING, Adapter, Body, Bounded, Chat, Completion
+from router.http.messages import RequestHead
 from router.openai_errors import BadRequest
 from router.tokens import read_ids
 
 Endpoint = Literal["completions", "chat"]
 
 ENDPOINTS: dict[bytes, Endpoint] = {b"/v1/completions": "completions", b"/v1/chat/completions": "chat"}
+
+RENDERED: dict[bytes, tuple[str, ...]] = {
+    b"/v1/responses": ("instructions", "tools", "input"),
+    b"/v1/messages": ("system", "tools", "messages"),
+}
+"""What the model sees of a request on other paths, in order. How is each engine's own."""
 
 _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -88,6 +95,18 @@ def model_of(raw: bytes, may_be_other: bool) -> str | None:
             return None
         # Engines' parsers take more for JSON than RFC 8259 does, such as NaN or UTF-16, and would read on.
         raise _no_json(error) from None
+
+
+def rendered_fields(head: RequestHead, raw: bytes) -> dict[str, Any]:
+    """The whole body of a request on a path of `RENDERED`; {} for any other, and where it is no JSON object, or not to
+    be read whole."""
+    if head.path not in RENDERED or head.method != b"POST":
+        return {}
+    try:
+        fields = _decode(raw)
+    except _NO_JSON:
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def names_adapter(raw: bytes) -> bool:

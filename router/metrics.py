@@ -27,7 +27,7 @@ class Metrics:
         self.registry.register(self.lifecycle)
         self.untokenized = Counter(
             "router_untokenized_requests",
-            "Requests routed by load alone because of their tokens, by reason.",
+            "Requests whose tokens could not be had, by reason.",
             ["reason"],
             registry=self.registry,
         )

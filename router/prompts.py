@@ -26,23 +26,28 @@ from router.openai_errors import BadRequest
 from router.routing import Brain, Prompt, RequestRouting
 from router.settings import SettingsError
 from router.tokens import (
+    BYTES_PER_TOKEN,
     CannotTokenize,
     EngineTokens,
+    Fields,
     PromptTokens,
+    Reason,
     Tokenizer,
     find_tokenizer,
+    first_prompt,
     load_tokenizer,
     read_ids,
+    stand_ins,
     verify,
 )
 
 logger = logging.getLogger("router.prompts")
 
 _STRICTEST: Final[tuple[EngineKind, ...]] = ("sglang", "vllm")
+_APART: Final = ("lora_path", "extra_key")
+"""SGLang's fields that keep equal prompts apart."""
 ENGINE_TIMEOUT = 2.0
 """Seconds an engine has to answer /tokenize; a request that outlasts them is routed by load."""
-BYTES_PER_TOKEN = 4
-"""Of English text in a JSON body, roughly: to weigh a prompt whose tokens are not known."""
 
 
 class Prompts:
@@ -64,7 +69,7 @@ class Prompts:
         try:
             fields = inference.fields()
         except msgspec.ValidationError:  # strange, but for the engine to judge
-            self._give_up(routing, inference, "malformed")
+            self._give_up(routing, inference, "malformed", {})
             return None
         base = self._brain.fleet.base_model(inference.model)
         tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
@@ -75,7 +80,7 @@ class Prompts:
         except CannotTokenize as error:
             if error.engine_can:
                 return self._ask(inference, base, routing)
-            self._give_up(routing, inference, error.reason)
+            self._give_up(routing, inference, error.reason, fields)
         return None
 
     async def learn(self, worker: Worker) -> None:
@@ -157,17 +162,40 @@ class Prompts:
         try:
             ids = await self._engine(worker).ids(inference.endpoint, inference.whole())
         except CannotTokenize as error:
-            self._give_up(routing, inference, error.reason)
+            self._give_up(routing, inference, error.reason, inference.fields())
             return
         except msgspec.ValidationError:
-            self._give_up(routing, inference, "malformed")
+            self._give_up(routing, inference, "malformed", {})
             return
         self._brain.metrics.engine_tokenized.inc()
         self._tell(routing, inference, base, ids)
 
-    def _give_up(self, routing: RequestRouting, inference: Inference, reason: str) -> None:
+    def _give_up(self, routing: RequestRouting, inference: Inference, reason: Reason, fields: Fields) -> None:
+        """What it says must do. `fields`: as far as they could be read."""
         self._brain.metrics.untokenized.labels(reason).inc()
         routing.prompt = Prompt(len(inference.raw) // BYTES_PER_TOKEN)
+        if reason == "malformed":
+            return
+        fields = {**fields, "cache_salt": inference.cache_salt}
+        try:
+            if inference.endpoint == "completions":
+                fields["prompt"] = first_prompt(fields["prompt"])
+        except CannotTokenize:  # for the engine to judge
+            return
+        self._guess(routing, inference.model, fields, ("prompt", "tools", "messages"))
+
+    def guess(self, routing: RequestRouting, model: str | None, fields: Fields, rendered: Sequence[str]) -> None:
+        """Gives `routing` what stands for the prompt of a request that every engine renders in its own way: `rendered`
+        names what the model sees of `fields`, in order."""
+        self._brain.metrics.untokenized.labels("api").inc()
+        self._guess(routing, model, fields, rendered)
+
+    def _guess(self, routing: RequestRouting, model: str | None, fields: Fields, rendered: Sequence[str]) -> None:
+        said = stand_ins([fields[name] for name in rendered if name in fields])
+        # With the zeros it is no adapter's name, so that stand-ins are nobody's tokens.
+        apart = "\0".join(str(each) for each in (model, *(fields.get(name) for name in _APART)))
+        salt = fields.get("cache_salt")
+        routing.prompt = self._brain.guess_prompt(said, Namespace(apart, salt if isinstance(salt, str) else None))
 
     # -- one model
 

@@ -59,6 +59,8 @@ class Prompt(NamedTuple):
     ids: Tokens | None = None
     """Kept where a shared store is to be asked, with what else decides a block's name there."""
     namespace: Namespace = Namespace()
+    guessed: bool = False
+    """Tokens and hashes are of stand-ins."""
 
 
 class Asked(NamedTuple):
@@ -107,6 +109,10 @@ class Brain(NamedTuple):
         if not self.has_store:
             return Prompt(len(token_ids), hashes)
         return Prompt(len(token_ids), hashes, pack_tokens(token_ids), namespace)
+
+    def guess_prompt(self, stand_ins: Tokens, namespace: Namespace) -> Prompt:
+        """Of what stands for a prompt whose tokens cannot be known."""
+        return Prompt(len(stand_ins), hash_prompt(stand_ins, self.fleet.block_sizes, namespace), guessed=True)
 
     def matches(self, prompt: Prompt) -> Matches | None:
         if prompt.hashes is None:
@@ -287,7 +293,7 @@ class RequestRouting:
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
         self._parting = Parting(None)  # it goes on whole
         tokens = migration.tokens
-        if tokens is not None:
+        if tokens is not None and not self.prompt.guessed:
             hashed = self.prompt.hashes is not None
             self.prompt = self._brain.hash_prompt(tokens, migration.namespace) if hashed else Prompt(len(tokens))
         fleet = self._brain.fleet
@@ -402,14 +408,16 @@ class RequestRouting:
         brain.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
         if self._arm:
             self._arm.tally.routed(decision)
-        if brain.audit and self._found is not None and self.prompt.hashes:
+        if brain.audit and self._found is not None and self.prompt.hashes and not self.prompt.guessed:
             self._claim = brain.audit.claim(decision, self._found, self.prompt.hashes, now)
         self._predict(decision.rank, worker)
 
     def _predict(self, rank: WorkerRank, worker: Worker) -> None:
         """What the request will leave there counts at once."""
-        if self.prompt.hashes:
-            self._brain.indexer.predict(rank, self.prompt.hashes, worker.block_size, self._brain.clock())
+        hashes, indexer = self.prompt.hashes, self._brain.indexer
+        if hashes:
+            note = indexer.assume if self.prompt.guessed else indexer.predict
+            note(rank, hashes, worker.block_size, self._brain.clock())
 
 
 def _tell(decision: Decision, request_id: bytes) -> None:

@@ -19,7 +19,15 @@ from router.hot_page import PATH as HOT
 from router.hot_page import hot_page
 from router.http.front import Connection
 from router.http.messages import Request, RequestHead, Response, first, new_request_id, with_request_id
-from router.inference import ENDPOINTS, Inference, model_of, names_adapter, parse_inference
+from router.inference import (
+    ENDPOINTS,
+    RENDERED,
+    Inference,
+    model_of,
+    names_adapter,
+    parse_inference,
+    rendered_fields,
+)
 from router.metrics import merge
 from router.migrating import Migration, Migrations
 from router.openai_errors import BadRequest, error_response
@@ -170,7 +178,10 @@ class Server:
         if tenant is not None:
             tenant.check_model(model if kind == "json" else None)
             _check_adapter(request.body, tenant)
-        routing = RequestRouting(self._brain, known, self._asked(request, tenant))
+        fields = rendered_fields(request.head, request.body) if self._prompts else {}
+        routing = RequestRouting(self._brain, known, self._asked(request, tenant, fields.get("stream") is True))
+        if self._prompts and fields:
+            self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
         exchange = self._exchange(request, connection, routing, tenant)
         _start(exchange)
         return exchange

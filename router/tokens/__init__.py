@@ -8,20 +8,25 @@ than none, since every block after it would look different.
 from router.tokens.cannot import CannotTokenize, Reason
 from router.tokens.engine_tokens import EngineTokens
 from router.tokens.ids import read_ids
-from router.tokens.prompt import PromptTokens
+from router.tokens.prompt import Fields, PromptTokens, first_prompt
 from router.tokens.source import find_tokenizer
+from router.tokens.stand_ins import BYTES_PER_TOKEN, stand_ins
 from router.tokens.tokenizer import Tokenizer, load_tokenizer
 from router.tokens.verify import Mismatch, verify
 
 __all__ = [
+    "BYTES_PER_TOKEN",
     "CannotTokenize",
     "EngineTokens",
+    "Fields",
     "Mismatch",
     "PromptTokens",
     "Reason",
     "Tokenizer",
     "find_tokenizer",
+    "first_prompt",
     "load_tokenizer",
     "read_ids",
+    "stand_ins",
     "verify",
 ]

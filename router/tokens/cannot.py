@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 Reason = Literal[
-    "no_tokenizer", "no_template", "multimodal", "unsupported", "untold", "malformed", "template_error", "engine"
+    "no_tokenizer", "no_template", "multimodal", "unsupported", "untold", "malformed", "template_error", "engine", "api"
 ]
 """Few and fixed, so that they can label a metric."""
 

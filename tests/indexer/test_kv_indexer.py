@@ -448,6 +448,26 @@ def test_assumptions_hold_for_a_while_and_give_way_to_events() -> None:
     assert indexer.index.entries() == 4
 
 
+def test_what_no_events_will_tell_of_is_assumed_of_any_rank_until_it_drops_all() -> None:
+    indexer = KVIndexer(assumed_ttl=10)
+    indexer.watch(RANK)
+    prompt = hash_prompt(list(range(64)), [16], PLAIN)
+    indexer.on_batch(batch(0, stored(1)))
+    assert indexer.view(RANK) is not View.BLIND
+    indexer.assume(RANK, prompt, 16, now=0)
+    indexer.expire(now=9)
+    assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
+    indexer.expire(now=11)
+    assert indexer.find_matches(prompt) == {}
+    assert held(indexer) == {1}
+    indexer.assume(RANK, prompt, 16, now=11)
+    indexer.on_batch(batch(1, Cleared()))
+    assert indexer.find_matches(prompt) == {}
+    indexer.assume(RANK, prompt, 16, now=12)
+    indexer.expire(now=21)  # when the first would have ended
+    assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
+
+
 def test_what_a_rank_says_that_it_dropped_is_no_longer_predicted() -> None:
     indexer = watching()
     prompt = hash_prompt(list(range(64)), [16], PLAIN)

@@ -11,10 +11,10 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import numpy as np
 import pytest
 import tokenizers
 
-import router.prompts
 from engines.description import EngineDescription, EngineKind, Model
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Namespace
@@ -32,6 +32,7 @@ from router.scheduling.balance import LeastLoaded
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
+from router.tokens import stand_ins
 from router.worker_spec import parse_worker
 from tests.fakes.http_engine import Answer, HttpEngine, running
 from tests.router.scheduling.candidates import Scripted
@@ -143,6 +144,12 @@ async def scene(
 
 def known(ids: list[int], namespace: Namespace = PLAIN) -> Prompt:
     return comparable(Prompt(len(ids), hash_prompt(ids, [BLOCK], namespace)))
+
+
+def guessed(*said: object, apart: str = "m\0None\0None", salt: str | None = None) -> Prompt:
+    """Of what stands for them."""
+    tokens = stand_ins(said)
+    return comparable(Prompt(len(tokens), hash_prompt(tokens, [BLOCK], Namespace(apart, salt)), guessed=True))
 
 
 def comparable(prompt: Prompt) -> Prompt:
@@ -298,13 +305,30 @@ async def test_an_engine_that_differs_no_more_is_believed(folder: Path, referenc
         assert made.asked_engine == 0
 
 
-async def test_a_prompt_that_engines_cut_off_is_routed_by_load(folder: Path, reference: tokenizers.Tokenizer) -> None:
+async def test_a_prompt_that_engines_cut_off_is_routed_by_its_text(
+    folder: Path, reference: tokenizers.Tokenizer
+) -> None:
     async with (
         running(TokenizingEngine(reference)) as engine,
         scene(url=engine.url, folder=folder, max_model_len=5) as made,
     ):
-        assert (await made.prompt(prompt=TEXT, truncate_prompt_tokens=4)).hashes is None
-        assert (made.asked_engine, made.count("untokenized_requests", reason="untold")) == (0, 1)
+        assert await made.prompt(prompt=TEXT, truncate_prompt_tokens=4) == guessed(TEXT)
+        ids = await made.prompt(prompt=[[1, 2, 3, 4, 5], [6]], truncate_prompt_tokens=4)
+        assert ids == guessed(np.array([1, 2, 3, 4, 5], np.uint32))
+        assert (await made.prompt(prompt=[], truncate_prompt_tokens=4)).hashes is None
+        assert (made.asked_engine, made.untokenized("untold")) == (0, 3)
+
+
+async def test_sglangs_fields_keep_equal_prompts_apart(folder: Path) -> None:
+    async with scene(folder=folder, kind="sglang") as made:
+        for fields, apart in (
+            ({"lora_path": "ad"}, "m\0ad\0None"),
+            ({"extra_key": "ad"}, "m\0None\0ad"),
+            ({"extra_key": "ad", "model": "adapter"}, "adapter\0None\0ad"),
+        ):
+            assert await made.prompt(prompt=TEXT, **fields) == guessed(TEXT, apart=apart)
+        salted = await made.prompt(prompt=TEXT, extra_key="x", cache_salt="s")
+        assert salted == guessed(TEXT, apart="m\0None\0x", salt="s")
 
 
 async def test_a_tokenizer_that_cannot_be_checked_is_used_with_a_warning(
@@ -329,13 +353,11 @@ async def test_a_tokenizer_that_cannot_be_read_is_told_and_the_engine_asked(
 # -- not at all
 
 
-async def test_images_are_routed_by_load(folder: Path, reference: tokenizers.Tokenizer) -> None:
+async def test_images_are_routed_by_what_stands_for_them(folder: Path, reference: tokenizers.Tokenizer) -> None:
     async with running(TokenizingEngine(reference)) as engine:
         for tokenizer in (folder, None):
             async with scene(url=engine.url, folder=tokenizer) as made:
-                prompt = await made.prompt("chat", messages=IMAGE)
-                assert prompt.hashes is None
-                assert prompt.tokens > 0
+                assert await made.prompt("chat", messages=IMAGE, tools=[]) == guessed([], IMAGE)
                 assert made.untokenized("multimodal") == 1
                 assert made.asked_engine == 0
 
@@ -343,21 +365,20 @@ async def test_images_are_routed_by_load(folder: Path, reference: tokenizers.Tok
 @pytest.mark.parametrize(
     "answer", [(500, b""), (404, b"{}"), (200, b"nonsense"), (200, b'{"tokens": ["a"]}'), (200, b'{"tokens": [-1]}')]
 )
-async def test_an_engine_without_an_answer_leaves_the_load(answer: Answer) -> None:
+async def test_an_engine_without_an_answer_leaves_the_text(answer: Answer) -> None:
     async with running(HttpEngine({"/tokenize": answer})) as engine, scene(url=engine.url) as made:
-        assert (await made.prompt(prompt=TEXT)).hashes is None
+        assert await made.prompt(prompt=TEXT) == guessed(TEXT)
         assert (made.untokenized("engine"), made.asked_engine) == (1, 0)
 
 
-async def test_an_engine_that_is_away_leaves_the_load() -> None:
+async def test_an_engine_that_is_away_leaves_the_text() -> None:
     async with scene() as made:
-        prompt = await made.prompt(prompt=TEXT)
-        raw = len(msgspec.json.encode({"model": "m", "prompt": TEXT}))
-        assert prompt == Prompt(raw // router.prompts.BYTES_PER_TOKEN)
-        assert made.untokenized("engine") == 1
+        assert await made.prompt(prompt=TEXT) == guessed(TEXT)
+        assert await made.prompt("chat", messages=CHAT) == guessed(CHAT)
+        assert made.untokenized("engine") == 2
 
 
-async def test_an_engine_that_is_too_slow_leaves_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_is_too_slow_leaves_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     never = asyncio.Event()
 
     async def hang(body: bytes) -> Answer:
@@ -366,13 +387,13 @@ async def test_an_engine_that_is_too_slow_leaves_the_load(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("router.prompts.ENGINE_TIMEOUT", 0.02)
     async with running(HttpEngine({"/tokenize": hang})) as engine, scene(url=engine.url) as made:
-        assert (await made.prompt(prompt=TEXT)).hashes is None
+        assert await made.prompt(prompt=TEXT) == guessed(TEXT)
         assert made.untokenized("engine") == 1
 
 
-async def test_an_engine_of_unknown_kind_leaves_the_load() -> None:
+async def test_an_engine_of_unknown_kind_leaves_the_text() -> None:
     async with scene(kind="unknown") as made:
-        assert (await made.prompt(prompt=TEXT)).hashes is None
+        assert await made.prompt(prompt=TEXT) == guessed(TEXT)
         assert made.untokenized("engine") == 1
 
 

@@ -30,6 +30,11 @@ def usage(prompt: object, cached: object) -> bytes:
         (usage(9, 8), b"x" * 5000, (None, None)),
         (b"", usage(10**15, 8), (None, None)),
         (b"", usage(9, 10**15), (9, None)),
+        (b"", b'{"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":8},"output_tokens":1}}', (9, 8)),
+        (b"", b'{"usage":{"input_tokens":9,"output_tokens":1}}', (9, None)),
+        (b"", b'{"usage":{"input_tokens":1,"cache_read_input_tokens":8,"output_tokens":1}}', (9, 8)),
+        (b"", b'"usage":{"input_tokens":1,"cache_creation_input_tokens":3,"cache_read_input_tokens":0}', (4, 0)),
+        (b"", b'"usage":{"input_tokens":1,"cache_creation_input_tokens":null,"cache_read_input_tokens":8}', (9, 8)),
         (usage(9, 8)[:25] + b"9" * 3000, b"9" * 3000, (None, None)),
     ],
 )

@@ -1,0 +1,56 @@
+"""What stands for a prompt whose tokens cannot be known beforehand: its texts, four bytes for a token.
+
+Engines render such a request in ways of their own, or see images in it. But what begins alike is rendered alike, so a
+worker that was sent a request lately probably holds what another begins with (docs/adr/0009-prompts-without-tokens.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import xxhash
+
+from indexer.hashing import Tokens
+
+BYTES_PER_TOKEN: Final = 4
+"""Of English text, roughly; and an array of tokens has as many for each."""
+MEDIA_TOKENS: Final = 1024
+"""That an image, a sound or a file counts: vision models make 250 (a thumbnail) to some thousands of one."""
+_MEDIA: Final = ("image", "audio", "video", "file", "document")
+"""Parts of the types of messages' parts."""
+_NOT_RENDERED: Final = frozenset(("type", "id", "status", "cache_control"))
+"""Clients move Anthropic's `cache_control` from message to message, and need not send ids again."""
+
+
+def stand_ins(values: Sequence[object]) -> Tokens:
+    """Of JSON values, or arrays of token ids, in the order in which they are rendered: of the strings in them, wherever
+    they stand, since a text may be a string or a list of parts."""
+    pieces: list[bytes] = []
+    left = list(reversed(values))
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            pieces.append(value.encode("utf-8", "surrogatepass"))
+        elif isinstance(value, np.ndarray):
+            pieces.append(value.tobytes())
+        elif isinstance(value, list):
+            left.extend(reversed(value))
+        elif isinstance(value, dict) and _is_media(value):
+            pieces.append(_of_media(value))
+        elif isinstance(value, dict):
+            left.extend(each for name, each in reversed(value.items()) if name not in _NOT_RENDERED)
+    text = b"".join(pieces)
+    return np.frombuffer(text, np.uint32, len(text) // BYTES_PER_TOKEN)
+
+
+def _is_media(part: dict[str, object]) -> bool:
+    kind = part.get("type")
+    return isinstance(kind, str) and any(medium in kind for medium in _MEDIA)
+
+
+def _of_media(part: dict[str, object]) -> bytes:
+    digest = xxhash.xxh3_64_digest(msgspec.json.encode(part))
+    return digest * (MEDIA_TOKENS * BYTES_PER_TOKEN // len(digest))

@@ -1,0 +1,92 @@
+"""What begins alike is stood for alike, in whichever form it is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.tokens.stand_ins import MEDIA_TOKENS, stand_ins
+
+SYSTEM = "You are a careful assistant, and say so each time. "
+TEXT = "What is in this picture, and who took it? "
+
+
+def common(one: list[object], other: list[object]) -> int:
+    """Leading tokens that both have."""
+    pairs = zip(stand_ins(one).tolist(), stand_ins(other).tolist(), strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(stand_ins(one)), len(stand_ins(other))))
+
+
+def user(content: object, **more: object) -> dict[str, object]:
+    return {"role": "user", "content": content, **more}
+
+
+def image(url: str) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+def test_a_text_begins_with_its_beginning(begin: str, more: str) -> None:
+    whole = len(begin.encode("utf-8", "surrogatepass")) // 4
+    assert len(stand_ins([begin])) == whole
+    assert common([begin], [begin + more]) == whole
+
+
+def test_four_bytes_are_a_token() -> None:
+    assert stand_ins(["abcdefgh"]).tobytes() == b"abcdefgh"
+    assert stand_ins(["abcdefg"]).tobytes() == b"abcd"
+    assert stand_ins(["\ud800x"]).dtype == np.uint32
+    assert len(stand_ins([])) == len(stand_ins([None, 5, True, 1.5, {}])) == 0
+
+
+def test_a_conversation_begins_with_what_was_said_before() -> None:
+    first = [{"role": "system", "content": SYSTEM}, user(TEXT)]
+    grown = [*first, {"role": "assistant", "content": "A cat."}, user("Which one?")]
+    assert common([first], [grown]) == len(stand_ins([first]))
+    other = [{"role": "system", "content": SYSTEM}, user("Something else.")]
+    assert len(SYSTEM) // 4 <= common([first], [other]) < len(stand_ins([first]))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        user([{"type": "text", "text": TEXT}]),
+        user([{"type": "text", "text": TEXT, "cache_control": {"type": "ephemeral"}}]),
+        user([{"type": "input_text", "text": TEXT}], type="message", id="msg_1", status="completed"),
+        user([{"type": "text", "text": TEXT[:9]}, {"type": "text", "text": TEXT[9:]}]),
+    ],
+)
+def test_what_is_rendered_alike_is_alike(same: dict[str, object]) -> None:
+    assert stand_ins([[same]]).tolist() == stand_ins([[user(TEXT)]]).tolist()
+
+
+def test_an_image_counts_for_many_tokens_however_long_its_url_is() -> None:
+    short, long = (len(stand_ins([[user([image(url)])]])) for url in ("http://x/1.png", "data:," + "A" * 100_000))
+    assert short == long == MEDIA_TOKENS + len("user") // 4
+
+
+def test_another_image_is_another_prompt_from_there_on() -> None:
+    before = {"role": "system", "content": SYSTEM + "." * (-len(SYSTEM + "systemuser") % 4)}
+    first, second = ([before, user([image(url), {"type": "text", "text": TEXT}])] for url in ("data:,a", "data:,b"))
+    assert common([first], [first]) == len(stand_ins([first]))
+    assert common([first], [second]) == len(stand_ins([[before, user("")]]))
+
+
+@pytest.mark.parametrize("kind", ["image", "input_image", "image_url", "input_audio", "video_url", "file", "document"])
+def test_whatever_is_no_text_is_taken_whole(kind: str) -> None:
+    part = {"type": kind, "source": {"data": "x" * 5000}}
+    assert len(stand_ins([[part]])) == MEDIA_TOKENS
+    assert stand_ins([[part]]).tolist() != stand_ins([[{**part, "detail": "low"}]]).tolist()
+
+
+def test_token_ids_stand_for_themselves() -> None:
+    assert stand_ins([np.array([5, 6, 7], np.uint32)]).tolist() == [5, 6, 7]
+
+
+def test_depth_is_no_matter() -> None:
+    deep: object = TEXT
+    for _ in range(100_000):
+        deep = [deep]
+    assert stand_ins([deep]).tolist() == stand_ins([TEXT]).tolist()
