@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engines.description import EngineDescription, Model
+from indexer.events import EventBatch, Stored, pack_hashes
 from indexer.kv_indexer import KVIndexer, hash_prompt
-from indexer.types import PLAIN, WorkerRank
+from indexer.predicted import LIFE
+from indexer.types import PLAIN, Tier, WorkerRank
 from router.fleet import Fleet, Worker
 from router.http.messages import Response
 from router.http.pool import Pool
+from router.index_audit import IndexAudit
 from router.legs import Leg, Pair
 from router.metrics import Metrics
+from router.outcome import Outcome
 from router.retry_budget import RetryBudget
 from router.routing import Brain, Prompt, RequestRouting
 from router.scheduling.admission import Admission
@@ -55,6 +61,28 @@ def test_a_request_is_booked_before_it_is_sent_and_noted_after() -> None:
     routing.route(frozenset(), send)
     assert seen == [(1, 0, False)]  # the worker does not wait for what only later requests need
     assert look() == (1, 10, True)
+
+
+@pytest.mark.parametrize("guessed", [False, True])
+def test_what_no_events_will_tell_of_is_expected_for_longer_and_never_audited(guessed: bool) -> None:
+    indexer, audited = KVIndexer(assumed_ttl=60.0), list[object]()
+    audit = IndexAudit(indexer, audited.append, has_store=False)
+    made = brain()._replace(indexer=indexer, audit=audit)
+    indexer.watch(RANK)
+    indexer.on_batch(EventBatch("w", 0, 1, 0, [Stored(Tier.GPU, pack_hashes([1]))]))
+    routing = RequestRouting(made, "m")
+    routing.prompt = Prompt(10, HASHES, guessed=guessed)
+    legs = list[Leg | Pair | Response]()
+    routing.route(frozenset(), legs.append)
+    assert RANK in indexer.find_matches(HASHES)
+    indexer.expire(3 * LIFE)
+    indexer.expire(5 * LIFE)
+    assert (RANK in indexer.find_matches(HASHES)) == guessed
+    (leg,) = legs
+    assert isinstance(leg, Leg)
+    routing.finished(Outcome(leg, 200, "complete", 0.1, 0.2, 10, 8, None))  # far more than was expected
+    audit.look(10.0)
+    assert (audit.status(RANK) is None) == guessed
 
 
 def test_what_cannot_be_sent_is_given_back_and_answered() -> None:
