@@ -12,7 +12,7 @@ import numpy as np
 
 from router.inference import Endpoint, Inference, model_of, parse_inference
 from router.openai_errors import BadRequest
-from router.tokens import read_ids
+from router.tokens import read_ids, stand_ins
 from tests.engines.recordings import RECORDINGS, exchanges
 from tests.fuzz.target import DEEP_JSON, JSON, Target, place
 
@@ -72,6 +72,23 @@ def _ids(data: bytes) -> Hashable:
     return ids is None, flat, len(plain) if isinstance(plain, list) and len(plain) < 9 else -1
 
 
+def _stand_ins(data: bytes) -> Hashable:
+    """Whatever JSON it is, it is stood for; and more of it by more."""
+    try:
+        said = JSON.decode(data)
+    except (ValueError, RecursionError):
+        return "no JSON"
+    found = stand_ins([said])
+    assert stand_ins([said, "more"])[: len(found)].tolist() == found.tolist()
+    return type(said), min(len(found), 9)
+
+
+def _conversations() -> list[bytes]:
+    image = {"type": "image", "source": {"data": "AAAA"}}
+    said: list[object] = [{"role": "user", "content": [{"type": "text", "text": "é", "cache_control": {}}, image]}]
+    return [*_bodies(), JSON.encode(said), JSON.encode({"system": ["a", None, 5], "messages": [{"type": [image]}]})]
+
+
 def _bodies() -> list[bytes]:
     """Recorded requests, and what else a body may say."""
     found = [each["request"]["body"] for recording in RECORDINGS for each in exchanges(recording.name)]
@@ -106,5 +123,6 @@ _WORDS = (
 
 TARGETS = (
     Target("inference", _body, _bodies, _WORDS, JSON),
+    Target("stand-ins", _stand_ins, _conversations, (*_WORDS, b'"type":"image"', b'"type":'), JSON),
     Target("token-ids", _ids, _lists, _WORDS, JSON),
 )
