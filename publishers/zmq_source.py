@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import cache
 from typing import Protocol
 
 import zmq
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 REPLAY_TIMEOUT = 5.0
 """Seconds without any answer after which a replay counts as unanswered."""
+
+MOST_SOCKETS = 65_535
+"""As many as ZMQ can have; else it has 1023, and each rank takes three. Whoever runs out of them has a fleet of 341."""
 
 RECEIVE_LIMIT = 100_000
 """Messages that ZMQ keeps for us, as many as vLLM keeps on its side; those beyond show as a gap."""
@@ -259,7 +263,7 @@ class _Sockets:
         return messages
 
     def _open(self, kind: int) -> _Socket:
-        socket: _Socket = zmq.Context.instance().socket(kind)
+        socket: _Socket = _context().socket(kind)
         socket.linger = 0
         socket.maxmsgsize = MOST_BYTES
         # An engine sends a replay as fast as it can, and drops what we do not take.
@@ -346,6 +350,14 @@ class _Sockets:
         if self._dealer is not None:
             self._close(self._dealer)
             self._dealer = None
+
+
+@cache
+def _context() -> zmq.Context[_Socket]:
+    """Our own, as the number of its sockets counts only before there is the first."""
+    context: zmq.Context[_Socket] = zmq.Context()
+    context.max_sockets = MOST_SOCKETS
+    return context
 
 
 def _attach(socket: _Socket, endpoint: str, *, listen: bool) -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import resource
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -307,6 +308,25 @@ async def test_where_the_endpoint_is_a_wildcard_the_engine_connects() -> None:
             await engine.recv_multipart()  # the subscription
             await engine.send_multipart([b"kv", bytes(8), b"payload"])
             await until(lambda: log.said == ["lost track", b"payload"])
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As a router takes them at its start."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+async def test_a_process_follows_a_large_fleet() -> None:
+    source = EventSource(0, "ipc:///tmp/nobody-is-here", "ipc:///tmp/nobody-is-here")
+    sources = [ZmqSource(source, Log()) for _ in range(350)]
+    for each in sources:
+        each.start()
+    for each in sources:
+        await each.close()
 
 
 async def test_closing_at_any_time_leaves_no_task() -> None:
