@@ -30,7 +30,8 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a trace file, in order of arrival. Raises RunError naming the line of the first malformed row."""
+    """The rows of a trace file, in order of arrival, the first at 0: some begin with the hour, or count from 1970.
+    Raises RunError naming the line of the first malformed row."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -40,7 +41,9 @@ def read(path: Path) -> list[Row]:
     rows = [parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise RunError(f"the trace {path} has no rows; give a file with one JSON object per line")
-    return sorted(rows, key=lambda row: row.timestamp)
+    began = min(row.timestamp for row in rows)
+    moved = (msgspec.structs.replace(row, timestamp=row.timestamp - began) for row in rows)
+    return sorted(moved, key=lambda row: row.timestamp)
 
 
 def parse(line: bytes, where: str) -> Row:

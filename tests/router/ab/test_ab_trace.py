@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.ab.errors import RunError
 from router.ab.prompts import END_TOKEN, FIRST_TOKEN, completion_body, prompt_text
@@ -28,6 +29,12 @@ def write(path: Path, *rows: object) -> Path:
 def test_rows_come_in_order_of_arrival(tmp_path: Path) -> None:
     rows = read(write(tmp_path / "t.jsonl", {**ROW, "timestamp": 9}, "", ROW))
     assert [row.timestamp for row in rows] == [0, 9]
+
+
+def test_a_trace_begins_with_its_first_request(tmp_path: Path) -> None:
+    rows = read(write(tmp_path / "t.jsonl", *({**ROW, "timestamp": 1.7e12 + at * 1000} for at in (7, 0, 2))))
+    assert [row.timestamp for row in rows] == [0, 2000, 7000]
+    assert len(stretch(rows, duration=3)) == 2
 
 
 @pytest.mark.parametrize(
@@ -108,7 +115,9 @@ def test_the_body_of_a_request() -> None:
 def test_synthetic_traces_are_valid_and_repeatable(tmp_path: Path, kind: str, seed: int) -> None:
     rows = synthesize(kind, seed, duration=120)
     text = (json.dumps({key: getattr(row, key) for key in ROW}) for row in rows)
-    assert read(write(tmp_path / "t.jsonl", *text)) == rows
+    began = rows[0].timestamp
+    read_back = [structs.replace(row, timestamp=row.timestamp + began) for row in read(write(tmp_path / "t", *text))]
+    assert read_back == rows
     assert rows == synthesize(kind, seed, duration=120)
     assert rows != synthesize(kind, seed + 1, duration=120)
 
