@@ -13,6 +13,7 @@ from router.ab.trace import BLOCK_TOKENS, Row
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX: Final = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
 _LAST: Final = np.uint64(31)
+_MASK: Final = (1 << 64) - 1
 
 
 def sequence_hashes(row: Row, block_size: int) -> SequenceHashes:
@@ -21,7 +22,8 @@ def sequence_hashes(row: Row, block_size: int) -> SequenceHashes:
     `block_size` must divide 512. Mixed by SplitMix64's finaliser (Steele, Lea and Flood 2014).
     """
     parts = BLOCK_TOKENS // block_size
-    ids = np.repeat(np.array(row.hash_ids, np.uint64) * np.uint64(parts), parts)
+    named = np.array([one & _MASK for one in row.hash_ids], np.uint64)  # some traces' are hashes, with a sign or long
+    ids = np.repeat(named * np.uint64(parts), parts)
     ids += np.tile(np.arange(parts, dtype=np.uint64), len(row.hash_ids))
     mixed = (ids[: row.input_length // block_size] + np.uint64(1)) * _STEP
     for shift, factor in _MIX:

@@ -7,7 +7,7 @@ import pytest
 
 from router.ab.arrivals import Arrivals
 from router.ab.errors import RunError
-from router.ab.trace import reuse
+from router.ab.trace import Row, reuse
 from router.simulation.prompts import sequence_hashes
 from router.simulation.source import Requests
 
@@ -47,6 +47,12 @@ def test_a_trace_of_a_file(tmp_path: Path) -> None:
 
 def test_a_synthetic_trace_is_as_ab_makes_it() -> None:
     assert Requests(trace="synthetic:agent", limit=5).rows(1, 1.0) != Requests(trace="synthetic", limit=5).rows(1, 1.0)
+
+
+def test_hash_ids_may_be_any_whole_numbers() -> None:
+    chains = [sequence_hashes(Row(0, 512, 1, (one,)), 16) for one in (0, 1, -1, -(2**62) + 5, 2**70 + 1)]
+    assert len({int(chain[0]) for chain in chains[:4]}) == 4
+    assert chains[4].tolist() == chains[1].tolist()  # of a longer one its last 64 bits
 
 
 def test_nothing_is_left() -> None:
