@@ -37,7 +37,7 @@ class Figures(msgspec.Struct, frozen=True):
     imbalance: float
     """Of prompt tokens that were not cached."""
     goodput: float
-    """Answers a second that kept the goal, while requests arrived."""
+    """Answers a second that kept the goal, while requests arrived; NaN where all came at once."""
     seconds: float
     """From the first arrival to the last answer."""
     store_ratio: float | None = None
@@ -69,8 +69,8 @@ def summarise(
         itl=counted_spread(gaps),
         hit_ratio=sum(sample.cached_tokens for sample in fine) / prompt,
         imbalance=imbalance(uncached, workers),
-        goodput=sum(_keeps(sample, goal) for sample in fine) / arriving,
-        seconds=max((sample.last for sample in samples), default=0.0),
+        goodput=sum(_keeps(sample, goal) for sample in fine) / arriving if arriving else math.nan,
+        seconds=max(sample.last for sample in samples) - min(sample.arrived for sample in samples) if samples else 0.0,
         store_ratio=sum(sample.stored_tokens for sample in fine) / prompt if store else None,
     )
 

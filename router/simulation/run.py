@@ -54,7 +54,7 @@ class Run(NamedTuple):
         fleet = VirtualFleet(self.fleet, find_policy(self.policy), self.seed, self._admission())
         enough = None if self.most_ttft is None else _exceeds(self.most_ttft * len(rows))
         samples = fleet.run(rows, lambda fleet: plan_changes(fleet, self.changes), enough)
-        arriving = max(1e-3, rows[-1].timestamp / 1000)
+        arriving = (rows[-1].timestamp - rows[0].timestamp) / 1000
         store = self.fleet.store_tokens > 0
         return summarise(samples, fleet.token_gaps, self.fleet.workers, arriving, self.goal, store)
 
@@ -89,8 +89,9 @@ def _exceeds(total: float) -> Callable[[Sequence[Sample]], bool]:
 
 
 def _check_fits(tokens: int, fleet: FleetSettings) -> None:
-    if tokens > fleet.cache_tokens:
-        raise RunError(f"a request of {tokens} tokens does not fit a cache of {fleet.cache_tokens}; see --cache-tokens")
+    if -(-tokens // fleet.block_size) > fleet.cache_tokens // fleet.block_size:
+        blocks = f"{fleet.cache_tokens} in blocks of {fleet.block_size}"
+        raise RunError(f"a request of {tokens} tokens does not fit a cache of {blocks}; see --cache-tokens")
 
 
 class Runner(Protocol):

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from router.simulation.arrival import Sample
 from router.simulation.figures import Goal, summarise
+from router.simulation.fleet import FleetSettings
+from router.simulation.run import Run
+from router.simulation.source import Requests
 
 
 def sample(number: int, ttft: float, *, worker: int = 0, cached: int = 0, tpot: float = 0.01) -> Sample:
@@ -26,6 +31,18 @@ def test_a_run_in_numbers() -> None:
     assert figures.goodput == pytest.approx(0.1)  # one kept to both goals
     assert (figures.itl.p50, figures.itl.p99, figures.itl.max) == (0.01, 0.01, 0.5)
     assert figures.itl.mean == pytest.approx(0.0149)
+
+
+def test_time_counts_from_the_first_arrival() -> None:
+    assert summarise([sample(0, 0.5)], {}, 2, 10.0, Goal()).seconds == pytest.approx(0.6)
+    requests = Requests("chat", duration=20.0, limit=5)
+    rows = requests.rows(0, 1.0)
+    figures = Run(requests, FleetSettings(workers=2), "round-robin").figures()
+    assert figures.goodput == pytest.approx(5 / (rows[-1].timestamp - rows[0].timestamp) * 1000)
+
+
+def test_no_goodput_is_told_of_requests_that_came_at_once() -> None:
+    assert math.isnan(Run(Requests("chat", limit=1), FleetSettings(workers=2), "round-robin").figures().goodput)
 
 
 def test_what_came_from_a_store_is_counted_apart() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -50,6 +51,14 @@ def test_a_request_that_fits_no_cache_is_told_before() -> None:
     small = SMALL._replace(fleet=FleetSettings(cache_tokens=1024))
     with pytest.raises(RunError, match="does not fit a cache of 1024"):
         small.figures()
+
+
+def test_a_cache_holds_whole_blocks(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 512, "output_length": 88, "hash_ids": [0]}\n')
+    run = SMALL._replace(requests=Requests(trace=str(trace)), fleet=FleetSettings(cache_tokens=700, block_size=512))
+    with pytest.raises(RunError, match="600 tokens does not fit a cache of 700"):
+        run.figures()
 
 
 def test_a_hopeless_run_ends_early_and_is_still_above_the_limit() -> None:
