@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -62,11 +63,11 @@ class SimSettings:
         for name in ("workers", "block_size", "max_num_seqs", "max_num_batched_tokens", "dp_size", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.cache_blocks < 1 or self.speedup <= 0:
+        if self.cache_blocks < 1 or not 0 < self.speedup < math.inf:
             raise ValueError("cache_tokens must make one block, and speedup be above 0")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must not be below max_num_seqs")  # vLLM's rule too
-        if any(factor <= 0 or not 0 <= index < self.workers for index, factor in self.slow.items()):
+        if any(not 0 < factor < math.inf or not 0 <= index < self.workers for index, factor in self.slow.items()):
             raise ValueError("slow takes the index of a worker and a factor above 0")
         self._check_pairs()
 

@@ -8,6 +8,7 @@ overlaps compute and memory traffic: an upper bound that keeps each term visible
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -34,7 +35,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Seconds and rates of one worker."""
+    """Seconds and rates of one worker. ValueError for those of none."""
 
     base_s: float = 0.006
     """Every step reads the weights once: 16.1 GB at 80 % of 3.35 TB/s."""
@@ -47,6 +48,13 @@ class StepTiming:
     """Compute for its one token (40 µs at the prefill rate), sampling and the engine's bookkeeping."""
     kv_read_s_per_token: float = 4.9e-8
     """2 × 8 heads × 128 × 32 layers × 2 bytes, 131 kB per token of context, at 80 % of 3.35 TB/s."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.prefill_tokens_per_s < math.inf:
+            raise ValueError("prefill_tokens_per_s must be above 0")
+        for name in ("base_s", "attention_s_per_pair", "decode_s_per_sequence", "kv_read_s_per_token"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number of seconds, not below 0")
 
     def step_time(self, work: StepWork) -> float:
         """Seconds for one step."""

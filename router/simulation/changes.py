@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -37,7 +38,7 @@ def parse_change(text: str) -> Change:
     if kind not in get_args(Kind) or bool(equals) != (kind == "slow"):
         raise ValueError(text)
     change = Change(float(at), cast("Kind", kind), int(number), float(factor or 1))
-    if change.at < 0 or change.number < (kind == "join") or change.factor <= 0:
+    if not 0 <= change.at < math.inf or change.number < (kind == "join") or not 0 < change.factor < math.inf:
         raise ValueError(text)
     return change
 
@@ -46,7 +47,7 @@ def parse_slow(text: str) -> tuple[int, float]:
     """INDEX=FACTOR. ValueError for anything else."""
     index, _, factor = text.partition("=")
     found = int(index), float(factor)
-    if found[0] < 0 or found[1] <= 0:
+    if found[0] < 0 or not 0 < found[1] < math.inf:
         raise ValueError(text)
     return found
 

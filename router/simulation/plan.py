@@ -126,13 +126,12 @@ def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
         raise RunError(f"--prefill and --decode take a part of the {workers} workers each, and prefills need a decode")
     if BLOCK_TOKENS % given.block_size:
         raise RunError(f"--block-size must divide {BLOCK_TOKENS}, the tokens that one hash id stands for")
-    timing = StepTiming(**{field.name: getattr(given, field.name) for field in fields(StepTiming)})
     return FleetSettings(
         workers=workers,
         cache_tokens=given.cache_tokens or (kind or default).cache_tokens,
         block_size=given.block_size,
         slow=slow,
-        timing=timing,
+        timing=_timing(given),
         max_num_seqs=given.max_num_seqs,
         max_num_batched_tokens=given.max_num_batched_tokens,
         prefill=given.prefill,
@@ -149,6 +148,13 @@ def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
         store_replicas=given.store_replicas,
         store_credit=given.store_credit,
     )
+
+
+def _timing(given: argparse.Namespace) -> StepTiming:
+    try:
+        return StepTiming(**{field.name: getattr(given, field.name) for field in fields(StepTiming)})
+    except ValueError as error:
+        raise RunError(f"{error}; --help lists every flag") from None
 
 
 def make_parser() -> argparse.ArgumentParser:

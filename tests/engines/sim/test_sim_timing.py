@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields
+
 import pytest
 
 from engines.sim.timing import StepTiming, StepWork
@@ -23,6 +26,18 @@ def work(**fields: int) -> StepWork:
 )
 def test_each_term(timing: StepTiming, done: StepWork, seconds: float) -> None:
     assert timing.step_time(done) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("name", [field.name for field in fields(StepTiming)])
+def test_a_step_that_takes_no_time_that_there_is(name: str, wrong: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        StepTiming(**{name: wrong})
+
+
+def test_nothing_is_computed_at_a_rate_of_0() -> None:
+    with pytest.raises(ValueError, match="prefill_tokens_per_s"):
+        StepTiming(prefill_tokens_per_s=0)
 
 
 def test_chunks_attend_to_what_the_whole_prompt_does() -> None:
