@@ -49,7 +49,7 @@ class EventPublisher:
                 await self._answer(frames[0], int.from_bytes(frames[2], "big"))
 
     async def _answer(self, peer: bytes, start: int) -> None:
-        skip = max(0, start - self._kept[0][0]) if self._kept else 0
+        skip = min(len(self._kept), max(0, start - self._kept[0][0])) if self._kept else 0
         for seq, payload in list(islice(self._kept, skip, None)):
             await self._replay.send_multipart([peer, b"", self._topic, seq.to_bytes(8, "big"), payload])
         await self._replay.send_multipart([peer, b"", self._topic, END_OF_REPLAY, b""])

@@ -78,6 +78,8 @@ def read_plan(argv: Sequence[str]) -> Plan:
     unknown = unknown_worker(fleet.workers, given.change)
     if unknown is not None:
         raise RunError(f"--change: there is no worker {unknown} then; workers are counted from 0")
+    if given.page and (given.knee or not given.suite):
+        raise RunError("--page is of --suite, without --knee")
     if given.store_sweep and not fleet.store_tokens:
         raise RunError("--store-sweep needs a store; give --store-tokens")
     return Plan(

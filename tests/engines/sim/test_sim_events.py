@@ -167,6 +167,7 @@ async def test_replay_starts_where_it_is_asked_to() -> None:
         assert [seq for seq, _ in await replay(worker, "vllm", 0)] == [0, 1, 2, 3]
         assert [seq for seq, _ in await replay(worker, "vllm", 2)] == [2, 3]
         assert await replay(worker, "vllm", 9) == []
+        assert await replay(worker, "vllm", 2**64 - 1) == []
 
 
 def kinds(batches: list[tuple[int, EngineBatch]]) -> list[type]:
