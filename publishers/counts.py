@@ -31,7 +31,7 @@ class RelayCounts(msgspec.Struct):
     orphans: int = 0
     """Stores dropped because their parent is unknown."""
     malformed: int = 0
-    """Frames and events that could not be read."""
+    """Frames and events that could not be read; of a `KVPublisher` also figures that are none."""
     epochs: int = 0
     """Restarts."""
     snapshots: int = 0

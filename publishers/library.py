@@ -19,9 +19,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
 
+import msgspec
+import numpy as np
+
+from engines.answers import share, whole
 from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch, EngineEvent
 from engines.rank_load import RankLoad
 from indexer.events import EventBatch
@@ -54,6 +60,9 @@ class KVPublisher:
         report_interval: float = REPORT_INTERVAL,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """ValueError for a block size that is none."""
+        if block_size < 1:
+            raise ValueError(f"a block has at least one token, not {block_size}")
         self._block_size = block_size
         self._report_interval = report_interval
         self._rank = RankPublisher(WorkerRank(worker_id, dp_rank), plane, namespace, Epochs(now_ns))
@@ -94,23 +103,38 @@ class KVPublisher:
 
         `lora_name` and `cache_salt` matter where there is no parent; the others inherit.
         """
-        namespace = Namespace(lora_name, cache_salt)
-        self._apply(
-            BlockStored(list(block_hashes), parent_block_hash, list(token_ids), self._block_size, tier, namespace)
-        )
+        with self._counting():
+            hashes, (parent,) = _plain(block_hashes), _plain([parent_block_hash])
+            namespace = Namespace(lora_name, cache_salt)
+            self._apply(BlockStored(hashes, parent, list(token_ids), self._block_size, Tier(tier), namespace))
 
     def removed(self, block_hashes: Sequence[EngineHash], tier: Tier = Tier.GPU) -> None:
         """One copy of each of these blocks is gone."""
-        self._apply(BlockRemoved(list(block_hashes), tier))
+        with self._counting():
+            self._apply(BlockRemoved(_plain(block_hashes), Tier(tier)))
 
     def cleared(self) -> None:
         """Nothing is held any more."""
         self._apply(AllBlocksCleared())
 
     def report(self, load: RankLoad) -> None:
-        """Sends a load report soon, and these figures with every later one until the next call."""
-        self._load = load
+        """Sends a load report soon, and these figures with every later one until the next call.
+
+        A figure that is none is left out and counted: receivers would refuse the report with all that it says.
+        """
+        given = msgspec.structs.asdict(load)
+        figures = {name: _figure(name, value) for name, value in given.items()}
+        self.counts.malformed += sum(value is not None and figures[name] is None for name, value in given.items())
+        self._load = RankLoad(**figures)
         self._load_changed.set()
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        """What is of a wrong type is wrong with one event, too."""
+        try:
+            yield
+        except (TypeError, ValueError, AttributeError):
+            self._rank.relay.malformed()
 
     def _apply(self, event: EngineEvent) -> None:
         for batch in self._rank.relay.apply(EngineBatch(0.0, None, [event], {})):
@@ -130,6 +154,22 @@ class KVPublisher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._report_interval):
                     await self._load_changed.wait()
+
+
+def _plain(hashes: Iterable[Any]) -> list[Any]:
+    """Numbers of numpy's are the numbers that they stand for."""
+    return [int(one) if isinstance(one, np.integer) else one for one in hashes]
+
+
+_SHARES: Final = frozenset({"gpu_cache_usage_perc", "gpu_prefix_cache_hit_rate"})
+
+
+def _figure(name: str, value: Any) -> Any:
+    """As a plain number, whatever library it comes from; None for what is none."""
+    try:
+        return share(float(value)) if name in _SHARES else whole(operator.index(value))
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 class WorkerMetricsPublisher:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from typing import Any
 
+import numpy as np
 import pytest
 
 import publishers.library
@@ -66,6 +69,28 @@ async def test_what_is_wrong_is_counted_and_never_raised() -> None:
     assert (publisher.counts.malformed, publisher.counts.orphans, publisher.counts.batches) == (2, 1, 0)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"block_hashes": None}, {"token_ids": None}, {"lora_name": 5}, {"cache_salt": b"x"}, {"tier": "GPU"}, {"tier": 7}],
+)
+async def test_what_is_of_a_wrong_type_is_counted_too(wrong: dict[str, Any]) -> None:
+    publisher = KVPublisher(LocalPlane(), "w", 0, 4)
+    publisher.stored(**{"block_hashes": [1], "parent_block_hash": None, "token_ids": TOKENS[:4], **wrong})
+    assert (publisher.counts.malformed, publisher.counts.stored) == (1, 0)
+
+
+async def test_a_removal_of_a_wrong_type_is_counted_too() -> None:
+    publisher = KVPublisher(LocalPlane(), "w", 0, 4)
+    publisher.removed(None)  # type: ignore[arg-type]
+    publisher.removed([1], "GPU")  # type: ignore[arg-type]
+    assert publisher.counts.malformed == 2
+
+
+async def test_a_block_of_no_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        KVPublisher(LocalPlane(), "w", 0, 0)
+
+
 async def test_figures_are_sent_at_once_and_repeated_with_the_last_event_id() -> None:
     side = Side()
     await side.start()
@@ -79,6 +104,47 @@ async def test_figures_are_sent_at_once_and_repeated_with_the_last_event_id() ->
     last = side.reports[-1]
     assert (last.request_active_slots, last.gpu_cache_usage_perc, last.num_requests_waiting) == (3, 0.5, None)
     assert last.epoch == side.batches[0].epoch
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_requests_waiting": -1},
+        {"request_active_slots": 2.5},
+        {"kv_total_blocks": 2**70},
+        {"kv_active_blocks": "7"},
+        {"gpu_cache_usage_perc": math.nan},
+        {"gpu_prefix_cache_hit_rate": 1.5},
+    ],
+)
+async def test_a_figure_that_is_none_is_counted_and_the_report_goes_without_it(wrong: dict[str, Any]) -> None:
+    side = Side()
+    await side.start()
+    publisher = KVPublisher(side.plane, "w", 0, 4, namespace="ns")
+    await publisher.start()
+    WorkerMetricsPublisher(publisher).publish(**{"request_total_slots": 8, **wrong})
+    await until(lambda: side.reports[-1:] and side.reports[-1].request_total_slots == 8)
+    await publisher.close()
+    assert {getattr(side.reports[-1], name) for name in wrong} == {None}
+    assert publisher.counts.malformed == 1
+
+
+async def test_numbers_of_numpy_are_numbers() -> None:
+    side = Side()
+    await side.start()
+    publisher = KVPublisher(side.plane, "w", 0, 4, namespace="ns")
+    await publisher.start()
+    names = np.array([2**63 + 5, 6], np.uint64)
+    publisher.stored(names.tolist()[:1], None, TOKENS[:4])
+    publisher.stored(names[1:], names[0], np.array(TOKENS[4:8]))  # type: ignore[arg-type] # as good as a sequence
+    WorkerMetricsPublisher(publisher).publish(
+        num_requests_waiting=np.int64(3),  # type: ignore[arg-type]
+        gpu_cache_usage_perc=np.float32(0.5),  # type: ignore[arg-type]
+    )
+    await until(lambda: side.reports[-1:] and side.reports[-1].num_requests_waiting == 3)
+    await publisher.close()
+    assert side.reports[-1].gpu_cache_usage_perc == 0.5
+    assert (publisher.counts.stored, publisher.counts.orphans, publisher.counts.malformed) == (2, 0, 0)
 
 
 async def test_more_than_the_queue_takes_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
