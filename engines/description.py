@@ -7,6 +7,8 @@ from typing import Literal
 import msgspec
 
 EngineKind = Literal["vllm", "sglang", "unknown"]
+MOST_RANKS = 1024
+"""More data-parallel ranks of one worker than this are a mistake, and each would be a socket."""
 Role = Literal["prefill", "decode", "both"]
 """What a worker does of a request: its prompt for another, the answer to another's prompt, or all of it."""
 

@@ -8,11 +8,9 @@ from msgspec.structs import replace
 
 from engines import problems
 from engines.answers import items, mapping, parse, text, whole
-from engines.description import EngineDescription, EventSource, Model, Role
+from engines.description import MOST_RANKS, EngineDescription, EventSource, Model, Role
 from engines.endpoints import reachable, tcp
 
-MOST_RANKS = 1024
-"""More data-parallel ranks than this are a mistake, and each would be a socket."""
 _ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "null": "both"}
 """By `--disaggregation-mode`."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from engines import problems
 from engines.answers import mapping, text
-from engines.description import EngineDescription, EventSource, Model
+from engines.description import MOST_RANKS, EngineDescription, EventSource, Model
 from engines.endpoints import reachable
 from engines.prometheus import Sample, read_samples
 from indexer.events import LARGEST_COUNT
@@ -28,7 +28,7 @@ def describe(
         version=text(mapping(version).get("version")),
         models=models,
         block_size=block_size,
-        dp_size=max(1, len(event_sources), len({sample.labels.get("engine") for sample in config})),
+        dp_size=min(max(1, len(event_sources), len({sample.labels.get("engine") for sample in config})), MOST_RANKS),
         event_sources=event_sources,
         total_blocks=total_blocks,
         kv_dtype=next((sample.labels["cache_dtype"] for sample in config if sample.labels.get("cache_dtype")), None),
@@ -55,7 +55,8 @@ def _event_sources(host: str, sources: object) -> tuple[tuple[EventSource, ...],
     if not isinstance(sources, dict):
         return (), (problems.NO_EVENT_SOURCES,)
     configs = {int(rank): mapping(config) for rank, config in sources.items() if rank == "0" or is_number(rank)}
-    published = {rank: config for rank, config in sorted(configs.items()) if _publishes(config)}
+    first = sorted(configs.items())[:MOST_RANKS]
+    published = {rank: config for rank, config in first if _publishes(config)}
     if not published:
         return (), (problems.EVENTS_OFF,)
     found = [source for rank, config in published.items() if (source := _event_source(host, rank, config)) is not None]

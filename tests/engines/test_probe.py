@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import engines.sglang.describe
 import engines.vllm.describe
 from engines import problems
-from engines.description import EngineDescription, EventSource, Model
+from engines.description import MOST_RANKS, EngineDescription, EventSource, Model
 from engines.endpoints import confined
 from engines.probe import Answer, probe
 from tests.engines.recordings import answers, drive
@@ -120,6 +120,15 @@ def test_vllms_ranks_state_their_own_endpoints() -> None:
     )
     assert found.dp_size == 2
     assert found.problems == (problems.NO_REPLAY,)
+
+
+@pytest.mark.parametrize("ranks", [range(5000), range(7, 5007)])
+def test_an_engine_of_absurdly_many_ranks_has_some(ranks: range) -> None:
+    config = json.loads(VLLM["/kv_event_sources"].body)["0"]
+    lines = [f'vllm:cache_config_info{{block_size="16",engine="{rank}"}} 1' for rank in ranks]
+    sources = served_json({str(rank): config for rank in ranks})
+    found = describe({**VLLM, "/kv_event_sources": sources, "/metrics": Answer(200, "\n".join(lines).encode())})
+    assert (found.dp_size, len(found.event_sources)) == (MOST_RANKS, MOST_RANKS)
 
 
 def test_vllms_ranks_count_without_events_too() -> None:
