@@ -44,6 +44,9 @@ class EngineDescription(msgspec.Struct, frozen=True):
     models: tuple[Model, ...] = ()
     block_size: int | None = None
     dp_size: int = 1
+    first_rank: int = 0
+    """What the engine calls the rank that is 0 here. Several servers of one data-parallel engine count theirs together,
+    but each takes requests for its own from 0 on."""
     event_sources: tuple[EventSource, ...] = ()
     total_blocks: int | None = None
     """KV blocks per rank."""

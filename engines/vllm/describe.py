@@ -18,8 +18,10 @@ def describe(
     host: str, models: tuple[Model, ...], version: object, sources: object, metrics: bytes
 ) -> EngineDescription:
     """From GET /version, /kv_event_sources (None: it has none) and /metrics, the first two as JSON values."""
-    event_sources, found = _event_sources(host, sources)
     config = read_samples(metrics, {CONFIG})
+    configs, ranks = _configs(sources), {sample.labels.get("engine", "0") for sample in config}
+    first_rank = min([*configs, *(int(rank) for rank in ranks if is_rank(rank))], default=0)
+    event_sources, found = _event_sources(host, sources, first_rank)
     block_size, total_blocks = _number(config, "block_size"), _number(config, "num_gpu_blocks")
     if block_size is None:
         found = (*found, problems.NO_BLOCK_SIZE)
@@ -28,7 +30,8 @@ def describe(
         version=text(mapping(version).get("version")),
         models=models,
         block_size=block_size,
-        dp_size=min(max(1, len(event_sources), len({sample.labels.get("engine") for sample in config})), MOST_RANKS),
+        dp_size=min(max(1, len(event_sources), len(ranks)), MOST_RANKS),
+        first_rank=first_rank,
         event_sources=event_sources,
         total_blocks=total_blocks,
         kv_dtype=next((sample.labels["cache_dtype"] for sample in config if sample.labels.get("cache_dtype")), None),
@@ -51,12 +54,21 @@ def is_number(label: str) -> bool:
     return label.isascii() and label.isdigit() and len(label) <= 18 and 0 < int(label) <= LARGEST_COUNT
 
 
-def _event_sources(host: str, sources: object) -> tuple[tuple[EventSource, ...], tuple[str, ...]]:
+def is_rank(label: str) -> bool:
+    """As `is_number`, or 0."""
+    return label == "0" or is_number(label)
+
+
+def _configs(sources: object) -> dict[int, dict[str, Any]]:
+    """By the engine's number of each rank, in order."""
+    configs = {int(rank): mapping(config) for rank, config in mapping(sources).items() if is_rank(rank)}
+    return dict(sorted(configs.items())[:MOST_RANKS])
+
+
+def _event_sources(host: str, sources: object, first_rank: int) -> tuple[tuple[EventSource, ...], tuple[str, ...]]:
     if not isinstance(sources, dict):
         return (), (problems.NO_EVENT_SOURCES,)
-    configs = {int(rank): mapping(config) for rank, config in sources.items() if rank == "0" or is_number(rank)}
-    first = sorted(configs.items())[:MOST_RANKS]
-    published = {rank: config for rank, config in first if _publishes(config)}
+    published = {rank - first_rank: config for rank, config in _configs(sources).items() if _publishes(config)}
     if not published:
         return (), (problems.EVENTS_OFF,)
     found = [source for rank, config in published.items() if (source := _event_source(host, rank, config)) is not None]

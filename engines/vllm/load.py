@@ -6,7 +6,7 @@ from engines.answers import share, whole
 from engines.description import EngineDescription
 from engines.prometheus import read_samples
 from engines.rank_load import RankLoad
-from engines.vllm.describe import CONFIG, is_number
+from engines.vllm.describe import CONFIG, is_number, is_rank
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -22,13 +22,14 @@ def read(exposition: bytes, description: EngineDescription) -> dict[int, RankLoa
     totals: dict[int, int] = {}
     for sample in read_samples(exposition, _NAMES | {CONFIG}):
         engine = sample.labels.get("engine", "0")  # versions before data parallelism had no such label
-        if engine != "0" and not is_number(engine):
+        if not is_rank(engine) or int(engine) < description.first_rank:
             continue
+        rank = int(engine) - description.first_rank
         blocks = sample.labels.get("num_gpu_blocks", "")
         if sample.name != CONFIG:
-            figures.setdefault(int(engine), {})[sample.name] = sample.value
+            figures.setdefault(rank, {})[sample.name] = sample.value
         elif is_number(blocks):
-            totals[int(engine)] = int(blocks)
+            totals[rank] = int(blocks)
     return {
         rank: _rank_load(known, totals.get(rank, description.total_blocks), description.max_running)
         for rank, known in figures.items()

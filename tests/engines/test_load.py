@@ -116,6 +116,14 @@ def test_sglangs_older_get_load() -> None:
     assert found[1] == RankLoad(0, None, None, 1, 4, None, 128)
 
 
+def test_ranks_count_from_a_servers_first() -> None:
+    lines = [f'vllm:num_requests_running{{engine="{rank}"}} {rank}' for rank in (8, 9, 10)]
+    lines += ['vllm:cache_config_info{engine="10",num_gpu_blocks="32"} 1']
+    found = load(msgspec.structs.replace(VLLM, first_rank=9), {"/metrics": text(*lines)})
+    assert {rank: one.request_active_slots for rank, one in found.items()} == {0: 9, 1: 10}
+    assert {rank: one.kv_total_blocks for rank, one in found.items()} == {0: 64, 1: 32}
+
+
 def test_ranks_are_kept_apart() -> None:
     lines = [f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} {rank + 1}.0' for rank in (0, 1, 10)]
     found = load(VLLM, {"/metrics": text(*lines)})

@@ -109,16 +109,17 @@ def test_sglangs_adapters_have_a_name_to_ask_for_besides() -> None:
 
 def test_vllms_ranks_state_their_own_endpoints() -> None:
     config = json.loads(VLLM["/kv_event_sources"].body)["0"]
+    metrics = VLLM["/metrics"].body.replace(b'engine="0"', b'engine="9"')  # of a server that has but these two
     ranks = {
         "10": {**config, "endpoint": "tcp://*:5567", "replay_endpoint": "tcp://0.0.0.0:6567"},
         "9": {**config, "endpoint": "tcp://10.1.2.3:5566", "replay_endpoint": None},
     }
-    found = describe({**VLLM, "/kv_event_sources": served_json(ranks)})
+    found = describe({**VLLM, "/kv_event_sources": served_json(ranks), "/metrics": Answer(200, metrics)})
     assert found.event_sources == (
-        EventSource(9, "tcp://10.1.2.3:5566", None, "kv@w0@tiny"),
-        EventSource(10, "tcp://10.0.0.7:5567", "tcp://10.0.0.7:6567", "kv@w0@tiny"),
+        EventSource(0, "tcp://10.1.2.3:5566", None, "kv@w0@tiny"),
+        EventSource(1, "tcp://10.0.0.7:5567", "tcp://10.0.0.7:6567", "kv@w0@tiny"),
     )
-    assert found.dp_size == 2
+    assert (found.dp_size, found.first_rank) == (2, 9)
     assert found.problems == (problems.NO_REPLAY,)
 
 
@@ -136,7 +137,7 @@ def test_vllms_ranks_count_without_events_too() -> None:
         f'vllm:cache_config_info{{block_size="16",engine="{rank}",num_gpu_blocks="{9 - rank}"}} 1' for rank in (0, 1)
     ]
     found = describe({**VLLM, "/metrics": Answer(200, "\n".join(lines).encode())})
-    assert (found.dp_size, found.block_size, found.total_blocks) == (2, 16, 8)
+    assert (found.dp_size, found.first_rank, found.block_size, found.total_blocks) == (2, 0, 16, 8)
 
 
 @pytest.mark.parametrize("served", [SGLANG, SGLANG_OLD])
