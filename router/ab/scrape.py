@@ -89,14 +89,21 @@ class ArmCounts:
 
 
 def read_arms(pages: Iterable[str]) -> dict[str, ArmCounts]:
-    """Of all routers together, in the order in which the first names them."""
+    """Of all routers together, in the order in which the first names them. Raises RunError for a page that is none."""
     arms: defaultdict[str, ArmCounts] = defaultdict(ArmCounts)
-    for page in pages:
-        for family in text_string_to_metric_families(page):
-            for sample in family.samples:
-                if sample.name.startswith(_PREFIX) and "arm" in sample.labels:
-                    _count(arms[sample.labels["arm"]], sample.name.removeprefix(_PREFIX), sample.labels, sample.value)
+    try:
+        for page in pages:
+            _read_page(page, arms)
+    except (ValueError, KeyError) as error:
+        raise RunError(f"metrics that cannot be read: {error}; is each URL a router's?") from None
     return dict(arms)
+
+
+def _read_page(page: str, arms: defaultdict[str, ArmCounts]) -> None:
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name.startswith(_PREFIX) and "arm" in sample.labels:
+                _count(arms[sample.labels["arm"]], sample.name.removeprefix(_PREFIX), sample.labels, sample.value)
 
 
 def _count(arm: ArmCounts, name: str, labels: dict[str, str], value: float) -> None:

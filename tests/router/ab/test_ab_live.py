@@ -144,6 +144,20 @@ def test_nothing_to_compare(arms: dict[str, object], baseline: str | None, says:
         comparison(arms, baseline, ["http://r"], ())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<html>router_ab_requests {{{",
+        'router_ab_requests_total{arm="kv"} 5',
+        'router_ab_requests_total{arm="kv",end="complete"} x',
+        'router_ab_first_byte_seconds_bucket{arm="kv",le="q"} 3',
+    ],
+)
+def test_a_page_that_is_no_routers(page: str) -> None:
+    with pytest.raises(RunError, match="metrics that cannot be read"):
+        read_arms([told(kv=1), page])
+
+
 def test_few_answers_are_warned_of() -> None:
     arms = read_arms([told(kv=1, random=1)])
     arms["kv"].first_byte = observed([1.0] * 99)
