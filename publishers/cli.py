@@ -13,6 +13,7 @@ import msgspec
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.load_poller import INTERVAL
+from publishers.plane import NAMESPACE_TAKES, is_namespace
 from publishers.urls import is_bare_host, split_url
 
 _DESCRIPTION = """\
@@ -195,7 +196,7 @@ def _worker_id(text: str) -> str:
 
 
 def _namespace(text: str) -> str:
-    return _takes("letters, digits, '_' and '-'", lambda text: re.fullmatch(r"[A-Za-z0-9_-]+", text), text)
+    return _takes(NAMESPACE_TAKES, is_namespace, text)
 
 
 def _block_size(text: str) -> int:

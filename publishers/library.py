@@ -33,7 +33,7 @@ from engines.rank_load import RankLoad
 from indexer.events import EventBatch
 from indexer.types import EngineHash, Namespace, Tier, WorkerRank
 from publishers.counts import RelayCounts
-from publishers.plane import EventPlane
+from publishers.plane import NAMESPACE_TAKES, EventPlane, is_namespace
 from publishers.rank import Epochs, RankPublisher
 
 REPORT_INTERVAL = 1.0
@@ -60,12 +60,14 @@ class KVPublisher:
         report_interval: float = REPORT_INTERVAL,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """ValueError for a block size that is none."""
+        """ValueError for a block size or a namespace that is none."""
         if block_size < 1:
             raise ValueError(f"a block has at least one token, not {block_size}")
+        if not is_namespace(namespace):
+            raise ValueError(f"a namespace takes {NAMESPACE_TAKES}, not {namespace!r}")
         self._block_size = block_size
         self._report_interval = report_interval
-        self._rank = RankPublisher(WorkerRank(worker_id, dp_rank), plane, namespace, Epochs(now_ns))
+        self._rank = RankPublisher(WorkerRank(worker_id, operator.index(dp_rank)), plane, namespace, Epochs(now_ns))
         self._queue: asyncio.Queue[EventBatch] = asyncio.Queue(QUEUE_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []
         self._load = RankLoad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Protocol
 
@@ -44,6 +45,14 @@ class EventPlane(Protocol):
         """Called whenever the connection is there again after having been lost."""
 
     async def close(self) -> None: ...
+
+
+NAMESPACE_TAKES = "letters, digits, '_' and '-'"
+
+
+def is_namespace(text: str) -> bool:
+    """Whether it can stand in subjects: no blanks, and nothing that NATS takes for a wildcard or more tokens."""
+    return re.fullmatch(r"[A-Za-z0-9_-]+", text) is not None
 
 
 def _token(worker_id: str) -> str:

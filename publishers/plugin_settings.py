@@ -15,6 +15,7 @@ import msgspec
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.logs import log_event
+from publishers.plane import NAMESPACE_TAKES, is_namespace
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +40,15 @@ def settings_from(environ: Mapping[str, str]) -> Settings | None:
     if not worker_id:
         log_event(logger, logging.ERROR, "KV_ROUTER_NATS is set, but KV_ROUTER_WORKER_ID is not: nothing is published")
         return None
+    namespace = environ.get("KV_ROUTER_NAMESPACE") or "default"
+    if not is_namespace(namespace):
+        text = f"KV_ROUTER_NAMESPACE takes {NAMESPACE_TAKES}: nothing is published"
+        log_event(logger, logging.ERROR, text, given=namespace)
+        return None
     files = NatsFiles(*(environ.get(f"KV_ROUTER_NATS_{name.upper()}") or None for name in NatsFiles._fields))
     try:
         make_plane(nats, files)
     except ValueError as error:
         log_event(logger, logging.ERROR, "KV_ROUTER_NATS cannot be used: nothing is published", error=error)
         return None
-    return Settings(nats, worker_id, environ.get("KV_ROUTER_NAMESPACE") or "default", files)
+    return Settings(nats, worker_id, namespace, files)

@@ -133,6 +133,11 @@ def test_nobody_is_harmed_after_the_end_and_without_a_server() -> None:
             Settings("nats://n", "w", "x"),
             "",
         ),
+        (
+            {"KV_ROUTER_NATS": "nats://n", "KV_ROUTER_WORKER_ID": "w", "KV_ROUTER_NAMESPACE": "my fleet"},
+            None,
+            "KV_ROUTER_NAMESPACE takes letters",
+        ),
     ],
 )
 def test_settings(

@@ -86,6 +86,12 @@ async def test_a_removal_of_a_wrong_type_is_counted_too() -> None:
     assert publisher.counts.malformed == 2
 
 
+@pytest.mark.parametrize("namespace", ["", "my fleet", "a.b", "*", ">"])
+async def test_a_namespace_that_is_none_is_refused(namespace: str) -> None:
+    with pytest.raises(ValueError, match="a namespace takes letters"):
+        KVPublisher(LocalPlane(), "w", 0, 4, namespace=namespace)
+
+
 async def test_a_block_of_no_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         KVPublisher(LocalPlane(), "w", 0, 0)
@@ -132,7 +138,7 @@ async def test_a_figure_that_is_none_is_counted_and_the_report_goes_without_it(w
 async def test_numbers_of_numpy_are_numbers() -> None:
     side = Side()
     await side.start()
-    publisher = KVPublisher(side.plane, "w", 0, 4, namespace="ns")
+    publisher = KVPublisher(side.plane, "w", np.int64(0), 4, namespace="ns")  # type: ignore[arg-type]
     await publisher.start()
     names = np.array([2**63 + 5, 6], np.uint64)
     publisher.stored(names.tolist()[:1], None, TOKENS[:4])
