@@ -92,6 +92,7 @@ def _bind_run(
 def _bind_consecutive(sockets: list[zmq.Socket[bytes]], host: str, port: int) -> int:
     for socket in sockets:
         socket.set_hwm(HIGH_WATER_MARK)
+        socket.ipv6 = "[" in host
     if port:
         sockets[0].bind(f"tcp://{host}:{port}")
     else:

@@ -58,7 +58,7 @@ class SimFleet:
             opening.push_async_callback(worker.close)
             self.workers.append(worker)
             port = await self._serve(make_app(worker), opening, index)
-            self.urls.append(f"http://{self.settings.host}:{port}")
+            self.urls.append(f"http://{self.settings.url_host}:{port}")
             if worker.place.role == "prefill" and worker.connector.bootstraps:
                 app = make_bootstrap_app(worker.place)
                 worker.place.bootstrap_port = await self._serve(app, opening, BOOTSTRAP_PORT_OFFSET + index)

@@ -25,7 +25,8 @@ class Place:
 
     @property
     def bootstrap_url(self) -> str:
-        return f"http://{self.host}:{self.bootstrap_port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.bootstrap_port}"
 
     def bootstrap_page(self) -> dict[str, Any]:
         """What GET /query of Mooncake's bootstrap server says."""

@@ -42,14 +42,18 @@ class Address(msgspec.Struct, frozen=True):
     @property
     def url(self) -> str:
         """As the router writes it."""
-        scheme, host = "https" if self.tls else "http", f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{self.port}{self.path}"
+        return f"{'https' if self.tls else 'http'}://{self._named}{self.path}"
+
+    @property
+    def _named(self) -> str:
+        """Host and port, as URLs and the header Host have them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def request(self, body: bytes) -> bytes:
         """POST /v1/completions as it goes over the wire. The connection is not used again."""
         shown = f"Authorization: Bearer {self.key}\r\n" if self.key else ""
         head = (
-            f"POST {self.path}/v1/completions HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n{shown}"
+            f"POST {self.path}/v1/completions HTTP/1.1\r\nHost: {self._named}\r\n{shown}"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         return head.encode() + body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,7 @@ from engines.probe import Answer, probe
 from indexer.handles import BlockHandles
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace, Tier
+from publishers.zmq_source import ZmqSource
 from tests.engines.sim.fleets import BLOCK, Client, client, until, zmq_socket
 
 CODECS: dict[str, ModuleType] = {"vllm": engines.vllm.decode, "sglang": engines.sglang.decode}
@@ -45,11 +47,49 @@ async def describe(worker: Client) -> EngineDescription:
     return found
 
 
-async def receive(socket: zmq.asyncio.Socket, flavour: str, count: int) -> list[tuple[int, EngineBatch]]:
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+async def test_a_worker_with_an_ipv6_address() -> None:
+    async with client(host="::1") as worker:
+        assert worker.url.startswith("http://[::1]:")
+        await worker.complete(TOKENS)
+        (source,) = (await drive(worker, probe("::1"))).event_sources
+        assert source.endpoint.startswith("tcp://[::1]:")
+        log = Log()
+        follower = ZmqSource(source, log)
+        follower.start()
+        await until(lambda: log.payloads)
+        await follower.close()
+
+
+class Log:
+    """An EventSink that keeps what is applied."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+
+    async def apply(self, payload: bytes) -> None:
+        self.payloads.append(payload)
+
+    async def new_epoch(self) -> None: ...
+
+    async def lose_track(self) -> None: ...
+
+    async def follow(self, caught_up: bool) -> None: ...
+
+
+async def receive(subscriber: zmq.asyncio.Socket, flavour: str, count: int) -> list[tuple[int, EngineBatch]]:
     """The next `count` batches with their seq."""
     found = []
     for _ in range(count):
-        _, seq, payload = await socket.recv_multipart()
+        _, seq, payload = await subscriber.recv_multipart()
         found.append((int.from_bytes(seq, "big"), CODECS[flavour].decode(payload)))
     return found
 

@@ -138,6 +138,10 @@ def test_addresses(url: str, address: Address) -> None:
     assert Address.parse(url) == address
 
 
+def test_an_ipv6_address_is_in_brackets() -> None:
+    assert b"\r\nHost: [::1]:81\r\n" in Address("::1", 81).request(b"")
+
+
 def test_an_address_by_tls() -> None:
     address = Address.parse("https://host/v0", WorkerAccess("k"))
     assert (address.port, address.url, bool(address.tls)) == (443, "https://host:443/v0", True)
