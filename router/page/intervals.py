@@ -77,4 +77,5 @@ def _t(freedom: int) -> float:
     """Beyond the table, the first terms of t's expansion about the normal, exact to three digits there."""
     if freedom <= len(_T_95):
         return _T_95[freedom - 1]
-    return _NORMAL_95 + (_NORMAL_95**3 + _NORMAL_95) / (4 * freedom)
+    z = _NORMAL_95
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

@@ -27,6 +27,16 @@ def test_the_mean_lies_in_95_of_100_intervals(number: int) -> None:
     assert held / times == pytest.approx(0.95, abs=0.012)  # some three standard errors
 
 
+@pytest.mark.parametrize(
+    ("values", "t"), [(2, 12.706), (16, 2.131), (17, 2.120), (21, 2.086), (61, 2.000), (121, 1.980)]
+)
+def test_the_interval_is_by_students_t(values: int, t: float) -> None:
+    drawn = [float(number) for number in range(values)]
+    half = mean_interval(drawn).half
+    assert half is not None
+    assert half / (statistics.stdev(drawn) / math.sqrt(values)) == pytest.approx(t, abs=1e-3)
+
+
 def test_one_value_has_no_interval() -> None:
     assert mean_interval([7.0, math.nan]) == (7.0, None, None)
     assert math.isnan(mean_interval([]).mean)
