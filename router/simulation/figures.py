@@ -35,7 +35,7 @@ class Figures(msgspec.Struct, frozen=True):
     hit_ratio: float
     """In the workers' own caches."""
     imbalance: float
-    """Of prompt tokens that were not cached."""
+    """Of prompt tokens that were not cached, over the workers that prefill."""
     goodput: float
     """Answers a second that kept the goal, while requests arrived; NaN where all came at once."""
     seconds: float
@@ -53,7 +53,7 @@ def summarise(
     store: bool = False,
 ) -> Figures:
     """`gaps`: seconds between two tokens, to how many tokens came so; `arriving`: seconds for which requests came;
-    `workers`: that there were at the beginning; `store`: there was one."""
+    `workers`: that prefilled at the beginning; `store`: there was one."""
     fine = [sample for sample in samples if sample.fate == "answered"]
     uncached: Counter[str] = Counter()
     for sample in fine:

@@ -56,7 +56,8 @@ class Run(NamedTuple):
         samples = fleet.run(rows, lambda fleet: plan_changes(fleet, self.changes), enough)
         arriving = (rows[-1].timestamp - rows[0].timestamp) / 1000
         store = self.fleet.store_tokens > 0
-        return summarise(samples, fleet.token_gaps, self.fleet.workers, arriving, self.goal, store)
+        prefilling = self.fleet.workers - self.fleet.decode
+        return summarise(samples, fleet.token_gaps, prefilling, arriving, self.goal, store)
 
     def _admission(self) -> Admission:
         slo = self.slo

@@ -41,6 +41,11 @@ def test_time_counts_from_the_first_arrival() -> None:
     assert figures.goodput == pytest.approx(5 / (rows[-1].timestamp - rows[0].timestamp) * 1000)
 
 
+def test_who_only_decodes_is_no_part_of_the_balance() -> None:
+    apart = FleetSettings(workers=4, prefill=1, decode=3)
+    assert Run(Requests("chat", limit=5), apart, "round-robin").figures().imbalance == 1
+
+
 def test_no_goodput_is_told_of_requests_that_came_at_once() -> None:
     assert math.isnan(Run(Requests("chat", limit=1), FleetSettings(workers=2), "round-robin").figures().goodput)
 
