@@ -10,6 +10,9 @@ import yaml
 
 from router.ab.errors import RunError
 
+_REPEATED = frozenset({"slow", "change"})
+"""They take one at a time."""
+
 
 def with_flags_file(argv: Sequence[str]) -> list[str]:
     """What the file says, then the command line, which wins. RunError for a file that cannot be used."""
@@ -35,9 +38,11 @@ def _read(path: Path) -> list[str]:
 
 
 def _flag(path: Path, name: object, value: object) -> list[str]:
-    """`true` is a flag without a value, `false` none; a list is written with commas."""
+    """`true` is a flag without a value, `false` none; a list is written with commas, or as a flag for each."""
     if isinstance(value, bool):
         return [f"--{name}"] if value else []
+    if isinstance(value, list) and name in _REPEATED:
+        return [part for one in value for part in _flag(path, name, one)]
     if isinstance(value, list):
         return [f"--{name}", ",".join(map(str, value))]
     if not isinstance(value, str | int | float) or name == "flags":

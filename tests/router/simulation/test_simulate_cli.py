@@ -9,6 +9,7 @@ import pytest
 
 from router.__main__ import main
 from router.ab.errors import RunError
+from router.simulation.changes import parse_change
 from router.simulation.plan import Plan, make_parser, read_plan
 from router.simulation.workloads import WORKLOADS
 
@@ -148,6 +149,15 @@ def test_flags_come_from_a_file_and_the_command_line_wins(tmp_path: Path) -> Non
     file.write_text("workers: 4\nseeds: [0, 1]\npush: true\nreuse-not: false\nslow: 1=2.5\n", "utf-8")
     own = plan(f"--flags {file} --workers 3")
     assert (own.fleet.workers, own.seeds, own.fleet.push, own.fleet.slow) == (3, (0, 1), True, {1: 2.5})
+
+
+def test_a_list_in_a_file_repeats_what_takes_one_at_a_time(tmp_path: Path) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text("slow: [0=2, 1=3]\nchange: ['1:kill:0', '2:join:1']\nseeds: [0, 1]\n", "utf-8")
+    own = plan(f"--flags {file}")
+    assert own.fleet.slow == {0: 2.0, 1: 3.0}
+    assert own.changes == (parse_change("1:kill:0"), parse_change("2:join:1"))
+    assert own.seeds == (0, 1)
 
 
 def test_the_stores_flags_reach_the_fleet() -> None:
