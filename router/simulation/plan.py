@@ -67,7 +67,10 @@ class _Parser(argparse.ArgumentParser):
 
 def read_plan(argv: Sequence[str]) -> Plan:
     """Raises RunError for flags that cannot be used; `--help` prints and raises SystemExit(0)."""
-    given = make_parser().parse_args(with_flags_file(argv))
+    parser = make_parser()
+    given = parser.parse_args(with_flags_file(argv))
+    if given.suite:
+        _refuse_others(parser, given)
     requests, policies = _requests(given), given.policies
     fleet = _fleet(given, requests)
     for policy in policies:
@@ -100,6 +103,18 @@ def read_plan(argv: Sequence[str]) -> Plan:
         out=given.out,
         page=given.page,
     )
+
+
+_OF_SUITE = frozenset({"suite", "knee", "workload", "seeds", "jobs", "out", "page", "flags"})
+_NEGATIVE = {"reuse": "no-reuse", "store_credit": "no-store-credit"}
+
+
+def _refuse_others(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """A suite's traffic, fleets, rates and policies are its own."""
+    others = [name for name in vars(given).keys() - _OF_SUITE if getattr(given, name) != parser.get_default(name)]
+    flags = sorted("--" + _NEGATIVE.get(name, name.replace("_", "-")) for name in others)
+    if flags:
+        raise RunError(f"--suite has its own traffic, fleets and policies; leave out {', '.join(flags)}")
 
 
 def _requests(given: argparse.Namespace) -> Requests:

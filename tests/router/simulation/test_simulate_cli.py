@@ -72,6 +72,11 @@ def test_a_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--change 3:kill:8", "no worker 8 then"),
         ("--change 3:kill:x", "argument --change: it takes T:slow:INDEX=FACTOR, T:kill:INDEX, T:drain:INDEX or T:join"),
         ("--change 5:foo", "argument --change: it takes T:slow:INDEX=FACTOR, T:kill:INDEX, T:drain:INDEX or T:join"),
+        (
+            "--suite --rate 2 --policies lmetric",
+            "has its own traffic, fleets and policies; leave out --policies, --rate",
+        ),
+        ("--suite --knee --no-reuse --prefill 1", "leave out --no-reuse, --prefill"),
         ("--page suite.md", "--page is of --suite, without --knee"),
         ("--slow 0=inf", "argument --slow: it takes INDEX=FACTOR, such as 0=2, not '0=inf'"),
         ("--change nan:kill:0", "argument --change: it takes T:slow:INDEX=FACTOR"),
