@@ -299,7 +299,9 @@ class EngineAndNetwork(RuleBasedStateMachine):
         self.unanswered += 1
         silent, self.asked = not self.spoken, None
         self.feed(Unanswered())
-        assert self.asked is not None or (self.unanswered >= TRIES and not silent)
+        may_give_up = self.unanswered >= TRIES and not silent
+        assert self.asked is not None or may_give_up
+        self.broken_off |= may_give_up
 
     def serve(self, upto: list[bytes], complete: bool) -> None:
         assert self.asked is not None
@@ -336,7 +338,7 @@ class EngineAndNetwork(RuleBasedStateMachine):
                 break
             self.serve(self.published, complete=True)
         assert self.asked is None
-        # A replay that broke off is not asked for again, so only the newest message is certain then.
+        # A replay that broke off or was given up is not asked for again, so only the newest message is certain then.
         still_there = self.published[-1 if self.broken_off else -self.buffer :]
         assert self.applied[-len(still_there) :] == still_there
         if self.exact:
