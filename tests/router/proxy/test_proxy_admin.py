@@ -215,6 +215,13 @@ async def test_removing_takes_the_drain_timeout_where_none_is_said(a: ScriptedWo
         await admin.until_gone("a")
 
 
+async def test_a_drain_timeout_of_days_is_taken_where_none_is_said(a: ScriptedWorker) -> None:
+    async with administering(a, drain_timeout=200_000.0) as admin:
+        status, told = await admin.remove("a")
+        assert (status, told["leaves_in_seconds"] > 199_000) == (202, True)
+        await admin.until_gone("a")
+
+
 # -- the limits
 
 LIMITS: dict[str, Any] = {
