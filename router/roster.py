@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -83,9 +84,13 @@ class Roster:
         if known:
             leaves = " It is leaving; its name is free when it has left." if known.id in self._leaving else ""
             raise Conflict(f"There is a worker {known.id!r} already, at {known.spec.url}.{leaves}")
+        self._refuse_taken(spec.url)
+
+    def _refuse_taken(self, url: str) -> None:
+        """Who leaves has given its address up."""
         for worker in self._fleet.workers.values():
-            if worker.spec.url == spec.url and worker.id not in self._leaving:
-                raise Conflict(f"The worker at {spec.url} is here already, as {worker.id!r}.")
+            if worker.spec.url == url and worker.id not in self._leaving:
+                raise Conflict(f"The worker at {url} is here already, as {worker.id!r}.")
 
     def restate(self, worker: Worker, spec: WorkerSpec) -> None:
         """What is stated of `worker` now, but for its name and URL: roles count from the next request on, the rest
@@ -96,7 +101,8 @@ class Roster:
             self._watched[worker.id].watch.stale = True
 
     def drain(self, worker: Worker, draining: bool) -> None:
-        """Nothing new for it, what is in flight goes on; or back to work. Raises Conflict when it has all but left."""
+        """Nothing new for it, what is in flight goes on; or back to work. Raises Conflict when it has all but left, or
+        another has its address by now."""
         if not draining:
             self._call_back(worker)
         if worker.draining != draining:
@@ -110,6 +116,7 @@ class Roster:
             return
         if worker.id not in self._deadlines:
             raise Conflict(f"Worker {worker.id!r} is just leaving.")
+        self._refuse_taken(worker.spec.url)
         del self._leaving[worker.id], self._deadlines[worker.id]
         self._successors.pop(worker.id, None)
         task.cancel()
@@ -150,7 +157,7 @@ class Roster:
         log_event(logger, logging.INFO, "Worker has left", worker=worker.id, cut_off=cut)
         successor = self._successors.pop(worker.id, None)
         if successor:
-            self._join_if_free(successor)
+            self._if_free(successor, self.join)
 
     async def _hand_over(self, worker: Worker) -> None:
         """Engines put what they computed into a shared store after the request has ended."""
@@ -194,19 +201,22 @@ class Roster:
     def _take_one(self, spec: WorkerSpec, timeout: float) -> None:
         worker = self._fleet.workers.get(spec.worker_id)
         if worker is None:
-            self._join_if_free(spec)
+            self._if_free(spec, self.join)
         elif worker.spec.url != spec.url or (worker.id in self._leaving and worker.id not in self._deadlines):
             self._successors[worker.id] = spec
             self.leave(worker, timeout)
         else:
             self._successors.pop(worker.id, None)
-            if worker.id in self._leaving:
-                self.drain(worker, False)
-            self.restate(worker, spec)
+            self._if_free(spec, partial(self._stay, worker))
 
-    def _join_if_free(self, spec: WorkerSpec) -> None:
+    def _stay(self, worker: Worker, spec: WorkerSpec) -> None:
+        if worker.id in self._leaving:
+            self.drain(worker, False)
+        self.restate(worker, spec)
+
+    def _if_free(self, spec: WorkerSpec, take: Callable[[WorkerSpec], object]) -> None:
         try:
-            self.join(spec)
+            take(spec)
         except Conflict as conflict:
             log_event(logger, logging.ERROR, "A worker cannot join", worker=spec.worker_id, reason=conflict)
             self._stated = tuple(one for one in self._stated if one != spec)  # the next reload tries again

@@ -271,6 +271,17 @@ async def test_calling_back(state: State) -> None:
     await state.gone("a")
 
 
+async def test_whose_address_another_has_by_now_is_not_called_back(state: State) -> None:
+    worker = state.roster.join(spec("a"))
+    await state.up(worker)
+    state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
+    state.roster.leave(worker, 60.0)
+    state.roster.join(spec("b", host="a"))
+    with pytest.raises(Conflict, match="is here already, as 'b'"):
+        state.roster.drain(worker, False)
+    assert (worker.state, state.roster.leaves_in(worker)) == ("draining", 60.0)
+
+
 # -- what is stated
 
 MOVED = {"new": "http://a:1", "one": "http://b:1"}
@@ -324,6 +335,25 @@ async def test_who_is_stated_again_before_it_has_left_stays(state: State) -> Non
     state.take("http://other:1,name=a", "http://b:1,name=b")
     state.take("http://b:1,name=b")
     assert state.roster._successors == {}
+
+
+async def test_who_is_stated_again_leaves_where_another_has_its_address_by_now(
+    state: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    state.take("http://a:1,name=a")
+    worker = state.fleet.workers["a"]
+    await state.up(worker)
+    reservation = state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
+    state.take()
+    state.roster.join(spec("mine", host="a"))
+    state.take("http://a:1,name=a")
+    assert (worker.state, "A worker cannot join" in caplog.text) == ("draining", True)
+    reservation.release()
+    await state.gone("a")
+    state.roster.leave(state.fleet.workers["mine"], 0.0)
+    await state.gone("mine")
+    assert state.take("http://a:1,name=a") == ["a"], "the next reading tries again"
+    assert state.names == ["a"]
 
 
 async def test_who_stands_against_another_cannot_join(state: State, caplog: pytest.LogCaptureFixture) -> None:
