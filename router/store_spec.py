@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from publishers.urls import split_url
+from publishers.urls import is_host, split_url
 
 HashName = Literal["sha256", "sha256_cbor"]
 RPC_PORT = 50051
@@ -57,7 +57,10 @@ def read_store(value: object) -> object:
         pairs = [part.partition("=") for part in rest]
         if any(not equals for _, equals, _ in pairs):
             raise ValueError(f"{value!r} is not http://HOST:PORT[,key=value...].")
-        return _from({"url": url, **{key: given for key, _, given in pairs}}, strict=False)
+        stated = {"url": url, **{key: given for key, _, given in pairs}}
+        if len(stated) <= len(pairs):
+            raise ValueError(f"a key is given twice in {value!r}.")
+        return _from(stated, strict=False)
     return _from(value, strict=True) if isinstance(value, Mapping) else value
 
 
@@ -86,4 +89,7 @@ def _is_address(url: str) -> bool:
         user, port = parts.username, parts.port
     except ValueError:  # a port or an IPv6 address that is none
         return False
-    return parts.scheme in {"http", "https"} and bool(parts.hostname) and port != 0 and not (user or parts.query)
+    plain = re.fullmatch(r"[!-~]+", url) and not set("?#") & set(url)
+    return (
+        bool(plain) and parts.scheme in {"http", "https"} and is_host(parts.hostname or "") and port != 0 and not user
+    )
