@@ -45,8 +45,8 @@ LOOKUP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 
 Outcome = Literal["answered", "late", "failed", "paused", "known"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-"""The master answered; after the request had gone on; not at all; it is not asked for a while; nothing was to be asked.
-"""
+"""Of each prompt one: the master answered; not before the request had gone on; not as it should; it is not asked for a
+while; nothing was to be asked."""
 
 
 class _Part(NamedTuple):
@@ -56,6 +56,13 @@ class _Part(NamedTuple):
     keys: list[tuple[str, ...]]
     """Every object that must be there for each."""
     query: Query
+
+
+class _Found(NamedTuple):
+    blocks: int
+    """Leading ones that are there."""
+    failed: bool
+    """The master did not answer as it should, so that there may be more."""
 
 
 class _Prompt(NamedTuple):
@@ -86,7 +93,7 @@ class StoreLookup:
         self._seen: dict[Digest, float] = {}
         self._failures = 0
         self._paused_until = 0.0
-        self._running: set[asyncio.Task[int]] = set()
+        self._running: set[asyncio.Task[_Found]] = set()
         self.lookups = dict.fromkeys(OUTCOMES, 0)
         self._seconds = seconds
 
@@ -127,7 +134,9 @@ class StoreLookup:
         done, _ = await asyncio.wait((task,), timeout=self._budget)
         self._seconds.observe(self._clock() - began)
         if done:
-            return task.result() * self.block_size
+            found = task.result()
+            self.lookups["failed" if found.failed else "answered"] += 1
+            return found.blocks * self.block_size
         self.lookups["late"] += 1
         return self._leading(named, began) * self.block_size  # a part may be known by now
 
@@ -159,8 +168,8 @@ class StoreLookup:
         since, seen = now - SEEN_LIFE, self._seen
         return next((at for at, one in enumerate(digests) if seen.get(one, -math.inf) < since), len(digests))
 
-    async def _ask(self, prompt: _Prompt, named: list[Digest], known: int) -> int:
-        """How many leading blocks are there, of which `known` are known to be."""
+    async def _ask(self, prompt: _Prompt, named: list[Digest], known: int) -> _Found:
+        """Of the prompt's leading blocks `known` are known to be there."""
         asked = self._parts(prompt, named, known)
         there, under_way = known, deque(islice(asked, 1))
         try:
@@ -175,13 +184,12 @@ class StoreLookup:
                     await asyncio.sleep(0)  # names take time that others may need
         except Unanswered as error:
             self._fail(error)
-            return there
+            return _Found(there, failed=True)
         finally:
             for part in under_way:
                 part.query.drop()
         self._failures = 0
-        self.lookups["answered"] += 1
-        return there
+        return _Found(there, failed=False)
 
     def _may_ask(self, under_way: int) -> bool:
         return not under_way or (under_way < AT_ONCE and not self._master.crowded)
@@ -231,7 +239,6 @@ class StoreLookup:
             return Verdict(None, f"The store's keys cannot be listed: {error}.")
 
     def _fail(self, error: Unanswered) -> None:
-        self.lookups["failed"] += 1
         self._failures += 1
         if self._failures % FAILURES == 0:
             self._paused_until = self._clock() + PAUSE

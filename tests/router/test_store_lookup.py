@@ -156,8 +156,20 @@ async def test_a_late_answer_serves_the_next() -> None:
         assert await asking.ask() == 0
         assert asking.lookup.lookups["late"] == 1
         asking.master.go_on.set()
-        await until(lambda: asking.lookup.lookups["answered"])
+        await until(lambda: not asking.lookup._running)
         assert await asking.ask() == 10 * SIZE
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_each_prompt_has_one_outcome_whatever_comes_late(status: int) -> None:
+    async with desk(budget=0.005) as asking:
+        asking.master.answer = lambda: web.Response(status=status, text='{"success": true, "data": {}}')
+        asking.master.go_on.clear()
+        await asking.ask()
+        asking.master.go_on.set()
+        await until(lambda: not asking.lookup._running)
+        assert {outcome: count for outcome, count in asking.lookup.lookups.items() if count} == {"late": 1}
+        assert asking.lookup.healthy is (status == 200)
 
 
 async def test_what_is_known_by_then_counts_when_the_rest_is_late() -> None:
