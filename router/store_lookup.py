@@ -236,6 +236,7 @@ class StoreLookup:
         try:
             return verify(await self._master.some_keys(), self._keys)
         except Unanswered as error:
+            self._fail(error)
             return Verdict(None, f"The store's keys cannot be listed: {error}.")
 
     def _fail(self, error: Unanswered) -> None:

@@ -88,7 +88,9 @@ class StoreMaster:
         """That are there: the first of all."""
         try:
             async with self._get(ALL_KEYS) as answer:
-                listed = await answer.content.read(MOST_KEYS) if answer.status == 200 else b""
+                if answer.status != 200:
+                    raise Unanswered(f"it answered {answer.status}")
+                listed = await answer.content.read(MOST_KEYS)
             return read_keys(listed.rpartition(b"\n")[0])
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise _unanswered(error) from None

@@ -146,6 +146,12 @@ async def test_what_is_asked_rarely(fake: ScriptedWorker, master: StoreMaster, n
     assert await ask(master) == told
 
 
+async def test_who_lists_no_keys_is_no_empty_store(fake: ScriptedWorker, master: StoreMaster) -> None:
+    fake.then(answer(b"not found", 404))
+    with pytest.raises(Unanswered, match="it answered 404"):
+        await master.some_keys()
+
+
 @pytest.mark.parametrize("name", RARE)
 async def test_a_master_that_is_away(fake: ScriptedWorker, master: StoreMaster, name: str) -> None:
     await fake.refuse()

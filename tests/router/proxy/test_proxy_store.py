@@ -76,6 +76,15 @@ async def test_a_master_that_does_not_answer_delays_nobody_for_long(a: ScriptedW
         master.go_on.set()
 
 
+async def test_a_master_that_is_away_from_the_start_is_not_up(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    await b.refuse()
+    gone = StoreSpec(url=b.url, block_size=16)
+    async with running(a, router_mode="kv", store=gone) as router, router.client() as client:
+        assert router.total("router_store_up") == 0
+        ready = json.loads((await client.ask(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")).body)
+        assert (ready["ready"], ready["store"]["up"]) == (True, False)
+
+
 async def test_ready_tells_of_keys_that_are_not_as_expected(a: ScriptedWorker, master: Master) -> None:
     master.put(pack_tokens(TOKENS), 4)
     master.there = {key.replace("tiny@", "huge@") for key in master.there}
