@@ -72,7 +72,7 @@ def _from(mapping: Mapping[str, object], *, strict: bool) -> StoreSpec:
             hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known[1:])}."
             raise ValueError(f"the store has no {str(key)!r}; {hint}")
     stated = {key: value for key, value in mapping.items() if value != "auto"}
-    if not _is_address(str(stated.get("url", ""))):
+    if not is_address(str(stated.get("url", ""))):
         raise ValueError("the store's url is that of the master's metrics port, such as http://10.0.0.5:9003.")
     try:
         spec = msgspec.convert(stated, StoreSpec, strict=strict)
@@ -83,7 +83,8 @@ def _from(mapping: Mapping[str, object], *, strict: bool) -> StoreSpec:
     return msgspec.structs.replace(spec, url=spec.url.rstrip("/"))
 
 
-def _is_address(url: str) -> bool:
+def is_address(url: str) -> bool:
+    """Whether it is that of a web server: without a user, a query or a fragment."""
     try:
         parts = split_url(url)
         user, port = parts.username, parts.port

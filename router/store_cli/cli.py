@@ -20,7 +20,7 @@ from router.store_cli import hot, query, status
 from router.store_cli.errors import Away, StoreError, WrongUse
 from router.store_cli.peers import TIMEOUT, Master, Peer
 from router.store_cli.prompt import read_request, tokenize
-from router.store_spec import StoreSpec, read_store
+from router.store_spec import StoreSpec, is_address, read_store
 from router.watch import describe
 from router.worker_spec import parse_worker
 
@@ -99,7 +99,7 @@ async def _answer(arguments: argparse.Namespace, spec: StoreSpec) -> Answer:
     async with aiohttp.ClientSession() as session:
         master = Master(session, spec.url)
         if arguments.command == "hot":
-            found = await hot.hot(master, Peer(session, "The router", arguments.router, _key(arguments.key_file)))
+            found = await hot.hot(master, _router(session, arguments))
             return Answer(found, hot.show(found))
         if arguments.command == "query":
             prompt = await _query(arguments, spec, session, master)
@@ -107,6 +107,12 @@ async def _answer(arguments: argparse.Namespace, spec: StoreSpec) -> Answer:
         worker = await _worker(session, arguments.worker) if arguments.worker else None
         told = await status.status(master, spec, worker, list_all=arguments.list_all)
         return Answer(told, status.show(told))
+
+
+def _router(session: aiohttp.ClientSession, arguments: argparse.Namespace) -> Peer:
+    if not is_address(arguments.router):
+        raise WrongUse(f"--router takes a router's address such as {_ROUTER}, not {arguments.router!r}.")
+    return Peer(session, "The router", arguments.router, _key(arguments.key_file))
 
 
 async def _query(

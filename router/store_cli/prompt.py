@@ -25,11 +25,19 @@ def read_request(arguments: Arguments) -> dict[str, Any]:
     if arguments.request is not None:
         return _request(_read(arguments.request))
     text = arguments.prompt if arguments.file is None else _read(arguments.file)
-    if text is None:
-        text = sys.stdin.read()
-    if not text:
+    return {"prompt": _prompt(text)}
+
+
+def _prompt(text: str | None) -> str:
+    """As given, else from standard input."""
+    try:
+        prompt = sys.stdin.read() if text is None else text
+        prompt.encode()  # other bytes come as half of a pair, or not at all
+    except UnicodeError:
+        raise WrongUse("The prompt is not UTF-8 text.") from None
+    if not prompt:
         raise WrongUse("The prompt is empty.")
-    return {"prompt": text}
+    return prompt
 
 
 def _read(path: str) -> str:
@@ -51,10 +59,13 @@ def _ids(text: str) -> list[int]:
 def _request(text: str) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise WrongUse(f"The file holds no request's body: {error}.") from None
     if "prompt" not in fields and "messages" not in fields:
         raise WrongUse("The request has neither a prompt nor messages.")
+    for name in ("model", "cache_salt"):
+        if not isinstance(fields.get(name), str | None):
+            raise WrongUse(f"The request's {name} is no text.")
     return fields
 
 

@@ -97,6 +97,24 @@ async def test_what_is_no_prompt(run: Run, asked: tuple[str, ...], tmp_path: Pat
         assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), arguments
 
 
+async def test_what_is_no_text(
+    run: Run, asked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = await run(*asked, "caf\udce9")
+    assert (ended.status, ended.err) == (2, "kv-router store: The prompt is not UTF-8 text.\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), "utf-8"))
+    assert (await run(*asked)).err == ended.err
+    body = tmp_path / "body"
+    for fields, says in (
+        ('{"prompt": "x", "model": ["tiny"]}', "The request's model is no text."),
+        ('{"prompt": "x", "cache_salt": 5}', "The request's cache_salt is no text."),
+        ('{"prompt": ' + "[" * 100_000, "The file holds no request's body"),
+    ):
+        body.write_text(fields)
+        ended = await run(*asked, "--request", str(body))
+        assert (ended.status, ended.err.count("\n"), says in ended.err) == (2, 1, True), ended.err
+
+
 async def test_a_worker_that_cannot_tokenise(run: Run, asked: tuple[str, ...], worker: ScriptedWorker) -> None:
     worker.pages.statuses["/tokenize"] = 500
     ended = await run(*asked, TEXT)

@@ -102,6 +102,9 @@ async def test_wrong_use(run: Run, master: Master) -> None:
         ("status", "--store", f"{master.url},modle=x"),
         ("status", "--store", master.url, "--worker", "nowhere"),
         ("status", "--store", master.url, "--frob"),
+        ("hot", "--store", master.url, "--router", "nowhere"),
+        ("hot", "--store", master.url, "--router", "http://[::1"),
+        ("hot", "--store", master.url, "--router", "http://a..b"),
     ):
         ended = await run(*arguments)
         assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), arguments
