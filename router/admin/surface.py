@@ -10,6 +10,7 @@ from typing import cast
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import UNSET
 
 from publishers.logs import get_level, log_event, set_level
@@ -44,6 +45,17 @@ _FAREWELL = 1.0
 _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Not what a client sends that is no HTTP, before it has shown a key: aiohttp answers that with 400, and would log
+    it as an error with a traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+
+
+_http = logging.getLogger("router.admin.http")
+_http.addFilter(_is_ours)
+
+
 class AdminSurface:
     """`start`, then `close`. `authorize`: from a request's Authorization header to why it is refused."""
 
@@ -69,7 +81,7 @@ class AdminSurface:
                 web.get("/admin/openapi.json", self._openapi, allow_head=False),
             ]
         )
-        self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=_FAREWELL)
+        self._runner = web.AppRunner(self.app, access_log=None, logger=_http, shutdown_timeout=_FAREWELL)
         self.port = 0
 
     async def start(self, address: Address, tls: ssl.SSLContext | None = None) -> None:

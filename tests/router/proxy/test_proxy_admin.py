@@ -370,6 +370,27 @@ async def test_a_client_that_goes_while_it_asks(a: ScriptedWorker, caplog: pytes
     assert "A request to administer failed" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"content-encoding: gzip\r\ncontent-length: 4\r\n\r\njunk",
+        b"content-length: -1\r\n\r\n",
+        b"no colon\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_is_refused_and_no_error_of_the_routers(
+    a: ScriptedWorker, caplog: pytest.LogCaptureFixture, rest: bytes
+) -> None:
+    head = b"POST /admin/workers HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    async with administering(a) as admin:
+        async with RawClient(admin.router.app._admin.port) as client:  # type: ignore[union-attr]
+            client.send(head + rest)
+            assert b" 400 " in (await client.rest()).split(b"\r\n")[0]
+        assert (await admin.show("a"))[0] == 200
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 async def test_an_address_that_is_taken(a: ScriptedWorker) -> None:
     taken = Address("127.0.0.1", a.port)
     app = App(Settings(admin_listen=taken, port=0))
