@@ -123,10 +123,9 @@ async def _serve(settings: Settings, source: Source | None, member: Member | Non
         loop.add_signal_handler(number, app.on_signal, stop)
     try:
         await app.start()
-    except OSError as error:
-        log_event(
-            logger, logging.ERROR, f"Cannot listen: {error.strerror or error}", host=settings.host, port=settings.port
-        )
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
+        reason = getattr(error, "strerror", None) or error
+        log_event(logger, logging.ERROR, f"Cannot listen: {reason}", host=settings.host, port=settings.port)
         await app.close()
         return 1
     _leave_to_itself()

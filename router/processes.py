@@ -36,8 +36,8 @@ async def supervise(settings: Settings) -> int:
     """Serve with `settings.processes` processes until a signal; returns the exit status."""
     try:
         reserved = _reserve(settings.host, settings.port)
-    except OSError as error:
-        reason = f"Cannot listen: {error.strerror or error}"
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
+        reason = f"Cannot listen: {getattr(error, 'strerror', None) or error}"
         log_event(logger, logging.ERROR, reason, host=settings.host, port=settings.port)
         return 1
     with reserved, tempfile.TemporaryFile() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:

@@ -16,7 +16,7 @@ class Address(msgspec.Struct, frozen=True):
     """Where to listen; port 0 takes a free one."""
 
     host: str
-    port: int
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
     @property
     def is_loopback(self) -> bool:

@@ -121,6 +121,16 @@ def test_a_port_in_use(slow: Sim, logs: Path) -> None:
             assert "Traceback" not in router.log
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_host_whose_name_none_can_be(logs: Path, processes: str) -> None:
+    arguments = ("--worker", "http://127.0.0.1:1", "--host", "a..b", "--processes", processes)
+    with Child("router", *arguments, log=logs) as router:
+        assert router.ended() == 1
+        (sentence,) = [line for line in router.log.splitlines() if " error " in line]
+        assert "Cannot listen" in sentence
+        assert "Traceback" not in router.log
+
+
 def test_no_worker_is_there_yet(logs: Path) -> None:
     """The router starts all the same, and says why it cannot serve."""
     with Router(["http://127.0.0.1:1"], log=logs) as router:

@@ -141,6 +141,7 @@ def test_mistakes_are_one_sentence_that_names_the_place(argv: list[str], environ
         ("port: !!timestamp x", "is not valid YAML"),
         ("port: " + "[" * 1000, "is not valid YAML"),
         ("port: " + "9" * 5000, "is not valid YAML"),
+        ("admin_listen: {host: 127.0.0.1, port: 99999}", "admin_listen takes an address such as 127.0.0.1:9090"),
         ("store: 'http://a..b:9003'", "store: the store's url is that of the master's metrics port"),
         ("store: 'http://a b:9003'", "store: the store's url is that of the master's metrics port"),
         ("store: 'http://m:9003#x'", "store: the store's url is that of the master's metrics port"),
