@@ -89,7 +89,7 @@ def merge(pages: Mapping[int, bytes]) -> bytes:
     families: dict[str, list[str]] = {}
     for process, page in pages.items():
         family: list[str] = []
-        for line in page.decode().splitlines():
+        for line in filter(None, page.decode().split("\n")):  # a label may hold what else `splitlines` takes for ends
             if line.startswith("# HELP"):
                 family = families.setdefault(line, [])
             elif not line.startswith("#"):

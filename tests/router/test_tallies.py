@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engines.disaggregation.answer import Prefilled
 from router.legs import Parted
+from router.metrics import Metrics, merge
 from router.tallies import _COUNTERS, _DECISION_SECONDS, _PARTS, _SECONDS, Histogram, Tallies
 
 Families = dict[str, tuple[str, str, dict[tuple[str, frozenset[tuple[str, str]]], float]]]
@@ -224,6 +225,14 @@ def test_histograms_do_not_share_their_counts() -> None:
     assert sum(tallies.worker("a").first_byte._counts) == 1
     assert sum(tallies.worker("a").duration._counts) == sum(tallies.worker("b").first_byte._counts) == 0
     assert sum(Histogram(_SECONDS)._counts) == 0
+
+
+def test_a_models_name_does_not_end_a_line_of_the_common_page() -> None:
+    metrics, name = Metrics(), "a\u2028b\x85c\x0cd"
+    metrics.tokenizer_mismatches.labels(name).inc()
+    page = merge({0: metrics.render(), 1: metrics.render()}).decode()
+    told = [line for line in page.split("\n") if line.startswith("router_tokenizer_mismatches_total{")]
+    assert told == [f'router_tokenizer_mismatches_total{{process="{number}",model="{name}"}} 1.0' for number in (0, 1)]
 
 
 def test_workers_that_have_left_are_told_no_more() -> None:
