@@ -22,7 +22,7 @@ def read_config(root: str | None, folders: Sequence[str] = ()) -> dict[str, Any]
         return {}
     try:
         config = msgspec.json.decode((Path(root) / "config.json").read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 

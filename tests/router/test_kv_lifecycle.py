@@ -16,7 +16,7 @@ from indexer.types import Tier, WorkerRank
 from router.fleet import Worker
 from router.http.pool import Pool
 from router.metrics import Metrics
-from router.model_config import block_bytes
+from router.model_config import block_bytes, read_config
 from router.scheduling.decision import Candidates, Choice, Decision
 from router.worker_spec import parse_worker
 
@@ -204,3 +204,9 @@ def test_a_model_that_is_elsewhere_or_must_not_be_read_has_no_known_size(tmp_pat
     worker.description = EngineDescription("vllm", models=(Model("m", str(tmp_path)),))
     assert block_bytes(worker, [str(tmp_path.parent)])
     assert block_bytes(worker, [str(tmp_path / "within")]) is None
+
+
+@pytest.mark.parametrize("config", [b"", b"[]", b"\xff", b'{"a": "\xff"}', b'{"a": ' + b"[" * 100_000])
+def test_a_config_that_makes_no_sense_tells_nothing(tmp_path: Path, config: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(config)
+    assert read_config(str(tmp_path)) == {}
