@@ -159,8 +159,9 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, text: str | None)
         load_tokenizer(tmp_path)
 
 
-def test_a_broken_config_is_named(tmp_path: Path) -> None:
-    (write_model(tmp_path) / "tokenizer_config.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", '{"a": ' + "[" * 100_000])
+def test_a_broken_config_is_named(tmp_path: Path, text: str) -> None:
+    (write_model(tmp_path) / "tokenizer_config.json").write_text(text)
     with pytest.raises(ValueError, match=r"tokenizer_config\.json cannot be read"):
         load_tokenizer(tmp_path)
 
