@@ -22,7 +22,10 @@ _KUBERNETES_LINKS = ("ROUTER_SERVICE_", "ROUTER_PORT_")
 
 _DESCRIPTION = """\
 A KV-aware request router: an OpenAI-compatible proxy that sends each request to the worker that already holds most of
-its prefix and has room for the rest. `python -m router ab --help` tells about comparing two policies."""
+its prefix and has room for the rest.
+
+Other commands, each with a --help of its own: ab (policies side by side on engines), simulate (without any), store
+(what a shared store has), keys (makes API keys)."""
 
 _EPILOG = """\
 Every flag --some-name is also a variable ROUTER_SOME_NAME and a YAML key some_name (a leading "router" is not doubled:

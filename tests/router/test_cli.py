@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from router.__main__ import main
+from router.__main__ import _OTHERS, main
 from router.cli import load_settings, make_parser
 from router.settings import GROUPS, Settings, SettingsError, options
 from router.settings.administration import Address
@@ -181,6 +181,11 @@ def test_what_kubernetes_says_of_a_service_named_router_is_left_alone(caplog: py
 
 def test_an_empty_variable_counts_as_not_set() -> None:
     assert load_settings(WORKER, {"ROUTER_PORT": ""}).port == 8080
+
+
+def test_help_names_the_other_commands() -> None:
+    told = " ".join((make_parser().description or "").split())
+    assert all(f"{name} (" in told for name in _OTHERS)
 
 
 def test_help_explains_every_flag_with_its_default_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
