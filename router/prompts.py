@@ -61,6 +61,7 @@ class Prompts:
         self._tokenizers: dict[str, Tokenizer | None] = {}
         self._differing: dict[str, set[str]] = {}
         """Workers by model whose engine makes other tokens."""
+        self._finding = asyncio.Lock()
         self._ids_only = PromptTokens(None)
         read_ids(b"[1]")  # compiles it, before any request
 
@@ -88,8 +89,9 @@ class Prompts:
         for model in worker.models:
             if model.parent is not None:
                 continue
-            if model.id not in self._tokenizers:
-                self._tokenizers[model.id] = await self._find(worker, model)
+            async with self._finding:  # workers come at once: the others take what the first finds
+                if model.id not in self._tokenizers:
+                    self._tokenizers[model.id] = await self._find(worker, model)
             tokenizer = self._tokenizers[model.id]
             if tokenizer is None:
                 continue

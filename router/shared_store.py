@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,7 @@ class SharedStore(Collector):
         self._clock = clock
         self._folders = folders
         self._seconds = Histogram(LOOKUP_BOUNDS)
+        self._learning = asyncio.Lock()
         self._lookups: dict[str, StoreLookup | None] = {}
         """By base model; None: its blocks' names cannot be known."""
         self._layouts: dict[str, Layout | None] = {}
@@ -81,36 +83,37 @@ class SharedStore(Collector):
     async def learn(self, worker: Worker) -> None:
         """A worker was described: find out what the blocks of its models are called, where no other worker goes on
         with the names that are known."""
-        for model in worker.models:
-            if model.parent is None and worker.spec.store:
-                layout = layout_of(worker, model, self._spec, self._folders)
-                if model.id not in self._lookups or self._is_new(layout, worker, model):
-                    await self._look_up_as(layout, model)
+        for model in worker.models if worker.spec.store else ():
+            if model.parent is None:
+                async with self._learning:  # workers come at once: the master lists its keys for the first only
+                    await self._learn(worker, model)
+
+    async def _learn(self, worker: Worker, model: Model) -> None:
+        layout = layout_of(worker, model, self._spec, self._folders)
+        if model.id in self._lookups and not self._is_new(layout, worker, model):
+            return
+        before, found = self._lookups.get(model.id), await self._make(layout, model)
+        if before and found:
+            found.lookups = before.lookups  # counted on
+        if found and not (before and before.block_size == found.block_size):
+            self._hot[model.id] = HotPrompts(found.block_size)
+        self._lookups[model.id], self._layouts[model.id] = found, layout
 
     def _is_new(self, layout: Layout | None, worker: Worker, model: Model) -> bool:
         known = self._layouts[model.id]
-        if layout == known or known is None:
+        if layout == known or self._lookups[model.id] is None:
             return layout != known
         others = (one for one in self._fleet.up if one is not worker and one.spec.store)
         own = ((one, found) for one in others for found in one.models if found.id == model.id)
         return all(layout_of(one, found, self._spec, self._folders) != known for one, found in own)
 
-    async def _look_up_as(self, layout: Layout | None, model: Model) -> None:
-        self._layouts[model.id] = layout
-        self.problems.pop(model.id, None)
-        found = await self._make(layout, model)
-        before = self._lookups.get(model.id)
-        if before and found:
-            found.lookups = before.lookups
-        self._lookups[model.id] = found
-
     async def _make(self, layout: Layout | None, model: Model) -> StoreLookup | None:
         spec = self._spec
+        self.problems.pop(model.id, None)
         if layout is None or layout.problem:
             self._say(model, layout.problem if layout and layout.problem else "its engine is none whose keys are known")
             return None
         lookup = StoreLookup(self.master, spec.budget_ms / 1000, layout, self._clock, self._seconds)
-        self._hot[model.id] = HotPrompts(lookup.block_size)
         verdict = await lookup.check()
         if verdict.agrees is False:
             self._say(model, verdict.why)

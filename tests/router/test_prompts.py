@@ -305,6 +305,16 @@ async def test_an_engine_that_differs_no_more_is_believed(folder: Path, referenc
         assert made.asked_engine == 0
 
 
+async def test_a_tokenizer_is_looked_for_once_where_several_workers_come_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with scene() as made:
+        caplog.clear()
+        prompts = Prompts("auto", made.brain, made.prompts._session)
+        await asyncio.gather(*(prompts.learn(made.worker) for _ in range(3)))
+    assert [record.getMessage() for record in caplog.records] == ["No tokenizer is at hand"]
+
+
 async def test_a_prompt_that_engines_cut_off_is_routed_by_its_text(
     folder: Path, reference: tokenizers.Tokenizer
 ) -> None:

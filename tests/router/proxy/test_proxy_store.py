@@ -76,6 +76,13 @@ async def test_a_master_that_does_not_answer_delays_nobody_for_long(a: ScriptedW
         master.go_on.set()
 
 
+async def test_keys_are_listed_once_where_several_workers_come_at_once(
+    a: ScriptedWorker, b: ScriptedWorker, master: Master
+) -> None:
+    async with running(a, b, router_mode="kv", store=spec(master)):
+        assert master.listed == 1
+
+
 async def test_a_master_that_is_away_from_the_start_is_not_up(a: ScriptedWorker, b: ScriptedWorker) -> None:
     await b.refuse()
     gone = StoreSpec(url=b.url, block_size=16)
