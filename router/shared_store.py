@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable, Iterator, Sequence
 
 import aiohttp
+from msgspec.structs import replace
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -89,7 +90,7 @@ class SharedStore(Collector):
                     await self._learn(worker, model)
 
     async def _learn(self, worker: Worker, model: Model) -> None:
-        layout = layout_of(worker, model, self._spec, self._folders)
+        layout = _adapted(layout_of(worker, model, self._spec, self._folders), self._layouts.get(model.id))
         if model.id in self._lookups and not self._is_new(layout, worker, model):
             return
         before, found = self._lookups.get(model.id), await self._make(layout, model)
@@ -101,11 +102,14 @@ class SharedStore(Collector):
 
     def _is_new(self, layout: Layout | None, worker: Worker, model: Model) -> bool:
         known = self._layouts[model.id]
-        if layout == known or self._lookups[model.id] is None:
-            return layout != known
+        if layout is None or layout == known:
+            return False
+        if known is None or self._lookups[model.id] is None or _plain(layout) == _plain(known):
+            return True
         others = (one for one in self._fleet.up if one is not worker and one.spec.store)
         own = ((one, found) for one in others for found in one.models if found.id == model.id)
-        return all(layout_of(one, found, self._spec, self._folders) != known for one, found in own)
+        found = (layout_of(one, model, self._spec, self._folders) for one, model in own)
+        return all(one is None or _plain(one) != _plain(known) for one in found)
 
     async def _make(self, layout: Layout | None, model: Model) -> StoreLookup | None:
         spec = self._spec
@@ -150,6 +154,17 @@ class SharedStore(Collector):
             if lookup:
                 await lookup.close()
         self.master.close()
+
+
+def _plain(layout: Layout) -> Layout:
+    return replace(layout, loras={})
+
+
+def _adapted(layout: Layout | None, known: Layout | None) -> Layout | None:
+    """With the adapters that other workers told of blocks of the same names."""
+    if layout is None or known is None or _plain(layout) != _plain(known):
+        return layout
+    return replace(layout, loras={**known.loras, **layout.loras})
 
 
 def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[str] = ()) -> Layout | None:

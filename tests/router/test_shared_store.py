@@ -85,10 +85,24 @@ async def test_a_worker_that_comes_back_otherwise_is_followed_and_what_was_count
         assert lookup.lookups["answered"] == 2
 
 
+async def test_adapters_of_all_workers_are_known() -> None:
+    async with scene(block_size=16) as made:
+        for name in ("a", "b", "c"):
+            one = worker(name, 16)
+            adapters = [Model(name, root=f"/adapters/{name}", parent="m")] if name != "c" else []
+            one.description = EngineDescription("vllm", models=(Model("m"), *adapters), block_size=16)
+            await made.comes_up(one)
+        layout = made.store._layouts["m"]
+        assert layout
+        assert layout.loras == {"a": "/adapters/a", "b": "/adapters/b"}
+
+
 async def test_an_engine_of_no_known_kind_is_no_reason_to_forgo_the_store() -> None:
     async with scene(block_size=16) as made:
         await made.comes_up(worker("strange", 16, kind="unknown"))
         assert "none whose keys are known" in made.store.problems["m"]
         await made.comes_up(worker("w", 16))
         assert not made.store.problems
+        assert await made.found() == len(IDS)
+        await made.comes_up(worker("strange", 16, kind="unknown"))
         assert await made.found() == len(IDS)
