@@ -268,10 +268,9 @@ class Fleet:
 
     def _serving(self, model: str | None, exclude: Collection[str]) -> Candidates:
         able = [worker for worker in self.up if worker.serves(model) and worker.id not in exclude]
-        well = [worker for worker in able if worker.breaker.admits]
-        if well or exclude:  # where nobody is well, a first try may go to any: they may all be wronged
-            able = well
-        return ranks_of([worker for worker in able if worker.role == "both"], make_split(able))
+        well = _candidates(worker for worker in able if worker.breaker.admits)
+        # Where nobody who is well can serve, a first try may go to any: they may all be wronged.
+        return well if well or exclude else _candidates(able)
 
     def split_of(self, prefill: Worker, model: str | None, exclude: Collection[str] = ()) -> Split | None:
         """To whom `prefill` may hand over what it has computed, though it gets nothing new: to those that drain only
@@ -323,6 +322,12 @@ class Fleet:
         """The adapter that `model` is, if any: engines hash its name into its blocks."""
         found = self.models().get(model) if model else None
         return found[1].adapter if found else None
+
+
+def _candidates(able: Iterable[Worker]) -> Candidates:
+    """By their roles: who serves a request whole, and which of them in two parts."""
+    found = list(able)
+    return ranks_of([worker for worker in found if worker.role == "both"], make_split(found))
 
 
 _NOBODY = Candidates([])

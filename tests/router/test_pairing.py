@@ -53,6 +53,17 @@ NIXL = "connector=nixl"
 MOONCAKE = "connector=mooncake"
 
 
+@pytest.mark.parametrize(("sick", "well"), [("p", "d"), ("d", "p"), ("b", "d"), ("b", "p")])
+def test_a_first_try_may_go_to_who_is_sick_where_nobody_who_is_well_can_serve(sick: str, well: str) -> None:
+    """A part of those that it takes is as good as nobody."""
+    fleet = Fleet([worker(sick, NIXL), worker(well, NIXL)])
+    for each in fleet.workers.values():
+        fleet.mark_up(each)
+    fleet.trip(fleet.workers[sick], "a test", 0.0)
+    assert fleet.candidates("m")
+    assert not fleet.candidates("m", {"another"}), "but no second one"
+
+
 @pytest.mark.parametrize(
     ("workers", "found"),
     [
