@@ -61,7 +61,9 @@ class Reloading:
             if mark != seen:
                 first, seen, before = seen is None, mark, content
                 content = await asyncio.to_thread(_content, file)
-                if content != before:
+                if content is not None and not content.strip():  # half written, most often; SIGHUP takes it at its word
+                    log_event(logger, logging.ERROR, "The settings stay as they are", reason=f"{file} is empty.")
+                elif content != before:
                     self.reload(say_none=not first)
             await asyncio.sleep(interval)
 

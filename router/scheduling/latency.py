@@ -52,9 +52,7 @@ _FAST, _SLOW = 5.0, 60.0
 _FAST_PRIOR, _SLOW_PRIOR = 0.3, 2.0
 """Seconds of expected work that the slow factor, and the fleet's, count for beside what was observed of the rank."""
 _PREFILL_DOUBT, _STEP_DOUBT = 0.05, 2.0
-"""Seconds of expected work that the prior counts for beside what was observed of anybody. Little where ranks are chosen
-by it: if all are quicker than it says, one of which nothing was observed would never be tried. The less it counts, the
-longer a shape takes to be learned."""
+"""Seconds of expected work that the prior counts for beside what was observed of anybody."""
 
 
 class Shape:
@@ -105,7 +103,8 @@ class Factors:
     """Each rank's observed over expected seconds, by two memories: the fast one leans on the slow, that on the fleet's.
 
     Not on 1: where all are twice as slow as the shape says, one of which nothing is known would seem twice as fast as
-    the others, and get all the work.
+    the others, and get all the work; where all are quicker, it would never be tried. So whatever is left of the prior
+    is in the fleet's *level*, by which all are multiplied alike.
     """
 
     def __init__(self, doubt: float) -> None:
@@ -113,19 +112,19 @@ class Factors:
         self._doubt = doubt
         self._sums: dict[int, tuple[float, float, float, float, float]] = {}
         """By place: fast observed and expected, slow observed and expected, and when."""
-        self._fleets = 1.0
+        self._fleets = self._level = 1.0
         self._known = np.ones(1)
         """The last is nobody's: ranks without a place, −1, are read there."""
         self._refreshed = -math.inf
 
     def forget(self, place: int) -> None:
         if self._sums.pop(place, None):
-            self._known[place] = self._fleets
+            self._known[place] = self._level
 
     def reach(self, place: int) -> None:
         """It may be asked for from now on."""
         if place >= len(self._known) - 1:
-            self._known = np.append(self._known, np.full(place + 1, self._fleets))
+            self._known = np.append(self._known, np.full(place + 1, self._level))
 
     def observe(self, place: int, observed: float, expected: float, now: float) -> None:
         """Of a place that was `reach`ed."""
@@ -133,7 +132,7 @@ class Factors:
         fast_observed, fast_expected, slow_observed, slow_expected = self._decayed(place, now)
         sums = (fast_observed + observed, fast_expected + expected, slow_observed + observed, slow_expected + expected)
         self._sums[place] = (*sums, now)
-        self._known[place] = _factor(sums, self._fleets)
+        self._known[place] = self._factor(sums)
 
     def _decayed(self, place: int, now: float) -> tuple[float, float, float, float]:
         fast_observed, fast_expected, slow_observed, slow_expected, at = self._sums.get(
@@ -143,7 +142,7 @@ class Factors:
         return fast_observed * fast, fast_expected * fast, slow_observed * slow, slow_expected * slow
 
     def at(self, place: int) -> float:
-        return float(self._known[place]) if place in self._sums else self._fleets
+        return float(self._known[place]) if place in self._sums else self._level
 
     def known(self, now: float) -> Seconds:
         """By place. A rank of which nothing was observed takes what the fleet takes, and one that was not of late goes
@@ -157,17 +156,18 @@ class Factors:
     def _refresh(self, now: float) -> None:
         decayed = {place: self._decayed(place, now) for place in self._sums}
         observed, expected = (sum(sums[column] for sums in decayed.values()) for column in (2, 3))
-        self._fleets = (observed + self._doubt) / (expected + self._doubt)
-        self._known[:] = self._fleets
+        self._fleets = observed / expected if observed and expected else 1.0
+        self._level = (observed + self._doubt) / (expected + self._doubt)
+        self._known[:] = self._level
         for place, sums in decayed.items():
-            self._known[place] = _factor(sums, self._fleets)
+            self._known[place] = self._factor(sums)
 
-
-def _factor(sums: tuple[float, float, float, float], fleets: float) -> float:
-    """`sums`: fast observed and expected, slow observed and expected."""
-    fast_observed, fast_expected, slow_observed, slow_expected = sums
-    lasting = (slow_observed + _SLOW_PRIOR * fleets) / (slow_expected + _SLOW_PRIOR)
-    return (fast_observed + _FAST_PRIOR * lasting) / (fast_expected + _FAST_PRIOR)
+    def _factor(self, sums: tuple[float, float, float, float]) -> float:
+        """`sums`: fast observed and expected, slow observed and expected."""
+        fast_observed, fast_expected, slow_observed, slow_expected = sums
+        lasting = (slow_observed + _SLOW_PRIOR * self._fleets) / (slow_expected + _SLOW_PRIOR)
+        own = (fast_observed + _FAST_PRIOR * lasting) / (fast_expected + _FAST_PRIOR)
+        return own * self._level / self._fleets
 
 
 class Prefill(NamedTuple):

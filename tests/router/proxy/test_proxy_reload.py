@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from router.app import App
 from router.cli import Source
 from router.reloading import Reloading
+from router.settings.administration import Address
 from tests.fakes.raw_client import post
 from tests.fakes.scripted_worker import ScriptedWorker, events
 from tests.fakes.waiting import until
@@ -148,6 +150,20 @@ async def test_a_file_that_changes_is_read_again(
         await until(lambda: names(router.app) == ["b"])
     assert "not valid YAML" in reasons(caplog)[0]
     assert "cannot be read" in reasons(caplog)[1]
+
+
+async def test_a_file_that_is_empty_for_a_moment_removes_nobody(
+    a: ScriptedWorker, b: ScriptedWorker, file: File, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.say(a, more=COMMON)
+    admin = {"host": "127.0.0.1", "port": 0}
+    async with running(a, admin_listen=msgspec.convert(admin, Address)) as router, watching(router, file):
+        file.put(" \n")
+        await until(lambda: len(reasons(caplog)) == 1)
+        assert names(router.app) == ["a"]
+        file.say(a, b, more=COMMON)
+        await until(lambda: names(router.app) == ["a", "b"])
+    assert "is empty" in reasons(caplog)[0]
 
 
 async def test_a_file_that_says_the_same_is_not_read_again(
