@@ -51,6 +51,8 @@ _FAST, _SLOW = 5.0, 60.0
 """Seconds after which an observation of a rank's factor counts 1/e: to follow a change, and to remember a worker."""
 _FAST_PRIOR, _SLOW_PRIOR = 0.3, 2.0
 """Seconds of expected work that the slow factor, and the fleet's, count for beside what was observed of the rank."""
+_QUICKEST = 0.005
+"""Of what is expected: a first observation of next to nothing must not make all that follow look endless."""
 _PREFILL_DOUBT, _STEP_DOUBT = 0.05, 2.0
 """Seconds of expected work that the prior counts for beside what was observed of anybody."""
 
@@ -156,7 +158,7 @@ class Factors:
     def _refresh(self, now: float) -> None:
         decayed = {place: self._decayed(place, now) for place in self._sums}
         observed, expected = (sum(sums[column] for sums in decayed.values()) for column in (2, 3))
-        self._fleets = observed / expected if observed and expected else 1.0
+        self._fleets = max(observed / expected, _QUICKEST) if expected else 1.0
         self._level = (observed + self._doubt) / (expected + self._doubt)
         self._known[:] = self._level
         for place, sums in decayed.items():

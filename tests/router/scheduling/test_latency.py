@@ -180,6 +180,26 @@ def test_a_rank_of_which_nothing_is_known_takes_as_long_as_the_others() -> None:
     assert 1 < least < unknown < most
 
 
+@pytest.mark.parametrize("speed", [0.1, 1.0, 20.0, 200.0])
+@pytest.mark.parametrize("seen", [(1, 0), (20, 0), (20, 1), (200, 3)])
+def test_how_much_was_seen_of_a_rank_does_not_make_it_look_quicker(seen: tuple[int, int], speed: float) -> None:
+    """Of two that are alike, whatever the prior says of them; a tenth is what `auto` adds to tell them apart."""
+    model, prefill, now = learning(RANKS[:2]), Prefill(800, 800), 1.0
+    for each, times in zip(RANKS, seen, strict=False):
+        for _ in range(times):
+            now += 0.01
+            model.observe_prefill(each, prefill, takes(prefill, PREFILL_PRIOR) / speed, now)
+    assert factor(model, now + 1, A) == pytest.approx(factor(model, now + 1, B), rel=0.12)
+
+
+def test_after_next_to_nothing_a_usual_prefill_does_not_look_endless() -> None:
+    model, prefill = learning(RANKS[:2]), Prefill(800, 800)
+    model.observe_prefill(A, prefill, 0.0, 1.0)
+    factor(model, 2.0)
+    model.observe_prefill(B, prefill, takes(prefill, PREFILL_PRIOR), 2.1)
+    assert factor(model, 2.2, B) < 30
+
+
 def test_a_forgotten_ranks_place_tells_nothing_of_who_gets_it() -> None:
     model = learning([A])
     for _ in range(30):
