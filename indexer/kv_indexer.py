@@ -34,6 +34,8 @@ def hash_prompt(tokens: Sequence[int] | Tokens, block_sizes: Iterable[int], name
 
 _ASSUMED_SHARE = 4
 """One in so many bytes is for remembering what was assumed, and since when."""
+_GUESSED_SHARE = 8
+"""One in so many is for prompts whose hashes are of stand-ins."""
 
 
 class KVIndexer:
@@ -46,9 +48,9 @@ class KVIndexer:
 
         `max_bytes`: for the index and what is assumed, together; see `indexer.packed` for what goes first.
         """
-        assumed = None if max_bytes is None else max_bytes // _ASSUMED_SHARE
-        self.index = PrefixIndex(None if max_bytes is None else max_bytes - (assumed or 0))
-        self._assumed = AssumedPrefixes(self.index, assumed_ttl, assumed)
+        guessed = None if max_bytes is None else max_bytes // _GUESSED_SHARE
+        self.index, self._assumed = _with_room(assumed_ttl, None if max_bytes is None else max_bytes - (guessed or 0))
+        self._guesses, self._guessed = _with_room(assumed_ttl, guessed)
         self.counts: Counter[str] = Counter()
         """Batches by fate: applied, stale, unknown_worker, other_hash_version, malformed."""
         self.removals = Removals()
@@ -59,17 +61,17 @@ class KVIndexer:
     @property
     def nbytes(self) -> int:
         """Never more than `max_bytes`."""
-        return self.index.nbytes + self._assumed.nbytes
+        return sum(part.nbytes for part in (self.index, self._assumed, self._guesses, self._guessed))
 
     @property
     def evicted(self) -> int:
         """How many (rank, tier, block) were dropped for want of memory, since the start."""
-        return self.index.evicted + self._assumed.evicted
+        return sum(part.evicted for part in (self.index, self._assumed, self._guesses, self._guessed))
 
     @property
     def refused(self) -> int:
         """How many (rank, tier, block) were not taken in for want of memory, since the start."""
-        return self.index.refused
+        return self.index.refused + self._guesses.refused
 
     def watch(self, rank: WorkerRank) -> None:
         """Index this rank from now on; watching it again changes nothing."""
@@ -90,6 +92,7 @@ class KVIndexer:
 
     def _drop(self, rank: WorkerRank) -> None:
         self._assumed.forget(rank)
+        self._guessed.forget(rank)
         self._predicted.forget(rank)
         self.removals.forget(rank)
         self.index.clear(rank)
@@ -113,12 +116,14 @@ class KVIndexer:
             self._predicted.store(rank, chain, now)
 
     def assume(self, rank: WorkerRank, prompt: PromptHashes, block_size: int, now: float) -> None:
-        """The same of a prompt that no events will tell of, whoever sends some: its hashes are of stand-ins."""
-        self._assumed.assume(rank, prompt.chains.get(block_size, ()), now)
+        """The same of a prompt that no events will tell of, whoever sends some: its hashes are of stand-ins. It is kept
+        apart, so that the index of a rank with events stays what they say."""
+        self._guessed.assume(rank, prompt.chains.get(block_size, ()), now)
 
     def expire(self, now: float) -> None:
         """Drop assumptions that have outlived their time."""
         expired = self._assumed.expire(now)
+        self._guessed.expire(now)
         self._predicted.expire(now)
         if expired and self._observer:
             for rank, blocks in expired.items():
@@ -130,8 +135,11 @@ class KVIndexer:
 
     def find_matches(self, prompt: PromptHashes) -> Matches:
         """Overlap in blocks, of the rank's own size, for each rank that holds the prompt's first block."""
-        found = [self._find(chain) for chain in prompt.chains.values()]
-        return found[0] if len(found) == 1 else SumOfMatches(found)
+        return _together([self._find(chain) for chain in prompt.chains.values()])
+
+    def find_assumed(self, prompt: PromptHashes) -> Matches:
+        """The same of a prompt whose hashes are of stand-ins."""
+        return _together([self._guesses.find_matches(chain) for chain in prompt.chains.values()])
 
     def _find(self, chain: SequenceHashes) -> Matches:
         known, predicted = self.index.find_matches(chain), self._predicted.find_matches(chain)
@@ -221,6 +229,17 @@ class KVIndexer:
                     self._predicted.remove(rank, hashes)
                 if observer:
                     observer.removed(rank, event.tier, hashes)
+
+
+def _with_room(assumed_ttl: float, max_bytes: int | None) -> tuple[PrefixIndex, AssumedPrefixes]:
+    """An index and what is assumed in it, both within `max_bytes`."""
+    assumed = None if max_bytes is None else max_bytes // _ASSUMED_SHARE
+    index = PrefixIndex(None if max_bytes is None else max_bytes - (assumed or 0))
+    return index, AssumedPrefixes(index, assumed_ttl, assumed)
+
+
+def _together(found: list[Matches]) -> Matches:
+    return found[0] if len(found) == 1 else SumOfMatches(found)
 
 
 def _refusal(batch: EventBatch) -> str:

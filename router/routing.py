@@ -118,7 +118,8 @@ class Brain(NamedTuple):
         if prompt.hashes is None:
             return None
         self.indexer.expire(self.clock())
-        return self.indexer.find_matches(prompt.hashes)
+        find = self.indexer.find_assumed if prompt.guessed else self.indexer.find_matches
+        return find(prompt.hashes)
 
 
 class RequestRouting:

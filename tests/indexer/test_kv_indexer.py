@@ -456,16 +456,17 @@ def test_what_no_events_will_tell_of_is_assumed_of_any_rank_until_it_drops_all()
     assert indexer.view(RANK) is not View.BLIND
     indexer.assume(RANK, prompt, 16, now=0)
     indexer.expire(now=9)
-    assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
+    assert indexer.find_assumed(prompt) == {RANK: Overlap(4, 4)}
+    assert held(indexer) == {1}, "what its events say"
     indexer.expire(now=11)
-    assert indexer.find_matches(prompt) == {}
-    assert held(indexer) == {1}
+    assert indexer.find_assumed(prompt) == {}
     indexer.assume(RANK, prompt, 16, now=11)
     indexer.on_batch(batch(1, Cleared()))
-    assert indexer.find_matches(prompt) == {}
+    assert indexer.find_assumed(prompt) == {}
     indexer.assume(RANK, prompt, 16, now=12)
     indexer.expire(now=21)  # when the first would have ended
-    assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
+    assert indexer.find_assumed(prompt) == {RANK: Overlap(4, 4)}
+    assert indexer.find_matches(prompt) == {}
 
 
 def test_what_a_rank_says_that_it_dropped_is_no_longer_predicted() -> None:

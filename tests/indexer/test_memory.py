@@ -277,9 +277,11 @@ def test_what_is_assumed_is_limited_too() -> None:
 
 
 def test_the_indexer_shares_its_limit_out() -> None:
-    indexer, cap = KVIndexer(max_bytes=2 * LEAST_BYTES), 2 * LEAST_BYTES
-    for number, prompt in zip(range(100), prompts(12), strict=False):
-        indexer.predict(RANKS[0], PromptHashes(8000, {16: prompt}), 16, now=float(number))
+    cap = 16 * LEAST_BYTES
+    indexer = KVIndexer(max_bytes=cap)
+    for number, prompt in zip(range(800), prompts(12), strict=False):
+        note = indexer.assume if number % 2 else indexer.predict
+        note(RANKS[0], PromptHashes(8000, {16: prompt}), 16, float(number))
         assert indexer.nbytes <= cap
     indexer.index.store(RANKS[1], Tier.GPU, next(prompts(13, 10_000)))
     assert indexer.index.nbytes <= cap

@@ -74,10 +74,11 @@ def test_what_no_events_will_tell_of_is_expected_for_longer_and_never_audited(gu
     routing.prompt = Prompt(10, HASHES, guessed=guessed)
     legs = list[Leg | Pair | Response]()
     routing.route(frozenset(), legs.append)
-    assert RANK in indexer.find_matches(HASHES)
+    assert RANK in (made.matches(routing.prompt) or {})
     indexer.expire(3 * LIFE)
     indexer.expire(5 * LIFE)
-    assert (RANK in indexer.find_matches(HASHES)) == guessed
+    assert (RANK in (made.matches(routing.prompt) or {})) == guessed
+    assert indexer.index.entries() == 1, "what its events say"
     (leg,) = legs
     assert isinstance(leg, Leg)
     routing.finished(Outcome(leg, 200, "complete", 0.1, 0.2, 10, 8, None))  # far more than was expected
