@@ -103,12 +103,12 @@ def test_blocks_and_batches(state: State) -> None:
 def test_memory(state: State) -> None:
     assert state.read("router_index_bytes") == state.indexer.nbytes
     assert state.read("router_index_evicted_blocks_total") == state.read("router_index_refused_blocks_total") == 0
-    state.indexer = KVIndexer(max_bytes=1 << 17)
-    for number in range(100):
+    state.indexer = KVIndexer(max_bytes=1 << 20)
+    for number in range(1_000):
         state.indexer.index.store(A0, Tier.GPU, range(100 * number, 100 * number + 100))
     readings, metrics = Readings(state.fleet, state.book, state.indexer, state.plane, lambda: 0.0), Metrics()
     readings.register(metrics)
-    assert metrics.registry.get_sample_value("router_index_bytes") == state.indexer.nbytes <= 1 << 17
+    assert metrics.registry.get_sample_value("router_index_bytes") == state.indexer.nbytes <= 1 << 20
     assert metrics.registry.get_sample_value("router_index_evicted_blocks_total") == state.indexer.evicted > 0
     assert metrics.registry.get_sample_value("router_index_refused_blocks_total") == state.indexer.refused
 
