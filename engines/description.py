@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -25,6 +26,11 @@ class Model(msgspec.Struct, frozen=True):
     def adapter(self) -> str | None:
         """What its blocks are named by, of an adapter: SGLang may be asked for `parent:adapter`."""
         return None if self.parent is None else self.id.removeprefix(f"{self.parent}:")
+
+
+def bases(models: Sequence[Model]) -> list[Model]:
+    """Those that are no adapters."""
+    return [model for model in models if model.parent is None]
 
 
 class EventSource(msgspec.Struct, frozen=True):

@@ -36,7 +36,12 @@ def tcp(host: str, port: int, worker_host: str) -> str | None:
         bare = worker_host.removeprefix("[").removesuffix("]")
     if not bare or not 0 < port < 65536:
         return None
-    return f"tcp://[{bare}]:{port}" if ":" in bare else f"tcp://{bare}:{port}"
+    return f"tcp://{url_host(bare)}:{port}"
+
+
+def url_host(host: str) -> str:
+    """As URLs and endpoints have it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def confined(description: EngineDescription, host: str, others: Collection[str]) -> EngineDescription:

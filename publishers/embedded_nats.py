@@ -11,6 +11,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from engines.endpoints import url_host
 from publishers.logs import log_event
 from publishers.nats_plane import NatsPlane
 from publishers.plane import OnMessage, OnRequest, Unsubscribe
@@ -56,7 +57,7 @@ class NatsServer:
     def url(self) -> str:
         # An address that listens everywhere is no address to connect to.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
-        return f"nats://[{host}]:{self.port}" if ":" in host else f"nats://{host}:{self.port}"
+        return f"nats://{url_host(host)}:{self.port}"
 
     async def start(self) -> None:
         """Returns when it takes connections; raises NatsServerError, with what the server said, when it does not."""

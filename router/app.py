@@ -15,6 +15,7 @@ from functools import partial
 import aiohttp
 
 import router.scheduling.limits
+from engines.endpoints import url_host
 from indexer.kv_indexer import KVIndexer
 from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
@@ -347,7 +348,7 @@ class App:
             ssl_handshake_timeout=HANDSHAKE_TIMEOUT if security.front else None,
         )
         self.port = self._server.sockets[0].getsockname()[1]
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        host = url_host(settings.host)
         sys.stdout.write(f"Listening on {'https' if security.front else 'http'}://{host}:{self.port}\n")
         sys.stdout.flush()
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from engines.description import EngineDescription, Model, Role
+from engines.description import EngineDescription, Model, Role, bases
 from engines.disaggregation import Prefiller
 from engines.problems import other_block_size
 from indexer.types import WorkerRank
@@ -337,5 +337,5 @@ def _bases(models: Sequence[Model]) -> dict[str | None, Model]:
     """By what a request may name."""
     known = {model.id: model for model in models}
     found: dict[str | None, Model] = {m.id: known.get(m.parent, m) if m.parent else m for m in models}
-    bases = [model for model in models if model.parent is None]
-    return found | {None: bases[0]} if len(bases) == 1 else found
+    base = bases(models)
+    return found | {None: base[0]} if len(base) == 1 else found

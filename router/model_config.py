@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from engines.description import bases
 from engines.store import bytes_per_token
 from router.fleet import Worker
 from router.model_folder import holds, may_read
@@ -30,8 +31,8 @@ def read_config(root: str | None, folders: Sequence[str] = ()) -> dict[str, Any]
 def block_bytes(worker: Worker, folders: Sequence[str] = ()) -> int | None:
     """Of one block, with all its layers, on all its ranks together. None: it cannot be known, and is not guessed."""
     dtype = worker.description.kv_dtype if worker.description else None
-    bases = [model for model in worker.models if model.parent is None]
-    if dtype not in _KNOWN_DTYPES or len(bases) != 1:
+    base = bases(worker.models)
+    if dtype not in _KNOWN_DTYPES or len(base) != 1:
         return None
-    token = bytes_per_token(read_config(bases[0].root, folders), None if dtype == "auto" else dtype)
+    token = bytes_per_token(read_config(base[0].root, folders), None if dtype == "auto" else dtype)
     return token * worker.block_size if token else None

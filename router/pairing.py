@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engines.description import bases
 from engines.disaggregation import CONNECTORS
 from router.scheduling.decision import Candidates, Split
 
@@ -80,5 +81,5 @@ def _by_kind(workers: Iterable[Worker]) -> dict[_Kind, list[Worker]]:
 
 def _kind(worker: Worker) -> _Kind:
     engine = worker.description.kind if worker.description else "unknown"
-    models = frozenset(model.id for model in worker.models if model.parent is None)
+    models = frozenset(model.id for model in bases(worker.models))
     return worker.connector, engine, models, worker.block_size

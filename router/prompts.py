@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeGuard, cast
+from typing import Any, Final, TypeGuard
 
 import aiohttp
 import msgspec
 import numpy as np
 
-from engines.description import EngineKind, Model
+from engines.description import EngineKind, Model, bases
 from engines.disaggregation.legs import answer_limit, read_body
 from indexer.hashing import Tokens, pack_tokens
 from indexer.types import Namespace
@@ -86,9 +86,7 @@ class Prompts:
 
     async def learn(self, worker: Worker) -> None:
         """A worker was described: find its models' tokenizers, each once, and hold them against this engine's own."""
-        for model in worker.models:
-            if model.parent is not None:
-                continue
+        for model in bases(worker.models):
             async with self._finding:  # workers come at once: the others take what the first finds
                 if model.id not in self._tokenizers:
                     self._tokenizers[model.id] = await self._find(worker, model)
@@ -140,7 +138,7 @@ class Prompts:
         if base:
             routing.unfit = self._too_short(base.id, inference, len(ids))
         namespace = Namespace(self._brain.fleet.lora_name(inference.model), inference.cache_salt)
-        routing.prompt = self._brain.hash_prompt(cast("Sequence[int]", ids), namespace)
+        routing.prompt = self._brain.hash_prompt(ids, namespace)
 
     def _too_short(self, base: str, inference: Inference, tokens: int) -> frozenset[str]:
         """Workers that do not take so many; BadRequest when none does."""

@@ -103,7 +103,7 @@ class Brain(NamedTuple):
     audit: IndexAudit | None = None
     unheard: Unheard | None = None
 
-    def hash_prompt(self, token_ids: Sequence[int], namespace: Namespace) -> Prompt:
+    def hash_prompt(self, token_ids: Sequence[int] | Tokens, namespace: Namespace) -> Prompt:
         """Raises OverflowError or TypeError for what is no token id."""
         hashes = hash_prompt(token_ids, self.fleet.block_sizes, namespace)
         if not self.has_store:

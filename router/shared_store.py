@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engines.description import Model
+from engines.description import Model, bases
 from engines.store import DEFAULT_SEED, SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout
 from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
@@ -84,10 +84,9 @@ class SharedStore(Collector):
     async def learn(self, worker: Worker) -> None:
         """A worker was described: find out what the blocks of its models are called, where no other worker goes on
         with the names that are known."""
-        for model in worker.models if worker.spec.store else ():
-            if model.parent is None:
-                async with self._learning:  # workers come at once: the master lists its keys for the first only
-                    await self._learn(worker, model)
+        for model in bases(worker.models) if worker.spec.store else ():
+            async with self._learning:  # workers come at once: the master lists its keys for the first only
+                await self._learn(worker, model)
 
     async def _learn(self, worker: Worker, model: Model) -> None:
         layout = _adapted(layout_of(worker, model, self._spec, self._folders), self._layouts.get(model.id))
@@ -106,10 +105,13 @@ class SharedStore(Collector):
             return False
         if known is None or self._lookups[model.id] is None or _plain(layout) == _plain(known):
             return True
-        others = (one for one in self._fleet.up if one is not worker and one.spec.store)
-        own = ((one, found) for one in others for found in one.models if found.id == model.id)
-        found = (layout_of(one, model, self._spec, self._folders) for one, model in own)
-        return all(one is None or _plain(one) != _plain(known) for one in found)
+        others = (
+            layout_of(one, own, self._spec, self._folders)
+            for one in self._fleet.up
+            for own in one.models
+            if own.id == model.id and one is not worker and one.spec.store
+        )
+        return not any(other is not None and _plain(other) == _plain(known) for other in others)
 
     async def _make(self, layout: Layout | None, model: Model) -> StoreLookup | None:
         spec = self._spec

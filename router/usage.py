@@ -11,10 +11,11 @@ _WINDOW = 4096
 """Bytes at an answer's end in which its usage is looked for."""
 _PROMPT = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,15})(?!\d)')
 _CACHED = re.compile(rb'"cached_tokens":\s*(\d{1,15})(?!\d)')
-_APART = re.compile(rb'"cache_(?:read|creation)_input_tokens":\s*(\d{1,15})(?!\d)')
-_READ = re.compile(rb'"cache_read_input_tokens":\s*(\d{1,15})(?!\d)')
-"""Anthropic's form: `input_tokens` is without them."""
-"""Longer numbers count no tokens: int() refuses very long ones, and no float holds them."""
+_APART = re.compile(rb'"cache_(read|creation)_input_tokens":\s*(\d{1,15})(?!\d)')
+"""Anthropic's form: `input_tokens` is without them.
+
+Longer numbers count no tokens: int() refuses very long ones, and no float holds them.
+"""
 _CACHED_OR_NOT = re.compile(rb'"cached_tokens":\s*(?:\d+|null)')
 CACHED = b'"cached_tokens"'
 
@@ -29,8 +30,8 @@ def read_usage(recent: bytes, latest: bytes) -> tuple[int | None, int | None]:
     cached = _CACHED.search(end, start)
     if cached:
         return int(prompt[1]), int(cached[1])
-    read = _READ.search(end, start)
-    return int(prompt[1]) + sum(int(apart[1]) for apart in _APART.finditer(end, start)), int(read[1]) if read else None
+    apart = {kind: int(tokens) for kind, tokens in _APART.findall(end, start)}
+    return int(prompt[1]) + sum(apart.values()), apart.get(b"read")
 
 
 def with_cached(answer: bytes, cached_tokens: int) -> bytes:

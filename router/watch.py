@@ -7,13 +7,13 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 
 import aiohttp
 from msgspec.structs import replace
 
 from engines import problems
-from engines.description import EngineDescription, Model
+from engines.description import EngineDescription, bases
 from engines.disaggregation.mooncake import bootstrap_url, read_bootstrap
 from engines.endpoints import confined
 from engines.probe import Answer, probe, read_models
@@ -121,7 +121,7 @@ class WorkerWatch:
         models = read_models(known.kind, await fetch(self._session, worker.spec.url, "/v1/models", self._interval))
         if not models or models == known.models:
             return
-        if _bases(models) != _bases(known.models):
+        if bases(models) != bases(known.models):
             self.stale = True
             return
         self._fleet.redescribe(worker, replace(known, models=models))
@@ -163,10 +163,6 @@ class WorkerWatch:
         lacking = lack(worker) if worker.role == "prefill" else None
         if lacking:
             log_event(logger, logging.WARNING, f"The worker cannot hand over: {lacking}", worker=worker.id)
-
-
-def _bases(models: Sequence[Model]) -> list[Model]:
-    return [model for model in models if model.parent is None]
 
 
 async def describe(

@@ -12,6 +12,7 @@ import msgspec
 
 from engines.description import Role
 from engines.disaggregation import CONNECTORS
+from engines.endpoints import url_host
 from publishers.urls import is_host, split_url
 
 StatedRole = Role | Literal["auto"]
@@ -135,8 +136,7 @@ def _normalise(text: str) -> tuple[str, str]:
     except ValueError as error:
         raise ValueError(f"{text!r} is not a URL: {error}.") from error
     _check_url(text, parts)
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
+    host = url_host(parts.hostname or "")
     return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}", f"{host}:{port}"
 
 

@@ -19,6 +19,7 @@ from engines.disaggregation.legs import (
     several_sequences,
     with_transfer,
 )
+from engines.endpoints import url_host
 
 BOOTSTRAP_PORT = 8998
 """vLLM's default of VLLM_MOONCAKE_BOOTSTRAP_PORT."""
@@ -66,8 +67,7 @@ def _transfer_id(handover: Handover) -> str:
 
 def bootstrap_url(prefiller: Prefiller) -> str:
     """Of the server whose GET /query `read_bootstrap` reads."""
-    host = f"[{prefiller.host}]" if ":" in prefiller.host else prefiller.host
-    return f"http://{host}:{prefiller.bootstrap_port or BOOTSTRAP_PORT}"
+    return f"http://{url_host(prefiller.host)}:{prefiller.bootstrap_port or BOOTSTRAP_PORT}"
 
 
 def read_bootstrap(body: bytes) -> dict[int, str]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from engines import problems
 from engines.answers import items, mapping, parse, text, whole
-from engines.description import MOST_RANKS, EngineDescription, EventSource, Model, Role
+from engines.description import MOST_RANKS, EngineDescription, EventSource, Model, Role, bases
 from engines.endpoints import reachable, tcp
 
 _ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "null": "both"}
@@ -55,7 +55,7 @@ def names_tokenizer(info: object) -> bool:
 
 def _tokenizer_path(server: dict[str, Any], model_info: dict[str, Any], models: tuple[Model, ...]) -> str | None:
     stated = (place.get(key) for key in ("tokenizer_path", "model_path") for place in (server, model_info))
-    roots = (model.root for model in models if model.parent is None)
+    roots = (model.root for model in bases(models))
     return next((path for path in (*stated, *roots) if isinstance(path, str) and path), None)
 
 

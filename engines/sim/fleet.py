@@ -10,6 +10,7 @@ from typing import Self
 import zmq
 from aiohttp import web
 
+from engines.endpoints import url_host
 from engines.sim.answers import warm_up
 from engines.sim.clock import SimClock
 from engines.sim.connectors.base import Fleet
@@ -58,7 +59,7 @@ class SimFleet:
             opening.push_async_callback(worker.close)
             self.workers.append(worker)
             port = await self._serve(make_app(worker), opening, index)
-            self.urls.append(f"http://{self.settings.url_host}:{port}")
+            self.urls.append(f"http://{url_host(self.settings.host)}:{port}")
             if worker.place.role == "prefill" and worker.connector.bootstraps:
                 app = make_bootstrap_app(worker.place)
                 worker.place.bootstrap_port = await self._serve(app, opening, BOOTSTRAP_PORT_OFFSET + index)

@@ -171,8 +171,8 @@ def _model(fields: _Body, settings: SimSettings) -> str:
 
 def _adapter(model: str, settings: SimSettings) -> str | None:
     """vLLM has a name for each adapter; SGLang computes the base model for any but `base:adapter`."""
-    name = model if settings.flavour == "vllm" else model.removeprefix(f"{settings.model}:")
-    return name if name in settings.loras and (settings.flavour == "vllm" or name != model) else None
+    prefix = "" if settings.flavour == "vllm" else f"{settings.model}:"
+    return next((adapter for adapter in settings.loras if prefix + adapter == model), None)
 
 
 def _prompt_tokens(fields: _Body, tokenizer: Tokenizer) -> list[list[int]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engines.endpoints import url_host
 from engines.sim.faults import Faults
 from engines.sim.settings import Role
 
@@ -25,8 +26,7 @@ class Place:
 
     @property
     def bootstrap_url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.bootstrap_port}"
+        return f"http://{url_host(self.host)}:{self.bootstrap_port}"
 
     def bootstrap_page(self) -> dict[str, Any]:
         """What GET /query of Mooncake's bootstrap server says."""

@@ -82,11 +82,6 @@ class SimSettings:
             raise ValueError("transfer_gb_s, kv_bytes_per_token and lease_s must be above 0, transfer_base_s not below")
 
     @property
-    def url_host(self) -> str:
-        """As URLs and endpoints have it."""
-        return f"[{self.host}]" if ":" in self.host else self.host
-
-    @property
     def cache_blocks(self) -> int:
         return self.cache_tokens // self.block_size
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+from engines.endpoints import url_host
 from engines.sim.cache import CacheEvent
 from engines.sim.clock import SimClock
 from engines.sim.connectors import CONNECTORS
@@ -139,7 +140,7 @@ class Worker:
             return [], 0, 0
         # Two runs of ports a worker: events of every rank, then replay of every rank.
         port = settings.port and settings.port + EVENT_PORT_OFFSET + index * 2 * settings.dp_size
-        return bind_publishers(context, settings.url_host, port, settings.dp_size, topic)
+        return bind_publishers(context, url_host(settings.host), port, settings.dp_size, topic)
 
     def _publish_for(self, rank: int) -> Callable[[list[CacheEvent]], None]:
         if not self._publishers:

@@ -6,7 +6,7 @@ from typing import Any
 
 from engines import problems
 from engines.answers import mapping, text
-from engines.description import MOST_RANKS, EngineDescription, EventSource, Model
+from engines.description import MOST_RANKS, EngineDescription, EventSource, Model, bases
 from engines.endpoints import reachable
 from engines.prometheus import Sample, read_samples
 from indexer.events import LARGEST_COUNT
@@ -38,7 +38,7 @@ def describe(
         # Counters of NIXL are there from the start (0.32). Whether it pulls or pushes they do not tell; the prefill's
         # answer does, and as long as the two parts are sent one after the other both take it.
         connector="nixl" if b"\nvllm:nixl_" in metrics else None,
-        tokenizer_path=next((model.root for model in models if model.parent is None), None),
+        tokenizer_path=next((model.root for model in bases(models)), None),
         problems=found,
     )
 

@@ -14,6 +14,7 @@ from typing import cast
 import httptools
 import msgspec
 
+from engines.endpoints import url_host
 from publishers.urls import split_url
 from router.security.worker_access import WorkerAccess
 
@@ -47,7 +48,7 @@ class Address(msgspec.Struct, frozen=True):
     @property
     def _named(self) -> str:
         """Host and port, as URLs and the header Host have them."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{url_host(self.host)}:{self.port}"
 
     def request(self, body: bytes) -> bytes:
         """POST /v1/completions as it goes over the wire. The connection is not used again."""

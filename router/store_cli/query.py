@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from engines.description import Model
+from engines.description import Model, bases
 from engines.store import Segment, SglangLayout, Stored, VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.types import Namespace
@@ -114,11 +114,11 @@ def _saved(tokens: int, stored: int) -> float:
 
 def namespace_of(models: Sequence[Model], name: str | None, salt: str | None) -> tuple[Model, Namespace]:
     """The base model behind `name`, and what it stands for in hashes. WrongUse when it is none of the worker's."""
-    bases = [model for model in models if model.parent is None]
+    base_models = bases(models)
     known = {model.id: model for model in models}
-    if name is None and len(bases) != 1:
-        raise WrongUse(f"The worker serves {len(bases)} models: name one of them in a --request.")
-    asked = bases[0] if name is None else known.get(name)
+    if name is None and len(base_models) != 1:
+        raise WrongUse(f"The worker serves {len(base_models)} models: name one of them in a --request.")
+    asked = base_models[0] if name is None else known.get(name)
     if asked is None:
         raise WrongUse(f"The worker does not serve {name!r}; it serves {', '.join(known) or 'nothing'}.")
     base = known.get(asked.parent, asked) if asked.parent else asked

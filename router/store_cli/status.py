@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engines.description import bases
 from engines.store import Counted, Health, Kept, SchedulerBlockSize, SglangLayout, VllmLayout, survey, verify
 from router.fleet import ASSUMED_BLOCK_SIZE, Worker
 from router.shared_store import layout_of
@@ -58,7 +59,7 @@ async def status(master: Master, spec: StoreSpec, worker: Worker | None, *, list
 
 
 def _of_worker(worker: Worker, spec: StoreSpec) -> list[VllmLayout | SglangLayout]:
-    layouts = (layout_of(worker, model, spec) for model in worker.models if model.parent is None)
+    layouts = (layout_of(worker, model, spec) for model in bases(worker.models))
     return [layout for layout in layouts if layout]
 
 

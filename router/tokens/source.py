@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from engines.description import Model
+from engines.description import Model, bases
 from router.model_folder import holds, may_read
 from router.settings import SettingsError
 
@@ -45,7 +45,7 @@ def find_tokenizer(
 
 def _candidates(models: Sequence[Model], tokenizer_path: str | None) -> Iterable[str]:
     """What the tokenizer was loaded from, then what the base models were; adapters come without one."""
-    base = [model for model in models if model.parent is None]
+    base = bases(models)
     names = [tokenizer_path, *(model.root for model in base), *(model.id for model in base)]
     return dict.fromkeys(name for name in names if name)
 
