@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-import ssl
 from collections.abc import Awaitable, Callable, Collection
 
 import aiohttp
@@ -21,6 +18,7 @@ from publishers.dialogue import read_whole
 from publishers.logs import log_event
 from router.fleet import Fleet, Worker
 from router.pairing import lack
+from router.reasons import reason_of
 
 logger = logging.getLogger("router.watch")
 
@@ -200,20 +198,3 @@ async def fetch(session: aiohttp.ClientSession, url: str, path: str, timeout: fl
 async def _get(session: aiohttp.ClientSession, url: str, path: str, timeout: float) -> Answer:
     async with session.get(url + path, timeout=aiohttp.ClientTimeout(timeout), allow_redirects=False) as response:
         return Answer(response.status, await read_whole(response))
-
-
-def reason_of(error: aiohttp.ClientError) -> str:
-    """Short and without an address, since clients may be told it."""
-    match error.__cause__ or error:
-        case ssl.SSLCertVerificationError(verify_message=message):
-            return f"its certificate is not trusted ({message})"
-        case ssl.SSLError(reason=reason):
-            return f"TLS failed ({(reason or 'no reason given').replace('_', ' ').lower()})"
-        case socket.gaierror(strerror=message):
-            return message or "its name is not known"
-        case OSError(errno=int(number)):
-            return os.strerror(number)
-        case aiohttp.ServerDisconnectedError():
-            return "it closed the connection without an answer"
-        case other:
-            return type(other).__name__

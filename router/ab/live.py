@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from publishers.credentials import read_key
 from publishers.urls import split_url
 from router.ab.errors import RunError
 from router.ab.report import check_writable, table
@@ -53,6 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="kv-router ab report", description=about, allow_abbrev=False)
     parser.add_argument("url", nargs="+", type=_router, metavar="URL", help="a router; the counts of several add up")
     parser.add_argument("--baseline", metavar="ARM", help="what ratios compare with (default: the first but kv)")
+    parser.add_argument("--key-file", metavar="FILE", help="an admin's API key for them, where they ask for one")
     parser.add_argument("--html", metavar="FILE", help="write the report as a page with charts")
     return parser
 
@@ -69,12 +71,19 @@ def _router(text: str) -> str:
     return text
 
 
+def _key(path: str | None) -> str | None:
+    try:
+        return read_key("--key-file", path) if path else None
+    except ValueError as error:
+        raise RunError(str(error)) from None
+
+
 def main(argv: list[str]) -> int:
     """Exit status: 2 for what cannot be reported."""
     try:
         given = make_parser().parse_args(argv)
         check_writable("--html", given.html)
-        arms = read_arms(asyncio.run(fetch(given.url)))
+        arms = read_arms(asyncio.run(fetch(given.url, _key(given.key_file))))
         compared = comparison(arms, given.baseline, given.url, ("kv-router", "ab", "report", *argv))
     except RunError as error:
         sys.stderr.write(f"kv-router ab report: {error}\n")

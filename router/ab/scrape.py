@@ -12,6 +12,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.ab.errors import RunError
+from router.reasons import reason_of
 
 _ANSWER = aiohttp.ClientTimeout(total=10)
 _PREFIX = "router_ab_"
@@ -118,18 +119,22 @@ def _count(arm: ArmCounts, name: str, labels: dict[str, str], value: float) -> N
         arm.tokens[figure] += value
 
 
-async def fetch(urls: Sequence[str]) -> list[str]:
-    """Every router's /metrics. Raises RunError for one that does not answer or that splits nothing."""
-    async with aiohttp.ClientSession(timeout=_ANSWER) as session:
+async def fetch(urls: Sequence[str], key: str | None) -> list[str]:
+    """Every router's /metrics, with an API key if it is one. Raises RunError for a router that does not answer, or not
+    to that key, or that splits nothing."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(timeout=_ANSWER, headers=headers) as session:
         return list(await asyncio.gather(*(_fetch(session, url) for url in urls)))
 
 
 async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
     try:
         async with session.get(f"{url.rstrip('/').removesuffix('/metrics')}/metrics") as answer:
-            page = await answer.text()
+            status, page = answer.status, await answer.text()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise RunError(f"{url} does not answer: {str(error) or type(error).__name__}; is a router there?") from None
+        raise RunError(f"{url} does not answer: {reason_of(error)}; is a router there?") from None
+    if status in {401, 403}:
+        raise RunError(f"{url} shows its metrics to admins only; give an admin's key by --key-file")
     if f"{_PREFIX}requests" not in page:
         raise RunError(f"{url} splits no traffic; start that router with --ab kv:90,round-robin:10, say")
     return page

@@ -22,6 +22,7 @@ from engines.store import (
 )
 from engines.store.master import HEALTH, METRICS
 from engines.store.query import ALL_KEYS, SEGMENTS, in_parts
+from router.reasons import reason_of
 from router.store_cli.errors import Away, WrongUse
 
 _T = TypeVar("_T")
@@ -51,8 +52,7 @@ class Peer:
             async with self._session.request(method, url, data=body, headers=headers, timeout=timeout) as answer:
                 return answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = str(error) or type(error).__name__
-            raise Away(f"{self.what} does not answer at {self.url}: {reason}.") from None
+            raise Away(f"{self.what} does not answer at {self.url}: {reason_of(error)}.") from None
 
 
 class Master(Peer):

@@ -19,7 +19,8 @@ import pytest
 from engines import problems
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
-from router.watch import WorkerWatch, reason_of
+from router.reasons import reason_of
+from router.watch import WorkerWatch
 from router.worker_spec import parse_worker
 from tests.certificates import Authority
 from tests.fakes.http_engine import HttpEngine, models, running
@@ -112,6 +113,12 @@ def test_a_reason_has_no_address(cause: OSError | None, reason: str) -> None:
     error = aiohttp.ClientConnectionError("10.0.0.7:8000")
     error.__cause__ = cause
     assert reason_of(error) == reason
+
+
+def test_a_reason_is_not_how_a_timeout_came_about() -> None:
+    error = TimeoutError()
+    error.__cause__ = asyncio.CancelledError()
+    assert reason_of(error) == "it did not answer in time"
 
 
 async def test_a_certificate_that_is_not_trusted_says_so(tmp_path: Path) -> None:

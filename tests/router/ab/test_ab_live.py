@@ -168,8 +168,7 @@ def test_few_answers_are_warned_of() -> None:
 def test_a_router_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "http://127.0.0.1:1"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("kv-router ab report: http://127.0.0.1:1 does not answer: ")
-    assert said.count("\n") == 1
+    assert said == "kv-router ab report: http://127.0.0.1:1 does not answer: Connection refused; is a router there?\n"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +193,22 @@ def test_mistakes_are_one_sentence(argv: list[str], says: str, capsys: pytest.Ca
 def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "http://127.0.0.1:1", "--html", str(tmp_path / "no" / "x.html")]) == 2
     assert "give --html another FILE" in capsys.readouterr().err
+
+
+def test_a_router_with_keys_tells_admins_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "key"
+    file.write_text("kvr-ops\n", "utf-8")
+    with engine(resets=True, key=b"kvr-ops") as (url, heads):
+        assert main(["report", url]) == 2
+        assert f"{url} shows its metrics to admins only; give an admin's key by --key-file" in capsys.readouterr().err
+        assert main(["report", url, "--key-file", str(file)]) == 2
+        assert "splits no traffic" in capsys.readouterr().err  # it was shown the page, on which there is nothing
+    assert heads == [b"GET /metrics"] * 2
+
+
+def test_a_key_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "http://127.0.0.1:1", "--key-file", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere cannot be read: No such file or directory." in capsys.readouterr().err
 
 
 def test_a_router_without_a_test(capsys: pytest.CaptureFixture[str]) -> None:

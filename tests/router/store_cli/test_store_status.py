@@ -79,7 +79,7 @@ async def test_millions_of_keys_are_not_listed_unasked(run: Run, master: Master)
 async def test_whoever_does_not_answer_is_named_in_one_sentence(run: Run, master: Master) -> None:
     away = await run("status", "--store", "http://127.0.0.1:1")
     assert (away.status, away.out, away.err.count("\n")) == (1, "", 1)
-    assert "The store's master does not answer at http://127.0.0.1:1" in away.err
+    assert "The store's master does not answer at http://127.0.0.1:1: Connection refused." in away.err
     another = await run("status", "--store", f"{master.url}/elsewhere")
     assert another.status == 1
     assert "404" in another.err

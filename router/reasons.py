@@ -1,0 +1,35 @@
+"""Why somebody could not be asked over HTTP, in words for people."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+
+import aiohttp
+
+
+def reason_of(error: Exception) -> str:
+    """Short and without an address, since clients may be told it."""
+    if isinstance(error, TimeoutError):  # whatever it came from, which is a cancellation
+        return "it did not answer in time"
+    cause = error.__cause__ or error
+    return _of_tls(cause) if isinstance(cause, ssl.SSLError) else _of_connection(cause)
+
+
+def _of_tls(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message})"
+    return f"TLS failed ({(error.reason or 'no reason given').replace('_', ' ').lower()})"
+
+
+def _of_connection(error: BaseException) -> str:
+    match error:
+        case socket.gaierror(strerror=message):
+            return message or "its name is not known"
+        case OSError(errno=int(number)):
+            return os.strerror(number)
+        case aiohttp.ServerDisconnectedError():
+            return "it closed the connection without an answer"
+        case other:
+            return type(other).__name__
