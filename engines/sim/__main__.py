@@ -31,7 +31,8 @@ TIMING_HELP = {
 
 def make_parser() -> argparse.ArgumentParser:
     default = SimSettings()
-    parser = argparse.ArgumentParser(prog="kv-sim", description="A simulated fleet of vLLM or SGLang workers.")
+    about = "A simulated fleet of vLLM or SGLang workers."
+    parser = argparse.ArgumentParser(prog="kv-sim", usage="kv-sim [FLAGS]", description=about)
     add = parser.add_argument
     add("--workers", type=int, default=default.workers, help="how many (default %(default)s)")
     add("--host", default=default.host, help="address to listen on (default %(default)s)")

@@ -15,7 +15,7 @@ from engines.sim.answers import warm_up
 from engines.sim.clock import SimClock
 from engines.sim.connectors.base import Fleet
 from engines.sim.server import make_app, make_bootstrap_app
-from engines.sim.settings import SimSettings
+from engines.sim.settings import BOOTSTRAP_PORT_OFFSET, SimSettings
 from engines.sim.tokens import load_tokenizer, make_answers
 from engines.sim.transfers import Transfers
 from engines.sim.worker import Worker
@@ -75,6 +75,5 @@ class SimFleet:
         return int(runner.addresses[0][1])
 
 
-BOOTSTRAP_PORT_OFFSET = 500
 SHUTDOWN_SECONDS = 0.01
 """How long requests may run on when the fleet stops: real engines abort them at once too."""

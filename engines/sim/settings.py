@@ -14,6 +14,9 @@ FlavourName = Literal["vllm", "sglang"]
 Role = Literal["prefill", "decode", "both"]
 ConnectorName = Literal["none", "nixl", "nixl-push", "mooncake", "store", "sglang"]
 
+BOOTSTRAP_PORT_OFFSET = 500
+EVENT_PORT_OFFSET = 1000
+
 
 @dataclass(frozen=True)
 class SimSettings:
@@ -69,6 +72,8 @@ class SimSettings:
             raise ValueError("max_num_batched_tokens must not be below max_num_seqs")  # vLLM's rule too
         if any(not 0 < factor < math.inf or not 0 <= index < self.workers for index, factor in self.slow.items()):
             raise ValueError("slow takes the index of a worker and a factor above 0")
+        if self.port < 0 or self.last_port > 65535:  # what binds takes the rest of a division by 65536, in silence
+            raise ValueError(f"port must be from 0 on, and leave room for all ports up to 65535, not {self.port}")
         self._check_pairs()
 
     def _check_pairs(self) -> None:
@@ -80,6 +85,17 @@ class SimSettings:
             raise ValueError("the connector sglang is for the flavour sglang, and the only one for it")
         if min(self.transfer_gb_s, self.kv_bytes_per_token, self.lease_s) <= 0 or self.transfer_base_s < 0:
             raise ValueError("transfer_gb_s, kv_bytes_per_token and lease_s must be above 0, transfer_base_s not below")
+
+    @property
+    def last_port(self) -> int:
+        """The greatest that is taken; 0 where they are free ones."""
+        if self.port == 0:
+            return 0
+        if self.kv_events:
+            return self.port + EVENT_PORT_OFFSET + 2 * self.dp_size * self.workers - 1
+        prefillers = [index for index, role in self.roles.items() if role == "prefill"]
+        bootstraps = [BOOTSTRAP_PORT_OFFSET + index for index in prefillers if self.connector in {"mooncake", "sglang"}]
+        return self.port + max(self.workers - 1, *bootstraps, 0)
 
     @property
     def cache_blocks(self) -> int:

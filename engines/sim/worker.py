@@ -23,14 +23,13 @@ from engines.sim.place import Place
 from engines.sim.rank import Rank
 from engines.sim.request import Request
 from engines.sim.scheduler import Scheduler
-from engines.sim.settings import SimSettings
+from engines.sim.settings import EVENT_PORT_OFFSET, SimSettings
 from engines.sim.sglang_flavour import SglangFlavour
 from engines.sim.tokens import Answers, Tokenizer
 from engines.sim.vllm_flavour import VllmFlavour
 from indexer.hashing import pack_tokens
 
 FLAVOURS: dict[str, type[Flavour]] = {"vllm": VllmFlavour, "sglang": SglangFlavour}
-EVENT_PORT_OFFSET = 1000
 SIDE_PORT = 5600
 """vLLM's default side channel, VLLM_NIXL_SIDE_CHANNEL_PORT."""
 

@@ -78,15 +78,32 @@ def test_every_timing_constant_has_a_flag() -> None:
         ["--connector", "nixl", "--flavour", "sglang"],
         ["--connector", "nixl", "--lease-s", "0"],
         ["--tokenizer", "/nonexist", "--port", "0"],
+        ["--port", "-1"],
+        ["--port", "70000"],
+        ["--port", "64536", "--workers", "1"],  # its events
+        ["--port", "65530", "--no-kv-events"],  # the seventh of eight workers
+        ["--port", "65030", "--no-kv-events", "--role", "6=prefill", "--connector", "mooncake"],  # its bootstrap server
     ],
 )
 def test_nonsense_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(argv)
     assert stopped.value.code == 2
-    told = capsys.readouterr().err
-    assert "error:" in told
-    assert "Traceback" not in told
+    usage, told = capsys.readouterr().err.splitlines()
+    assert usage == "usage: kv-sim [FLAGS]"
+    assert told.startswith("kv-sim: error: ")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--port", "64534", "--workers", "1"],
+        ["--port", "65528", "--no-kv-events"],
+        ["--port", "65030", "--no-kv-events", "--role", "5=prefill", "--connector", "mooncake"],
+    ],
+)
+def test_the_last_ports_may_be_taken(argv: list[str]) -> None:
+    assert parsed(*argv).last_port == 65535
 
 
 @pytest.mark.parametrize(
