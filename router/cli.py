@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import yaml
-
 from router.compiled import is_compiled
 from router.settings import GROUPS, VARIABLE_PREFIX, Option, Settings, SettingsError, options
+from router.yaml_text import NotYaml, read_yaml
 
 _log = logging.getLogger(__name__)
 
@@ -32,29 +31,9 @@ Every flag --some-name is also a variable ROUTER_SOME_NAME and a YAML key some_n
 ROUTER_MODE). A flag wins over a variable, a variable over the file, the file over the default."""
 
 
-_NO_VALUE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What PyYAML raises for `2001-99-99`, `!!int x`, `!!bool x`, `!!timestamp x` and brackets without end."""
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"{message[:1].upper()}{message[1:]}; --help lists every flag.")
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML lets the last of two equal keys win in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(problem="a key is no text", problem_mark=key.start_mark)
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -187,14 +166,12 @@ def _from_file(path: Path, place: str) -> dict[str, Any]:
 
 def _read_yaml(path: Path, place: str) -> dict[Any, Any]:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506 - a SafeLoader
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise SettingsError(f"{place}: {path} cannot be read: {reason}.") from None
-    except (yaml.YAMLError, *_NO_VALUE) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f", line {where.line + 1}" if where else ""
-        raise SettingsError(f"{path} is not valid YAML{line}: {getattr(error, 'problem', error)}.") from None
+    except NotYaml as error:
+        raise SettingsError(f"{path} is not valid YAML{error}.") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

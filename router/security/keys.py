@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
-import yaml
 
 from publishers.credentials import read_file
+from router.yaml_text import NotYaml, read_yaml
 
 PREFIX = "kvr-"
 """By which scanners for leaked secrets can know one."""
@@ -66,11 +66,9 @@ def read_keys(path: str) -> Keys:
     """Raises ValueError with a sentence that quotes no value of the file: somebody may have put a key there."""
     text = read_file("--api-keys", path)
     try:
-        return Keys(msgspec.convert(yaml.safe_load(text), list[Key]))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"--api-keys: {path} is not valid YAML{line}.") from None
+        return Keys(msgspec.convert(read_yaml(text), list[Key]))
+    except NotYaml as error:
+        raise ValueError(f"--api-keys: {path} is not valid YAML{error.line}.") from None
     except msgspec.ValidationError as error:
         expected = "is no list of entries as `kv-router keys new NAME` prints them"
         raise ValueError(f"--api-keys: {path} {expected}: {error}.") from None

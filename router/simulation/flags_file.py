@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from router.ab.errors import RunError
+from router.yaml_text import NotYaml, read_yaml
 
 _REPEATED = frozenset({"slow", "change"})
 """They take one at a time."""
@@ -27,11 +26,13 @@ def with_flags_file(argv: Sequence[str]) -> list[str]:
 
 def _read(path: Path) -> list[str]:
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = read_yaml(path.read_text("utf-8"))
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror}; give another FILE to --flags") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} is not YAML: {error}") from None
+    except UnicodeDecodeError:
+        raise RunError(f"{path} is not a text file") from None
+    except NotYaml as error:
+        raise RunError(f"{path} is not valid YAML{error}") from None
     if not isinstance(content, dict):
         raise RunError(f"{path} must map flags to values, as in workers: 8")
     return [part for name, value in content.items() for part in _flag(path, name, value)]

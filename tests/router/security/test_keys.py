@@ -111,6 +111,17 @@ def test_a_file_that_cannot_be_used_is_told_and_not_quoted(tmp_path: Path, conte
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["- name: !!int SECRET", "- name: !!bool SECRET", "- name: !!timestamp SECRET", "[" * 1000, "- name: a\n  name: b"],
+)
+def test_what_yaml_has_no_value_for_is_told_without_it(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"keys\.yaml is not valid YAML(, line \d+)?\.$"):
+        read_keys(str(file))
+
+
 def test_a_file_that_is_no_yaml_or_not_there(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text('- name: "SECRET\n- x')

@@ -180,7 +180,12 @@ def test_the_stores_flags_reach_the_fleet() -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("workers: [", "is not YAML"),
+        ("workers: [", "flags.yaml is not valid YAML, line 1: expected the node content, but found '<stream end>'$"),
+        ("workers: 1\nworkers: 2", "flags.yaml is not valid YAML, line 2: 'workers' is given twice$"),
+        ("duration: 2001-99-99", "is not valid YAML: month must be in 1..12$"),
+        ("duration: !!bool x", "is not valid YAML"),
+        ("duration: !!timestamp x", "is not valid YAML"),
+        ("duration: " + "[" * 1000, "is not valid YAML"),
         ("- workers", "must map flags to values"),
         ("workers: {}", "workers must be a flag's value"),
         ("workers:", "workers must be a flag's value"),
