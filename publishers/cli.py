@@ -161,9 +161,10 @@ def _engine(text: str) -> str:
         parts = split_url(text)
         _ = parts.port  # raises ValueError for what is no port number
         plain = parts.username is None and not parts.query and not parts.fragment and not re.search(r"\s", text)
-        return plain and parts.scheme in _DEFAULT_PORTS and bool(parts.hostname)
+        whole = parts.scheme in _DEFAULT_PORTS and bool(parts.hostname)
+        return plain and whole and not parts.path.rstrip("/").endswith("/v1")  # below which no engine says what it is
 
-    return _takes("an address such as http://127.0.0.1:8000", valid, text).rstrip("/")
+    return _takes("an address such as http://127.0.0.1:8000, without /v1", valid, text).rstrip("/")
 
 
 def _endpoint(text: str) -> str:

@@ -122,8 +122,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="kv-router ab", description=_DESCRIPTION, allow_abbrev=False)
     add = parser.add_argument
     kinds = ", ".join(f"synthetic:{kind}" for kind in SHAPES)
-    add("--trace", default="synthetic", metavar="FILE", help=f"JSON lines in Mooncake's format, or one of {kinds}")
-    add("--modes", default="kv,round-robin", help=f"comma-separated, of {', '.join(MODES)}; one may come twice")
+    traces = f"JSON lines in Mooncake's format, or one of {kinds} (default: the first of these)"
+    add("--trace", default="synthetic", metavar="FILE", help=traces)
+    modes = f"comma-separated, of {', '.join(MODES)}; one may come twice (default: %(default)s)"
+    add("--modes", default="kv,round-robin", help=modes)
     add("--baseline", metavar="MODE", help="what ratios compare with (default: the first mode but kv)")
     add("--duration", type=positive, metavar="SECONDS", help="only the first seconds of the trace's own time")
     rates = "times the trace's request rate, one run for each (default: 1)"

@@ -43,8 +43,10 @@ def _prompt(text: str | None) -> str:
 def _read(path: str) -> str:
     try:
         return Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise WrongUse(f"{path} cannot be read: {error}.") from None
+    except OSError as error:
+        raise WrongUse(f"{path} cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError:
+        raise WrongUse(f"{path} is not a text file.") from None
 
 
 def _ids(text: str) -> list[int]:

@@ -57,6 +57,8 @@ def test_a_worker_is_named_after_its_engine(engine: str, worker_id: str) -> None
         ("--engine", "http://h:port", "an address"),
         ("--engine", "http://[::1]8000", "an address"),
         ("--engine", "http://user@h", "an address"),
+        ("--engine", "http://h:8000/v1", "http://127.0.0.1:8000, without /v1"),
+        ("--engine", "http://h:8000/base/v1/", "without /v1"),
         ("--nats", "local", "nats://"),
         ("--nats", "http://nats", "nats://"),
         ("--events", "5557", "a ZMQ endpoint such as tcp://HOST:5557"),

@@ -163,3 +163,8 @@ def test_an_adapter_is_asked_for_by_its_base_models_keys() -> None:
     assert namespace_of((base, adapter), "adapter", None) == (base, Namespace("adapter", None))
     with pytest.raises(WrongUse):
         namespace_of((base, adapter), "other", None)
+
+
+async def test_a_file_that_cannot_be_read_is_named_once(run: Run, master: Master) -> None:
+    ended = await run("query", "--store", master.url, "--worker", "http://127.0.0.1:1", "--file", "/nowhere")
+    assert (ended.status, ended.err) == (2, "kv-router store: /nowhere cannot be read: No such file or directory.\n")
