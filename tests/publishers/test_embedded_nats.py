@@ -1,0 +1,41 @@
+"""The nats-server that goes with whoever started it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.nats
+
+_OWNER = """
+import asyncio
+from publishers.embedded_nats import NatsServer
+
+async def main():
+    server = NatsServer()
+    await server.start()
+    print(server.port, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells a child that its parent is gone")
+async def test_it_does_not_outlive_who_was_killed() -> None:
+    """Else its port is taken when the router is started again, which then ends at once, each time."""
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", _OWNER, stdout=asyncio.subprocess.PIPE)
+    assert owner.stdout
+    port = int(await owner.stdout.readline())
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    owner.kill()
+    await owner.wait()
+    with contextlib.suppress(ConnectionResetError):
+        async with asyncio.timeout(10):
+            await reader.read()  # to its end
+    writer.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
