@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 10.0
 STOP_TIMEOUT = 5.0
+RESTART_DELAY = 0.5
+"""Seconds; one that ends again and again must not fill the log."""
 
 _LISTENING = re.compile(rb"Listening for client connections on .*:(\d+)\s*$")
 _READY = b"Server is ready"
@@ -63,7 +65,7 @@ class NatsServer:
         self.host = host
         self.port = port
         self._process: asyncio.subprocess.Process | None = None
-        self._log: asyncio.Task[None] | None = None
+        self._care: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -73,8 +75,12 @@ class NatsServer:
 
     async def start(self) -> None:
         """Returns when it takes connections; raises NatsServerError, with what the server said, when it does not."""
+        self._process = await self._launch()
+        self._care = asyncio.create_task(self._keep_running(self._process), name="nats-server")
+
+    async def _launch(self) -> asyncio.subprocess.Process:
         # In a session of its own, so that Ctrl-C reaches us alone and the server outlives our last messages.
-        self._process = process = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *_command("--addr", self.host, "--port", str(self.port or -1)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
@@ -85,28 +91,34 @@ class NatsServer:
             async with asyncio.timeout(START_TIMEOUT):
                 await self._wait_until_ready(process)
         except BaseException as error:
-            await self.stop()
+            await _end(process)
             if isinstance(error, TimeoutError):
                 raise NatsServerError(f"nats-server was not ready within {START_TIMEOUT:g} s") from None
             raise
-        self._log = asyncio.create_task(_drain(process), name="nats-server log")
+        return process
+
+    async def _keep_running(self, process: asyncio.subprocess.Process) -> None:
+        """One that ends by itself is started again where it was, since everybody on the plane looks for it there."""
+        while True:
+            await _read_log(process)
+            reason = f"it has ended by itself with status {await process.wait()}"
+            self._process = None
+            while self._process is None:
+                log_event(logger, logging.ERROR, "nats-server is started again", server=self.url, reason=reason)
+                await asyncio.sleep(RESTART_DELAY)
+                try:
+                    self._process = process = await self._launch()
+                except OSError as error:
+                    reason = str(error)
 
     async def stop(self) -> None:
+        if self._care is not None:
+            self._care.cancel()
+            await asyncio.wait([self._care])
+            self._care = None
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-        if self._log is not None:
-            await self._log
-            self._log = None
+        if process is not None:
+            await _end(process)
 
     async def _wait_until_ready(self, process: asyncio.subprocess.Process) -> None:
         said: list[str] = []
@@ -182,8 +194,19 @@ def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:
     return process.stderr
 
 
-async def _drain(process: asyncio.subprocess.Process) -> None:
-    """Reads the server's log to its end, so that its pipe never fills; says so when the server dies by itself."""
+async def _read_log(process: asyncio.subprocess.Process) -> None:
+    """To its end, so that its pipe never fills."""
     async for line in _lines(process):
         log_event(logger, logging.DEBUG, "nats-server says", line=line.decode(errors="replace").strip())
-    log_event(logger, logging.DEBUG, "nats-server has ended", status=await process.wait())
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

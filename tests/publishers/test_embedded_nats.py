@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 
 import pytest
+
+from publishers.embedded_nats import EmbeddedNatsPlane
 
 pytestmark = pytest.mark.nats
 
@@ -39,3 +43,24 @@ async def test_it_does_not_outlive_who_was_killed() -> None:
     writer.close()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_it_is_started_again_where_it_was() -> None:
+    """Else a router whose event plane died goes on without events until somebody reads its log."""
+    plane = EmbeddedNatsPlane()
+    came_back, told = asyncio.Event(), asyncio.Event()
+    plane.on_reconnect(came_back.set)
+    await plane.start()
+    try:
+        await plane.subscribe("kv.test", lambda _message: told.set())
+        port, process = plane.server.port, plane.server._process
+        assert process
+        os.kill(process.pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            await came_back.wait()
+            await plane.publish("kv.test", b"x")
+            await told.wait()
+        assert plane.server.port == port
+        assert plane.server._process is not process
+    finally:
+        await plane.close()
