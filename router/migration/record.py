@@ -17,6 +17,7 @@ import msgspec
 from router.migration.chunk import (
     ABSENT,
     DATA,
+    UNREADABLE,
     Choice,
     Chunk,
     decode_chunk,
@@ -68,13 +69,13 @@ class Record:
         if not is_data(event):
             self._done |= event.startswith(b"data: [DONE]")
             return self._release() + event
-        return without_ids(event) if self._trouble else self._note(event)
+        return self._shown(event) if self._trouble else self._note(event)
 
     @staticmethod
     def _rewritten(rewriting: Rewriting, event: bytes) -> bytes:
         try:
             return rewriting.event(event)
-        except msgspec.MsgspecError:  # it is none that an engine sends
+        except UNREADABLE:
             return event
 
     def lose(self) -> None:
@@ -83,19 +84,24 @@ class Record:
 
     def _note(self, event: bytes) -> bytes:
         try:
-            chunk = decode_chunk(event[len(DATA) :])
-            self._take_prompt(chunk)
-        except msgspec.MsgspecError:
+            chunk = self._read(event[len(DATA) :])
+        except UNREADABLE:
             return self._give_up(_PARSED, event)
-        if chunk.error is not ABSENT or chunk.object == "error":
+        if _tells_error(chunk):
             return self._fail(chunk, event)
-        if not self._names:
-            fields = decode_fields(event[len(DATA) :])
-            self._names = {name: fields[name] for name in NAMES if name in fields}
         if len(chunk.choices) != 1:
             self._counted |= chunk.usage is not ABSENT
             return self._release() + event
         return self._take(chunk.choices[0], event)
+
+    def _read(self, data: bytes) -> Chunk:
+        """And keep what it says of the whole stream."""
+        chunk = decode_chunk(data)
+        self._take_prompt(chunk)
+        if not self._names and not _tells_error(chunk):
+            fields = decode_fields(data)
+            self._names = {name: fields[name] for name in NAMES if name in fields}
+        return chunk
 
     def _take(self, choice: Choice, event: bytes) -> bytes:
         ids, text, finished = choice.token_ids, choice.text, choice.finish_reason is not None
@@ -203,10 +209,14 @@ class Record:
         return None
 
 
+def _tells_error(chunk: Chunk) -> bool:
+    return chunk.error is not ABSENT or chunk.object == "error"
+
+
 def _error(chunk: Chunk, event: bytes) -> Any:
     try:
         return decode_error(event[len(DATA) :] if chunk.error is ABSENT else chunk.error)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return decode_error(b"{}")
 
 

@@ -50,6 +50,8 @@ def opened(as_chat: bool = False) -> Record:
         (False, [told("b", [2**32])], "not known"),
         (False, [told("b", [-1])], "not known"),
         (False, [b"data: {nothing}\n\n"], "reasoning"),
+        (False, [b'data: {"choices":[{"text":"\xff"}]}\n\n'], "reasoning"),
+        (False, [b'data: {"deep":' + b"[" * 5000 + b"]" * 5000 + b"}\n\n"], "reasoning"),
         (False, [told("", [7])] * (MOST_HELD + 1), "no text"),
     ],
 )
@@ -67,6 +69,22 @@ def test_what_cannot_go_on_reaches_the_client_whole() -> None:
     record = opened()
     sent = b"".join(record.feed(told("", [7])) for _ in range(MOST_HELD + 1))
     assert sent == told("", None) * (MOST_HELD + 1)
+
+
+def test_a_client_that_wants_tokens_gets_them_of_a_stream_that_cannot_go_on_too() -> None:
+    record = Record(chat=True, shows_ids=True)
+    for each in (ROLE, chat({"reasoning": "hm"}, [5]), chat({"content": "a"}, [6])):
+        assert record.feed(each) == each
+
+
+@pytest.mark.parametrize("name", [b"\xff", b'deep":' + b"[" * 5000 + b"]" * 5000 + b',"x'])
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_nobody_can_read_passes(begun: bool, name: bytes) -> None:
+    """In the first worker's part, and in another's."""
+    record = opened() if begun else Record(chat=False, shows_ids=False)
+    record.cut(ends_whole)
+    for odd in (b'data: {"%b":1,"choices":[]}\n\n' % name, b'data: {"error":{"%b":1,"code":400}}\n\n' % name):
+        assert record.feed(odd) == odd
 
 
 def test_tokens_without_a_prompt_are_none() -> None:
