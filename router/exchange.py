@@ -439,7 +439,7 @@ class Exchange:
 
     def _alternatives(self, leg: Leg, failure: Failure) -> list[frozenset[str]]:
         """Whom to do without, in the order of preference."""
-        if self._parts is None or failure.kind == "unreachable":
+        if self._parts is None or failure.untold:
             return [frozenset((leg.worker.id,))]
         return self._parts.others(leg)
 
@@ -458,7 +458,7 @@ class Exchange:
         alternatives = self._alternatives(leg, failure)
         self._drop()
         self._drop_parts()
-        if failure.kind == "unreachable" and parts and parts.may_move and parts.parted:
+        if failure.untold and parts and parts.may_move and parts.parted:
             other = self._routing.go_on(parts.pair.prefill, parts.parted.answer, self._excluded | {leg.worker.id})
             if isinstance(other, Leg):
                 self._excluded |= {leg.worker.id}

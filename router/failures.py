@@ -26,6 +26,11 @@ class Failure(NamedTuple):
         return not self.sent and self.kind in {"unreachable", "unasked", "busy"}
 
     @property
+    def untold(self) -> bool:
+        """The worker is away, and knows nothing of the request."""
+        return self.kind == "unreachable" and not self.sent
+
+    @property
     def status(self) -> int:
         """Of the answer, where there is nobody else to ask."""
         return {"stalled": 504, "unasked": 503}.get(self.kind, 502)

@@ -211,6 +211,32 @@ async def test_a_prompt_that_kills_whoever_computes_it(d: ScriptedWorker) -> Non
         assert sum(len(worker.requests) for worker in workers) == before + 2
 
 
+async def test_an_answer_that_kills_whoever_makes_it(p: ScriptedWorker) -> None:
+    """A worker that is gone when it is asked again was sent the request before."""
+    async with (
+        ScriptedWorker("d1") as one,
+        ScriptedWorker("d2") as two,
+        ScriptedWorker("d3") as three,
+        router_of("nixl", p, one, two, three, router_mode="least-loaded") as router,
+        router.client() as first,
+        router.client() as second,
+        router.client() as third,
+    ):
+        workers = (one, two, three)
+        for worker in workers:
+            worker.then(waiting)
+        for client in (first, second, third):
+            client.send(post(body=BODY))
+        await until(lambda: all(worker.requests for worker in workers))
+        for worker in workers:  # each has a connection to be used again
+            worker.go_on.set()
+            worker.then(worker.die, worker.die)
+        for client in (first, second, third):
+            assert (await client.answer()).status == 200
+        assert (await ask(router)).status == 502
+        assert sum(len(worker.requests) for worker in workers) == 3 + 2
+
+
 async def test_a_stall_is_not_the_decode_workers_while_the_prompt_is_computed(
     d: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
