@@ -35,7 +35,7 @@ class Routing(Protocol):
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
         """Choose and book a worker outside `exclude`, or two, or say why there is none: at once, or later."""
 
-    def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | str:
+    def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | Failure:
         """Choose and book the worker that decodes what `prefill` computed, or say why there is none."""
 
     def prefilled(self, prefill: Leg, answer: Prefilled) -> None:
@@ -240,9 +240,9 @@ class Exchange:
 
     def _hand_over(self, pair: Pair, answer: Prefilled) -> None:
         leg = self._routing.go_on(pair.prefill, answer, self._excluded)
-        if isinstance(leg, str):
+        if isinstance(leg, Failure):
             self._drop_parts()
-            self._retry_or_end(pair.prefill, Failure("error", leg), [frozenset((pair.prefill.worker.id,))])
+            self._retry_or_end(pair.prefill, leg, [frozenset((pair.prefill.worker.id,))])
         else:
             self._send(leg)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Kind = Literal["unreachable", "unasked", "busy", "error", "broken", "stalled"]
-"""It could not be connected to; the router has no means to connect to anybody; it has no room just now; it answered
-that something is wrong with it; the connection broke; nothing came in time."""
+"""It could not be connected to; the router has no means to connect to anybody, or there is nobody; it has no room just
+now; it answered that something is wrong with it; the connection broke; nothing came in time."""
 
 BUSY_STATUSES = frozenset((429, 503))
 ERROR_STATUSES = frozenset((500, 502))

@@ -223,12 +223,12 @@ class RequestRouting:
         if not prefill.worker.breaker.quiet:
             self.answered(prefill)
 
-    def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | str:
+    def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | Failure:
         try:
             leg = self._decode(prefill, answer, exclude)
         except ValueError as error:
-            return f"cannot be followed: {error}"
-        return leg or "has computed the prompt, but no decode worker is left"
+            return Failure("error", f"cannot be followed: {error}")
+        return leg or Failure("unasked", "has computed the prompt, but no decode worker is left")
 
     def _decode(self, prefill: Leg, answer: Prefilled | None, exclude: frozenset[str]) -> Leg | None:
         """The leg that decodes, booked; None when there is nobody. Raises ValueError for an answer without a way on."""

@@ -90,7 +90,7 @@ class Relayed:
         if not self.held:
             self.send()
 
-    def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | str:
+    def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | Failure:
         raise AssertionError("no request here has two parts")
 
     def prefilled(self, prefill: Leg, answer: Prefilled) -> None:

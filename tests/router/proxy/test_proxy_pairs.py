@@ -3,6 +3,7 @@ answers."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -183,6 +184,25 @@ async def test_a_decode_worker_that_cannot_be_reached(p: ScriptedWorker, d: Scri
         assert (got.status, got.header(b"x-router-worker")) == (200, b"d2")
         assert len(p.requests) - before in ({1} if connector == "nixl" else {1, 2})
         assert failures(router)[0] == 0
+
+
+async def test_a_prefill_that_nobody_can_follow_is_not_its_workers_failure(
+    p: ScriptedWorker, d: ScriptedWorker
+) -> None:
+    async def computes(dialogue: Dialogue) -> None:
+        await dialogue.go_on.wait()
+        await PREFILLED(dialogue)
+
+    p.then(*[computes] * 5)
+    async with router_of("nixl", p, d) as router:
+        asked = [asyncio.create_task(ask(router)) for _ in range(5)]
+        await until(lambda: len(p.requests) == 5)
+        router.app._fleet.mark_down(router.app._fleet.workers["d"], "gone")
+        p.go_on.set()
+        answers = await asyncio.gather(*asked)
+        assert {got.status for got in answers} == {503}
+        assert b"no decode worker is left" in answers[0].body
+        assert router.breaker(p) == "closed"
 
 
 async def test_a_decode_worker_that_takes_over_has_its_time_too(p: ScriptedWorker, d: ScriptedWorker) -> None:
