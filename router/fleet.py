@@ -171,7 +171,7 @@ class Fleet:
         self._forget()
 
     def redescribe(self, worker: Worker, found: EngineDescription) -> None:
-        """It serves other adapters than before."""
+        """It serves other adapters than before, or is another engine."""
         worker.description = found
         self._forget()
 

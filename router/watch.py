@@ -132,7 +132,7 @@ class WorkerWatch:
         found = await describe(self._session, worker, self._event_hosts)
         if problems.NO_ANSWER in found.problems:
             return "answers /health, but not what it is"
-        worker.description = found
+        self._fleet.redescribe(worker, found)  # the books that are kept from now on are of these ranks
         try:
             await self._on_described(worker)
         except Exception as error:

@@ -38,11 +38,15 @@ class Watched:
         self.fleet = Fleet([self.worker])
         self.described: list[list[str]] = []
         self.failing: Exception | None = None
+        self.taking_in = asyncio.Event()
+        """Until it is set, taking the worker in lasts."""
+        self.taking_in.set()
         self.watch = WorkerWatch(self.worker, self.fleet, session, interval, self._on_described)
 
     async def _on_described(self, worker: Worker) -> None:
         assert not worker.up or self.described, "taken in before it serves"
         self.described.append([model.id for model in worker.models])
+        await self.taking_in.wait()
         if self.failing:
             raise self.failing
 
@@ -298,6 +302,19 @@ async def test_another_base_model_is_another_engine() -> None:
         session.details["/v1/models"] = listed(base="other")
         await until(lambda: len(watched.described) > 1)
         assert watched.described == [["m", "a"], ["other"]]
+
+
+async def test_requests_go_by_what_an_engine_is_while_it_is_taken_in_again() -> None:
+    """Its books are those of what it is now, and learning its tokens may take long."""
+    session = ScriptedSession([WELL], {"/v1/models": listed("a")})
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+        assert len(watched.fleet.candidates("a")) == 1
+        watched.taking_in.clear()
+        session.details["/v1/models"] = listed(base="other")
+        await until(lambda: len(watched.described) > 1)
+        assert (len(watched.fleet.candidates("a")), len(watched.fleet.candidates("other"))) == (0, 1)
+        watched.taking_in.set()
 
 
 async def test_a_failure_to_take_it_in_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
