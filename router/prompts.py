@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final, TypeGuard
 
 import aiohttp
@@ -86,6 +86,7 @@ class Prompts:
 
     async def learn(self, worker: Worker) -> None:
         """A worker was described: find its models' tokenizers, each once, and hold them against this engine's own."""
+        self.forget(worker.id, still={model.id for model in bases(worker.models)})
         for model in bases(worker.models):
             async with self._finding:  # workers come at once: the others take what the first finds
                 if model.id not in self._tokenizers:
@@ -100,10 +101,10 @@ class Prompts:
                 differing.add(worker.id)
             self._settle(model.id)
 
-    def forget(self, worker_id: str) -> None:
-        """It has left, and what its engine made of texts with it."""
+    def forget(self, worker_id: str, still: Collection[str] = ()) -> None:
+        """It has left, and what its engine made of texts with it; but of models that it serves `still`."""
         for model, differing in self._differing.items():
-            if worker_id in differing:
+            if worker_id in differing and model not in still:
                 differing.remove(worker_id)
                 self._settle(model)
 

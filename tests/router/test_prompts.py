@@ -305,6 +305,24 @@ async def test_an_engine_that_differs_no_more_is_believed(folder: Path, referenc
         assert made.asked_engine == 0
 
 
+async def test_an_engine_that_serves_another_model_by_now_is_believed_of_the_first(
+    folder: Path, reference: tokenizers.Tokenizer
+) -> None:
+    engine = TokenizingEngine(reference, shift=1)
+    async with running(engine), scene(url=engine.url, folder=folder) as made:
+        other = Worker(parse_worker(f"{engine.url},name=v"), Pool(engine.url, 1.0))
+        other.description = made.worker.description
+        await made.prompts.learn(other)
+        engine.shift = 0
+        await made.learn()
+        await made.prompt(prompt=TEXT)
+        assert made.asked_engine == 1, "the other is not believed to agree by now"
+        other.description = EngineDescription("vllm", models=(Model("other"),))
+        await made.prompts.learn(other)
+        await made.prompt(prompt=TEXT)
+        assert made.asked_engine == 1
+
+
 async def test_a_tokenizer_is_looked_for_once_where_several_workers_come_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
