@@ -135,8 +135,8 @@ class Pool:
         """Break off whatever is in flight, and tell so; from now on connecting fails for that `reason`."""
         self._cut = reason
         for task, failed in list(self._connecting.items()):
-            task.cancel()
-            failed(NoConnection(reason))
+            if not task.cancelling() and task.cancel():  # else somebody was told already, or left
+                failed(NoConnection(reason))
         for connection in list(self._open):
             connection.cut(reason)
         self._idle.clear()
