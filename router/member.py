@@ -108,9 +108,8 @@ class Sockets:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(ANSWER_TIMEOUT):
                 reader, writer = await asyncio.open_unix_connection(_socket_of(self._member.folder, number))
-                text = await reader.read()
-                writer.close()
-                return text
+                with contextlib.closing(writer):
+                    return await reader.read()
         return b""
 
 
