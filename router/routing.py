@@ -44,7 +44,7 @@ _LONGEST_NAME = 128
 _SLOWEST_TOKEN = 0.5
 """Seconds: ten times what a crowded engine takes."""
 _MOST_TOKENS = 1 << 31
-"""Beyond any answer; what a client may ask for has no end."""
+"""Beyond any answer; what a client may ask for has no end, and may be below 0."""
 _NO_WORKER = (
     "The router knows no worker; add one with --worker http://HOST:PORT, or with POST /admin/workers on its admin "
     "surface (--admin-listen)."
@@ -216,7 +216,7 @@ class RequestRouting:
         if self.streamed:
             return limit
         tokens = self._parting.most_tokens
-        return None if tokens is None else limit + _SLOWEST_TOKEN * min(tokens, _MOST_TOKENS)
+        return None if tokens is None else limit + _SLOWEST_TOKEN * min(max(0, tokens), _MOST_TOKENS)
 
     def prefilled(self, prefill: Leg, answer: Prefilled) -> None:
         self._parting.learn(prefill.worker, answer)

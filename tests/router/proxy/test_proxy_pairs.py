@@ -291,6 +291,23 @@ async def test_a_limit_of_tokens_beyond_any_number(p: ScriptedWorker, d: Scripte
         assert (await ask(router, b'{"prompt": "hello", "max_tokens": 1%b}' % (b"0" * 400))).status == 200
 
 
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+async def test_a_limit_of_tokens_below_0_is_for_the_engine_to_refuse(
+    p: ScriptedWorker, d: ScriptedWorker, connector: str
+) -> None:
+    """No decode worker is late by it."""
+    d.then(waiting)
+    async with router_of(connector, p, d) as router, router.client() as client:
+        client.send(post(body=b'{"prompt": "hello", "max_tokens": -100000}'))
+        await until(lambda: d.requests)
+        await until(lambda: not router.total("router_load_prefill_tokens"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        d.go_on.set()
+        assert (await client.answer()).status == 200
+        assert failures(router) == (0, 0)
+
+
 async def test_a_decode_worker_refuses_a_request(p: ScriptedWorker, d: ScriptedWorker) -> None:
     d.then(answer(b'{"error":"too long"}', 400))
     async with router_of("nixl", p, d) as router:
