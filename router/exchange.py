@@ -76,6 +76,7 @@ class Exchange:
         "_opening",
         "_over",
         "_parts",
+        "_paused",
         "_relay",
         "_request",
         "_request_id",
@@ -121,7 +122,7 @@ class Exchange:
         self._first_byte: float | None = None
         self._seen: bytes | None = None
         self._seen_at = self._sent_at = 0.0
-        self._over = False
+        self._over = self._paused = False
         self._under_way = under_way
         under_way.add(self)
         self._reset_answer()
@@ -375,10 +376,12 @@ class Exchange:
         self._finish(499, "cancelled")
 
     def pause(self) -> None:
+        self._paused = True
         if self._sending and self._sending.connection:
             self._sending.connection.pause()
 
     def resume(self) -> None:
+        self._paused = False
         if self._sending and self._sending.connection:
             self._sending.connection.resume()
 
@@ -519,6 +522,8 @@ class Exchange:
         relay = self._migration.relay(head) if self._migration else None
         if relay:
             self._head, self._relay = head, relay
+            if self._paused:  # the client may read no faster than the first worker wrote
+                self.pause()
         elif head.status in RETRY_STATUSES:
             self._break_answer(answered(head.status))
         else:  # whatever is wrong, it is not the worker

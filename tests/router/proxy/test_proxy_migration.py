@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
@@ -24,6 +25,8 @@ TEXT = text_of(ANSWER)
 PATHS: dict[str, Endpoint] = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 EVENTS = {"completions": len(ANSWER) + 2, "chat": len(ANSWER) + 3}
 """Of a whole stream: each token's, the usage, the end, and of a chat the role."""
+SIZE = 48 * 2**20
+"""Bytes beyond what sockets hold."""
 Way = Callable[[Dialogue], None]
 
 
@@ -274,6 +277,38 @@ async def test_a_worker_that_fails_before_its_first_token_is_no_migration() -> N
         assert_whole(found, "completions")
         assert got.header(b"x-router-worker") == b"w1"
         assert migrations(router) == {}
+
+
+async def test_a_client_that_is_slow_slows_whoever_goes_on_too() -> None:
+    told = {"id": "a", "object": "text_completion", "created": 1, "model": "tiny"}
+    choice = {"index": 0, "text": "x" * 60_000, "finish_reason": None, "token_ids": [5]}
+
+    async def flooding(dialogue: Dialogue) -> None:
+        dialogue.events_head()
+        dialogue.event(json.dumps({**told, "choices": [{**choice, "prompt_token_ids": PROMPT}]}).encode())
+        while not dialogue.is_over and dialogue.sent < SIZE:
+            dialogue.event(json.dumps({**told, "choices": [choice]}).encode())
+            await dialogue.room()
+            await asyncio.sleep(0)  # the other side shares this loop
+
+    async with (
+        fleet(flooding, flooding) as (router, _, workers),
+        router.client(receive_buffer=4096, limit=4096) as client,
+    ):
+        client.send(post(path_of("completions"), json.dumps(asking("completions", max_tokens=4000)).encode()))
+        await client.head()
+        (connection,) = (each for each in router.app._connections if each.busy)
+        await until(lambda: connection._paused)
+        router.app._fleet.workers["w0"].pool.cut("was removed")
+        await until(lambda: workers[1].dialogues)
+        await until(lambda: workers[1].dialogues[0].sent >= SIZE or router_waits(router))
+        assert connection._transport.get_write_buffer_size() < 2**20
+        client.vanish()
+
+
+def router_waits(router: RunningRouter) -> bool:
+    """Its connection to the second worker is not read."""
+    return any(connection.paused for connection in router.app._fleet.workers["w1"].pool._open)
 
 
 async def test_what_another_answers_to_a_retry_is_not_judged_by_the_stream_that_never_began() -> None:
