@@ -137,7 +137,10 @@ class _Parent:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), RESTART_DELAY)
                 return
-            await self._start(number)
+            try:
+                await self._start(number)
+            except OSError as error:  # what ended it, a lack of memory for one, may last: the next turn tries again
+                log_event(logger, logging.ERROR, "A process cannot be started", process=number, reason=error)
 
 
 def _end(process: asyncio.subprocess.Process) -> None:

@@ -1,0 +1,68 @@
+"""The parent of several processes on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from router import processes
+from router.member import books_shape
+from router.processes import _Parent
+from router.settings import Settings
+from tests.fakes.waiting import until
+
+
+class Child:
+    """A process that lives until the test says so."""
+
+    def __init__(self) -> None:
+        self.stdin = self.stdout = self
+        self.ended = asyncio.Event()
+
+    def write(self, data: bytes) -> None:
+        assert data.endswith(b"\n")
+
+    async def readline(self) -> bytes:
+        return b"Listening on http://127.0.0.1:1\n"
+
+    async def wait(self) -> int:
+        await self.ended.wait()
+        return 0
+
+    def send_signal(self, number: int) -> None:
+        self.ended.set()
+
+
+async def test_a_process_that_cannot_be_started_again_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ended it, such as a lack of memory, may be what forbids the next one for a while."""
+    children: list[Child | None] = [Child(), None, Child()]
+    left = list(children)
+
+    async def start(*_: object, **__: Any) -> Child:
+        child = left.pop(0)
+        if child is None:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return child
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
+    settings = Settings(processes=1)
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(8 * int(np.prod(books_shape(settings, 1))))
+        parent = _Parent(settings, memory, str(tmp_path))
+        await parent._start(0)
+        keeping = asyncio.create_task(parent._keep(0))
+        assert children[0]
+        children[0].ended.set()
+        await until(lambda: keeping.done() or not left)
+        assert not keeping.done()
+        parent._on_signal()
+        await keeping
