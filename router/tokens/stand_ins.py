@@ -19,6 +19,9 @@ BYTES_PER_TOKEN: Final = 4
 """Of English text, roughly; and an array of tokens has as many for each."""
 MEDIA_TOKENS: Final = 1024
 """That an image, a sound or a file counts: vision models make 250 (a thumbnail) to some thousands of one."""
+MOST_MEDIA: Final = 256
+"""Of a request that count so. What is some bytes to a client is 4 KiB here; those beyond are told apart, no more."""
+_DIGESTS: Final = MEDIA_TOKENS * BYTES_PER_TOKEN // xxhash.xxh3_64().digest_size
 _MEDIA: Final = ("image", "audio", "video", "file", "document")
 """Parts of the types of messages' parts."""
 _NOT_RENDERED: Final = frozenset(("type", "id", "status", "cache_control"))
@@ -29,6 +32,7 @@ def stand_ins(values: Sequence[object]) -> Tokens:
     """Of JSON values, or arrays of token ids, in the order in which they are rendered: of the strings in them, wherever
     they stand, since a text may be a string or a list of parts."""
     pieces: list[bytes] = []
+    media = 0
     left = list(reversed(values))
     while left:
         value = left.pop()
@@ -39,7 +43,9 @@ def stand_ins(values: Sequence[object]) -> Tokens:
         elif isinstance(value, list):
             left.extend(reversed(value))
         elif isinstance(value, dict) and _is_media(value):
-            pieces.append(_of_media(value))
+            digest = xxhash.xxh3_64_digest(msgspec.json.encode(value))
+            pieces.append(digest * _DIGESTS if media < MOST_MEDIA else digest)
+            media += 1
         elif isinstance(value, dict):
             left.extend(each for name, each in reversed(value.items()) if name not in _NOT_RENDERED)
     text = b"".join(pieces)
@@ -49,8 +55,3 @@ def stand_ins(values: Sequence[object]) -> Tokens:
 def _is_media(part: dict[str, object]) -> bool:
     kind = part.get("type")
     return isinstance(kind, str) and any(medium in kind for medium in _MEDIA)
-
-
-def _of_media(part: dict[str, object]) -> bytes:
-    digest = xxhash.xxh3_64_digest(msgspec.json.encode(part))
-    return digest * (MEDIA_TOKENS * BYTES_PER_TOKEN // len(digest))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.tokens.stand_ins import MEDIA_TOKENS, stand_ins
+from router.tokens.stand_ins import MEDIA_TOKENS, MOST_MEDIA, stand_ins
 
 SYSTEM = "You are a careful assistant, and say so each time. "
 TEXT = "What is in this picture, and who took it? "
@@ -65,6 +65,15 @@ def test_what_is_rendered_alike_is_alike(same: dict[str, object]) -> None:
 def test_an_image_counts_for_many_tokens_however_long_its_url_is() -> None:
     short, long = (len(stand_ins([[user([image(url)])]])) for url in ("http://x/1.png", "data:," + "A" * 100_000))
     assert short == long == MEDIA_TOKENS + len("user") // 4
+
+
+def test_what_is_a_few_bytes_to_a_client_does_not_become_much_here() -> None:
+    """Kilobytes for each part would be gigabytes for a body of megabytes."""
+    few, many = [user([image("x")] * MOST_MEDIA)], [user([image("x")] * 10 * MOST_MEDIA)]
+    assert len(stand_ins([many])) <= 2 * len(stand_ins([few]))
+    assert common([few], [many]) == len(stand_ins([few]))
+    other = [user([image("x")] * 2 * MOST_MEDIA + [image("y")] * 8 * MOST_MEDIA)]
+    assert len(stand_ins([few])) < common([many], [other]) < len(stand_ins([many]))
 
 
 def test_another_image_is_another_prompt_from_there_on() -> None:
