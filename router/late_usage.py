@@ -66,7 +66,8 @@ class LateUsage:
             self._hold(self._receiver.on_end)
 
     def on_broken(self, reason: str) -> None:
-        self.release()
+        if self._held:  # else it may be sent once more, over another connection
+            self.release()
         self._receiver.on_broken(reason)
 
     # -- inside
