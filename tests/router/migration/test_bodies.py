@@ -61,6 +61,12 @@ def test_batches_and_pictures() -> None:
     assert refused("chat", messages=[{"role": "user", "content": 5}])
 
 
+@pytest.mark.parametrize("content", [b'"\xff"', b'[{"type":"\xff"}]'])
+def test_messages_that_are_no_text(content: bytes) -> None:
+    """For an engine to judge."""
+    assert refusal("chat", read_body(b'{"messages":[{"role":"user","content":%b}]}' % content))
+
+
 def test_tokens_are_asked_for() -> None:
     body = read_body(json.dumps({**TEXT, "return_token_ids": None}).encode())
     assert not wants_ids(body)
