@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,7 +86,8 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     reference.no_truncation()
     reference.no_padding()
     config = _read_json(directory / "tokenizer_config.json")
-    _add_tokens(reference, config.get("added_tokens_decoder"))
+    with _reading_config(directory):
+        _add_tokens(reference, config.get("added_tokens_decoder"))
     fast = _fastokens(reference)
     encode, decode = fast or (_encode_with(reference), _decode_with(reference))
     backend = "fastokens" if fast else "tokenizers"
@@ -184,7 +186,8 @@ def _template_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, s
     given = config.get("chat_template")
     if isinstance(given, str):
         return {"default": given}
-    return {entry["name"]: entry["template"] for entry in given} if isinstance(given, list) else {}
+    with _reading_config(directory):
+        return {entry["name"]: entry["template"] for entry in given} if isinstance(given, list) else {}
 
 
 def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -197,6 +200,15 @@ def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str
         if isinstance(value, str):
             found[name] = value
     return found
+
+
+@contextmanager
+def _reading_config(directory: Path) -> Iterator[None]:
+    """Raises ValueError where it is JSON, and not what it should be."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{directory / 'tokenizer_config.json'} cannot be read: {error!r}.") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

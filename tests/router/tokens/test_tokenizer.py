@@ -159,7 +159,19 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, text: str | None)
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", '{"a": ' + "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"a": ' + "[" * 100_000,
+        '{"added_tokens_decoder": {"0": "<s>"}}',
+        '{"added_tokens_decoder": {"0": {}}}',
+        '{"added_tokens_decoder": {"0": {"content": 5}}}',
+        '{"added_tokens_decoder": {"first": {"content": "<s>"}}}',
+        '{"chat_template": [{"name": "default"}]}',
+        '{"chat_template": ["x"]}',
+    ],
+)
 def test_a_broken_config_is_named(tmp_path: Path, text: str) -> None:
     (write_model(tmp_path) / "tokenizer_config.json").write_text(text)
     with pytest.raises(ValueError, match=r"tokenizer_config\.json cannot be read"):
