@@ -90,9 +90,6 @@ class Line(Generic[Who]):
     def work(self, who: Who) -> float:
         return float(self._seconds[_WORK, self._rows[who]])
 
-    def charge(self, who: Who) -> float:
-        return float(self._seconds[_CHARGE, self._rows[who]])
-
     def remove(self, who: Who) -> tuple[int, int]:
         """Returns its tenant and its lane."""
         row = self._rows.pop(who)

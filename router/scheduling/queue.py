@@ -211,7 +211,7 @@ class Queue:
 
     def _send(self, waiting: Waiting, decision: Decision, now: float) -> None:
         if waiting in self._line:
-            self._remove(waiting, now, self._line.charge(waiting))
+            self._remove(waiting, now, self._charge(waiting, decision))
         elif len(self._line):
             self._shares.pass_by(waiting.tenant, self._charge(waiting, decision))
         waiting.send(decision, self._scheduler.reserve(decision, now, waiting.streamed))

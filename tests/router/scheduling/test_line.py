@@ -61,7 +61,7 @@ class Counters:
     def serve(self) -> int:
         served = self.shares.served if self.shares.contested else None
         who = self.line.order(self.now, [0], served)[0]
-        charge = self.line.charge(who)
+        charge = self.line.work(who)
         self.shares.leave(self.line.remove(who)[0], charge)
         self.served[self.tenants[who]] += charge
         self.now += charge

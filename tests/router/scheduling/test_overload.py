@@ -16,7 +16,7 @@ from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Policy
 from router.scheduling.limits import Limits
 from router.scheduling.queue import LOOK, TICK
-from tests.router.scheduling.candidates import named, rank, repeatable
+from tests.router.scheduling.candidates import HeldOnGpu, named, rank, repeatable
 from tests.router.scheduling.comings import Comings
 from tests.router.scheduling.waiting import Desk, Request
 
@@ -274,6 +274,20 @@ def test_tenants_take_turns_however_many_each_sends() -> None:
         turns = turns[:-1]
     assert len(turns) <= 6
     assert all(abs(turns[:end].count("f") - turns[:end].count("o")) <= 1 for end in range(len(turns)))
+
+
+def test_a_tenant_is_charged_for_what_is_still_to_be_computed_of_its_prompts() -> None:
+    """They wait for room, and what is cached shows only when there is some."""
+    desk = Desk(limits=Limits(max_concurrency=1))
+    cached = HeldOnGpu({rank("a"): 900})
+    desk.ask("r", tenant="running")
+    for _ in range(12):
+        desk.ask("n", 16_000, tenant="new")
+        desk.ask("c", 16_000, tenant="cached", matches=cached)
+    for _ in range(13):
+        desk.sent[-1].end()
+        desk.clock.run()
+    assert desk.names[1:].count("c") > desk.names.count("n") + 6
 
 
 def test_what_a_tenant_is_sent_without_waiting_counts_while_others_wait() -> None:
