@@ -261,8 +261,10 @@ class Exchange:
         self._retry_or_end(parts.pair.prefill, failure, [frozenset((parts.pair.prefill.worker.id,))], answer)
 
     def on_prefill_refused(self, refusal: Response) -> None:
-        if self._parts:
-            self._parts.prefill_over()
+        parts = self._parts
+        if parts:
+            parts.prefill_over()
+            self._has_answered(parts.pair.prefill)
         if not self._over and self._first_byte is None:
             self._drop()
             self.answer(refusal)
@@ -395,12 +397,16 @@ class Exchange:
         self._connection.write(self._answer_head(leg, head, relay) + body)
         if self._parts:
             self._parts.answers()
-        if head.status not in RETRY_STATUSES and not leg.worker.breaker.quiet:
-            self._routing.answered(leg)
+        if head.status not in RETRY_STATUSES:
+            self._has_answered(leg)
         if head.is_error:  # which tells nothing of how long a prompt takes
             leg.reservation.assume_first_token(now)
         else:
             leg.reservation.first_token(now)
+
+    def _has_answered(self, leg: Leg) -> None:
+        if not leg.worker.breaker.quiet:
+            self._routing.answered(leg)
 
     def _answer_head(self, leg: Leg, head: Head, relay: Relay) -> bytes:
         keep_alive = self._request.head.keep_alive and not relay.until_close and not self._connection.closing
@@ -533,8 +539,7 @@ class Exchange:
         self._resuming = False
         migration.count("continued")
         leg.reservation.first_token(self._clock())
-        if not leg.worker.breaker.quiet:
-            self._routing.answered(leg)
+        self._has_answered(leg)
 
     def _end_stream(self, events: bytes) -> None:
         """Nothing but `events` is missing."""

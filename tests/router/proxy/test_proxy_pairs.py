@@ -117,6 +117,22 @@ async def test_a_request_that_the_prefill_worker_refuses_is_refused(
     assert len(p.requests) == 2
 
 
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+async def test_a_prefill_worker_that_refuses_a_request_answers_again(
+    p: ScriptedWorker, d: ScriptedWorker, connector: str
+) -> None:
+    """It is the probe of its breaker."""
+    p.then(answer(b"{}", 400))
+    d.then(never)
+    async with router_of(connector, p, d) as router:
+        fleet = router.app._fleet
+        fleet.trip(fleet.workers["p"], "it was sick", 0.0)
+        fleet.tick(10.0)
+        assert router.breaker(p) == "half-open"
+        assert (await ask(router)).status == 400
+        assert router.breaker(p) == "closed"
+
+
 async def waiting(dialogue: Dialogue) -> None:
     await dialogue.go_on.wait()
     await answer()(dialogue)
