@@ -74,9 +74,9 @@ class LateUsage:
 
     def _tells(self, data: bytes) -> bool:
         """Whether the word is in it, or was before; it may be cut."""
-        word = CACHED in self._tail + data
-        self._tail = data[1 - len(CACHED) :]
-        return word or bool(self._held)
+        latest = self._tail + data
+        self._tail = latest[1 - len(CACHED) :]
+        return CACHED in latest or bool(self._held)
 
     def _hold(self, passing: Callable[[], None]) -> None:
         if not self._held:

@@ -50,6 +50,14 @@ async def test_a_word_that_is_cut_is_found(seen: Seen, late: LateUsage, cut: int
     assert seen.calls[len(expected) :] == [*([] if early in expected else [early]), EVENT[cut:], "end"]
 
 
+async def test_a_word_that_comes_byte_by_byte_is_found(seen: Seen, late: LateUsage) -> None:
+    bytes_ = [bytes([byte]) for byte in EVENT]
+    for each in bytes_:
+        late.on_body(each, 0)
+    late.on_end()
+    assert seen.calls == [*bytes_[: EVENT.index(b'":7')], "settled"]
+
+
 async def test_nothing_waits_that_does_not_tell_it(seen: Seen, late: LateUsage) -> None:
     late.on_body(b"data: 1", 0)
     late.on_end()
