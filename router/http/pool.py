@@ -123,9 +123,10 @@ class Pool:
             self._open.add(connection)
             ready(connection)
 
-    def _give_back(self, connection: WorkerConnection) -> None:
+    def _give_back(self, connection: WorkerConnection, usable: bool = True) -> None:
         self.ended += 1
-        self._idle.append((connection, self._clock()))
+        if usable:
+            self._idle.append((connection, self._clock()))
 
     def _discard(self, connection: WorkerConnection) -> None:
         self._open.discard(connection)

@@ -131,8 +131,8 @@ class WorkerConnection(protocol.Protocol):
         "_buffer",
         "_chunked",
         "_discard",
+        "_ended",
         "_events_to",
-        "_give_back",
         "_head",
         "_head_only",
         "_heads",
@@ -148,12 +148,13 @@ class WorkerConnection(protocol.Protocol):
     def __init__(
         self,
         heads: KnownHeads,
-        give_back: Callable[[WorkerConnection], None],
+        ended: Callable[[WorkerConnection, bool], None],
         discard: Callable[[WorkerConnection], None],
     ) -> None:
-        """`give_back` is called when the connection can be used again, `discard` when it is gone."""
+        """`ended` is called when an answer has come whole, with whether the connection can be used again; `discard`
+        when it is gone."""
         self._heads = heads
-        self._give_back = give_back
+        self._ended = ended
         self._discard = discard
         self._transport: asyncio.Transport
         self._receiver: Receiver | None = None
@@ -215,6 +216,7 @@ class WorkerConnection(protocol.Protocol):
         if receiver is None:
             return
         if self._head and self._head.framing == "close" and exc is None:
+            self._ended(self, False)
             receiver.on_end()
         else:
             receiver.on_broken("the connection was closed" if exc is None else str(exc))
@@ -303,11 +305,12 @@ class WorkerConnection(protocol.Protocol):
         self._chunked = self._events_to = None
         if receiver is None:
             return  # the receiver aborted while it was given the last bytes
-        if excess or not head.keep_alive:
-            self._transport.abort()
-        else:
+        usable = head.keep_alive and not excess
+        if usable:
             self.resume()  # the client may have paused it; the next request's answer is to be read
-            self._give_back(self)
+        else:
+            self._transport.abort()
+        self._ended(self, usable)
         receiver.on_end()
 
     def cut(self, reason: str) -> None:

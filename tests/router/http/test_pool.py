@@ -4,8 +4,39 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from router.http.pool import NoConnection, Pool
-from router.http.upstream import WorkerConnection
+from router.http.upstream import Head, KnownHeads, WorkerConnection
+from tests.router.http.test_front import FakeTransport
+
+
+class Nobody:
+    """Who gets an answer, and does nothing with it."""
+
+    def on_head(self, head: Head, length: int | None) -> None: ...
+
+    def on_body(self, data: bytes, boundary: int) -> None: ...
+
+    def on_chunks(self, chunks: int) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_broken(self, reason: str) -> None: ...
+
+
+@pytest.mark.parametrize("head", [b"content-length: 2\r\n", b"content-length: 2\r\nconnection: close\r\n", b""])
+def test_each_whole_answer_is_a_sign_of_life(head: bytes) -> None:
+    """Whatever becomes of its connection."""
+    pool = Pool("http://127.0.0.1:9", 60.0)
+    connection = WorkerConnection(KnownHeads(), pool._give_back, pool._discard)
+    connection.connection_made(FakeTransport())
+    connection.send(Nobody(), b"GET / HTTP/1.1\r\n\r\n", b"", False)
+    connection.data_received(b"HTTP/1.1 200 OK\r\n%b\r\nok" % head)
+    if head != b"content-length: 2\r\n":
+        connection.connection_lost(None)
+    assert pool.ended == 1
+    assert (pool.take_idle() is connection) == (head == b"content-length: 2\r\n")
 
 
 class Wanting:

@@ -198,9 +198,9 @@ class Line:
         self.connection = WorkerConnection(known or KnownHeads(), self._give_back, self._discard)
         self.connection.connection_made(self.transport)
 
-    def _give_back(self, connection: WorkerConnection) -> None:
+    def _give_back(self, connection: WorkerConnection, usable: bool) -> None:
         assert connection is self.connection
-        self.given_back += 1
+        self.given_back += usable
 
     def _discard(self, connection: WorkerConnection) -> None:
         self.gone += 1
