@@ -21,6 +21,7 @@ from router.scheduling.figures import (
     OWN,
     OWN_LOAD,
     OWN_PREFILL,
+    OWN_WORK,
     QUEUE,
     STEP,
     Counts,
@@ -32,7 +33,7 @@ of its progress."""
 _SHARE: Final = 0.03
 """Of a prompt's own seconds, which it may find there too: to the longest that is nothing, and held back they would be
 overtaken again and again."""
-ENOUGH: Final = 0.4
+ENOUGH: Final = 0.35
 """Seconds of prefill that a rank may get together, about a step of 8,192 tokens: short prompts share what a step costs,
 and a long one makes whoever is in a step with it wait for all of it (docs/adr/0005-auto-policy.md compares)."""
 _ROOM: Final = 0.95
@@ -77,12 +78,13 @@ def auto_costs(
         taken, new = counts[MEMORY, at], prompt - counts[OVERLAP, at]
         excess = max(0.0, taken + new - _ROOM * counts[CAPACITY, at])
         memory = excess * residence / taken if taken else 0.0
-        queue, held, own = estimates[QUEUE, at], estimates[AHEAD, at], estimates[OWN_PREFILL, at]
+        queue, held = estimates[QUEUE, at], estimates[AHEAD, at]
+        own, work = estimates[OWN_PREFILL, at], estimates[OWN_WORK, at]
         loads = estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at]
         spread = _SPREAD / weight * own * estimates[COMPUTED, at] / most
-        seconds = queue + held + weight * own + spread + loads + _STEPS * estimates[STEP, at]
+        seconds = queue + held + (own - work) + weight * work + spread + loads + _STEPS * estimates[STEP, at]
         values[at] = seconds * _crowd(counts[IN_FLIGHT, at]) + memory
-        fits = queue < max(SOON, _SHARE * own) or queue + own < ENOUGH
+        fits = queue < max(SOON, _SHARE * own) or queue + work < ENOUGH
         ready = fits and memory == 0.0 and held == 0.0
         may_go[at] = ready or counts[OWN, at] == 0
     return values, may_go

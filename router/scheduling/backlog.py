@@ -2,8 +2,9 @@
 
 An engine computes prompts in the order in which they came, so between two first tokens of a rank lies the time that the
 later one's prefill took: what the latency model learns from. The first in line is already under way; what has passed
-since it came to be first counts as done, and once it is overdue it is expected to take as long again. One whose KV is
-loaded first joins the line when that should be done: others are computed meanwhile.
+since it came to be first counts as done, and once it is overdue it is expected to take as long again. Work is without
+what a step takes at least: those in line share their steps, and only that of the first counts, which is under way. One
+whose KV is loaded first joins the line when that should be done: others are computed meanwhile.
 """
 
 from __future__ import annotations
@@ -160,9 +161,10 @@ class Backlog:
             self._begin(entry.place, now)
         return True
 
-    def seconds(self, ranks: RankSet, factors: Seconds, now: float) -> Seconds:
-        """Until a request sent to each of `ranks` now would begin; `factors`: how much longer each takes."""
-        return seconds_left(*self.columns(ranks, now), factors, now)
+    def seconds(self, ranks: RankSet, factors: Seconds, now: float, base: float = 0.0) -> Seconds:
+        """Until a request sent to each of `ranks` now would begin; `factors`: how much longer each takes; `base`: of
+        the step that is under way."""
+        return seconds_left(*self.columns(ranks, now), factors, base, now)
 
     def columns(self, ranks: RankSet, now: float) -> tuple[Tables, Positions]:
         """For `seconds_left`."""

@@ -81,7 +81,7 @@ class PrefillBooking(Booking):
         self._entry: Entry | None = None
         if scheduler.backlog.wanted and not begun:
             self._prefill = Prefill(tokens, decision.prompt_tokens)
-            work = scheduler.latency.prefill_work(self._prefill)
+            work = scheduler.latency.prefill_share(self._prefill)
             joins = self._begin_load(decision, now) if decision.stored_tokens else None
             self._entry = scheduler.backlog.add(decision.rank, work, now, joins)
         self._ahead: DecodeBooking | None = None

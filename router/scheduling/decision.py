@@ -146,6 +146,10 @@ class Situation(Protocol):
         """Of this request, with what each rank holds of it and what it would load from a store."""
 
     @property
+    def work_seconds(self) -> Seconds:
+        """Of that, what others cannot share: without what a step takes at least."""
+
+    @property
     def load_seconds(self) -> Seconds:
         """Until what a rank takes from a store is there, after its loads before. It computes others meanwhile."""
 

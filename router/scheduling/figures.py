@@ -40,7 +40,7 @@ LATELY_MEMORY = 60.0
 # -- what comes of them: the rows of `Situation.counts` and `Situation.estimates`
 
 IN_FLIGHT, TO_PREFILL, TO_READ, OWN, MEMORY, CAPACITY, OVERLAP, STORED = range(8)
-CREDIT, QUEUE, OWN_PREFILL, STEP, COMPUTED, AHEAD, LOAD, OWN_LOAD = range(8)
+CREDIT, QUEUE, OWN_PREFILL, OWN_WORK, STEP, COMPUTED, AHEAD, LOAD, OWN_LOAD = range(9)
 
 Tables = npt.NDArray[np.int64]
 """[process, row, place]"""
@@ -65,8 +65,8 @@ def _load(counts: Counts, at: int, tables: Tables, own: int, place: int, capacit
 
 
 @inlined
-def _left(tables: Tables, place: int, factor: float, now: float) -> float:
-    """Seconds of work; `now` in microseconds.
+def _left(tables: Tables, place: int, factor: float, base: float, now: float) -> float:
+    """Seconds of work; `now` in microseconds. `base`: of the step that is under way, on a rank of factor 1.
 
     Of the several processes' first in line, the one that has been first for longest is what the rank computes.
     """
@@ -75,7 +75,7 @@ def _left(tables: Tables, place: int, factor: float, now: float) -> float:
         work += table[WORK, place]
         if table[HEAD, place] > 0 and (head == 0.0 or table[SINCE, place] < since):
             head, since = float(table[HEAD, place]), float(table[SINCE, place])
-    expected = head * factor
+    expected = (head + base * MICRO) * factor
     remains = abs(expected - max(0.0, now - since)) if head else 0.0
     return max(0.0, (work - head) * factor + remains) / MICRO
 
@@ -113,11 +113,11 @@ def sum_loads(tables: Tables, own: int, places: Positions, capacity: Counts) -> 
 
 
 @kernel
-def seconds_left(tables: Tables, places: Positions, factors: Seconds, now: float) -> Seconds:
-    """Of work before each rank; `now` in seconds."""
+def seconds_left(tables: Tables, places: Positions, factors: Seconds, base: float, now: float) -> Seconds:
+    """Of work before each rank; `now` in seconds, `base` as of `_left`."""
     left = np.zeros(len(places))
     for at, place in enumerate(places):
-        left[at] = _left(tables, place, factors[at], now * MICRO)
+        left[at] = _left(tables, place, factors[at], base, now * MICRO)
     return left
 
 
@@ -163,10 +163,12 @@ def work_out(
         best = max(best, held)
 
         place = factor_places[at]
-        estimates[OWN_PREFILL, at] = prefill_factors[place] * _prefill(prefill_shape, credit + beyond, prompt)
+        factor, base = prefill_factors[place], prefill_shape[0]
+        estimates[OWN_PREFILL, at] = own_seconds = factor * _prefill(prefill_shape, credit + beyond, prompt)
+        estimates[OWN_WORK, at] = own_seconds - factor * base
         step = _step(step_shape, counts[IN_FLIGHT, at], counts[TO_READ, at], prompt)
         estimates[STEP, at] = step_factors[place] * step
-        estimates[QUEUE, at] = left = _left(works, work_places[at], prefill_factors[place], now * MICRO)
+        estimates[QUEUE, at] = left = _left(works, work_places[at], factor, base, now * MICRO)
         estimates[COMPUTED, at] = _lately(works, work_places[at], now * MICRO)
         busy += left > 0.0
     return counts, estimates, best, busy

@@ -41,9 +41,8 @@ _LEAST = 0.02
 """No coefficient falls below this share of its prior."""
 _RESIDENCE_GAIN = 0.02
 """Of one request in the mean residence."""
-_TOGETHER = 4
-"""Prefills of a rank that make one sample: an engine computes several in one step, and then only the first seems to
-have taken any time."""
+_SAME_STEP = 0.5
+"""Of what a step takes at least: a prefill that is done sooner after another was computed in the same one."""
 _FOLD_SECONDS = 0.25
 """Steps of a rank are summed for so long before they make a sample."""
 _REFRESH = 0.5
@@ -51,6 +50,9 @@ _FAST, _SLOW = 5.0, 60.0
 """Seconds after which an observation of a rank's factor counts 1/e: to follow a change, and to remember a worker."""
 _FAST_PRIOR, _SLOW_PRIOR = 0.3, 2.0
 """Seconds of expected work that the slow factor, and the fleet's, count for beside what was observed of the rank."""
+_DOUBTED = 0.2
+"""How far apart, in logarithms, ranks that are alike seem to be, with what each happens to get. `auto` weighs what is
+left of it by up to five, so that of eight alike two got all the long prompts (docs/adr/0005-auto-policy.md)."""
 _QUICKEST = 0.005
 """Of what is expected: a first observation of next to nothing must not make all that follow look endless."""
 _PREFILL_DOUBT, _STEP_DOUBT = 0.05, 2.0
@@ -114,23 +116,22 @@ class Factors:
         self._doubt = doubt
         self._sums: dict[int, tuple[float, float, float, float, float]] = {}
         """By place: fast observed and expected, slow observed and expected, and when."""
-        self._fleets = self._level = 1.0
+        self._fleets = self.level = 1.0
         self._known = np.ones(1)
         """The last is nobody's: ranks without a place, −1, are read there."""
         self._refreshed = -math.inf
 
     def forget(self, place: int) -> None:
         if self._sums.pop(place, None):
-            self._known[place] = self._level
+            self._known[place] = self.level
 
     def reach(self, place: int) -> None:
         """It may be asked for from now on."""
         if place >= len(self._known) - 1:
-            self._known = np.append(self._known, np.full(place + 1, self._level))
+            self._known = np.append(self._known, np.full(place + 1, self.level))
 
     def observe(self, place: int, observed: float, expected: float, now: float) -> None:
         """Of a place that was `reach`ed."""
-        observed = min(observed, _OUTLIER * expected * self.at(place))
         fast_observed, fast_expected, slow_observed, slow_expected = self._decayed(place, now)
         sums = (fast_observed + observed, fast_expected + expected, slow_observed + observed, slow_expected + expected)
         self._sums[place] = (*sums, now)
@@ -144,7 +145,7 @@ class Factors:
         return fast_observed * fast, fast_expected * fast, slow_observed * slow, slow_expected * slow
 
     def at(self, place: int) -> float:
-        return float(self._known[place]) if place in self._sums else self._level
+        return float(self._known[place]) if place in self._sums else self.level
 
     def known(self, now: float) -> Seconds:
         """By place. A rank of which nothing was observed takes what the fleet takes, and one that was not of late goes
@@ -159,8 +160,8 @@ class Factors:
         decayed = {place: self._decayed(place, now) for place in self._sums}
         observed, expected = (sum(sums[column] for sums in decayed.values()) for column in (2, 3))
         self._fleets = max(observed / expected, _QUICKEST) if expected else 1.0
-        self._level = (observed + self._doubt) / (expected + self._doubt)
-        self._known[:] = self._level
+        self.level = (observed + self._doubt) / (expected + self._doubt)
+        self._known[:] = self.level
         for place, sums in decayed.items():
             self._known[place] = self._factor(sums)
 
@@ -169,7 +170,13 @@ class Factors:
         fast_observed, fast_expected, slow_observed, slow_expected = sums
         lasting = (slow_observed + _SLOW_PRIOR * self._fleets) / (slow_expected + _SLOW_PRIOR)
         own = (fast_observed + _FAST_PRIOR * lasting) / (fast_expected + _FAST_PRIOR)
-        return own * self._level / self._fleets
+        return self.level * believed(own / self._fleets)
+
+
+def believed(ratio: float) -> float:
+    """What is far from 1 is taken as it is, what is near it for 1."""
+    apart = math.log(ratio)
+    return math.exp(apart**3 / (apart**2 + _DOUBTED**2))
 
 
 class Prefill(NamedTuple):
@@ -185,6 +192,19 @@ class Prefill(NamedTuple):
         return self.new * (self.prompt - self.new / 2)
 
 
+class _Step(NamedTuple):
+    """The prefills that came out of one step of a rank."""
+
+    factor: float
+    """The rank's, before it."""
+    new: int = 0
+    pairs: float = 0.0
+    seconds: float = 0.0
+    expected: float = 0.0
+    counted: float = 0.0
+    """Of the seconds, towards the rank's factor."""
+
+
 class LatencyModel:
     """`now` and all times are seconds on one steady clock."""
 
@@ -192,8 +212,8 @@ class LatencyModel:
         self._places = Places()
         self._prefill, self._step = Shape(PREFILL_PRIOR), Shape(STEP_PRIOR)
         self._prefill_factors, self._step_factors = Factors(_PREFILL_DOUBT), Factors(_STEP_DOUBT)
-        self._prefills: dict[int, list[float]] = {}
-        """By place, not yet a sample: prefills, new tokens, pairs, seconds."""
+        self._latest: dict[int, _Step] = {}
+        """By place, not yet a sample."""
         self._steps: dict[int, tuple[int, float, float]] = {}
         """By place, not yet a sample: steps, seconds, since when."""
         self.residence = RESIDENCE_PRIOR
@@ -209,7 +229,7 @@ class LatencyModel:
         place = self._places.drop(rank)
         if place is None:
             return
-        for known in (self._prefills, self._steps):
+        for known in (self._latest, self._steps):
             known.pop(place, None)
         self._prefill_factors.forget(place)
         self._step_factors.forget(place)
@@ -220,6 +240,10 @@ class LatencyModel:
     def prefill_work(self, prefill: Prefill) -> float:
         """Seconds on a rank of factor 1."""
         return self._prefill.expected(1.0, prefill.new, prefill.pairs)
+
+    def prefill_share(self, prefill: Prefill) -> float:
+        """The same beside others, without what their step takes at least."""
+        return self._prefill.expected(0.0, prefill.new, prefill.pairs)
 
     def prefill_seconds_on(self, rank: WorkerRank, prefill: Prefill) -> float:
         """On a rank that is watched."""
@@ -234,17 +258,25 @@ class LatencyModel:
     # -- observations
 
     def observe_prefill(self, rank: WorkerRank, prefill: Prefill, seconds: float, now: float) -> None:
-        """`rank` spent `seconds` on nothing but this prefill, beside its decoding."""
+        """`rank` spent `seconds` on nothing but this prefill, beside its decoding. An engine computes several in one
+        step, and then only the first seems to have taken any time: what they took is held against all of them."""
         place = self._places.get(rank)
         if place is None:
             return
-        factor = self._prefill_factors.at(place)
-        self._prefill_factors.observe(place, seconds, self.prefill_work(prefill), now)
-        sums = self._prefills.setdefault(place, [0.0] * 4)
-        for index, value in enumerate((1.0, prefill.new, prefill.pairs, seconds / factor)):
-            sums[index] += value
-        if sums[0] >= _TOGETHER:
-            self._prefill.observe(*self._prefills.pop(place))
+        step = self._latest.get(place)
+        if step is None or seconds > _SAME_STEP * self._step_factors.at(place) * self._step.coefficients[0]:
+            if step:  # half of what sets a rank apart may be the shape's fault, where it gets prompts of one kind
+                usual = math.sqrt(step.factor * self._prefill_factors.level)
+                self._prefill.observe(1.0, step.new, step.pairs, step.seconds / usual)
+            step = _Step(self._prefill_factors.at(place))
+        seconds += step.seconds
+        self._latest[place] = whole = self._count(step, step.new + prefill.new, step.pairs + prefill.pairs, seconds)
+        self._prefill_factors.observe(place, whole.counted - step.counted, whole.expected - step.expected, now)
+
+    def _count(self, step: _Step, new: int, pairs: float, seconds: float) -> _Step:
+        expected = self._prefill.expected(1.0, new, pairs)
+        counted = min(seconds, _OUTLIER * expected * step.factor)
+        return _Step(step.factor, new, pairs, seconds, expected, counted)
 
     def observe_steps(self, rank: WorkerRank, steps: int, seconds: float, now: float) -> bool:
         """A stream got `steps` tokens within `seconds`. Whether it is time to `fold_steps`."""
@@ -263,7 +295,8 @@ class LatencyModel:
             return
         factor, expected = self._step_factors.at(place), self._step.expected(1.0, requests, active_tokens)
         self._step.observe(1.0, requests, active_tokens, took / steps / factor)
-        self._step_factors.observe(place, _FOLD_SECONDS * took / steps / expected, _FOLD_SECONDS, now)
+        observed = min(took / steps / expected, _OUTLIER * factor)
+        self._step_factors.observe(place, _FOLD_SECONDS * observed, _FOLD_SECONDS, now)
 
     def observe_residence(self, seconds: float) -> None:
         """A request has ended `seconds` after it was booked."""

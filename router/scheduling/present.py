@@ -180,6 +180,10 @@ class Present:
         return self._estimate(figures.OWN_PREFILL)
 
     @property
+    def work_seconds(self) -> Seconds:
+        return self._estimate(figures.OWN_WORK)
+
+    @property
     def load_seconds(self) -> Seconds:
         return self._estimate(figures.LOAD)
 

@@ -188,7 +188,7 @@ def size_of(state: State) -> list[int]:
         book._table.shape[1],
         backlog._tables.shape[2],
         *(len(each._sums) + len(each._known) for each in (latency._prefill_factors, latency._step_factors)),
-        len(latency._prefills) + len(latency._steps),
+        len(latency._latest) + len(latency._steps),
         *(len(each) for each in (indexer._cursors, indexer._assumed, indexer._assumed._ranks, indexer.index._slots)),
         indexer.index._live_slots.shape[1],
         len(state.upkeep._ranks) + len(state.upkeep._followed),

@@ -62,6 +62,7 @@ class Plain:
     computed_seconds: Seconds
     held_seconds: Seconds
     prefill_seconds: Seconds
+    work_seconds: Seconds
     load_seconds: Seconds
     own_load_seconds: Seconds
     whole_prefill_seconds: float
@@ -94,6 +95,7 @@ class Plain:
                 self.credit_tokens,
                 self.queue_seconds,
                 self.prefill_seconds,
+                self.work_seconds,
                 self.step_seconds,
                 self.computed_seconds,
                 self.held_seconds,
@@ -120,6 +122,7 @@ def situation(
     computed: Sequence[float] = (),
     held: Sequence[float] = (),
     prefill: Sequence[float] = (),
+    work: Sequence[float] | None = None,
     load: Sequence[float] = (),
     own_load: Sequence[float] = (),
     whole: Sequence[float] = (),
@@ -130,7 +133,7 @@ def situation(
     now: float = 0.0,
 ) -> Plain:
     """Numbers in the order of the candidates; none: 0 each, or as `requests`, `active`, `overlap`
-    and `prefill` say for `own`, `memory`, `credit` and `whole`."""
+    and `prefill` say for `own`, `memory`, `credit`, `work` and `whole`."""
 
     def figures(numbers: Sequence[int], otherwise: int = 0) -> Figures:
         return np.array(numbers or [otherwise] * len(candidates), np.int64)
@@ -154,6 +157,7 @@ def situation(
         seconds(computed),
         seconds(held),
         seconds(prefill),
+        seconds(prefill if work is None else work),
         seconds(load),
         seconds(own_load),
         float(np.mean(whole or prefill or [0.0])),

@@ -39,6 +39,7 @@ def test_equals_cost_the_same() -> None:
         {"queue": [0.3, 0.1]},
         {"held": [0.3, 0.0]},
         {"prefill": [0.3, 0.2], "whole": [0.3, 0.3]},
+        {"work": [0.2, 0.1], "busy": 0.5},
         {"step": [0.05, 0.01]},
         {"requests": [9, 1]},
         {"active": [9_900, 2_000]},
@@ -95,6 +96,11 @@ def test_seconds_of_others_work_count_as_seconds() -> None:
     base = cost_of(**idle).values[0]
     assert cost_of(**idle, queue=[1.1, 0.1]).values[0] == pytest.approx(base + 1.0)
     assert cost_of(**idle, held=[0.5, 0.0]).values[0] == pytest.approx(base + 0.5)
+
+
+def test_what_a_step_takes_anyway_delays_nobody() -> None:
+    first, second = cost_of(requests=[0, 0], prefill=[0.3, 0.3], work=[0.3, 0.2], busy=0.75).values.tolist()
+    assert first - second == pytest.approx(3 * 0.1)  # what else is weighed four times counts once
 
 
 def test_of_equals_the_one_that_computed_least_of_late_is_taken_and_a_prefix_counts_for_more() -> None:

@@ -52,6 +52,14 @@ def test_what_has_passed_of_the_first_counts_as_done(passed: float, seconds: flo
     assert left(backlog, 100.0 + passed) == [seconds, 0]
 
 
+def test_what_a_step_takes_at_least_counts_once_for_all_in_line_and_on_a_slow_rank_for_more() -> None:
+    backlog = watching()
+    for _ in range(3):
+        backlog.add(A, 1.0, 100.0)
+    for now, seconds in ((100.0, 7.0), (101.0, 6.0), (103.0, 4.0), (104.0, 5.0)):  # late by 1 s then
+        assert backlog.seconds(BOTH, np.full(2, 2.0), now, 0.5).tolist() == [seconds, 0]
+
+
 def test_the_next_begins_when_the_first_is_done() -> None:
     backlog = watching()
     first, second = (backlog.add(A, work, 0.0) for work in (2.0, 1.0))

@@ -73,6 +73,14 @@ def test_a_worker_made_three_times_slower_sheds_load_within_ten_seconds_and_gets
     assert recovered > 0.8 / COARSE.workers
 
 
+def test_workers_that_are_alike_get_alike() -> None:
+    """Else streams stall where the long prompts go, and all that was learned of workers is what they were given."""
+    hot = WORKLOADS["hot-prompt"]
+    fleet = VirtualFleet(FleetSettings(workers=hot.workers, cache_tokens=hot.cache_tokens, block_size=64), auto())
+    samples = fleet.run(faster(hot.rows(1, 100), 1.6))
+    assert hot.workers * max(share(samples, worker, 30, 63) for worker in range(hot.workers)) < 1.4
+
+
 @pytest.mark.parametrize("rate", [1.0, 2.0])
 def test_where_nothing_recurs_auto_costs_nothing_against_the_least_loaded(rate: float) -> None:
     ours, theirs = (
