@@ -203,7 +203,7 @@ async def test_closing_leaves_no_task_and_may_be_repeated(ends: Ends) -> None:
     for plane in (*ends, *ends):
         await plane.close()
     left = asyncio.all_tasks() - {asyncio.current_task()}
-    assert [task for task in left if task.get_name() != "nats-server log"] == []
+    assert [task for task in left if task.get_name() != "nats-server"] == []
     assert not ends.router.connected
     await ends.publisher.publish(SUBJECT, b"into the void")
     with pytest.raises(PlaneUnavailable):

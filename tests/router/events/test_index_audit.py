@@ -86,7 +86,7 @@ def test_events_lost_in_silence_raise_one_alarm_and_the_rebuild_puts_it_right(
     fleet, draw = fleet_of(), random.Random(3)
 
     def begin(fleet: AuditedFleet) -> None:
-        sick_publisher(fleet).loses = lambda: draw.random() < 0.5
+        sick_publisher(fleet).loses = lambda: draw.random() < 0.8
         at(60, end)(fleet)
 
     def end(fleet: AuditedFleet) -> None:
@@ -153,7 +153,7 @@ def test_where_nobody_can_tell_anew_the_rank_is_learned_again() -> None:
 
     def begin(fleet: AuditedFleet) -> None:
         sick_publisher(fleet).answers = False
-        sick_publisher(fleet).loses = lambda: draw.random() < 0.5
+        sick_publisher(fleet).loses = lambda: draw.random() < 0.8
         at(60, end)(fleet)
         at(180, lambda fleet: views.append(fleet.indexer.view(fleet.ranks[SICK])))(fleet)
 
