@@ -148,7 +148,7 @@ def test_a_worker_that_gets_three_times_slower_is_followed_and_so_is_its_recover
     traffic.run(10 * pace)
     assert factor(model, traffic.now) / factor(model, traffic.now, B) > 2.0
     traffic.run(20 * pace)
-    believed_of_it = 2.6  # both it and the others are near the mean of the fleet
+    believed_of_it = 2.6  # not 3: it bends the mean of the fleet, from which each is told apart
     assert factor(model, traffic.now) / factor(model, traffic.now, B) == pytest.approx(believed_of_it, rel=0.15)
     for other in RANKS[1:]:
         for prefill in PROMPTS:
@@ -242,8 +242,8 @@ def test_prefills_that_end_in_one_step_are_learned_as_their_sum() -> None:
 
 
 def test_what_a_step_takes_at_least_is_told_from_its_prefills() -> None:
-    """By the sums of steps: each by itself seems to have a part of it, or all. Up to eight come from one, so
-    that the first seems an outlier, which must not bend the rank's factor either."""
+    """Up to eight prefills come out of one, of which the first seems to have taken all the time: an outlier by itself,
+    which must not bend the rank's factor."""
     model, now = learning([A]), 0.0
     for turn in range(2_000):
         count, prefill = 1 + turn % 8, PROMPTS[turn % 2]
