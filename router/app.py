@@ -32,6 +32,7 @@ from router.http.pool import Pool
 from router.http.protocol import for_loop
 from router.index_audit import IndexAudit
 from router.ingest import Ingest
+from router.kept_responses import KeptResponses
 from router.member import Member, Sockets, parent_ended, shared_books
 from router.metrics import Metrics
 from router.migrating import Migrations
@@ -218,6 +219,7 @@ class App:
         self._under_way: set[Exchange] = set()
         self._session: aiohttp.ClientSession | None = None
         self._prompts: Prompts | None = None
+        self._responses: KeptResponses | None = None
         self._store: SharedStore | None = None
         self._copies: StoreCopies | None = None
         self._is_first = member is None or member.number == 0
@@ -237,6 +239,7 @@ class App:
         warm_up(self._scheduler, settings.store is not None)
         self._scheduler.backlog.wanted = reads_prompts(settings)  # other modes do not ask
         self._session = self._security.make_session(self._fleet)
+        self._responses = KeptResponses(self._fleet, self._session)
         await self._plane.start()
         await self._ingest.start()
         if reads_prompts(settings):
@@ -327,6 +330,7 @@ class App:
             guard,
             named.lower().encode() if named else None,
             migrations=self._migrations,
+            responses=self._responses,
         )
         admit = guard.refusal if guard else None
         self._under_way = surface.under_way

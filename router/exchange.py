@@ -11,6 +11,7 @@ from typing import Protocol
 
 from engines.disaggregation.answer import Prefilled
 from router.failures import RETRY_STATUSES, Failure, answered
+from router.fleet import Worker
 from router.http.edited import EditedBody
 from router.http.front import Connection
 from router.http.messages import Request, Response, with_request_id
@@ -73,6 +74,7 @@ class Exchange:
         "_head",
         "_length",
         "_migration",
+        "_noted",
         "_opening",
         "_over",
         "_parts",
@@ -101,14 +103,16 @@ class Exchange:
         under_way: set[Exchange],
         streamed: bool = False,
         migration: Migration | None = None,
+        noted: Callable[[Worker, bytes], None] | None = None,
     ) -> None:
         """Is in `under_way` until it is over. `streamed`: an answer is to come piece by piece. `migration`: it may go
-        on from another worker."""
+        on from another worker. `noted`: told who answers, and how the answer begins."""
         self._request = request
         self._request_id = request_id
         self._connection = connection
         self._routing = routing
         self._migration = migration
+        self._noted = noted
         self._resuming = False
         """The answer has begun, and another worker is to go on with it."""
         self._clock = clock
@@ -397,6 +401,8 @@ class Exchange:
         self._connection.write(self._answer_head(leg, head, relay) + body)
         if self._parts:
             self._parts.answers()
+        if self._noted and head.status == 200:
+            self._noted(leg.worker, body)
         if head.status not in RETRY_STATUSES:
             self._has_answered(leg)
         if head.is_error:  # which tells nothing of how long a prompt takes

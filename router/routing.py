@@ -151,6 +151,10 @@ class RequestRouting:
         self._ended = asked.ended
         self.policy = asked.arm.policy if asked.arm else None
 
+    def pin(self, worker: Worker) -> None:
+        """It alone may serve the request, which was not routed yet."""
+        self._pinned, self.pinned = worker, True
+
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
         self._exclude, self._routed = exclude, routed
         brain = self._brain
@@ -376,7 +380,7 @@ class RequestRouting:
         if pinned:
             draining = "it is draining" if pinned.draining else None
             why = pinned.trouble or draining or _not_alone(pinned) or f"it does not serve the model {self._model!r}"
-            return error_response(503, f"Worker {pinned.id}, which the request names, cannot serve it: {why}.")
+            return error_response(503, f"Worker {pinned.id}, which alone may serve the request, cannot: {why}.")
         if not fleet.workers:
             return error_response(503, _NO_WORKER)
         up = [worker for worker in fleet.up if worker.serves(self._model)]

@@ -28,6 +28,7 @@ from router.inference import (
     parse_inference,
     rendered_fields,
 )
+from router.kept_responses import KeptResponses, read_kept
 from router.metrics import merge
 from router.migrating import Migration, Migrations
 from router.openai_errors import BadRequest, error_response
@@ -60,6 +61,7 @@ class Server:
         guard: Guard | None = None,
         tenant_header: bytes | None = None,
         migrations: Migrations | None = None,
+        responses: KeptResponses | None = None,
     ) -> None:
         """`everybodys_metrics`: of all processes that share the port, where there are several. `guard`: where an API
         key is asked for. `tenant_header`: names a request's tenant where none is, in lower case."""
@@ -72,6 +74,7 @@ class Server:
         self._store = store
         self._guard = guard
         self._migrations = migrations
+        self._responses = responses
         self._tenant_header = tenant_header
         self.under_way: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -182,8 +185,13 @@ class Server:
         routing = RequestRouting(self._brain, known, self._asked(request, tenant, fields.get("stream") is True))
         if self._prompts and fields:
             self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
-        exchange = self._exchange(request, connection, routing, tenant)
-        _start(exchange)
+        responses, kept = self._responses, read_kept(request.head, request.body)
+        noted = responses.note if responses and kept.keeps else None
+        exchange = self._exchange(request, connection, routing, tenant, noted=noted)
+        if responses and kept.named and not routing.pinned:
+            self._start_later(exchange, _to_keeper(responses, kept.named, routing))
+        else:
+            _start(exchange)
         return exchange
 
     def _exchange(
@@ -193,6 +201,7 @@ class Server:
         routing: RequestRouting,
         tenant: Tenant | None,
         migration: Migration | None = None,
+        noted: Callable[[Worker, bytes], None] | None = None,
     ) -> Exchange:
         if tenant is not None:
             tenant.begin()
@@ -200,7 +209,15 @@ class Server:
         brain.metrics.tallies.in_flight += 1
         brain.retries.request()
         return Exchange(
-            request, routing.request_id, connection, routing, brain.clock, self.under_way, routing.streamed, migration
+            request,
+            routing.request_id,
+            connection,
+            routing,
+            brain.clock,
+            self.under_way,
+            routing.streamed,
+            migration,
+            noted,
         )
 
     def _check_model(self, model: str | None, tenant: Tenant | None) -> None:
@@ -283,6 +300,13 @@ def _check_adapter(body: bytes, tenant: Tenant | None) -> None:
     if tenant is not None and tenant.key.models is not None and names_adapter(body):
         text = "Your key is for some models only: name an adapter as the model, not in the field 'lora_path'."
         raise BadRequest(403, text, param="lora_path")
+
+
+async def _to_keeper(responses: KeptResponses, named: str, routing: RequestRouting) -> None:
+    """Where nobody keeps it, any engine may say so."""
+    keeper = await responses.keeper(named)
+    if keeper:
+        routing.pin(keeper)
 
 
 def _start(exchange: Exchange) -> None:

@@ -25,10 +25,14 @@ LONGEST_PROMPT = 2048
 FILLERS, FILLER_TOKENS = 5, 1024
 EVENTS_OFFSET, TRANSFER_OFFSET, REPLAY_OFFSET = 1, 2, 101
 
-LIMITS: dict[EngineKind, tuple[str, ...]] = {
+FLAGS: dict[EngineKind, tuple[str, ...]] = {
     "vllm": ("--max-model-len", str(LONGEST_PROMPT), "--num-gpu-blocks-override", str(CACHE_TOKENS // 32)),
-    "sglang": ("--context-length", str(LONGEST_PROMPT), "--max-total-tokens", str(CACHE_TOKENS)),
-}
+    "sglang": (
+        "--context-length", str(LONGEST_PROMPT), "--max-total-tokens", str(CACHE_TOKENS), "--enable-response-store",
+    ),
+}  # fmt: skip
+VLLM_SETTINGS = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+"""/reset_prefix_cache; answers of /v1/responses are kept, as SGLang's flag says above."""
 RESET: dict[EngineKind, str] = {"vllm": "/reset_prefix_cache", "sglang": "/flush_cache"}
 BLOCK: dict[EngineKind, int] = {"vllm": 32, "sglang": 16}
 
@@ -41,11 +45,10 @@ class Engine:
         self.worker_id = f"127.0.0.1:{port}"
         self.url = f"http://{self.worker_id}"
         command = [str(ROOT / "scripts/real-engines"), *self._serve(name, port)]
-        # VLLM_SERVER_DEV_MODE adds /reset_prefix_cache.
-        self.process = Process(command, logs / f"{name}.log", {"VLLM_SERVER_DEV_MODE": "1"})
+        self.process = Process(command, logs / f"{name}.log", VLLM_SETTINGS)
 
     def _serve(self, name: str, port: int) -> list[str]:
-        return ["serve", self.kind, name, str(port), str(port + EVENTS_OFFSET), *LIMITS[self.kind]]
+        return ["serve", self.kind, name, str(port), str(port + EVENTS_OFFSET), *FLAGS[self.kind]]
 
     @property
     def worker(self) -> str:

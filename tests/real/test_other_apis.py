@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .asking import Answer, ask
+from .asking import Answer, ask, get
 from .fleet import Engine, Router
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -44,3 +44,20 @@ def test_conversation_goes_on_where_it_was(local_router: Router, engines: list[E
         assert (again.status, again.worker) == (200, engine.worker_id), again
         assert again.predicted > 100
         assert cached(again) > 100
+
+
+def test_a_kept_response_is_found_where_it_is(local_router: Router, nats_router: Router, engines: list[Engine]) -> None:
+    """By the router that passed it on, and by another that has never heard of it."""
+    for engine in engines:
+        pinned = {"X-Router-Target-Worker": engine.worker_id}
+        body = conversation("/v1/responses", f"{engine} keeps this", "Begin.")
+        first = ask(f"{local_router.url}/v1/responses", body, headers=pinned)
+        assert first.status == 200, first
+        named = first.json()["id"]
+        for router in (local_router, nats_router):
+            url = f"{router.url}/v1/responses"
+            shown = get(f"{url}/{named}")
+            assert (shown.status, shown.worker, shown.json()["id"]) == (200, engine.worker_id, named)
+            onward = ask(url, {**conversation("/v1/responses", "", "Go on."), "previous_response_id": named})
+            assert (onward.status, onward.worker) == (200, engine.worker_id), onward
+            assert onward.json()["usage"]["input_tokens"] > first.json()["usage"]["input_tokens"] - 8

@@ -1,0 +1,127 @@
+"""Which worker keeps an answer of OpenAI's Responses API.
+
+Engines keep them in memory (vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1, SGLang with --enable-response-store),
+so that one worker alone can show such an answer, cancel it, or go on from it; any other says that there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+import aiohttp
+import msgspec
+
+if TYPE_CHECKING:
+    from router.fleet import Fleet, Worker
+    from router.http.messages import RequestHead
+
+PATH = b"/v1/responses"
+REMEMBERED = 65_536
+"""Answers: some 15 MB."""
+PATIENCE = 2.0
+"""Seconds that a worker may take to say whether it keeps one; showing it takes milliseconds."""
+_ASKING = 16
+"""Questions to the whole fleet at a time: a client may name what nobody keeps as often as it likes."""
+_ID = r"[\w.-]{1,128}"
+_NAMED = re.compile(rf"{PATH.decode()}/({_ID})(?:/.*)?")
+_ANSWERED = re.compile(rf'"id":\s*"({_ID})"'.encode())
+"""The first field of an answer, and of the answer in a stream's first event."""
+_OPENING = 512
+"""Bytes of an answer in which its id is looked for."""
+
+
+class Continued(msgspec.Struct, gc=False):
+    """What a request for an answer says of those that are kept."""
+
+    previous_response_id: str | None = None
+    store: bool | None = None
+
+
+_NOTHING = Continued()
+_decode = msgspec.json.Decoder(Continued).decode
+
+
+class Kept(NamedTuple):
+    """What a request has to do with answers that are kept."""
+
+    named: str | None = None
+    """The answer that it is about."""
+    keeps: bool = False
+    """Its own may be kept."""
+
+
+def read_kept(head: RequestHead, body: bytes) -> Kept:
+    """What is malformed is for the engine to judge."""
+    if not head.path.startswith(PATH):
+        return Kept()
+    if head.path != PATH:
+        found = _NAMED.fullmatch(head.path.decode("latin-1"))
+        return Kept(found[1] if found else None)
+    said = _read(body) if head.method == b"POST" else _NOTHING
+    named = said.previous_response_id
+    return Kept(
+        named if named and re.fullmatch(_ID, named) else None, head.method == b"POST" and said.store is not False
+    )
+
+
+def _read(body: bytes) -> Continued:
+    try:
+        return _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _NOTHING
+
+
+class KeptResponses:
+    """Remembers who answered, and asks the workers for what it does not know: what another router or process passed on,
+    or this one before it was started."""
+
+    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession) -> None:
+        self._fleet = fleet
+        self._session = session
+        self._keepers: OrderedDict[str, str] = OrderedDict()
+        self._asking = asyncio.Semaphore(_ASKING)
+
+    def note(self, worker: Worker, opening: bytes) -> None:
+        """`opening`: the first bytes of its answer."""
+        found = _ANSWERED.search(opening, 0, _OPENING)
+        if found:
+            self._remember(found[1].decode(), worker)
+
+    async def keeper(self, named: str) -> Worker | None:
+        """The worker that keeps an answer; None where none says so."""
+        worker = self._fleet.workers.get(self._keepers.get(named, ""))
+        if worker is None and len(self._fleet.up) > 1:
+            async with self._asking:
+                worker = await self._ask(named)
+            if worker:
+                self._remember(named, worker)
+        return worker
+
+    def _remember(self, named: str, worker: Worker) -> None:
+        self._keepers[named] = worker.id
+        self._keepers.move_to_end(named)
+        if len(self._keepers) > REMEMBERED:
+            self._keepers.popitem(last=False)
+
+    async def _ask(self, named: str) -> Worker | None:
+        questions = [asyncio.ensure_future(self._has(worker, named)) for worker in self._fleet.up]
+        try:
+            for answer in asyncio.as_completed(questions):
+                if worker := await answer:
+                    return worker
+            return None
+        finally:
+            for question in questions:
+                question.cancel()
+            await asyncio.gather(*questions, return_exceptions=True)
+
+    async def _has(self, worker: Worker, named: str) -> Worker | None:
+        url, timeout = f"{worker.spec.url}{PATH.decode()}/{named}", aiohttp.ClientTimeout(PATIENCE)
+        try:
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as answer:
+                return worker if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError):
+            return None
