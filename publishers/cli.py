@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from engines.command_line import Parser
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.load_poller import INTERVAL
@@ -93,7 +94,7 @@ def parse(argv: Sequence[str] | None) -> Options:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kv-publisher",
         usage="kv-publisher --engine URL --nats URL [FLAGS]",
         description=_DESCRIPTION,

@@ -48,13 +48,17 @@ def _costs(settings: Settings) -> CostPolicy:
     return BUILT_IN[name]() if name in BUILT_IN else _installed(name)
 
 
+def known_policies() -> list[str]:
+    """Names that `--kv-policy` takes."""
+    return [*BUILT_IN, *sorted(point.name for point in entry_points(group=ENTRY_POINTS))]
+
+
 def _installed(name: str) -> CostPolicy:
-    found = entry_points(group=ENTRY_POINTS)
-    for point in found.select(name=name):
+    for point in entry_points(group=ENTRY_POINTS, name=name):
         try:
             policy: CostPolicy = point.load()()
         except Exception as error:
             raise SettingsError(f"--kv-policy {name} of {point.value} cannot be loaded: {error}") from error
         return policy
-    known = ", ".join([*BUILT_IN, *sorted(point.name for point in found)])
+    known = ", ".join(known_policies())
     raise SettingsError(f"--kv-policy takes {known}, not {name}; others come with a package (docs/policies.md)")

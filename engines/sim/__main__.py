@@ -15,6 +15,7 @@ from typing import get_args
 import uvloop
 import zmq
 
+from engines.command_line import Parser
 from engines.sim.fleet import SimFleet
 from engines.sim.settings import ConnectorName, Role, SimSettings
 from engines.sim.timing import StepTiming
@@ -32,7 +33,7 @@ TIMING_HELP = {
 def make_parser() -> argparse.ArgumentParser:
     default = SimSettings()
     about = "A simulated fleet of vLLM or SGLang workers."
-    parser = argparse.ArgumentParser(prog="kv-sim", usage="kv-sim [FLAGS]", description=about)
+    parser = Parser(prog="kv-sim", usage="kv-sim [FLAGS]", description=about)
     add = parser.add_argument
     add("--workers", type=int, default=default.workers, help="how many (default %(default)s)")
     add("--host", default=default.host, help="address to listen on (default %(default)s)")

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import math
 import re
+import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from publishers.credentials import read_key
+from publishers.credentials import client_context, read_key
 from publishers.urls import split_url
 from router.ab.errors import RunError
 from router.ab.report import check_writable, table
@@ -55,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("url", nargs="+", type=_router, metavar="URL", help="a router; the counts of several add up")
     parser.add_argument("--baseline", metavar="ARM", help="what ratios compare with (default: the first but kv)")
     parser.add_argument("--key-file", metavar="FILE", help="an admin's API key for them, where they ask for one")
+    parser.add_argument("--ca", metavar="FILE", help="authorities that https routers are checked against, as PEM")
     parser.add_argument("--html", metavar="FILE", help="write the report as a page with charts")
     return parser
 
@@ -71,9 +73,10 @@ def _router(text: str) -> str:
     return text
 
 
-def _key(path: str | None) -> str | None:
+def _access(given: argparse.Namespace) -> tuple[str | None, ssl.SSLContext | None]:
     try:
-        return read_key("--key-file", path) if path else None
+        key = read_key("--key-file", given.key_file) if given.key_file else None
+        return key, client_context("-", given.ca, None, None)
     except ValueError as error:
         raise RunError(str(error)) from None
 
@@ -83,7 +86,7 @@ def main(argv: list[str]) -> int:
     try:
         given = make_parser().parse_args(argv)
         check_writable("--html", given.html)
-        arms = read_arms(asyncio.run(fetch(given.url, _key(given.key_file))))
+        arms = read_arms(asyncio.run(fetch(given.url, *_access(given))))
         compared = comparison(arms, given.baseline, given.url, ("kv-router", "ab", "report", *argv))
     except RunError as error:
         sys.stderr.write(f"kv-router ab report: {error}\n")

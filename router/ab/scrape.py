@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -119,11 +120,11 @@ def _count(arm: ArmCounts, name: str, labels: dict[str, str], value: float) -> N
         arm.tokens[figure] += value
 
 
-async def fetch(urls: Sequence[str], key: str | None) -> list[str]:
-    """Every router's /metrics, with an API key if it is one. Raises RunError for a router that does not answer, or not
-    to that key, or that splits nothing."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with aiohttp.ClientSession(timeout=_ANSWER, headers=headers) as session:
+async def fetch(urls: Sequence[str], key: str | None, context: ssl.SSLContext | None = None) -> list[str]:
+    """Every router's /metrics, with an API key if it is one. `context`: for `https`; None: the system's authorities.
+    Raises RunError for a router that does not answer, or not to that key, or that splits nothing."""
+    headers, connector = {"authorization": f"Bearer {key}"} if key else {}, aiohttp.TCPConnector(ssl=context or True)
+    async with aiohttp.ClientSession(connector=connector, timeout=_ANSWER, headers=headers) as session:
         return list(await asyncio.gather(*(_fetch(session, url) for url in urls)))
 
 

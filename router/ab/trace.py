@@ -35,15 +35,25 @@ def read(path: Path) -> list[Row]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise RunError(
-            f"cannot read the trace {path}: {error.strerror}; give --trace FILE or --trace synthetic"
-        ) from None
+        raise _unreadable(path, error) from None
     rows = [parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise RunError(f"the trace {path} has no rows; give a file with one JSON object per line")
     began = min(row.timestamp for row in rows)
     moved = (msgspec.structs.replace(row, timestamp=row.timestamp - began) for row in rows)
     return sorted(moved, key=lambda row: row.timestamp)
+
+
+def check_readable(path: Path) -> None:
+    """Before anything is made of it. Raises RunError."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> RunError:
+    return RunError(f"cannot read the trace {path}: {error.strerror}; give --trace FILE or --trace synthetic")
 
 
 def parse(line: bytes, where: str) -> Row:

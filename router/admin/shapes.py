@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -118,7 +118,17 @@ def _decode(body: bytes, shape: type[_Shape]) -> _Shape:
     try:
         return msgspec.convert(decoded, shape)
     except msgspec.ValidationError as error:
-        raise Wrong(422, f"The body is not as it should be: {error}.") from None
+        raise Wrong(422, f"The body is not as it should be: {error}{_choices(shape, str(error))}.") from None
+
+
+def _choices(shape: type, said: str) -> str:
+    """What a field takes that is one of a few words: msgspec says only that it was none of them."""
+    wrong, _, field = said.rstrip("`").partition(" - at `$.")
+    if not wrong.startswith("Invalid enum value"):
+        return ""
+    hint = get_type_hints(shape)[field]
+    words = [word for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for word in get_args(kind)]
+    return f"; it takes {', '.join(words)}"
 
 
 def _whole(value: object) -> object:

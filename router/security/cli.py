@@ -7,6 +7,7 @@ import sys
 
 import msgspec
 
+from engines.command_line import Parser
 from router.security.keys import Key, new_key
 
 _DESCRIPTION = """\
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kv-router keys", description=_DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="kv-router keys", description=_DESCRIPTION, allow_abbrev=False)
     new = parser.add_subparsers(required=True).add_parser("new", help="Make a key.", allow_abbrev=False)
     new.add_argument("name", metavar="NAME", help="Whose it is: the tenant's name.")
     new.add_argument("--admin", action="store_true", help="It may read /metrics and all of /ready, and administer.")

@@ -16,7 +16,7 @@ from engines.sim.timing import StepTiming
 from router.ab.arrivals import Arrivals
 from router.ab.errors import RunError
 from router.ab.flags import count, number, positive, taking, whole
-from router.ab.trace import BLOCK_TOKENS
+from router.ab.trace import BLOCK_TOKENS, check_readable
 from router.scheduling.admission import SloAction
 from router.simulation.changes import Change, parse_change, parse_slow, unknown_worker
 from router.simulation.figures import Goal
@@ -124,8 +124,8 @@ def _requests(given: argparse.Namespace) -> Requests:
     unknown = [name for name in (workload or "").split(",") if name and name not in WORKLOADS]
     if unknown or (workload and "," in workload and not given.suite):
         raise RunError(f"--workload takes one of {', '.join(WORKLOADS)}, not {workload!r}; with --suite several")
-    if given.trace and not given.trace.startswith("synthetic") and not Path(given.trace).is_file():
-        raise RunError(f"cannot read the trace {given.trace}; give --trace FILE or --trace synthetic")
+    if given.trace and not given.trace.startswith("synthetic"):
+        check_readable(Path(given.trace))
     first = workload.split(",")[0] if workload else None
     return Requests(first, given.trace, given.duration, given.limit, given.arrivals, given.reuse)
 

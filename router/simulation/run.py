@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol, get_args
 
 from router.ab.errors import RunError
-from router.policies import make_policy
+from router.policies import known_policies, make_policy
 from router.scheduling.admission import Admission, Objectives, SloAction
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Policy
@@ -72,8 +72,10 @@ def find_policy(name: str) -> Policy:
         settings = Settings(router_mode=name) if name in _MODES else Settings(kv_policy=name)  # type: ignore[arg-type]
         return make_policy(settings)
     except SettingsError as error:
-        modes = ", ".join(sorted(_MODES))
-        raise RunError(f"there is no policy {name!r}: it is none of {modes}, {AFFINITY}, and {error}") from None
+        if name in known_policies():  # what a package brings cannot be loaded
+            raise RunError(str(error)) from None
+        there_are = ", ".join([*known_policies(), *sorted(_MODES), AFFINITY])
+        raise RunError(f"there is no policy {name!r}; these there are: {there_are}") from None
 
 
 def _exceeds(total: float) -> Callable[[Sequence[Sample]], bool]:

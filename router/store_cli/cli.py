@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from engines import problems
-from publishers.credentials import read_key
+from publishers.credentials import client_context, make_session, read_key
 from router.fleet import Worker
 from router.http.pool import Pool
 from router.settings.serving import Serving
@@ -47,6 +47,8 @@ def make_parser() -> argparse.ArgumentParser:
     of_status.add_argument("--list-all", action="store_true", help="list more than a million keys, too")
     of_query = _add(commands, "query", "how much of one prompt is there, where, and what that is worth")
     of_query.add_argument("--worker", metavar="URL", required=True, help="makes tokens of the prompt; uses the store")
+    for asking in (of_status, of_query):
+        asking.add_argument("--worker-api-key-file", metavar="FILE", help="holds the key that the worker wants")
     of_query.add_argument("prompt", nargs="?", metavar="PROMPT", help="its text (default: standard input)")
     of_query.add_argument("--file", metavar="FILE", help="its text is in FILE")
     of_query.add_argument("--tokens", metavar="FILE", help="its token ids are in FILE: as JSON, or with spaces between")
@@ -61,6 +63,7 @@ def _add(commands: argparse._SubParsersAction[_Parser], name: str, about: str) -
     parser = commands.add_parser(name, help=about, description=f"Tells {about}.", allow_abbrev=False)
     told = "the master's metrics port, such as http://10.0.0.5:9003, with what else the router is told of it"
     parser.add_argument("--store", metavar="URL[,key=value...]", required=True, help=told)
+    parser.add_argument("--ca", metavar="FILE", help="authorities that https addresses are checked against, as PEM")
     parser.add_argument("--json", action="store_true", help="for machines")
     return parser
 
@@ -88,15 +91,28 @@ def _spec(text: str) -> StoreSpec:
     return spec
 
 
-def _key(path: str | None) -> str | None:
+def _key(flag: str, path: str | None) -> str | None:
     try:
-        return read_key("--key-file", path) if path else None
+        return read_key(flag, path) if path else None
     except ValueError as error:
         raise WrongUse(str(error)) from None
 
 
+def _session(arguments: argparse.Namespace) -> aiohttp.ClientSession:
+    """The worker alone is shown its key."""
+    key, worker = None, []
+    if arguments.command != "hot" and arguments.worker:
+        key = _key("--worker-api-key-file", arguments.worker_api_key_file)
+        worker = [arguments.worker.partition(",")[0]]
+    try:
+        context = client_context("-", arguments.ca, None, None)
+    except ValueError as error:
+        raise WrongUse(str(error)) from None
+    return make_session(lambda: worker, key, context)
+
+
 async def _answer(arguments: argparse.Namespace, spec: StoreSpec) -> Answer:
-    async with aiohttp.ClientSession() as session:
+    async with _session(arguments) as session:
         master = Master(session, spec.url)
         if arguments.command == "hot":
             found = await hot.hot(master, _router(session, arguments))
@@ -112,7 +128,7 @@ async def _answer(arguments: argparse.Namespace, spec: StoreSpec) -> Answer:
 def _router(session: aiohttp.ClientSession, arguments: argparse.Namespace) -> Peer:
     if not is_address(arguments.router):
         raise WrongUse(f"--router takes a router's address such as {_ROUTER}, not {arguments.router!r}.")
-    return Peer(session, "The router", arguments.router, _key(arguments.key_file))
+    return Peer(session, "The router", arguments.router, _key("--key-file", arguments.key_file))
 
 
 async def _query(

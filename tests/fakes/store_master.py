@@ -26,6 +26,8 @@ class Master:
         self.owners: dict[str, list[str]] = {}
         """Of an object, where it is not the usual one."""
         self.asked: list[list[str]] = []
+        self.keys_shown: list[str] = []
+        """API keys that came with questions, which it has no use for."""
         self.listed = 0
         """Times that all keys were asked for."""
         self.leased: list[str] = []
@@ -43,6 +45,7 @@ class Master:
     async def query(self, request: web.Request) -> web.Response:
         keys = request.query["keys"].split(",")
         self.asked.append(keys)
+        self.keys_shown += request.headers.getall("authorization", [])
         await self.go_on.wait()
         if self.answer:
             return self.answer()

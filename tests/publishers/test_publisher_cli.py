@@ -85,8 +85,9 @@ def test_a_wrong_value_names_its_flag_and_what_it_takes(
         parse([*GIVEN, flag, value])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert f"argument {flag}: " in said
+    assert said.startswith(f"kv-publisher: argument {flag}: ")
     assert takes in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://h:1", "tcp://*:5557", "tcp://[::1]:65535", "ipc:///run/kv"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import statistics
@@ -24,6 +25,9 @@ from router.page.html import page
 from router.page.results import HITS, TTFT_MEAN
 from router.scheduling.decision import Policy
 from router.tallies import Histogram
+from tests.certificates import Authority
+from tests.fakes.scripted_worker import ScriptedWorker
+from tests.router.proxy.running import running
 
 from .test_ab_cli import engine
 
@@ -209,6 +213,21 @@ def test_a_router_with_keys_tells_admins_only(tmp_path: Path, capsys: pytest.Cap
 def test_a_key_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "http://127.0.0.1:1", "--key-file", str(tmp_path / "nowhere")]) == 2
     assert "nowhere cannot be read: No such file or directory." in capsys.readouterr().err
+
+
+async def test_a_router_that_speaks_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = Authority(tmp_path), Authority(tmp_path, "other")
+    pair = ours.pair("127.0.0.1")
+    async with ScriptedWorker() as worker, running(worker, tls_cert=pair.cert, tls_key=pair.key) as router:
+        arguments = ["report", f"https://127.0.0.1:{router.port}"]
+        for more, says in (
+            ([], "certificate is not trusted"),
+            (["--ca", theirs.file], "certificate is not trusted"),
+            (["--ca", pair.key], "--ca: "),
+            (["--ca", ours.file], "splits no traffic"),
+        ):
+            assert await asyncio.to_thread(main, [*arguments, *more]) == 2
+            assert says in capsys.readouterr().err
 
 
 def test_a_router_without_a_test(capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,7 +176,7 @@ async def test_wrong_bodies_are_explained(a: ScriptedWorker, method: str, path: 
         ({}, "Nothing is to change"),
         ({"drain": 1}, "$.drain"),
         ({"drain": None}, "$.drain"),
-        ({"role": "x"}, "$.role"),
+        ({"role": "x"}, "`$.role`; it takes prefill, decode, both, auto."),
         ({"url": "http://h:1"}, "url"),
         ({"drain": True, "name": "b"}, "name"),
     ],

@@ -10,6 +10,7 @@ from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
 from router.hot_page import Hot
 from router.store_spec import StoreSpec
+from tests.certificates import Authority
 from tests.fakes.raw_client import RawClient, post
 from tests.fakes.scripted_worker import BLOCK_SIZE, ScriptedWorker
 from tests.fakes.store_master import Master
@@ -78,6 +79,17 @@ async def test_a_router_with_keys_tells_admins_only(
             ended = await run(*arguments, *(["--key-file", str(file)] if key else []))
             assert (ended.status, "--key-file" in ended.err) == (status, bool(status))
     assert (await run(*arguments, "--key-file", str(tmp_path / "nowhere"))).status == 2
+
+
+async def test_a_router_that_speaks_tls(run: Run, master: Master, worker: ScriptedWorker, tmp_path: Path) -> None:
+    ca = Authority(tmp_path)
+    pair = ca.pair("127.0.0.1")
+    store = StoreSpec(url=master.url, budget_ms=10_000.0)
+    async with running(worker, router_mode="kv", store=store, tls_cert=pair.cert, tls_key=pair.key) as router:
+        arguments = ("hot", "--store", master.url, "--router", f"https://127.0.0.1:{router.port}")
+        assert "certificate is not trusted" in (await run(*arguments)).err
+        assert (await run(*arguments, "--ca", ca.file)).status == 0
+    assert (await run(*arguments, "--ca", str(tmp_path / "nowhere"))).status == 2
 
 
 async def _page(router: RunningRouter) -> dict[str, Any]:

@@ -28,6 +28,19 @@ def asked(master: Master, worker: ScriptedWorker) -> tuple[str, ...]:
     return "query", "--json", "--store", f"{master.url},tp=2", "--worker", worker.url
 
 
+async def test_a_worker_that_wants_a_key_gets_it_and_the_master_does_not(
+    run: Run, master: Master, worker: ScriptedWorker, asked: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "key"
+    file.write_text("sk-worker\n", "utf-8")
+    assert (await run(*asked, "--worker-api-key-file", str(file), TEXT)).status == 0
+    assert worker.probes
+    assert all(each.values(b"authorization") == [b"Bearer sk-worker"] for each in worker.probes)
+    assert master.asked
+    assert not master.keys_shown
+    assert (await run(*asked, "--worker-api-key-file", str(tmp_path / "nowhere"), TEXT)).status == 2
+
+
 async def test_a_prompt_is_told_with_where_it_lies(run: Run, master: Master, worker: ScriptedWorker) -> None:
     master.put(TOKENS, 3)
     ended = await run("query", "--store", f"{master.url},tp=2", "--worker", worker.url, TEXT)
