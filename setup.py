@@ -55,6 +55,7 @@ COMPILED = [
     "router/scheduling/balance.py",
     "router/scheduling/booking.py",
     "router/scheduling/cheapest.py",
+    "router/scheduling/copies.py",
     "router/scheduling/decision.py",
     "router/scheduling/lanes.py",
     "router/scheduling/latency.py",

@@ -10,8 +10,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from indexer.hashing import SequenceHashes
 from indexer.kernels import Depths
-from indexer.types import RankSet, WorkerRank
+from indexer.types import RankSet, SequenceHash, WorkerRank
 
 Overlaps: TypeAlias = npt.NDArray[np.int32]
 """Blocks by rank, in the order of a `RankSet`."""
@@ -26,6 +27,14 @@ class Overlap(NamedTuple):
 
 
 _overlap = partial(tuple.__new__, Overlap)  # half the time of calling it
+
+
+class Prefix(NamedTuple):
+    """Leading blocks of a prompt."""
+
+    blocks: int
+    sequence_hash: SequenceHash
+    """Of the last, which stands for all before it."""
 
 
 class Places(Protocol):
@@ -50,12 +59,18 @@ class Matches(Mapping[WorkerRank, Overlap], ABC):
         """Those of `blocks_of` that nobody had to predict."""
         return self.blocks_of(ranks)
 
+    @abstractmethod
+    def prefix_of(self, rank: WorkerRank) -> Prefix | None:
+        """Of the prompt, what `rank` holds in any tier; None where that is nothing."""
+
 
 class SlotMatches(Matches):
     """Of one chain. Arrays cost a microsecond; the mapping is made as a whole when it is first used."""
 
-    def __init__(self, places: Places, blocks: Depths, gpu_blocks: Depths) -> None:
+    def __init__(self, places: Places, blocks: Depths, gpu_blocks: Depths, hashes: SequenceHashes) -> None:
+        """`hashes`: those that were looked up."""
         self._places = places
+        self._hashes = hashes
         self._blocks = blocks
         self._gpu_blocks = gpu_blocks
         self._last: tuple[RankSet, Overlaps] | None = None
@@ -70,6 +85,11 @@ class SlotMatches(Matches):
         if self._gpu_blocks is self._blocks:
             return self.blocks_of(ranks)
         return self._gpu_blocks[self._places.positions(ranks)]
+
+    def prefix_of(self, rank: WorkerRank) -> Prefix | None:
+        slot = self._places.slots().get(rank)
+        blocks = 0 if slot is None else int(self._blocks[slot])
+        return Prefix(blocks, int(self._hashes[blocks - 1])) if blocks else None
 
     def __getitem__(self, rank: WorkerRank) -> Overlap:
         return self._all()[rank]
@@ -111,6 +131,9 @@ class SumOfMatches(Matches):
     def known_blocks_of(self, ranks: RankSet) -> Overlaps:
         return _sum([part.known_blocks_of(ranks) for part in self._parts], len(ranks))
 
+    def prefix_of(self, rank: WorkerRank) -> Prefix | None:
+        return next((found for part in self._parts if (found := part.prefix_of(rank))), None)
+
     def __getitem__(self, rank: WorkerRank) -> Overlap:
         for part in self._parts:
             if rank in part:
@@ -149,6 +172,10 @@ class MostOfMatches(Matches):
 
     def known_blocks_of(self, ranks: RankSet) -> Overlaps:
         return self._known.known_blocks_of(ranks)
+
+    def prefix_of(self, rank: WorkerRank) -> Prefix | None:
+        found = [one for part in (self._known, *self._predicted) if (one := part.prefix_of(rank))]
+        return max(found, default=None)
 
     def __getitem__(self, rank: WorkerRank) -> Overlap:
         found = [part[rank] for part in (self._known, *self._predicted) if rank in part]

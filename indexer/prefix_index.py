@@ -104,19 +104,19 @@ class PrefixIndex:
         depths, _ = self._walk(hashes)
         lower = [table for tier, table in self._tables.items() if tier is not Tier.GPU and len(table)]
         if not lower:
-            return SlotMatches(self, depths, depths)
+            return SlotMatches(self, depths, depths, hashes)
         gpu = self._tables[Tier.GPU]
         holders = np.zeros((len(hashes), gpu.words), np.uint64)
         for table in (gpu, *lower):
             table.mark(hashes, holders)
         anywhere = np.zeros_like(depths)
         walk_masks(self._live_slots, holders, anywhere)
-        return SlotMatches(self, anywhere, depths)
+        return SlotMatches(self, anywhere, depths, hashes)
 
     def find_on_gpu(self, hashes: SequenceHashes) -> Matches | None:
         """The same of that tier alone; None where nobody holds the first of them."""
         depths, deepest = self._walk(hashes)
-        return SlotMatches(self, depths, depths) if deepest else None
+        return SlotMatches(self, depths, depths, hashes) if deepest else None
 
     def _walk(self, hashes: SequenceHashes) -> tuple[Depths, int]:
         """How many of them each slot holds on the GPU, and the most that one does."""

@@ -9,6 +9,8 @@ prefix is worth. Each second of prefill also stalls the streams of the same rank
 Late binding: a request goes out only while its rank has room for its KV, and little prefill before it, or little with
 its own. Else it stays in the router's queue, where it can still be re-ordered and re-assigned; an engine's own queue is
 first come, first served.
+
+What one request costs does not tell what a copy of its prefix is worth to those that come later: `copies` does.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import math
 from typing import Final
 
 from router.scheduling.auto_costs import auto_costs
-from router.scheduling.decision import Cost, Situation
+from router.scheduling.copies import Copies
+from router.scheduling.decision import Cost, Seconds, Situation
 
 _BUSY_MEMORY: Final = 2.0
 """Seconds over which the fleet's utilisation is averaged: short enough to see that all is cold and everything new, when
@@ -35,9 +38,10 @@ _MOST_DELAY: Final = 4.0
 class Auto:
     def __init__(self) -> None:
         self._prefills, self._loads = Utilisation(), Utilisation()
+        self._copies = Copies()
 
     def cost(self, situation: Situation) -> Cost:
-        values, may_go = auto_costs(
+        values, may_go, least, other, rent = auto_costs(
             situation.counts,
             situation.estimates,
             situation.prompt_tokens,
@@ -45,7 +49,22 @@ class Auto:
             self.load_delay(situation),
             situation.residence_seconds,
         )
+        if rent > 0.0:
+            self._rent_or_buy(situation, values, least, other, rent)
         return Cost(values, situation.whole_prefill_seconds, may_go)
+
+    def _rent_or_buy(self, situation: Situation, values: Seconds, least: int, other: int, rent: float) -> None:
+        """Takes what was paid for the prefix from what `other` costs, once that makes it the least."""
+        prefix = situation.prefix_of(least)
+        if prefix is None:
+            return
+        now, copies = situation.now, self._copies
+        paid = copies.paid(prefix, now)
+        if paid > 0.0 and values[other] - paid <= values[least]:
+            values[other] = math.nextafter(values[least], -math.inf)
+            copies.buy(prefix, now)
+        else:
+            copies.pay(prefix, rent, now)
 
     def delay(self, situation: Situation) -> float:
         """Seconds that others wait for each second of new work."""

@@ -62,11 +62,40 @@ def _crowd(requests: int) -> float:
     return math.sqrt(math.sqrt(requests + 1.0))
 
 
+@inlined
+def _rent(
+    counts: Counts,
+    estimates: Seconds,
+    values: Seconds,
+    may_go: npt.NDArray[np.bool_],
+    weight: float,
+    load_delay: float,
+) -> tuple[int, int, float]:
+    """The cheapest candidate; of those that hold less of the prompt the cheapest that it may go to, or −1; and how much
+    less than the first the best of those would cost if it held as much: 0 where that is nothing, or where the first has
+    no room."""
+    least, other, best = int(values.argmin()), -1, math.inf
+    if not may_go[least]:
+        return least, other, 0.0
+    held, own, work = counts[OVERLAP, least], estimates[OWN_PREFILL, least], estimates[OWN_WORK, least]
+    for at in range(len(values)):
+        if counts[OVERLAP, at] >= held:
+            continue
+        if may_go[at] and (other < 0 or values[at] < values[other]):
+            other = at
+        # A step's base, which is in every prefill, tells how quick a rank is.
+        quick = (estimates[OWN_PREFILL, at] - estimates[OWN_WORK, at]) / (own - work) if own > work else 1.0
+        seconds = estimates[QUEUE, at] + estimates[AHEAD, at] + quick * (own - work + weight * work)
+        seconds += estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at] + _STEPS * estimates[STEP, at]
+        best = min(best, seconds * _crowd(counts[IN_FLIGHT, at]))
+    return least, other, max(0.0, values[least] - best) if other >= 0 else 0.0
+
+
 @kernel
 def auto_costs(
     counts: Counts, estimates: Seconds, prompt: int, weight: float, load_delay: float, residence: float
-) -> tuple[Seconds, npt.NDArray[np.bool_]]:
-    """What each candidate costs, and which a request may be sent to now.
+) -> tuple[Seconds, npt.NDArray[np.bool_], int, int, float]:
+    """What each candidate costs, and which a request may be sent to now; and as of `_rent`.
 
     A rank that has none of ours is never waited for, whatever it reports: else others could keep us from it for ever.
     The wait for memory is that of `memory_seconds`.
@@ -87,4 +116,5 @@ def auto_costs(
         fits = queue < max(SOON, _SHARE * own) or queue + work < ENOUGH
         ready = fits and memory == 0.0 and held == 0.0
         may_go[at] = ready or counts[OWN, at] == 0
-    return values, may_go
+    least, other, rent = _rent(counts, estimates, values, may_go, weight, load_delay)
+    return values, may_go, least, other, rent

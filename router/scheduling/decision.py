@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from indexer.types import RankSet, WorkerRank
+from indexer.types import RankSet, SequenceHash, WorkerRank
 
 Figures: TypeAlias = npt.NDArray[np.integer[Any]]
 """One number for each candidate, in their order."""
@@ -112,6 +112,10 @@ class Situation(Protocol):
     @property
     def overlap_tokens(self) -> Figures:
         """Leading prompt tokens held, in any tier."""
+
+    def prefix_of(self, position: int) -> SequenceHash | None:
+        """What the leading blocks that a candidate holds are called: the sequence hash of the last of them; None where
+        it holds none."""
 
     @property
     def credit_tokens(self) -> Figures | Costs:

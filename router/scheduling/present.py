@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from indexer.matches import Matches
+from indexer.types import SequenceHash
 from router.scheduling import figures
 from router.scheduling.decision import Candidates, Costs, Figures, Seconds
 from router.scheduling.figures import Counts
@@ -142,6 +143,10 @@ class Present:
     @property
     def overlap_tokens(self) -> Figures:
         return self._count(figures.OVERLAP)
+
+    def prefix_of(self, position: int) -> SequenceHash | None:
+        found = self.matches.prefix_of(self.candidates.ranks[position]) if self.matches is not None else None
+        return found.sequence_hash if found else None
 
     @property
     def best_overlap_tokens(self) -> int:

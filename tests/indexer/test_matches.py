@@ -24,6 +24,13 @@ def agrees(matches: Matches, ranks: RankSet) -> None:
     assert len(matches) == len(list(matches.values()))
 
 
+def named(matches: Matches, ranks: RankSet) -> None:
+    """What each holds of PROMPT is called by its last block."""
+    for rank in ranks.ranks:
+        blocks = matches.get(rank, Overlap(0, 0)).blocks
+        assert matches.prefix_of(rank) == ((blocks, PROMPT[blocks - 1]) if blocks else None)
+
+
 steps = st.one_of(
     st.tuples(
         st.just("store"),
@@ -45,6 +52,7 @@ def test_arrays_and_mapping_agree_while_ranks_come_and_go(steps: list[tuple], or
         matches = index.find_matches(PROMPT)
         for ranks in sets:
             agrees(matches, ranks)
+            named(matches, ranks)
 
 
 def test_a_set_is_read_anew_when_a_rank_got_anothers_slot() -> None:
@@ -97,6 +105,9 @@ def test_several_block_sizes_read_as_one() -> None:
     assert matches.gpu_blocks_of(ranks).tolist() == [0, 1, 4]
     assert matches == {small: Overlap(4, 4), large: Overlap(3, 1)}
     agrees(matches, ranks)
+    assert matches.prefix_of(small) == (4, int(chains[16][3]))
+    assert matches.prefix_of(large) == (3, int(chains[32][2]))
+    assert matches.prefix_of(none) is None
     with pytest.raises(KeyError):
         matches[none]
 

@@ -93,6 +93,7 @@ def test_known_or_predicted_whichever_is_more() -> None:
     assert dict(most) == {A: Overlap(6, 6), B: Overlap(8, 5)}
     assert len(most) == 2
     assert WorkerRank("c", 0) not in most
+    assert [most.prefix_of(rank) for rank in (A, B, WorkerRank("c", 0))] == [(6, TEN[5]), (8, TEN[7]), None]
 
 
 def watching() -> KVIndexer:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import settings
 
-from indexer.matches import Matches, Overlap, Overlaps
-from indexer.types import RankSet, WorkerRank
+from indexer.matches import Matches, Overlap, Overlaps, Prefix
+from indexer.types import RankSet, SequenceHash, WorkerRank
 from router.scheduling.decision import UNBOUNDED, Candidates, Choice, Costs, Figures, Seconds
 
 repeatable = settings(derandomize=True, deadline=None)
@@ -71,6 +71,11 @@ class Plain:
     busy: float = 0.0
     loading: float = 0.0
     now: float = 0.0
+    prefix: SequenceHash | None = None
+    """Of whatever any of them holds."""
+
+    def prefix_of(self, position: int) -> SequenceHash | None:
+        return self.prefix if self.overlap_tokens[position] else None
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
@@ -131,6 +136,7 @@ def situation(
     busy: float = 0.0,
     loading: float = 0.0,
     now: float = 0.0,
+    prefix: SequenceHash | None = None,
 ) -> Plain:
     """Numbers in the order of the candidates; none: 0 each, or as `requests`, `active`, `overlap`
     and `prefill` say for `own`, `memory`, `credit`, `work` and `whole`."""
@@ -166,6 +172,7 @@ def situation(
         busy,
         loading,
         now,
+        prefix,
     )
 
 
@@ -193,6 +200,10 @@ class Held(Matches):
 
     def _of(self, each: WorkerRank) -> Overlap:
         return self._overlaps.get(each, Overlap(0, 0))
+
+    def prefix_of(self, rank: WorkerRank) -> Prefix | None:
+        blocks = self._of(rank).blocks
+        return Prefix(blocks, 1_000 + blocks) if blocks else None
 
     def __getitem__(self, each: WorkerRank) -> Overlap:
         return self._overlaps[each]

@@ -1,0 +1,112 @@
+"""A copy is bought once so much was lost by its missing as it costs, and never for what comes once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from router.scheduling.auto import Auto
+from router.scheduling.copies import MEMORY, Copies
+from tests.router.scheduling.candidates import named, situation
+
+HOT, OTHER = 7, 8
+
+
+def paid_after(*rents: tuple[float, float]) -> float:
+    """At the last of (seconds, rent)."""
+    account = Copies()
+    for now, rent in rents:
+        account.pay(HOT, rent, now)
+    return account.paid(HOT, rents[-1][0])
+
+
+def test_rents_add_up_from_the_second_time_on() -> None:
+    assert paid_after((0.0, 5.0)) == 0.0
+    assert paid_after((0.0, 5.0), (1.0, 0.2)) == pytest.approx(0.2)
+    assert paid_after((0.0, 5.0), (1.0, 0.2), (2.0, 0.2)) == pytest.approx(0.4, rel=0.02)
+
+
+def test_no_more_is_paid_than_time_has_passed() -> None:
+    """Eight samples of a prompt at once are no reason to compute it eight times."""
+    assert paid_after(*[(1.0, 5.0)] * 8) == 0.0
+    assert paid_after((1.0, 5.0), (1.3, 5.0), (1.3, 5.0)) == pytest.approx(0.3)
+
+
+def test_what_was_paid_is_forgotten_in_time() -> None:
+    account = Copies()
+    account.pay(HOT, 1.0, 0.0)
+    account.pay(HOT, 1.0, 1.0)
+    assert account.paid(HOT, 1.0 + MEMORY) == pytest.approx(math.exp(-1))
+
+
+def test_each_copy_is_paid_for_anew_and_each_prefix_for_itself() -> None:
+    account = Copies()
+    for now in (0.0, 1.0):
+        account.pay(HOT, 1.0, now)
+    assert account.paid(OTHER, 1.0) == 0.0
+    account.buy(HOT, 2.0)
+    assert account.paid(HOT, 2.0) == 0.0
+    account.pay(HOT, 0.5, 3.0)
+    assert account.paid(HOT, 3.0) == pytest.approx(0.5)
+
+
+def test_those_that_come_no_more_make_room() -> None:
+    account = Copies(remembered=2)
+    for now, prefix in enumerate((HOT, OTHER, HOT, 9, HOT)):
+        account.pay(prefix, 1.0, float(now))
+    assert account.paid(HOT, 4.0) > 1.0
+    account.pay(OTHER, 1.0, 5.0)
+    assert account.paid(OTHER, 5.0) == 0.0, "it was forgotten, and comes for the first time"
+
+
+# -- in the policy's costs
+
+HOLDERS: dict[str, Any] = {"overlap": [900, 0], "prefill": [0.1, 1.0], "requests": [15, 0], "step": [0.02, 0.01]}
+"""Of 1,000 tokens: a holds 900, and streams beside; b is idle."""
+
+
+def taken(times: int, every: float = 1.0, **differences: Any) -> list[int]:
+    """Who costs least, each time that the same is asked for."""
+    policy, found = Auto(), []
+    for time in range(times):
+        now = situation(named("ab"), 1_000, **{**HOLDERS, "prefix": HOT, **differences}, now=time * every)
+        found.append(int(policy.cost(now).values.argmin()))
+    return found
+
+
+def test_what_is_lost_adds_up_to_a_copy_now_and_then() -> None:
+    found = taken(40)
+    first = found.index(1)
+    # 0.26 s for crowd and steps instead of 0.115 s, and 1.015 s for the copy
+    assert 5 <= first <= 8
+    assert sum(found) <= 40 / first
+
+
+@pytest.mark.parametrize(
+    "differences",
+    [
+        {"prefix": None},
+        {"requests": [0, 0], "step": [0.01, 0.01]},
+        {"overlap": [0, 0]},
+        {"overlap": [900, 900], "prefill": [0.1, 0.1], "queue": [0.0, 0.2]},
+        {"queue": [0.0, 2.0]},
+        {"prefill": [0.1, 4.0], "work": [0.09, 3.6]},  # ten times slower, by its base: it would gain nothing
+        {"queue": [1.0, 0.0], "prefill": [0.4, 9.0], "own": [1, 1]},  # held: it is looked at again and again
+    ],
+)
+def test_nothing_is_lost(differences: dict[str, Any]) -> None:
+    assert set(taken(100, **differences)) == {0}
+
+
+def test_conversations_pay_for_nothing() -> None:
+    """What is held of each is longer every time, so that no prefix comes twice."""
+    policy = Auto()
+    for turn in range(100):
+        now = situation(named("ab"), 1_000, **HOLDERS, prefix=turn, now=float(turn))
+        assert int(policy.cost(now).values.argmin()) == 0
+
+
+def test_all_at_once_buy_nothing() -> None:
+    assert set(taken(100, every=0.0)) == {0}
