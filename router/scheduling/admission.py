@@ -104,15 +104,23 @@ class Admission:
         limit = self._patience if self._action == "queue" else ttft or self.objectives.ttft
         return math.inf if limit is None or not self.concerns(ttft) else limit
 
+    def most(self, waited: float, ttft: float | None = None) -> float:
+        """Seconds to its first token that may be predicted of a request which has `waited` in the router so far."""
+        limit = ttft or self.objectives.ttft
+        return math.inf if limit is None else limit - self._counted(waited)
+
     def concerns(self, ttft: float | None) -> bool:
         """Whether a request with this objective of its own, or None, has any."""
         return ttft is not None or self.objectives != NO_OBJECTIVES
 
     def _violation(self, predicted: Prediction, waited: float, ttft: float | None) -> Refusal | None:
         limit, tbt = ttft or self.objectives.ttft, self.objectives.tbt
-        expected = predicted.ttft + (0.0 if self._action == "queue" else waited)
+        expected = predicted.ttft + self._counted(waited)
         if limit is not None and expected > limit:
             return Refusal("ttft", expected, limit, waited)
         if tbt is not None and predicted.tbt > tbt:
             return Refusal("tbt", predicted.tbt, tbt, waited)
         return None
+
+    def _counted(self, waited: float) -> float:
+        return 0.0 if self._action == "queue" else waited

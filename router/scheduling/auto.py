@@ -60,7 +60,7 @@ class Auto:
             return
         now, copies = situation.now, self._copies
         paid = copies.paid(prefix, now)
-        if paid > 0.0 and values[other] - paid <= values[least]:
+        if paid > 0.0 and values[other] - paid <= values[least] and _seconds(situation, other) <= situation.limit:
             values[other] = math.nextafter(values[least], -math.inf)
             copies.buy(prefix, now)
         else:
@@ -77,6 +77,12 @@ class Auto:
         if self._loads.due(situation.now):
             self._loads.see(situation.loading, situation.now)
         return self._loads.delay
+
+
+def _seconds(situation: Situation, position: int) -> float:
+    """To the first token."""
+    before = situation.queue_seconds[position] + situation.held_seconds[position] + situation.load_seconds[position]
+    return float(before + situation.prefill_seconds[position] + situation.step_seconds[position])
 
 
 class Utilisation:

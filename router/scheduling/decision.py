@@ -94,6 +94,10 @@ class Situation(Protocol):
     def prompt_tokens(self) -> int: ...
 
     @property
+    def limit(self) -> float:
+        """Seconds to its first token that the request may take; infinite where it has no objective."""
+
+    @property
     def requests(self) -> Figures:
         """In flight."""
 

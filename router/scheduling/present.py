@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -34,11 +35,13 @@ class Present:
         now: float,
         held: Seconds | None = None,
         stored: int = 0,
+        limit: float = math.inf,
     ) -> None:
         """`stored`: leading prompt tokens that lie in a shared store."""
         self.candidates = candidates
         self.prompt_tokens = prompt_tokens
         self.now = now
+        self.limit = limit
         self._scheduler = scheduler
         self.matches = matches
         self._held = held

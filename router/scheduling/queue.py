@@ -186,6 +186,7 @@ class Queue:
             held=roomy.of(candidates, ahead) if roomy else ahead,
             policy=waiting.policy,
             stored=waiting.stored_tokens,
+            limit=self._admission.most(now - waiting.arrived, waiting.ttft_slo),
         )
 
     def _judge(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -64,20 +65,21 @@ class Scheduler:
         held: Mapping[Candidates, Seconds] | None = None,
         policy: Policy | None = None,
         stored: int = 0,
+        limit: float = math.inf,
     ) -> Decision:
         """Choose among `candidates`, of which there is one at least.
 
         `matches` None means that none were looked up. A `pinned` request takes the least loaded of its candidates, all
         of the worker that it named. `held`: what waits in the router, see `Situation.held_seconds`. `policy`: another
-        than the scheduler's own. `stored`: leading prompt tokens that lie in a shared store.
+        than the scheduler's own. `stored`: leading prompt tokens that lie in a shared store. `limit`: see `Situation`.
         """
         self._settle(now)
         held = held or {}
         whole, split = candidates.whole, candidates.split
-        present = Present(self, whole, prompt_tokens, matches, now, held.get(whole), stored)
+        present = Present(self, whole, prompt_tokens, matches, now, held.get(whole), stored, limit)
         if split:
             waiting = held.get(split.prefills)
-            prefills = Present(self, split.prefills, prompt_tokens, matches, now, waiting, stored)
+            prefills = Present(self, split.prefills, prompt_tokens, matches, now, waiting, stored, limit)
             if self.disaggregation.splits(self, present, prefills, split):
                 return self._select_prefill(prefills, split, policy)
         if pinned:

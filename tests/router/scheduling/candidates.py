@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -73,6 +74,7 @@ class Plain:
     now: float = 0.0
     prefix: SequenceHash | None = None
     """Of whatever any of them holds."""
+    limit: float = math.inf
 
     def prefix_of(self, position: int) -> SequenceHash | None:
         return self.prefix if self.overlap_tokens[position] else None
@@ -137,6 +139,7 @@ def situation(
     loading: float = 0.0,
     now: float = 0.0,
     prefix: SequenceHash | None = None,
+    limit: float = math.inf,
 ) -> Plain:
     """Numbers in the order of the candidates; none: 0 each, or as `requests`, `active`, `overlap`
     and `prefill` say for `own`, `memory`, `credit`, `work` and `whole`."""
@@ -173,6 +176,7 @@ def situation(
         loading,
         now,
         prefix,
+        limit,
     )
 
 

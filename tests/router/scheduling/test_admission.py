@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from router.scheduling.admission import NO_OBJECTIVES, Admission, Objectives, Refusal, SloAction, Verdict
@@ -74,6 +76,13 @@ def test_a_requests_own_objective_stands_for_the_general_one(own: float | None, 
 )
 def test_when_to_try_again_is_whole_seconds_and_never_at_once(predicted: float, limit: float, seconds: int) -> None:
     assert Refusal("ttft", predicted, limit, 0.0).retry_after == seconds
+
+
+def test_what_may_be_predicted_of_a_request() -> None:
+    assert Admission(Objectives(ttft=2.0)).most(0.5) == 1.5
+    assert Admission(Objectives(ttft=2.0), "queue").most(0.5) == 2.0
+    assert Admission(Objectives(ttft=2.0)).most(0.5, ttft=4.0) == 3.5
+    assert Admission(Objectives(tbt=2.0)).most(0.5) == math.inf
 
 
 def test_nothing_is_remembered() -> None:

@@ -93,11 +93,16 @@ def test_what_is_lost_adds_up_to_a_copy_now_and_then() -> None:
         {"overlap": [900, 900], "prefill": [0.1, 0.1], "queue": [0.0, 0.2]},
         {"queue": [0.0, 2.0]},
         {"prefill": [0.1, 4.0], "work": [0.09, 3.6]},  # ten times slower, by its base: it would gain nothing
+        {"limit": 1.0},  # the copy would take 1.01 s
         {"queue": [1.0, 0.0], "prefill": [0.4, 9.0], "own": [1, 1]},  # held: it is looked at again and again
     ],
 )
 def test_nothing_is_lost(differences: dict[str, Any]) -> None:
     assert set(taken(100, **differences)) == {0}
+
+
+def test_what_keeps_to_its_objective_all_the_same_buys() -> None:
+    assert 1 in taken(40, limit=1.02)
 
 
 def test_conversations_pay_for_nothing() -> None:
