@@ -11,6 +11,7 @@ import engines.numbers
 import indexer.handles
 from engines.events import EngineBatch, MalformedEvent
 from engines.rank_load import RankLoad
+from engines.undecodable import UNDECODABLE
 from indexer.events import NO_EVENTS, EventBatch, LoadReport, decode_replay_request, encode
 from indexer.types import WorkerRank
 from publishers.logs import log_event
@@ -91,7 +92,7 @@ class RankPublisher:
     def _answer(self, payload: bytes) -> list[bytes]:
         try:
             request = decode_replay_request(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNDECODABLE:
             log_event(logger, logging.WARNING, "A replay request cannot be read", worker=self.relay.rank)
             return []
         return [encode(batch) for batch in self.relay.replay(request)]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from engines.undecodable import UNDECODABLE
 from router.bodies import ABSENT, STEERING, Adapter, Body, Bounded, Chat, Completion
 from router.http.messages import RequestHead
 from router.openai_errors import BadRequest
@@ -23,8 +24,6 @@ RENDERED: dict[bytes, tuple[str, ...]] = {
     b"/v1/messages": ("system", "tools", "messages"),
 }
 """What the model sees of a request on other paths, in order. How is each engine's own."""
-
-_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 MOST_PROMPTS = 2048
@@ -71,7 +70,7 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
         body = _decode_completion(raw) if endpoint == "completions" else _decode_chat(raw)
     except msgspec.ValidationError as error:
         raise _wrong_field(error) from None
-    except _NO_JSON as error:
+    except UNDECODABLE as error:
         raise _no_json(error) from None
     if isinstance(body, Completion):
         if _check("prompt", body.prompt, b'"[', "a string or a list") == _LIST:
@@ -90,7 +89,7 @@ def model_of(raw: bytes, may_be_other: bool) -> str | None:
         if _param(error) is None:  # no object: nothing is said in it
             return None
         raise _wrong_field(error) from None
-    except _NO_JSON as error:
+    except UNDECODABLE as error:
         if may_be_other:
             return None
         # Engines' parsers take more for JSON than RFC 8259 does, such as NaN or UTF-16, and would read on.
@@ -104,7 +103,7 @@ def rendered_fields(head: RequestHead, raw: bytes) -> dict[str, Any]:
         return {}
     try:
         fields = _decode(raw)
-    except _NO_JSON:
+    except UNDECODABLE:
         return {}
     return fields if isinstance(fields, dict) else {}
 
@@ -113,7 +112,7 @@ def names_adapter(raw: bytes) -> bool:
     """Whether a body, if it is JSON, names one besides its model."""
     try:
         named = _decode_adapter(raw).lora_path
-    except _NO_JSON:
+    except UNDECODABLE:
         return False
     return named is not ABSENT and bytes(named) != b"null"
 
@@ -163,7 +162,7 @@ def _decoded(decode: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return decode()
     except msgspec.ValidationError:
         raise
-    except _NO_JSON as error:
+    except UNDECODABLE as error:
         raise _no_json(error) from None
 
 

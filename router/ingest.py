@@ -6,8 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-import msgspec
-
+from engines.undecodable import UNDECODABLE
 from indexer.events import ReplayRequest, decode_batch, decode_load, encode
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
@@ -24,8 +23,6 @@ LOOK = 1.0
 _MOST_STRANGERS = 100
 """Told of; their names come from the network."""
 _LONGEST_NAME = 128
-
-_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _anybody(worker_id: str) -> bool:  # noqa: ARG001 -- as `knows`
@@ -90,7 +87,7 @@ class Ingest:
     def _on_batch(self, payload: bytes) -> None:
         try:
             batch = decode_batch(payload)
-        except _UNDECODABLE:
+        except UNDECODABLE:
             self._undecodable("events")
             return
         if not self._indexer.watches(batch.rank):
@@ -100,7 +97,7 @@ class Ingest:
     def _on_report(self, payload: bytes) -> None:
         try:
             report = decode_load(payload)
-        except _UNDECODABLE:
+        except UNDECODABLE:
             self._undecodable("load")
             return
         if not self._indexer.watches(report.rank):

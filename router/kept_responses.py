@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import aiohttp
 import msgspec
 
+from engines.undecodable import UNDECODABLE
+
 if TYPE_CHECKING:
     from router.fleet import Fleet, Worker
     from router.http.messages import RequestHead
@@ -70,7 +72,7 @@ def read_kept(head: RequestHead, body: bytes) -> Kept:
 def _read(body: bytes) -> Continued:
     try:
         return _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return _NOTHING
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from engines.description import bases
 from engines.store import bytes_per_token
+from engines.undecodable import UNDECODABLE
 from router.fleet import Worker
 from router.model_folder import holds, may_read
 
@@ -23,7 +24,7 @@ def read_config(root: str | None, folders: Sequence[str] = ()) -> dict[str, Any]
         return {}
     try:
         config = msgspec.json.decode((Path(root) / "config.json").read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (OSError, *UNDECODABLE):
         return {}
     return config if isinstance(config, dict) else {}
 

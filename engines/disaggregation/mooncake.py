@@ -20,6 +20,7 @@ from engines.disaggregation.legs import (
     with_transfer,
 )
 from engines.endpoints import url_host
+from engines.undecodable import UNDECODABLE
 
 BOOTSTRAP_PORT = 8998
 """vLLM's default of VLLM_MOONCAKE_BOOTSTRAP_PORT."""
@@ -74,7 +75,7 @@ def read_bootstrap(body: bytes) -> dict[int, str]:
     """Engine ids by data-parallel rank; {} for what is no such answer."""
     try:
         entries = _decode_entries(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return {}
     return {int(rank): entry.engine_id for rank, entry in entries.items() if _RANK.fullmatch(rank)}
 

@@ -8,6 +8,7 @@ import msgspec
 
 from engines.sim.settings import SimSettings
 from engines.sim.tokens import Tokenizer
+from engines.undecodable import UNDECODABLE
 from indexer.hashing import pack_tokens
 from indexer.types import Namespace
 
@@ -156,7 +157,7 @@ def read_tokenize(body: bytes, settings: SimSettings, tokenizer: Tokenizer) -> l
 def _read(body: bytes) -> _Body:
     try:
         return _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise Refused(400, f"the body cannot be read: {error}") from error
 
 

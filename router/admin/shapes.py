@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from engines.undecodable import UNDECODABLE
 from router.settings.logs import LogLevel as Level
 from router.status import WorkerStatus
 from router.worker_spec import StatedRole, WorkerSpec, worker_from_mapping
@@ -111,7 +112,7 @@ def read_limits(body: bytes) -> Limits:
 def _decode(body: bytes, shape: type[_Shape]) -> _Shape:
     try:
         decoded = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise Wrong(400, f"The body is not valid JSON: {error}.") from None
     if isinstance(decoded, dict):
         decoded = {key: _whole(value) for key, value in decoded.items()}
