@@ -58,7 +58,7 @@ async def test_the_answer_may_be_a_stream(a: ScriptedWorker, b: ScriptedWorker) 
 
 
 async def test_who_keeps_what_another_router_passed_on_is_asked_for_once() -> None:
-    here = answer(kept())
+    here = answer(kept("resp_2"))  # of another name, by which nothing is learned of the one that is asked for
     async with ScriptedWorker("a", default=MISSING) as a, ScriptedWorker("b", default=here) as b:
         async with running(a, b) as router, router.client() as client:
             assert set(await places(client, about("resp_1"))) == {b"b"}
