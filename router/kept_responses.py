@@ -42,7 +42,6 @@ class Continued(msgspec.Struct, gc=False):
     store: bool | None = None
 
 
-_NOTHING = Continued()
 _decode = msgspec.json.Decoder(Continued).decode
 
 
@@ -62,18 +61,18 @@ def read_kept(head: RequestHead, body: bytes) -> Kept:
     if head.path != PATH:
         found = _NAMED.fullmatch(head.path.decode("latin-1"))
         return Kept(found[1] if found else None)
-    said = _read(body) if head.method == b"POST" else _NOTHING
+    if head.method != b"POST":
+        return Kept()
+    said = _read(body)
     named = said.previous_response_id
-    return Kept(
-        named if named and re.fullmatch(_ID, named) else None, head.method == b"POST" and said.store is not False
-    )
+    return Kept(named if named and re.fullmatch(_ID, named) else None, said.store is not False)
 
 
 def _read(body: bytes) -> Continued:
     try:
         return _decode(body)
     except UNDECODABLE:
-        return _NOTHING
+        return Continued()
 
 
 class KeptResponses:

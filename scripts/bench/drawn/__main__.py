@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from router.ab.flags import count, taking
 from router.ab.trace import Row
 from router.simulation.figures import Figures
 from router.simulation.fleet import FleetSettings
@@ -82,9 +83,15 @@ def _range(text: str) -> tuple[int, int]:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench/drawn/run", description=_DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--cases", type=_range, default=(0, 12), metavar="A-B", help="their numbers (default: 0-11)")
-    parser.add_argument("--requests", type=int, default=2_500, metavar="N", help="of each (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--cases",
+        type=taking("a number or two such as 0-11", _range),
+        default=(0, 12),
+        metavar="A-B",
+        help="their numbers (default: 0-11)",
+    )
+    parser.add_argument("--requests", type=count, default=2_500, metavar="N", help="of each (default: %(default)s)")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="processes (default: %(default)s)")
     return parser
 
 

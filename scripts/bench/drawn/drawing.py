@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 
 from engines.sim.timing import StepTiming
 from router.ab.trace import Row
@@ -79,13 +78,7 @@ def _common(rng: random.Random) -> Common:
     several = Common(rng.randint(3, 40), (rng.randint(1, 6), rng.randint(7, 30)), rng.uniform(0.0, 1.4))
     many = Common(rng.randint(100, 2_000), (1, rng.randint(3, 20)), rng.uniform(0.5, 1.2))
     length = rng.randint(1, 16)
-    makers: list[Callable[[], Common]] = [
-        lambda: NOTHING,
-        lambda: Common(1, (length, length)),
-        lambda: several,
-        lambda: many,
-    ]
-    return rng.choice(makers)()
+    return rng.choice([NOTHING, Common(1, (length, length)), several, many])
 
 
 def _even(rng: random.Random, low: float, high: float) -> float:
