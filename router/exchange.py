@@ -181,27 +181,27 @@ class Exchange:
             self._sending.settle()
 
     def look(self, now: float) -> Silence | None:
-        """None where nothing is owed: nothing was sent yet, it is the client who does not read, or another worker has
-        to compute the prompt first."""
-        sending = self._sending
-        if sending is None or self._over:
+        """None where nothing is owed: nothing was sent yet, or it is the client who does not read."""
+        sending, parts = self._sending, self._parts
+        if self._over:
             return None
-        upstream = sending.connection
-        if upstream is None or upstream.paused or self._awaits_prefill:
+        if parts and parts.parted is None and self._first_byte is None:  # whoever decodes waits for the prompt
+            self._seen_at = now
+            return parts.look()
+        upstream = sending.connection if sending else None
+        if sending is None or upstream is None or upstream.paused:
             self._seen_at = now
             return None
         moved = upstream.latest is not self._seen and upstream.latest != b""
         if moved:
             self._seen, self._seen_at = upstream.latest, now
-        return Silence(sending.leg.worker, self._seen_at, self._answering, moved)
-
-    @property
-    def _awaits_prefill(self) -> bool:
-        return self._parts is not None and self._parts.parted is None and self._first_byte is None
+        return Silence(sending.leg.worker, self._seen_at, "rest" if self._answering else "beginning", moved)
 
     def time_out(self, reason: str) -> None:
-        """Nothing has come for too long, which `reason` says, as in `Failure`."""
-        self._fail(Failure("stalled", reason))
+        """From whom `look` said, nothing has come for too long, which `reason` says, as in `Failure`."""
+        failure = Failure("stalled", reason)
+        if not (self._parts and self._first_byte is None and self._parts.fail(failure)):
+            self._fail(failure)
 
     def expire(self, limit: float) -> None:
         """The request has taken longer than any may."""

@@ -30,7 +30,7 @@ class Silence(NamedTuple):
     worker: Worker
     since: float
     """When its last piece came, or the request went to it."""
-    answering: bool
-    """Its answer has begun."""
+    owed: Literal["prefill", "beginning", "rest"]
+    """What comes next: the whole of its part, of which nothing shows before; the first of an answer; more of it."""
     moved: bool
     """Something has come since the last look."""

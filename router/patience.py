@@ -46,7 +46,7 @@ class Patience:
 
     def look(self, now: float) -> None:
         looks = [(exchange, exchange.look(now)) for exchange in self._under_way]
-        sick = self._sick([silence for exchange, silence in looks if silence and exchange.streamed], now)
+        sick = self._sick([silence for exchange, silence in looks if silence and _tells(exchange, silence)], now)
         for exchange, silence in looks:
             self._judge(exchange, silence, sick, now)
 
@@ -57,12 +57,17 @@ class Patience:
         elif silence and silence.worker in sick:
             exchange.time_out("has sent nothing to anybody for too long")
         elif silence:
-            limit = timeouts.idle if silence.answering else timeouts.first_byte
-            if limit is not None and now - silence.since > limit and (exchange.streamed or silence.answering):
+            limit = self._limit(exchange, silence)
+            if limit is not None and now - silence.since > limit:
                 exchange.time_out(f"sent nothing for {limit:g} s")
 
+    def _limit(self, exchange: Exchange, silence: Silence) -> float | None:
+        if silence.owed == "rest":
+            return self._timeouts.idle
+        return self._timeouts.first_byte if silence.owed == "beginning" and exchange.streamed else None
+
     def _sick(self, silences: list[Silence], now: float) -> set[Worker]:
-        """Whose streams all stand still. Answers that come whole tell nothing before they do."""
+        """Whose streams and prefills all stand still."""
         moved = {silence.worker for silence in silences if silence.moved}
         signs: dict[Worker, tuple[float, int]] = {}
         # The one that has waited for the longest says since when a worker owes, in whatever order they come here.
@@ -75,5 +80,11 @@ class Patience:
         sick = {worker for worker, (at, _) in signs.items() if limit is not None and now - at > limit}
         for worker in sick:
             del signs[worker]
-            self._trip(worker, f"its streams have stood still for {limit:g} s", now)
+            self._trip(worker, f"its answers have stood still for {limit:g} s", now)
         return sick
+
+
+def _tells(exchange: Exchange, silence: Silence) -> bool:
+    """Whether it tells of the worker: an answer that comes whole does not before it has come, however many tokens it
+    takes, but for the one of a prefill."""
+    return exchange.streamed or silence.owed == "prefill"

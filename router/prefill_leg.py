@@ -66,11 +66,11 @@ class PrefillLeg:
     def start(self, timeout: float) -> None:
         """`timeout`: seconds until it must have answered."""
         self._timer = asyncio.get_running_loop().call_later(timeout, self._time_out, timeout)
-        self._sending = Sending(self.leg, self, self._fail, head_only=False)
+        self._sending = Sending(self.leg, self, self.fail, head_only=False)
         self._sending.start(self._request, self._request_id)
 
     def _time_out(self, timeout: float) -> None:
-        self._fail(Failure("stalled", f"did not answer its part within {timeout:g} s"))
+        self.fail(Failure("stalled", f"did not answer its part within {timeout:g} s"))
 
     def cancel(self) -> None:
         """Nobody waits for it any more: the worker sees its client gone."""
@@ -86,7 +86,7 @@ class PrefillLeg:
         self._body.append(data)
         self._length += len(data)
         if self._length > MOST_BYTES:
-            self._fail(Failure("error", f"answered its part with more than {MOST_BYTES} bytes"))
+            self.fail(Failure("error", f"answered its part with more than {MOST_BYTES} bytes"))
 
     def on_chunks(self, chunks: int) -> None: ...
 
@@ -105,12 +105,12 @@ class PrefillLeg:
             self._owner.on_prefill_refused(Response(head.status, body))
         else:
             own = Response(head.status, body) if head.status >= _BUSY else None
-            self._fail(answered(head.status), own)
+            self.fail(answered(head.status), own)
 
     def on_broken(self, reason: str) -> None:
         sending = None if self._over or self._head else self._sending
         if sending is None or not sending.again(self._clock() - self.began):
-            self._fail(Failure("broken", f"broke off: {reason}"))
+            self.fail(Failure("broken", f"broke off: {reason}"))
 
     # -- inside
 
@@ -118,13 +118,13 @@ class PrefillLeg:
         try:
             answer = read_answer(body)
         except ValueError:
-            self._fail(Failure("error", "answered its part with something else than JSON"))
+            self.fail(Failure("error", "answered its part with something else than JSON"))
             return
         self._end()
         self._release(done=True)
         self._owner.on_prefilled(answer)
 
-    def _fail(self, failure: Failure, answer: Response | None = None) -> None:
+    def fail(self, failure: Failure, answer: Response | None = None) -> None:
         if self._end():
             self._release(done=False)
             self._owner.on_prefill_failed(failure, answer)

@@ -7,12 +7,14 @@ import asyncio
 from collections.abc import Callable
 
 from engines.disaggregation.answer import Prefilled
+from router.failures import Failure
 from router.http.edited import EditedBody, EditedEvents
 from router.http.messages import Request
 from router.http.relay import Relay, relay_for
 from router.http.upstream import Head, Receiver
 from router.late_usage import LateUsage
 from router.legs import Leg, Pair, Parted
+from router.outcome import Silence
 from router.prefill_leg import Owner, PrefillLeg
 from router.scheduling.booking import DecodeBooking
 from router.usage import CACHED, with_cached
@@ -52,6 +54,21 @@ class TwoParts:
         self.watch()
         if decode and isinstance(decode.reservation, DecodeBooking):
             decode.reservation.prefilled(now)
+
+    def look(self) -> Silence | None:
+        """How long the prompt has been owed. None where its worker waits for the one that decodes: nobody can tell
+        which of them it is."""
+        prefill = self._prefill
+        if prefill is None or self.pair.decode:
+            return None
+        return Silence(prefill.leg.worker, prefill.began, "prefill", moved=False)
+
+    def fail(self, failure: Failure) -> bool:
+        """Whether it is the prompt's worker that fails."""
+        prefill = self._prefill
+        if prefill:
+            prefill.fail(failure)
+        return prefill is not None
 
     def watch(self) -> None:
         """That which decodes begins in time, or another in its place."""

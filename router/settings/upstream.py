@@ -34,7 +34,8 @@ class Upstream:
     stall_timeout: Annotated[
         Above0 | None,
         _limit(
-            "How long all streams of a worker may stand still before it counts as sick, whatever its health check says."
+            "How long all streams of a worker, and its prefills for decode workers, may stand still before it counts "
+            "as sick, whatever its health check says."
         ),
     ] = 60.0
     retry_budget: Annotated[

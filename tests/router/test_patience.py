@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 
@@ -23,14 +23,15 @@ class Waiting:
         self.worker = worker
         self.streamed = streamed
         self.began = self.since = began
-        self.answering = self.moved = self.paused = False
+        self.owed: Literal["prefill", "beginning", "rest"] = "beginning"
+        self.moved = self.paused = False
         self.ends: list[str] = []
 
     def look(self, now: float) -> Silence | None:
         if self.moved:
             self.since = now
         moved, self.moved = self.moved, False
-        return None if self.paused else Silence(self.worker, self.since, self.answering, moved)
+        return None if self.paused else Silence(self.worker, self.since, self.owed, moved)
 
     def time_out(self, reason: str) -> None:
         self.ends.append(reason)
@@ -73,12 +74,11 @@ def test_nothing_is_cut_where_no_limit_is_set(a: Worker) -> None:
     assert waiting.ends == []
 
 
-@pytest.mark.parametrize("answering", [False, True])
-def test_each_wait_has_its_own_limit(a: Worker, answering: bool) -> None:
+@pytest.mark.parametrize(("owed", "limit"), [("beginning", 20), ("rest", 10)])
+def test_each_wait_has_its_own_limit(a: Worker, owed: Literal["beginning", "rest"], limit: int) -> None:
     waiting = Waiting(a)
-    waiting.answering = answering
+    waiting.owed = owed
     clock = Clock(NEVER._replace(first_byte=20.0, idle=10.0), waiting)
-    limit = 10 if answering else 20
     clock.pass_to(limit)
     assert waiting.ends == []
     clock.pass_to(limit + 1)
@@ -87,7 +87,7 @@ def test_each_wait_has_its_own_limit(a: Worker, answering: bool) -> None:
 
 def test_each_piece_begins_the_wait_anew(a: Worker) -> None:
     waiting = Waiting(a)
-    waiting.answering = True
+    waiting.owed = "rest"
     clock = Clock(NEVER._replace(idle=10.0), waiting)
     for now in range(9, 100, 9):
         waiting.moved = True
@@ -97,14 +97,21 @@ def test_each_piece_begins_the_wait_anew(a: Worker) -> None:
 
 def test_an_answer_that_comes_whole_may_be_long_in_coming(a: Worker) -> None:
     whole, begun = Waiting(a, streamed=False), Waiting(a, streamed=False)
-    begun.answering = True
+    begun.owed = "rest"
     Clock(NEVER._replace(first_byte=10.0, idle=10.0), whole, begun).pass_to(50)
     assert (len(whole.ends), len(begun.ends)) == (0, 1)
 
 
+def test_a_prompt_that_is_computed_for_another_has_no_limit_of_an_answer(a: Worker) -> None:
+    prefill = Waiting(a)
+    prefill.owed = "prefill"
+    Clock(NEVER._replace(first_byte=10.0, idle=10.0), prefill).pass_to(50)
+    assert prefill.ends == []
+
+
 def test_a_client_that_does_not_read_is_no_fault_of_the_worker(a: Worker) -> None:
     waiting = Waiting(a)
-    waiting.paused = waiting.answering = True
+    waiting.paused, waiting.owed = True, "rest"
     clock = Clock(NEVER._replace(idle=10.0, stall=10.0), waiting)
     clock.pass_to(50)
     assert (waiting.ends, clock.sick) == ([], [])
@@ -129,12 +136,24 @@ STALL = NEVER._replace(stall=10.0)
 def test_a_worker_whose_streams_all_stand_still_is_sick(a: Worker, b: Worker, order: int) -> None:
     stuck, too, whole, other = Waiting(a), Waiting(a, began=3.0), Waiting(a, streamed=False), Waiting(b, began=9.0)
     clock = Clock(STALL, *[stuck, too, whole, other][::order])
-    stuck.answering = True
+    stuck.owed = "rest"
     clock.pass_to(10)
     assert clock.sick == []
     clock.pass_to(11)
     assert clock.sick == [("a", 11.0)]
     assert [len(exchange.ends) for exchange in (stuck, too, whole, other)] == [1, 1, 1, 0]
+
+
+def test_a_worker_whose_prefills_all_stand_still_is_sick(a: Worker) -> None:
+    """The one of an answer that is to come whole, too: it is one token."""
+    prefill = Waiting(a, streamed=False)
+    prefill.owed = "prefill"
+    clock = Clock(STALL, prefill)
+    a.pool.ended += 1
+    clock.pass_to(10)
+    assert clock.sick == []
+    clock.pass_to(12)
+    assert (clock.sick, len(prefill.ends)) == ([("a", 11.0)], 1)
 
 
 def test_one_that_moves_speaks_for_all(a: Worker) -> None:

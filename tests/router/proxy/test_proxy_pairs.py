@@ -286,6 +286,23 @@ async def test_a_stall_is_not_the_decode_workers_while_the_prompt_is_computed(
         assert failures(router) == (1, 0)
 
 
+@pytest.mark.parametrize("body", [BODY, STREAMED])
+async def test_a_prefill_worker_that_accepts_and_answers_nothing_is_kept_out(
+    d: ScriptedWorker, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "INTERVAL", 0.02)
+    async with (
+        ScriptedWorker("p1", default=never) as stuck,
+        ScriptedWorker("p2", default=PREFILLED) as other,
+        router_of("nixl", stuck, other, d, router_mode="least-loaded", stall_timeout=0.3) as router,
+    ):
+        while not stuck.requests:
+            assert (await ask(router, body)).status == 200
+        assert router.breaker(stuck) == "open"
+        assert router.is_up(stuck), "its health check still says that all is well"
+        assert failures(router) == (1, 0)
+
+
 @pytest.mark.parametrize(
     "framing", [b"", b"content-length: 29\r\n"], ids=["until the connection closes", "of a stated length"]
 )
