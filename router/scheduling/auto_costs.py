@@ -63,6 +63,16 @@ def _crowd(requests: int) -> float:
 
 
 @inlined
+def _seconds(
+    counts: Counts, estimates: Seconds, at: int, base: float, work: float, weight: float, load_delay: float
+) -> float:
+    """As in `auto_costs`, but for `_SPREAD`, which is no loss, and the wait for memory."""
+    seconds = estimates[QUEUE, at] + estimates[AHEAD, at] + base + weight * work
+    seconds += estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at] + _STEPS * estimates[STEP, at]
+    return float(seconds * _crowd(counts[IN_FLIGHT, at]))
+
+
+@inlined
 def _rent(
     counts: Counts,
     estimates: Seconds,
@@ -77,18 +87,18 @@ def _rent(
     least, other, best = int(values.argmin()), -1, math.inf
     if not may_go[least]:
         return least, other, 0.0
-    held, own, work = counts[OVERLAP, least], estimates[OWN_PREFILL, least], estimates[OWN_WORK, least]
+    held, work = counts[OVERLAP, least], estimates[OWN_WORK, least]
+    base = estimates[OWN_PREFILL, least] - work
     for at in range(len(values)):
         if counts[OVERLAP, at] >= held:
             continue
         if may_go[at] and (other < 0 or values[at] < values[other]):
             other = at
         # A step's base, which is in every prefill, tells how quick a rank is.
-        quick = (estimates[OWN_PREFILL, at] - estimates[OWN_WORK, at]) / (own - work) if own > work else 1.0
-        seconds = estimates[QUEUE, at] + estimates[AHEAD, at] + quick * (own - work + weight * work)
-        seconds += estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at] + _STEPS * estimates[STEP, at]
-        best = min(best, seconds * _crowd(counts[IN_FLIGHT, at]))
-    return least, other, max(0.0, values[least] - best) if other >= 0 else 0.0
+        quick = (estimates[OWN_PREFILL, at] - estimates[OWN_WORK, at]) / base if base > 0.0 else 1.0
+        best = min(best, _seconds(counts, estimates, at, quick * base, quick * work, weight, load_delay))
+    paid = _seconds(counts, estimates, least, base, work, weight, load_delay) - best
+    return least, other, max(0.0, paid) if other >= 0 else 0.0
 
 
 @kernel

@@ -101,6 +101,12 @@ def test_nothing_is_lost(differences: dict[str, Any]) -> None:
     assert set(taken(100, **differences)) == {0}
 
 
+def test_that_a_rank_computed_most_is_no_loss() -> None:
+    """Else what is asked for slowly would wander through an idle fleet."""
+    idle = {"requests": [0, 0], "step": [0.01, 0.01], "computed": [100.0, 0.0]}
+    assert set(taken(300, every=0.1, **idle)) == {0}
+
+
 def test_what_keeps_to_its_objective_all_the_same_buys() -> None:
     assert 1 in taken(40, limit=1.02)
 
