@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from indexer.cursor import Apply, Clear, Cursor, Instruction, View
 from indexer.events import Cleared, EventBatch, LoadReport, ReplayRequest, Stored, unpack_hashes
 from indexer.expiring import AssumedPrefixes
@@ -23,6 +25,13 @@ class PromptHashes(NamedTuple):
 
     tokens: int
     chains: dict[int, SequenceHashes]
+
+    def chain(self, block_size: int) -> SequenceHashes:
+        """Empty for a size that nobody had when it was hashed."""
+        return self.chains.get(block_size, _EMPTY)
+
+
+_EMPTY: SequenceHashes = np.empty(0, np.uint64)
 
 
 def hash_prompt(tokens: Sequence[int] | Tokens, block_sizes: Iterable[int], namespace: Namespace) -> PromptHashes:
@@ -106,19 +115,18 @@ class KVIndexer:
         if self.view(rank) is View.BLIND:
             self.clear(rank)
 
-    def predict(self, rank: WorkerRank, prompt: PromptHashes, block_size: int, now: float) -> None:
-        """`rank` was sent this prompt, and will hold it: for as long as its events may take to say so, and of a rank
-        that sends none for the time to live. `now`: seconds, steady."""
-        chain = prompt.chains.get(block_size, ())
+    def predict(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
+        """`rank` was sent a prompt with these hashes, and will hold it: for as long as its events may take to say so,
+        and of a rank that sends none for the time to live. `now`: seconds, steady."""
         if self.view(rank) is View.BLIND:
             self._assumed.assume(rank, chain, now)
         else:
             self._predicted.store(rank, chain, now)
 
-    def assume(self, rank: WorkerRank, prompt: PromptHashes, block_size: int, now: float) -> None:
+    def assume(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
         """The same of a prompt that no events will tell of, whoever sends some: its hashes are of stand-ins. It is kept
         apart, so that the index of a rank with events stays what they say."""
-        self._guessed.assume(rank, prompt.chains.get(block_size, ()), now)
+        self._guessed.assume(rank, chain, now)
 
     def expire(self, now: float) -> None:
         """Drop assumptions that have outlived their time."""

@@ -33,7 +33,7 @@ from router.http.protocol import for_loop
 from router.index_audit import IndexAudit
 from router.ingest import Ingest
 from router.kept_responses import KeptResponses
-from router.member import Member, Sockets, parent_ended, shared_books
+from router.member import Member, Sockets, parent_ended, share
 from router.metrics import Metrics
 from router.migrating import Migrations
 from router.mooncake_client import MooncakeClient, is_installed
@@ -161,8 +161,8 @@ class App:
         self._draw = random.Random(settings.seed)  # noqa: S311 -- not for secrets
         self._security = Security(settings, time.monotonic, self._metrics.deny)
         self._fleet = Fleet([])
-        books = shared_books(settings, member) if member else None
-        self._book = LoadBook(books.load if books else None)
+        shared = share(settings, member) if member else None
+        self._book = LoadBook(shared.load if shared else None)
         lifecycle = self._metrics.lifecycle
         self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory, observer=lifecycle)
         self._plane: EventPlane = self._security.make_plane()
@@ -180,7 +180,7 @@ class App:
             self._unheard = Unheard(self._fleet, self._indexer, self._book, self._plane, settings.event_namespace)
         self._audit = IndexAudit(self._indexer, self._ingest.ask_anew, settings.store is not None)
         self._audit.register(self._metrics)
-        backlog = Backlog(books.backlog if books else None)
+        backlog = Backlog(shared.backlog if shared else None)
         self._scheduler = Scheduler(make_policy(settings), self._book, self._draw, backlog)
         lifecycle.loading = self._scheduler.loads.tokens
         objectives = Objectives(settings.ttft_slo, settings.tbt_slo)
@@ -200,6 +200,7 @@ class App:
             settings.store is not None,
             self._audit,
             self._unheard,
+            shared.sent if shared else None,
         )
         self._migrations = self._make_migrations(settings.migration_limit)
         Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(self._metrics)
@@ -380,6 +381,7 @@ class App:
                 patience.look(now)
                 await self._clients.look(now)
                 self._audit.look(now)
+                self._brain.take_in()
                 if self._unheard:
                     self._unheard.look(now)
             except Exception:  # without it nothing would ever be given up again

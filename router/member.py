@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import mmap
 import sys
 from collections.abc import Callable
@@ -14,13 +15,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from indexer.types import WorkerRank
+from router.columns import Columns
 from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
 from router.scheduling.load import SharedTable
+from router.sent import WORDS, SentPrompts
 from router.settings import Settings
 
-RANKS_PER_WORKER = 512
-"""Columns set aside for each worker, since nobody knows its data-parallel size before it answers."""
 ANSWER_TIMEOUT = 2.0
 """Seconds that another process has to tell its metrics."""
 
@@ -31,7 +31,7 @@ class Member(msgspec.Struct, frozen=True):
     number: int
     count: int
     memory: int
-    """File descriptor of the shared books."""
+    """File descriptor of what they share."""
     folder: str
     """Where each process has a socket on which it tells the others its metrics."""
 
@@ -43,35 +43,41 @@ class Start(msgspec.Struct):
     member: Member
 
 
-class Books(NamedTuple):
-    """What the processes keep together."""
+class Shared(NamedTuple):
+    """What the processes keep together, as one of them sees it."""
 
     load: SharedTable
     backlog: SharedTable
+    sent: SentPrompts
 
 
-def shared_books(settings: Settings, member: Member) -> Books:
-    """As `member` sees them."""
-    tables = map_books(member.memory, settings, member.count)
-    bases = {worker.worker_id: number * RANKS_PER_WORKER for number, worker in enumerate(settings.workers)}
-
-    def place_of(rank: WorkerRank) -> int:
-        if rank.dp_rank >= RANKS_PER_WORKER:
-            raise ValueError(f"{rank} is beyond the {RANKS_PER_WORKER} ranks of a worker that --processes can share.")
-        return bases[rank.worker_id] + rank.dp_rank
-
+def share(settings: Settings, member: Member) -> Shared:
+    tables, rings = map_memory(member.memory, settings, member.count)
+    columns = _columns(settings)
     load, backlog = tables[:, :LOAD_ROWS], tables[:, LOAD_ROWS:]
-    return Books(SharedTable(load, member.number, place_of), SharedTable(backlog, member.number, place_of))
+    own, of = member.number, columns.of
+    return Shared(SharedTable(load, own, of), SharedTable(backlog, own, of), SentPrompts(rings, own, columns))
 
 
-def books_shape(settings: Settings, count: int) -> tuple[int, int, int]:
-    """The last column of each table belongs to nobody."""
-    return count, LOAD_ROWS + BACKLOG_ROWS, len(settings.workers) * RANKS_PER_WORKER + 1
+def memory_size(settings: Settings, count: int) -> int:
+    """Bytes."""
+    return 8 * (math.prod(_books_shape(settings, count)) + count * WORDS)
 
 
-def map_books(descriptor: int, settings: Settings, count: int) -> npt.NDArray[np.int64]:
-    shape = books_shape(settings, count)
-    return np.frombuffer(mmap.mmap(descriptor, 8 * int(np.prod(shape))), np.int64).reshape(shape)
+def map_memory(descriptor: int, settings: Settings, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+    """The books, a table for each process, whose last column belongs to nobody; and the rings of `SentPrompts`."""
+    shape = _books_shape(settings, count)
+    words = np.frombuffer(mmap.mmap(descriptor, memory_size(settings, count)), np.int64)
+    books = math.prod(shape)
+    return words[:books].reshape(shape), words[books:].view(np.uint64).reshape(count, WORDS)
+
+
+def _books_shape(settings: Settings, count: int) -> tuple[int, int, int]:
+    return count, LOAD_ROWS + BACKLOG_ROWS, len(_columns(settings)) + 1
+
+
+def _columns(settings: Settings) -> Columns:
+    return Columns([worker.worker_id for worker in settings.workers])
 
 
 class Sockets:

@@ -1,7 +1,8 @@
 """Several routers on one port: a parent that starts them, keeps them running, and ends when they have ended.
 
-They share what they have booked through mapped memory, so that each sees the others' requests with its next decision;
-all else (index, event plane, connections) each has for itself. The kernel spreads connections over them (SO_REUSEPORT).
+They share what they have booked and sent through mapped memory, so that each sees the others' requests with its next
+decision; all else (index, event plane, connections) each has for itself. The kernel spreads connections over them
+(SO_REUSEPORT).
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 import msgspec
-import numpy as np
 
 from publishers.embedded_nats import NatsServer
 from publishers.logs import configure_logging, log_event
-from router.member import Member, Start, books_shape, map_books
+from router.member import Member, Start, map_memory, memory_size
 from router.settings import Settings
 
 logger = logging.getLogger("router.processes")
@@ -41,7 +41,7 @@ async def supervise(settings: Settings) -> int:
         log_event(logger, logging.ERROR, reason, host=settings.host, port=settings.port)
         return 1
     with reserved, tempfile.TemporaryFile() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:
-        memory.truncate(8 * int(np.prod(books_shape(settings, settings.processes))))
+        memory.truncate(memory_size(settings, settings.processes))
         port = reserved.getsockname()[1]
         async with _embedded_server(settings.event_plane) as plane:
             told = replace(settings, port=port, event_plane=plane)
@@ -81,7 +81,7 @@ class _Parent:
         self._settings = settings
         self._memory = memory.fileno()
         self._folder = folder
-        self._tables = map_books(self._memory, settings, settings.processes)
+        self._tables, _ = map_memory(self._memory, settings, settings.processes)
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
 

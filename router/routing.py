@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from engines.disaggregation.answer import Prefilled
 from engines.shaping import rank_headers
-from indexer.hashing import Tokens, pack_tokens
+from indexer.hashing import SequenceHashes, Tokens, pack_tokens
 from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
 from indexer.matches import Matches
 from indexer.types import Namespace, WorkerRank
@@ -34,6 +34,7 @@ from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.waiting import AnyRefusal
+from router.sent import SentPrompts
 from router.unheard import Unheard
 
 logger = logging.getLogger("router.routing")
@@ -102,6 +103,8 @@ class Brain(NamedTuple):
     """The workers share one."""
     audit: IndexAudit | None = None
     unheard: Unheard | None = None
+    sent: SentPrompts | None = None
+    """By this process, and by others on its port."""
 
     def hash_prompt(self, token_ids: Sequence[int] | Tokens, namespace: Namespace) -> Prompt:
         """Raises OverflowError or TypeError for what is no token id."""
@@ -117,9 +120,26 @@ class Brain(NamedTuple):
     def matches(self, prompt: Prompt) -> Matches | None:
         if prompt.hashes is None:
             return None
+        self.take_in()
         self.indexer.expire(self.clock())
         find = self.indexer.find_assumed if prompt.guessed else self.indexer.find_matches
         return find(prompt.hashes)
+
+    def take_in(self) -> None:
+        """What other processes have sent."""
+        if self.sent:
+            for rank, chain, guessed in self.sent.news():
+                self._note(rank, chain, guessed)
+
+    def predict(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
+        """What a prompt will leave there counts at once, here and in other processes."""
+        self._note(rank, chain, guessed)
+        if self.sent:
+            self.sent.tell(rank, chain, guessed=guessed)
+
+    def _note(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
+        note = self.indexer.assume if guessed else self.indexer.predict
+        note(rank, chain, self.clock())
 
 
 class RequestRouting:
@@ -418,11 +438,9 @@ class RequestRouting:
         self._predict(decision.rank, worker)
 
     def _predict(self, rank: WorkerRank, worker: Worker) -> None:
-        """What the request will leave there counts at once."""
-        hashes, indexer = self.prompt.hashes, self._brain.indexer
+        hashes = self.prompt.hashes
         if hashes:
-            note = indexer.assume if self.prompt.guessed else indexer.predict
-            note(rank, hashes, worker.block_size, self._brain.clock())
+            self._brain.predict(rank, hashes.chain(worker.block_size), self.prompt.guessed)
 
 
 def _tell(decision: Decision, request_id: bytes) -> None:

@@ -16,7 +16,7 @@ class Serving:
         int,
         about(
             "Serving",
-            "Router processes that share the port and what they have booked; each has an index of its own.",
+            "Router processes that share the port and what they have booked and sent; each has an index of its own.",
             "NUMBER",
             ge=1,
             le=256,

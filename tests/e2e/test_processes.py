@@ -58,6 +58,25 @@ async def test_processes_agree_on_load_at_once(logs: Path) -> None:
         wait_for(router.is_at_rest)
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"), [("/v1/completions", "prompt"), ("/v1/responses", "input")], ids=["tokens", "text"]
+)
+async def test_processes_know_what_any_of_them_sent(logs: Path, path: str, prompt: str) -> None:
+    """To engines that tell nothing of it."""
+    body = {"model": "sim", prompt: "One two three four. " * 500}
+    with (
+        Sim(log=logs, workers=4) as sim,
+        Router(sim.urls, "--router-mode", "kv", "--processes", "2", "--no-kv-events", log=logs) as router,
+    ):
+        found = []
+        for _ in range(32):
+            async with aiohttp.ClientSession(router.url) as client, client.post(path, json=body) as answer:
+                found.append((answer.headers["x-router-worker"], int(answer.headers["x-router-overlap-tokens"]) > 0))
+        assert all(served(router))
+        assert found[0][1] is False
+        assert set(found[1:]) == {(found[0][0], True)}
+
+
 async def test_a_process_that_dies_is_replaced_and_its_bookings_are_void(logs: Path) -> None:
     with Sim("--base-s", "0.02", log=logs, workers=2) as sim, Router(sim.urls, *TWO, log=logs) as router:
         async with AsyncExitStack() as stack:

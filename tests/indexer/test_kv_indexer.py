@@ -435,16 +435,16 @@ def test_assumptions_hold_for_a_while_and_give_way_to_events() -> None:
     indexer = KVIndexer(assumed_ttl=10)
     indexer.watch(RANK)
     prompt = hash_prompt(list(range(64)), [16], PLAIN)
-    indexer.predict(RANK, prompt, 16, now=0)
+    indexer.predict(RANK, prompt.chain(16), now=0)
     indexer.expire(now=9)
     assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
-    indexer.predict(RANK, hash_prompt(list(range(32)), [16], PLAIN), 16, now=9)
+    indexer.predict(RANK, hash_prompt(list(range(32)), [16], PLAIN).chain(16), now=9)
     indexer.expire(now=11)
     assert indexer.find_matches(prompt) == {RANK: Overlap(2, 2)}
     indexer.on_batch(batch(0, stored(*prompt.chains[16])))
     indexer.expire(now=99)
     assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
-    indexer.predict(RANK, hash_prompt(list(range(100, 164)), [16], PLAIN), 16, now=99)
+    indexer.predict(RANK, hash_prompt(list(range(100, 164)), [16], PLAIN).chain(16), now=99)
     assert indexer.index.entries() == 4
 
 
@@ -454,16 +454,16 @@ def test_what_no_events_will_tell_of_is_assumed_of_any_rank_until_it_drops_all()
     prompt = hash_prompt(list(range(64)), [16], PLAIN)
     indexer.on_batch(batch(0, stored(1)))
     assert indexer.view(RANK) is not View.BLIND
-    indexer.assume(RANK, prompt, 16, now=0)
+    indexer.assume(RANK, prompt.chain(16), now=0)
     indexer.expire(now=9)
     assert indexer.find_assumed(prompt) == {RANK: Overlap(4, 4)}
     assert held(indexer) == {1}, "what its events say"
     indexer.expire(now=11)
     assert indexer.find_assumed(prompt) == {}
-    indexer.assume(RANK, prompt, 16, now=11)
+    indexer.assume(RANK, prompt.chain(16), now=11)
     indexer.on_batch(batch(1, Cleared()))
     assert indexer.find_assumed(prompt) == {}
-    indexer.assume(RANK, prompt, 16, now=12)
+    indexer.assume(RANK, prompt.chain(16), now=12)
     indexer.expire(now=21)  # when the first would have ended
     assert indexer.find_assumed(prompt) == {RANK: Overlap(4, 4)}
     assert indexer.find_matches(prompt) == {}
@@ -473,7 +473,7 @@ def test_what_a_rank_says_that_it_dropped_is_no_longer_predicted() -> None:
     indexer = watching()
     prompt = hash_prompt(list(range(64)), [16], PLAIN)
     indexer.on_batch(batch(0, stored(1)))
-    indexer.predict(RANK, prompt, 16, now=0)
+    indexer.predict(RANK, prompt.chain(16), now=0)
     assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
     hashes = prompt.chains[16].tolist()
     indexer.on_batch(batch(1, stored(*hashes), Removed(Tier.GPU, pack_hashes(hashes[2:]))))

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from indexer.expiring import AssumedPrefixes
 from indexer.hashing import SequenceHashes
-from indexer.kv_indexer import KVIndexer, PromptHashes
+from indexer.kv_indexer import KVIndexer
 from indexer.lives import BYTES_PER_LIFE
 from indexer.prefix_index import LEAST_BYTES, PrefixIndex, warm_up
 from indexer.types import RankSet, Tier, WorkerRank
@@ -281,7 +281,7 @@ def test_the_indexer_shares_its_limit_out() -> None:
     indexer = KVIndexer(max_bytes=cap)
     for number, prompt in zip(range(800), prompts(12), strict=False):
         note = indexer.assume if number % 2 else indexer.predict
-        note(RANKS[0], PromptHashes(8000, {16: prompt}), 16, float(number))
+        note(RANKS[0], prompt, float(number))
         assert indexer.nbytes <= cap
     indexer.index.store(RANKS[1], Tier.GPU, next(prompts(13, 10_000)))
     assert indexer.index.nbytes <= cap

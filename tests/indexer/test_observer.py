@@ -125,12 +125,12 @@ def test_a_snapshot_is_no_news() -> None:
 def test_assumptions_expire() -> None:
     indexer, told = watching(ttl=10.0)
     prompt = hash_prompt(list(range(48)), {16}, PLAIN)
-    indexer.predict(A, prompt, 16, now=100.0)
+    indexer.predict(A, prompt.chain(16), now=100.0)
     indexer.expire(105.0)
     assert told() == []
     indexer.expire(110.0)
     assert told() == [("expired", "a", {"GPU": 3})]
-    indexer.predict(A, prompt, 16, now=120.0)
+    indexer.predict(A, prompt.chain(16), now=120.0)
     indexer.worker_came_back(A)
     assert told() == [("expired", "a", {"GPU": 3})]
 

@@ -107,7 +107,7 @@ def watching() -> KVIndexer:
 
 def test_what_was_just_sent_counts_as_held_before_its_events_and_not_for_long_without() -> None:
     indexer = watching()
-    indexer.predict(A, PROMPT, 16, 50.0)
+    indexer.predict(A, PROMPT.chain(16), 50.0)
     assert indexer.find_matches(PROMPT) == {A: Overlap(4, 4)}
     indexer.expire(50.0 + 2 * LIFE)
     assert indexer.find_matches(PROMPT) == {}
@@ -116,7 +116,7 @@ def test_what_was_just_sent_counts_as_held_before_its_events_and_not_for_long_wi
 
 def test_events_take_over_from_a_prediction() -> None:
     indexer = watching()
-    indexer.predict(A, PROMPT, 16, 50.0)
+    indexer.predict(A, PROMPT.chain(16), 50.0)
     indexer.on_batch(EventBatch("a", 0, 1, 1, [Stored(Tier.GPU, pack_hashes(PROMPT.chains[16]))]))
     assert indexer.find_matches(PROMPT) == {A: Overlap(4, 4)}
     indexer.expire(50.0 + 2 * LIFE)
@@ -125,7 +125,7 @@ def test_events_take_over_from_a_prediction() -> None:
 
 def test_who_sends_no_events_is_believed_for_the_time_to_live() -> None:
     indexer = KVIndexer(assumed_ttl=100.0)
-    indexer.predict(B, PROMPT, 16, 50.0)
+    indexer.predict(B, PROMPT.chain(16), 50.0)
     indexer.expire(149.0)
     assert indexer.find_matches(PROMPT) == {B: Overlap(4, 4)}
     indexer.expire(151.0)
@@ -134,18 +134,18 @@ def test_who_sends_no_events_is_believed_for_the_time_to_live() -> None:
 
 def test_a_cleared_cache_and_a_forgotten_rank_hold_nothing_that_was_predicted() -> None:
     indexer = watching()
-    indexer.predict(A, PROMPT, 16, 50.0)
+    indexer.predict(A, PROMPT.chain(16), 50.0)
     indexer.on_batch(EventBatch("a", 0, 1, 1, [Cleared()]))
     assert indexer.find_matches(PROMPT) == {}
-    indexer.predict(A, PROMPT, 16, 50.0)
+    indexer.predict(A, PROMPT.chain(16), 50.0)
     indexer.on_batch(EventBatch("a", 0, 2, 0, []))  # it was started again
     assert indexer.find_matches(PROMPT) == {}
-    indexer.predict(A, PROMPT, 16, 50.0)
+    indexer.predict(A, PROMPT.chain(16), 50.0)
     indexer.forget(A)
     assert indexer.find_matches(PROMPT) == {}
 
 
 def test_a_prompt_without_a_chain_of_the_workers_block_size_is_no_prediction() -> None:
     indexer = watching()
-    indexer.predict(A, PROMPT, 32, 50.0)
+    indexer.predict(A, PROMPT.chain(32), 50.0)
     assert indexer.find_matches(PROMPT) == {}

@@ -26,7 +26,7 @@ def test_nothing_is_left_to_compile_when_requests_come() -> None:
             events: list[Event] = [Stored(tier, pack_hashes(hashes)), Removed(tier, pack_hashes(hashes[:9]))]
             subject.on_batch(EventBatch(rank.worker_id, rank.dp_rank, 1, number, events))
     subject.watch(silent)
-    subject.predict(silent, hash_prompt(range(100), {16}, PLAIN), 16, 1.0)
+    subject.predict(silent, hash_prompt(range(100), {16}, PLAIN).chain(16), 1.0)
     subject.find_matches(hash_prompt(range(100), {16}, PLAIN))
     subject.expire(1e9)
     subject.forget(gone)

@@ -112,7 +112,7 @@ def test_blocks_whose_events_were_under_way_are_no_drift_even_if_gone_again() ->
 
 def test_what_was_only_predicted_need_not_come_true() -> None:
     audited = Audited(2)
-    audited.indexer.predict(RANK, audited.prompt, SIZE, audited.now)
+    audited.indexer.predict(RANK, audited.prompt.chain(SIZE), audited.now)
     for cached in (2, 5, 8):
         audited.finish(audited.claim(), cached)
     assert audited.drift == 0

@@ -85,7 +85,7 @@ def test_a_rank_that_started_anew_and_what_was_only_assumed_expire(state: State)
     state.numbers[A] = 0
     state.says(A, epoch=2)
     assert (state.blocks("expired"), state.blocks("evicted")) == (3, 0)
-    state.indexer.predict(B, PROMPT, 16, state.now)
+    state.indexer.predict(B, PROMPT.chain(16), state.now)
     state.indexer.expire(state.now + 10.0)
     assert state.blocks("expired", "b") == 6
 

@@ -8,11 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from router import processes
-from router.member import books_shape
+from router.member import memory_size
 from router.processes import _Parent
 from router.settings import Settings
 from tests.fakes.waiting import until
@@ -56,7 +55,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
     monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
     settings = Settings(processes=1)
     with tempfile.TemporaryFile() as memory:
-        memory.truncate(8 * int(np.prod(books_shape(settings, 1))))
+        memory.truncate(memory_size(settings, 1))
         parent = _Parent(settings, memory, str(tmp_path))
         await parent._start(0)
         keeping = asyncio.create_task(parent._keep(0))

@@ -162,7 +162,7 @@ async def test_nothing_is_left_of_workers_that_have_left(state: State) -> None:
 async def use(state: State, rank: WorkerRank) -> None:
     scheduler = state.scheduler
     prompt = hash_prompt(range(64), [16], PLAIN)
-    state.indexer.predict(rank, prompt, 16, state.now)
+    state.indexer.predict(rank, prompt.chain(16), state.now)
     state.indexer.index.store(rank, Tier.CPU, list(range(1, 50)))
     decision = scheduler.select(state.fleet.candidates("m"), 64, state.indexer.find_matches(prompt), state.now)
     booking = scheduler.reserve(decision, state.now)

@@ -1,0 +1,89 @@
+"""What each of several router processes sends where, told to the others through mapped memory: what a prompt will leave
+on a rank counts in every process with its next decision, as what is booked there does.
+
+Each process writes a ring of its own and reads the others'. Nothing is locked: a record counts once the ring says how
+far it is written, and begins with where it stands, so that whoever fell behind by a whole ring, or sees words out of
+order, goes on from the newest. What is lost so was a guess for some seconds or minutes.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.hashing import SequenceHashes
+from indexer.types import WorkerRank
+from router.columns import Columns
+
+Ring: TypeAlias = npt.NDArray[np.uint64]
+"""How many words were ever written, and the latest of them: a record is where it begins plus 1, a column of the shared
+books with how many blocks follow, and these; 0 where the rest is left out since the next would not fit."""
+
+WORDS: Final = 1 << 19
+"""Of each ring, 4 MiB: 800 prompts of 10,000 tokens, in blocks of 16. A process that is asked for nothing reads once a
+second. What is never written takes no memory."""
+_MOST: Final = WORDS // 16
+"""Blocks of one prompt. The beginning of a longer one is what others may share."""
+_HEAD: Final = 2
+_LENGTH_BITS: Final = 32
+_GUESSED: Final = 1 << 31
+
+
+class Sent(NamedTuple):
+    rank: WorkerRank
+    chain: SequenceHashes
+    """To be read at once: it will be written over."""
+    guessed: bool
+    """Its hashes are of stand-ins."""
+
+
+class SentPrompts:
+    def __init__(self, rings: npt.NDArray[np.uint64], own: int, columns: Columns) -> None:
+        """`rings`: zeros at first, a row of `WORDS` for each process, of which `own` is this one's."""
+        self._rings = [ring[1:] for ring in rings]
+        self._written = [ring[:1].data for ring in rings]
+        self._own = own
+        self._columns = columns
+        self._read = [written[0] for written in self._written]
+
+    def tell(self, rank: WorkerRank, chain: SequenceHashes, *, guessed: bool) -> None:
+        chain = chain[:_MOST]
+        if not len(chain):
+            return
+        ring, written = self._rings[self._own], self._written[self._own]
+        at = written[0]
+        start, words = at % len(ring), _HEAD + len(chain)
+        if start + words > len(ring):
+            ring[start] = 0
+            at += len(ring) - start
+            start = 0
+        what = (_GUESSED if guessed else 0) | len(chain)
+        ring[start : start + _HEAD] = at + 1, self._columns.of(rank) << _LENGTH_BITS | what
+        ring[start + _HEAD : start + words] = chain
+        written[0] = at + words
+
+    def news(self) -> list[Sent]:
+        """What the others have told since the last time, or since the start."""
+        found: list[Sent] = []
+        for number, written in enumerate(self._written):
+            if number != self._own and written[0] != self._read[number]:
+                self._read_ring(number, written[0], found)
+        return found
+
+    def _read_ring(self, number: int, end: int, found: list[Sent]) -> None:
+        ring, at = self._rings[number], self._read[number]
+        self._read[number] = end
+        while end - len(ring) <= at < end:
+            start = at % len(ring)
+            if not ring[start]:
+                at += len(ring) - start
+                continue
+            what = int(ring[start + 1]) if ring[start] == at + 1 else 0
+            words, column = what & (_GUESSED - 1), what >> _LENGTH_BITS
+            if not words or column >= len(self._columns):
+                return
+            at += _HEAD + words
+            chain = ring[start + _HEAD : start + _HEAD + words]
+            found.append(Sent(self._columns.rank_at(column), chain, bool(what & _GUESSED)))
