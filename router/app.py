@@ -161,7 +161,7 @@ class App:
         self._draw = random.Random(settings.seed)  # noqa: S311 -- not for secrets
         self._security = Security(settings, time.monotonic, self._metrics.deny)
         self._fleet = Fleet([])
-        shared = share(settings, member) if member else None
+        shared = share(member) if member else None
         self._book = LoadBook(shared.load if shared else None)
         lifecycle = self._metrics.lifecycle
         self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory, observer=lifecycle)

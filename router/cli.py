@@ -7,7 +7,9 @@ import difflib
 import importlib.metadata
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from router.compiled import is_compiled
@@ -59,10 +61,12 @@ class Source(NamedTuple):
 
     argv: Sequence[str]
     environ: Mapping[str, str]
+    decided: Mapping[str, Any] = MappingProxyType({})
+    """What stands whatever is read, by attribute."""
 
     def read(self) -> Settings:
         """Raises SettingsError."""
-        return load_settings(self.argv, self.environ)
+        return replace(load_settings(self.argv, self.environ), **self.decided)
 
     @property
     def file(self) -> Path | None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import mmap
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from router.cli import Source
 from router.columns import Columns
 from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
 from router.scheduling.load import SharedTable
 from router.sent import WORDS, SentPrompts
 from router.settings import Settings
 
+_WORD = 8
+"""Bytes."""
 ANSWER_TIMEOUT = 2.0
 """Seconds that another process has to tell its metrics."""
 
@@ -30,6 +34,8 @@ class Member(msgspec.Struct, frozen=True):
 
     number: int
     count: int
+    columns: int
+    """Ranks that there may be at a time."""
     memory: int
     """File descriptor of what they share."""
     folder: str
@@ -41,6 +47,8 @@ class Start(msgspec.Struct):
 
     settings: Settings
     member: Member
+    argv: list[str]
+    """The router's own, to read the settings anew."""
 
 
 class Shared(NamedTuple):
@@ -51,33 +59,41 @@ class Shared(NamedTuple):
     sent: SentPrompts
 
 
-def share(settings: Settings, member: Member) -> Shared:
-    tables, rings = map_memory(member.memory, settings, member.count)
-    columns = _columns(settings)
-    load, backlog = tables[:, :LOAD_ROWS], tables[:, LOAD_ROWS:]
-    own, of = member.number, columns.of
-    return Shared(SharedTable(load, own, of), SharedTable(backlog, own, of), SentPrompts(rings, own, columns))
+class Memory(NamedTuple):
+    """All of what they share; zeros at first."""
+
+    names: npt.NDArray[np.uint64]
+    books: npt.NDArray[np.int64]
+    """For each process rows, first of which columns it uses, and a column for each rank and one that is nobody's."""
+    rings: npt.NDArray[np.uint64]
+    """Of `SentPrompts`, one for each process."""
 
 
-def memory_size(settings: Settings, count: int) -> int:
+def share(member: Member) -> Shared:
+    names, books, rings = map_memory(member.memory, member.count, member.columns)
+    own = member.number
+    columns = Columns(names, books[:, 0, :-1], own, member.memory)
+    load, backlog = (
+        SharedTable(rows, own, columns.claim, columns.release)
+        for rows in (books[:, 1 : LOAD_ROWS + 1], books[:, LOAD_ROWS + 1 :])
+    )
+    return Shared(load, backlog, SentPrompts(rings, own, columns))
+
+
+def memory_size(count: int, columns: int) -> int:
     """Bytes."""
-    return 8 * (math.prod(_books_shape(settings, count)) + count * WORDS)
+    return _WORD * (columns + math.prod(_books_shape(count, columns)) + count * WORDS)
 
 
-def map_memory(descriptor: int, settings: Settings, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-    """The books, a table for each process, whose last column belongs to nobody; and the rings of `SentPrompts`."""
-    shape = _books_shape(settings, count)
-    words = np.frombuffer(mmap.mmap(descriptor, memory_size(settings, count)), np.int64)
-    books = math.prod(shape)
-    return words[:books].reshape(shape), words[books:].view(np.uint64).reshape(count, WORDS)
+def map_memory(descriptor: int, count: int, columns: int) -> Memory:
+    words = np.frombuffer(mmap.mmap(descriptor, memory_size(count, columns)), np.int64)
+    shape = _books_shape(count, columns)
+    names, books, rings = np.split(words, (columns, columns + math.prod(shape)))
+    return Memory(names.view(np.uint64), books.reshape(shape), rings.view(np.uint64).reshape(count, WORDS))
 
 
-def _books_shape(settings: Settings, count: int) -> tuple[int, int, int]:
-    return count, LOAD_ROWS + BACKLOG_ROWS, len(_columns(settings)) + 1
-
-
-def _columns(settings: Settings) -> Columns:
-    return Columns([worker.worker_id for worker in settings.workers])
+def _books_shape(count: int, columns: int) -> tuple[int, int, int]:
+    return count, 1 + LOAD_ROWS + BACKLOG_ROWS, columns + 1
 
 
 class Sockets:
@@ -137,4 +153,6 @@ def main() -> int:
         start = msgspec.json.decode(told.readline(), type=Start)
     from router.app import run  # noqa: PLC0415 -- it imports this module
 
-    return run(start.settings, member=start.member)
+    settings = start.settings
+    decided = {"port": settings.port, "event_plane": settings.event_plane}  # by the parent, for all
+    return run(settings, Source(start.argv, os.environ, decided), start.member)

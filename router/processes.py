@@ -23,16 +23,19 @@ import msgspec
 
 from publishers.embedded_nats import NatsServer
 from publishers.logs import configure_logging, log_event
+from router.cli import Source
 from router.member import Member, Start, map_memory, memory_size
-from router.settings import Settings
+from router.settings import Settings, SettingsError
 
 logger = logging.getLogger("router.processes")
 
 RESTART_DELAY = 1.0
 """Seconds between a process's end and its successor's start."""
+LEAST_COLUMNS, COLUMNS_PER_WORKER = 4096, 16
+"""Ranks that there may be at a time: as many as the workers that are stated may have, and as may join later."""
 
 
-async def supervise(settings: Settings) -> int:
+async def supervise(settings: Settings, source: Source) -> int:
     """Serve with `settings.processes` processes until a signal; returns the exit status."""
     try:
         reserved = _reserve(settings.host, settings.port)
@@ -41,11 +44,12 @@ async def supervise(settings: Settings) -> int:
         log_event(logger, logging.ERROR, reason, host=settings.host, port=settings.port)
         return 1
     with reserved, tempfile.TemporaryFile() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:
-        memory.truncate(memory_size(settings, settings.processes))
+        columns = max(LEAST_COLUMNS, COLUMNS_PER_WORKER * len(settings.workers))
+        memory.truncate(memory_size(settings.processes, columns))
         port = reserved.getsockname()[1]
         async with _embedded_server(settings.event_plane) as plane:
             told = replace(settings, port=port, event_plane=plane)
-            return await _Parent(told, memory, folder).run()
+            return await _Parent(told, source, columns, memory, folder).run()
 
 
 @contextlib.asynccontextmanager
@@ -77,19 +81,23 @@ def _reserve(host: str, port: int) -> socket.socket:
 
 
 class _Parent:
-    def __init__(self, settings: Settings, memory: BinaryIO, folder: str) -> None:
+    def __init__(self, settings: Settings, source: Source, columns: int, memory: BinaryIO, folder: str) -> None:
+        """`settings`: what processes are told. `columns`: of `memory`, as in `memory_size`."""
         self._settings = settings
+        self._source = source
+        self._columns = columns
         self._memory = memory.fileno()
         self._folder = folder
-        self._tables, _ = map_memory(self._memory, settings, settings.processes)
+        self._books = map_memory(self._memory, settings.processes, columns).books
         self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._listening: set[int] = set()
         self._stopping = asyncio.Event()
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        loop.add_signal_handler(signal.SIGHUP, _stay)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         count = self._settings.processes
         # The first alone: where something has to be compiled, the others find it done.
         listening = [await self._start(0)]
@@ -106,7 +114,18 @@ class _Parent:
         """Passed on each time: the first asks to drain, the second to end at once."""
         self._stopping.set()
         for process in self._running.values():
-            _end(process)
+            _signal(process, signal.SIGTERM)
+
+    def _on_hangup(self) -> None:
+        """Whoever listens reads the settings again; whoever starts later is told of the workers as they are now."""
+        try:
+            workers = self._source.read().workers
+        except SettingsError as error:
+            log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
+            return
+        self._settings = replace(self._settings, workers=workers)
+        for number in self._listening:
+            _signal(self._running[number], signal.SIGHUP)
 
     async def _start(self, number: int) -> str:
         """Returns what it says when it listens; "" when it ends before."""
@@ -119,18 +138,25 @@ class _Parent:
         )
         self._running[number] = process
         if self._stopping.is_set():  # the signal came while it was being started
-            _end(process)
-        member = Member(number, self._settings.processes, self._memory, self._folder)
+            _signal(process, signal.SIGTERM)
+        settings = self._settings
+        member = Member(number, settings.processes, self._columns, self._memory, self._folder)
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("pipes were asked for")
-        process.stdin.write(msgspec.json.encode(Start(self._settings, member)) + b"\n")
-        return (await process.stdout.readline()).decode()
+        process.stdin.write(msgspec.json.encode(Start(settings, member, list(self._source.argv))) + b"\n")
+        listening = await process.stdout.readline()
+        if listening:
+            self._listening.add(number)
+            if settings is not self._settings:  # a hangup came meanwhile
+                _signal(process, signal.SIGHUP)
+        return listening.decode()
 
     async def _keep(self, number: int) -> None:
         """Start it again whenever it ends of itself; what it had booked is void."""
         while True:
             status = await self._running[number].wait()
-            self._tables[number] = 0
+            self._listening.discard(number)
+            self._books[number] = 0
             if self._stopping.is_set():
                 return
             log_event(logger, logging.ERROR, "A process has ended and is started again", process=number, status=status)
@@ -143,15 +169,11 @@ class _Parent:
                 log_event(logger, logging.ERROR, "A process cannot be started", process=number, reason=error)
 
 
-def _end(process: asyncio.subprocess.Process) -> None:
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
 
 
-def _stay() -> None:
-    log_event(logger, logging.WARNING, "Settings are not read again with --processes: they take a restart")
-
-
-def run(settings: Settings, source: object = None) -> int:  # noqa: ARG001 -- as `app.run` has it
+def run(settings: Settings, source: Source) -> int:
     configure_logging(settings.log_level, settings.log_format)
-    return asyncio.run(supervise(settings))
+    return asyncio.run(supervise(settings, source))

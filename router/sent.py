@@ -49,8 +49,8 @@ class SentPrompts:
         self._read = [written[0] for written in self._written]
 
     def tell(self, rank: WorkerRank, chain: SequenceHashes, *, guessed: bool) -> None:
-        chain = chain[:_MOST]
-        if not len(chain):
+        chain, column = chain[:_MOST], self._columns.get(rank)
+        if not len(chain) or column is None:
             return
         ring, written = self._rings[self._own], self._written[self._own]
         at = written[0]
@@ -60,7 +60,7 @@ class SentPrompts:
             at += len(ring) - start
             start = 0
         what = (_GUESSED if guessed else 0) | len(chain)
-        ring[start : start + _HEAD] = at + 1, self._columns.of(rank) << _LENGTH_BITS | what
+        ring[start : start + _HEAD] = at + 1, column << _LENGTH_BITS | what
         ring[start + _HEAD : start + words] = chain
         written[0] = at + words
 
@@ -81,9 +81,10 @@ class SentPrompts:
                 at += len(ring) - start
                 continue
             what = int(ring[start + 1]) if ring[start] == at + 1 else 0
-            words, column = what & (_GUESSED - 1), what >> _LENGTH_BITS
-            if not words or column >= len(self._columns):
+            words = what & (_GUESSED - 1)
+            if not words:
                 return
             at += _HEAD + words
-            chain = ring[start + _HEAD : start + _HEAD + words]
-            found.append(Sent(self._columns.rank_at(column), chain, bool(what & _GUESSED)))
+            rank = self._columns.rank_at(what >> _LENGTH_BITS)
+            if rank:
+                found.append(Sent(rank, ring[start + _HEAD : start + _HEAD + words], bool(what & _GUESSED)))

@@ -50,7 +50,7 @@ class Entry:
 class Backlog:
     def __init__(self, shared: SharedTable | None = None) -> None:
         """`shared`: of several router processes; a rank's backlog is the sum of theirs."""
-        self._places = Places(shared.place_of if shared else None)
+        self._places = Places(shared.claim, shared.release) if shared else Places()
         self._lines: dict[int, deque[Entry]] = {}
         self._progress: dict[int, float] = {}
         """When each rank's last first token came."""

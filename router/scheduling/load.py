@@ -118,15 +118,17 @@ class SharedTable(NamedTuple):
     """Zeros at first: for each process `LOAD_ROWS` rows, and a column for each place and one that is nobody's."""
     own: int
     """Which of `tables` this process writes."""
-    place_of: Callable[[WorkerRank], int]
-    """The same column for a rank in each process."""
+    claim: Callable[[WorkerRank], int]
+    """The same column for a rank in each process, ..."""
+    release: Callable[[int], None]
+    """... until it was released as often as claimed."""
 
 
 class LoadBook:
     """A ledger for each rank that is watched, kept as columns of one table. A rank that is not known has no load."""
 
     def __init__(self, shared: SharedTable | None = None) -> None:
-        self._places = Places(shared.place_of if shared else None)
+        self._places = Places(shared.claim, shared.release) if shared else Places()
         self._retired: set[int] = set()
         """Places of forgotten ranks with bookings still in flight there."""
         self._block_sizes: dict[WorkerRank, int] = {}
@@ -160,7 +162,9 @@ class LoadBook:
         """Keep books for `rank`, whose reports count blocks of `block_size` tokens; bookings in flight stay."""
         self._block_sizes[rank] = block_size
         place = self._places.add(rank)
-        self._retired.discard(place)  # in shared books a rank comes back to the place that it had
+        if place in self._retired:  # in shared books a rank comes back to the place that it had: it has it once more
+            self._retired.discard(place)
+            self._places.free(place)
         if place >= len(self._reported_at) - 1:
             self._resize(2 * place)
 

@@ -17,10 +17,14 @@ _MAX_SETS = 64
 
 
 class Places:
-    """Hands out places from 0 on, and those that were freed again first; or the ones that `place_of` says."""
+    """Hands out places from 0 on, and those that were freed again first; or the ones that `claim` says, of which
+    `release` is told when they are free again."""
 
-    def __init__(self, place_of: Callable[[WorkerRank], int] | None = None) -> None:
-        self._place_of = place_of
+    def __init__(
+        self, claim: Callable[[WorkerRank], int] | None = None, release: Callable[[int], None] | None = None
+    ) -> None:
+        self._claim = claim
+        self._release = release
         self._places: dict[WorkerRank, int] = {}
         self._free: list[int] = []
         self._high = 0
@@ -33,7 +37,7 @@ class Places:
         """`rank`'s place, which it has already or is given now."""
         place = self._places.get(rank)
         if place is None:
-            place = self._place_of(rank) if self._place_of else self._next()
+            place = self._claim(rank) if self._claim else self._next()
             self._places[rank] = place
             self._known.clear()
         return place
@@ -50,7 +54,9 @@ class Places:
         return self._places.pop(rank, None)
 
     def free(self, place: int) -> None:
-        if self._place_of is None:
+        if self._release:
+            self._release(place)
+        else:
             self._free.append(place)
 
     def ranks(self) -> dict[WorkerRank, int]:

@@ -61,9 +61,11 @@ class Administration:
     def check_administration(self, *, processes: int, file: bool, keys: bool) -> None:
         """`file`: there is a --config; `keys`: who administers must show one. Raises SettingsError."""
         listen = self.admin_listen
-        if processes > 1 and (listen or self.watch_config):
-            flag = "--admin-listen" if listen else "--watch-config"
-            raise SettingsError(f"{flag} needs one process: with --processes each of several has a fleet of its own.")
+        if processes > 1 and listen:
+            raise SettingsError(
+                "--admin-listen needs one process: with --processes each has a fleet of its own. Several read the file "
+                "of --config again at SIGHUP, or with --watch-config whenever it has changed."
+            )
         if self.watch_config and not file:
             raise SettingsError("--watch-config needs a file to watch: name it with --config FILE.")
         if listen and not keys and not listen.is_loopback:

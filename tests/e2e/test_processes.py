@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+from collections import Counter
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -94,6 +97,53 @@ async def test_a_process_that_dies_is_replaced_and_its_bookings_are_void(logs: P
             wait_for(lambda: router.metric("router_load_requests", process="1") == left)
             assert "A process has ended and is started again" in router.log
         wait_for(router.is_at_rest)
+
+
+@pytest.mark.parametrize("watched", [False, True], ids=["at a hangup", "when the file changes"])
+async def test_workers_join_and_leave_in_each_process(logs: Path, tmp_path: Path, watched: bool) -> None:
+    """And all still agree on load; a process that is started again knows who is there by then."""
+    config = tmp_path / "router.yaml"
+    arguments = [*TWO, "--config", str(config), *(["--watch-config"] if watched else [])]
+    with Sim("--base-s", "0.02", log=logs, workers=4) as sim, contextlib.ExitStack() as stack:
+
+        def say(*numbers: int) -> None:
+            ready = tmp_path / "next.yaml"
+            ready.write_text(f"worker: {[sim.urls[number] for number in numbers]}\n")
+            ready.replace(config)
+
+        def are_up(workers: int) -> bool:
+            return all(router.metric("router_worker_up", process=number) == workers for number in "01")
+
+        say(0, 1)
+        router = stack.enter_context(Router([], *arguments, log=logs))
+        assert are_up(2)
+        assert await spread(router, 8) == {sim.ids[0]: 4, sim.ids[1]: 4}
+        for numbers in ((0, 1, 2), (1, 2), (1, 2, 3)):
+            say(*numbers)
+            if not watched:
+                router.process.send_signal(signal.SIGHUP)
+            wait_for(partial(are_up, len(numbers)))
+            assert await spread(router, 12) == {sim.ids[number]: 12 // len(numbers) for number in numbers}
+        killed = children(router.process.pid)[0]
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: len(children(router.process.pid)) == 2 and killed not in children(router.process.pid))
+        wait_for(lambda: are_up(3))
+        assert "they take a restart" not in router.log
+        assert "Traceback" not in router.log
+
+
+async def spread(router: Router, streams: int) -> Counter[str]:
+    """Who gets how many of so many streams at a time, each over a connection of its own; they are given up then."""
+    workers = Counter[str]()
+    async with AsyncExitStack() as stack:
+        for _ in range(streams):
+            client = await stack.enter_async_context(
+                aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE))
+            )
+            answer = await stack.enter_async_context(client.post("/v1/completions", json=BODY))
+            workers[answer.headers["x-router-worker"]] += 1
+    wait_for(router.is_at_rest)
+    return workers
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -88,7 +88,6 @@ def test_a_switch_has_two_flags() -> None:
         ([*WORKER, "--admin-listen", "h:1"], {}, "--admin-listen: others may reach h"),
         ([*WORKER, "--admin-listen", "127.0.0.1:1", "--processes", "2"], {}, "--admin-listen needs one process"),
         ([*WORKER, "--watch-config"], {}, "--watch-config needs a file to watch"),
-        ([*WORKER, "--watch-config", "--processes", "2"], {}, "--watch-config needs one process"),
         (["--port", "x"], {}, "--port takes a whole number from 0 to 65535, not 'x'."),
         (["--port"], {}, "--port takes a whole number from 0 to 65535: expected one argument."),
         (["--prot", "1"], {}, "There is no flag --prot; did you mean --port?"),

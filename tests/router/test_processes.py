@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from router import processes
+from router.cli import Source
 from router.member import memory_size
 from router.processes import _Parent
 from router.settings import Settings
@@ -55,8 +56,8 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
     monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
     settings = Settings(processes=1)
     with tempfile.TemporaryFile() as memory:
-        memory.truncate(memory_size(settings, 1))
-        parent = _Parent(settings, memory, str(tmp_path))
+        memory.truncate(memory_size(1, 8))
+        parent = _Parent(settings, Source([], {}), 8, memory, str(tmp_path))
         await parent._start(0)
         keeping = asyncio.create_task(parent._keep(0))
         assert children[0]

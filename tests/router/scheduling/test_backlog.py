@@ -219,7 +219,7 @@ def test_there_is_room_for_every_rank() -> None:
 def shared() -> tuple[Backlog, Backlog]:
     """Of two router processes, over one table."""
     tables = np.zeros((2, BACKLOG_ROWS, 3), np.int64)
-    one, other = (Backlog(SharedTable(tables, own, [A, B].index)) for own in (0, 1))
+    one, other = (Backlog(SharedTable(tables, own, [A, B].index, lambda _: None)) for own in (0, 1))
     for each in (A, B):
         one.watch(each)
     for each in (B, A):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -371,9 +372,19 @@ def test_reports_expire_one_by_one() -> None:
     assert loads_of(book, ranks, 2 * REPORT_LIFE + 2.5) == [Load(), Load()]
 
 
-def shared() -> LoadBook:
-    """Of one process alone, in which ranks a and b have places of their own for ever."""
-    return LoadBook(SharedTable(np.zeros((1, LOAD_ROWS, 3), np.int64), 0, [A, B].index))
+def shared(held: Counter[int] | None = None) -> LoadBook:
+    """Of one process alone, in which ranks a and b have places of their own for ever. `held`: how often it has each."""
+    held = Counter() if held is None else held
+
+    def claim(rank: WorkerRank) -> int:
+        place = [A, B].index(rank)
+        held[place] += 1
+        return place
+
+    def release(place: int) -> None:
+        held[place] -= 1
+
+    return LoadBook(SharedTable(np.zeros((1, LOAD_ROWS, 3), np.int64), 0, claim, release))
 
 
 def test_a_rank_that_comes_back_to_its_place_keeps_what_is_reported_of_it_then() -> None:
@@ -400,12 +411,25 @@ def test_a_rank_that_comes_back_to_its_place_has_no_load_from_reports_before() -
     assert book.load(A, 1.0) == Load()
 
 
-def test_places_of_shared_books_do_not_pile_up() -> None:
-    book = shared()
+def test_a_shared_place_is_held_once_while_a_rank_or_a_booking_needs_it() -> None:
+    held = Counter[int]()
+    book = shared(held)
     for _ in range(10):
         book.watch(A, BLOCK)
+        book.watch(A, BLOCK)
+        assert held[0] == 1
         book.forget(A)
-    assert not book._places._free
+        assert held[0] == 0
+    book.watch(A, BLOCK)
+    booking = book.reserve(A, 5, 10)
+    book.forget(A)
+    assert held[0] == 1
+    book.watch(A, BLOCK)
+    assert held[0] == 1
+    booking.release()
+    assert held[0] == 1
+    book.forget(A)
+    assert held[0] == 0
 
 
 def test_what_a_report_had_too_little_is_not_owed_when_its_request_has_ended() -> None:

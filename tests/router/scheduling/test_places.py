@@ -60,10 +60,12 @@ TestSharing.settings = settings(repeatable, max_examples=60, stateful_step_count
 
 
 def test_places_may_be_given_by_somebody_else() -> None:
-    places = Places({RANKS[0]: 7, RANKS[1]: 3}.__getitem__)
+    released: list[int] = []
+    places = Places({RANKS[0]: 7, RANKS[1]: 3}.__getitem__, released.append)
     assert [places.add(RANKS[0]), places.add(RANKS[1]), places.add(RANKS[0])] == [7, 3, 7]
     assert places.of(RankSet(RANKS[:3])).tolist() == [7, 3, -1]
     places.free(places.drop(RANKS[1]) or 0)
+    assert released == [3]
     assert places.of(RankSet(RANKS[:3])).tolist() == [7, -1, -1]
     assert places.add(RANKS[1]) == 3
 

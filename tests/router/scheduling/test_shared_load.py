@@ -24,7 +24,7 @@ def place_of(of: WorkerRank) -> int:
 def books(processes: int) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], list[LoadBook]]:
     """Each watches the ranks in another order, as they come up."""
     tables = np.zeros((processes, LOAD_ROWS, 13), np.int64)
-    made = [LoadBook(SharedTable(tables, own, place_of)) for own in range(processes)]
+    made = [LoadBook(SharedTable(tables, own, place_of, lambda _: None)) for own in range(processes)]
     for number, book in enumerate(made):
         for each in RANKS[number % 3 :] + RANKS[: number % 3]:
             book.watch(each, 16)

@@ -29,7 +29,7 @@ def test_a_choice_after_warming_up_compiles_nothing(processes: int) -> None:
     shared = None
     if processes:
         books = np.zeros((processes, LOAD_ROWS + BACKLOG_ROWS, 3), np.int64)
-        shared = SharedTable(books[:, LOAD_ROWS:], 0, candidates.ranks.index)
+        shared = SharedTable(books[:, LOAD_ROWS:], 0, candidates.ranks.index, lambda _: None)
     scheduler = Scheduler(Cheapest(Auto()), LoadBook(), random.Random(0), Backlog(shared))
     for rank in candidates.ranks:
         scheduler.watch(rank, 16)
