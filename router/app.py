@@ -257,6 +257,8 @@ class App:
                 self._metrics.registry.register(self._store)
         self._roster = roster = self._make_roster(self._session)
         roster.take(settings.workers, settings.drain_timeout)
+        if self._source:
+            self._reloading = Reloading(self._source, settings, roster, self._security.reload)
         await roster.first_looks(FIRST_LOOK)
         self._tell_of_the_lonely()
         await self._administer(roster)
@@ -295,8 +297,6 @@ class App:
     async def _administer(self, roster: Roster) -> None:
         """What may change while the router runs: by its settings' file, and by its admin surface."""
         settings, source = self._settings, self._source
-        if source:
-            self._reloading = Reloading(source, settings, roster, self._security.reload)
         if self._reloading and settings.watch_config and source and source.file:
             self._tasks.append(asyncio.create_task(self._reloading.watch(source.file), name="config file"))
         if settings.admin_listen:
@@ -388,7 +388,7 @@ class App:
                 logger.exception("Requests could not be looked after")
 
     def on_hangup(self) -> None:
-        """Once it has started; before, the settings are new."""
+        """Once the first workers are looked at; before, the settings are new."""
         if self._reloading:
             self._reloading.reload()
 
