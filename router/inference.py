@@ -33,14 +33,15 @@ MOST_PROMPTS = 2048
 class Inference(NamedTuple):
     endpoint: Endpoint
     model: str | None
-    """As the request names it; None when it names none."""
+    """As the request names it; None when it names none, or "", which is none to engines."""
     cache_salt: str | None
     streamed: bool
     raw: bytes
     body: Completion | Chat
 
     def fields(self) -> dict[str, Any]:
-        """What `PromptTokens` reads, as far as it is given; a prompt of token ids may be an array.
+        """What `PromptTokens` reads, as far as it is given; a prompt of token ids may be an array. A completion has
+        none where its embeddings stand for it.
 
         Raises BadRequest for text that is not UTF-8, anywhere in the body, and ValidationError for valid JSON with a
         number that no float can hold.
@@ -73,18 +74,20 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
     except UNDECODABLE as error:
         raise _no_json(error) from None
     if isinstance(body, Completion):
-        if _check("prompt", body.prompt, b'"[', "a string or a list") == _LIST:
+        if _first(body.prompt) == _NULL and _first(body.prompt_embeds) != _NULL:
+            body.prompt = ABSENT  # vLLM takes what the prompt would have been embedded as
+        elif _check("prompt", body.prompt, b'"[', "a string or a list") == _LIST:
             _check_batch(body.prompt)
     else:
         _check("messages", body.messages, b"[", "a list of messages")
-    return Inference(endpoint, body.model, body.cache_salt, bool(body.stream), raw, body)
+    return Inference(endpoint, body.model or None, body.cache_salt, bool(body.stream), raw, body)
 
 
 def model_of(raw: bytes, may_be_other: bool) -> str | None:
     """The model that any other request names in its JSON body. `may_be_other`: it need not be JSON, and is then passed
     over. Raises BadRequest for what is no JSON, and for what no request may say."""
     try:
-        return _decode_bounded(raw).model
+        return _decode_bounded(raw).model or None
     except msgspec.ValidationError as error:
         if _param(error) is None:  # no object: nothing is said in it
             return None
@@ -132,15 +135,19 @@ def _wrong_field(error: msgspec.ValidationError) -> BadRequest:
 
 
 def _check(name: str, given: msgspec.Raw, kinds: bytes, wanted: str) -> int:
-    """`kinds`: first bytes that the value may have; returns the one that it has. The value may be long and is not
-    copied."""
-    value = memoryview(given)
-    first = value[0] if value.nbytes else _NULL
+    """`kinds`: first bytes that the value may have; returns the one that it has."""
+    first = _first(given)
     if first == _NULL:
         raise BadRequest(400, f"The field {name!r} is missing: it must be {wanted}.", param=name)
     if first not in kinds:
         raise BadRequest(400, f"The field {name!r} has the wrong type: it must be {wanted}.", param=name)
     return first
+
+
+def _first(given: msgspec.Raw) -> int:
+    """The value's first byte, and that of null for none. It may be long and is not copied."""
+    value = memoryview(given)
+    return value[0] if value.nbytes else _NULL
 
 
 def _check_batch(prompt: msgspec.Raw) -> None:

@@ -72,6 +72,10 @@ class Prompts:
         except msgspec.ValidationError:  # strange, but for the engine to judge
             self._give_up(routing, inference, "malformed", {})
             return None
+        if inference.endpoint == "completions" and "prompt" not in fields:
+            # Embeddings: kilobytes for each token, so that the body's size says nothing of their number.
+            self._brain.metrics.untokenized.labels("untold").inc()
+            return None
         base = self._brain.fleet.base_model(inference.model)
         tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
         try:

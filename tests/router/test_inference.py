@@ -41,6 +41,7 @@ def test_the_endpoints() -> None:
         ("completions", b'{"prompt": "hi", "model": "\xc3\xa9", "unknown": {"model": 3}}', "é", None),
         ("chat", b'{"messages": [], "model": "m", "prompt": 3}', "m", None),
         ("chat", b'{"messages": [{}], "model": "a", "model": "b"}', "b", None),
+        ("chat", b'{"messages": [], "model": ""}', None, None),  # engines take it for none
     ],
 )
 def test_what_is_read(endpoint: Endpoint, raw: bytes, model: str | None, salt: str | None) -> None:
@@ -55,6 +56,8 @@ def test_what_is_read(endpoint: Endpoint, raw: bytes, model: str | None, salt: s
         ("completions", b'{"prompt": "hi", "seed": 1e999, "messages": [], "tools": []}', {"prompt": "hi"}),
         ("completions", b'{"prompt": [""], "prompt_embeds": null}', {"prompt": [""], "prompt_embeds": None}),
         ("completions", b'{"prompt": [[1]], "prompt_embeds": 3}', {"prompt": [[1]], "prompt_embeds": 3}),
+        ("completions", b'{"prompt_embeds": "x"}', {"prompt_embeds": "x"}),
+        ("completions", b'{"prompt": null, "prompt_embeds": ["x"]}', {"prompt_embeds": ["x"]}),
         ("chat", b'{"messages": [], "prompt": "hi", "tools": [{}]}', {"messages": [], "tools": [{}]}),
     ],
 )
@@ -73,6 +76,8 @@ def test_token_ids_are_an_array() -> None:
     [
         ("completions", b"{}", "prompt", "'prompt' is missing"),
         ("completions", b'{"prompt": null}', "prompt", "'prompt' is missing"),
+        ("completions", b'{"prompt_embeds": null}', "prompt", "'prompt' is missing"),
+        ("completions", b'{"prompt": 3, "prompt_embeds": "x"}', "prompt", "wrong type"),
         ("completions", b'{"prompt": 3}', "prompt", "wrong type"),
         ("completions", b'{"prompt": {"a": 1}}', "prompt", "a string or a list"),
         ("completions", b'{"prompt": true}', "prompt", "wrong type"),
@@ -133,7 +138,7 @@ def test_a_refusal_never_quotes_the_body() -> None:
 def test_any_bytes_are_an_inference_or_a_400(raw: bytes) -> None:
     try:
         found = parse_inference("completions", raw)
-        assert "prompt" in found.fields()
+        assert not {"prompt", "prompt_embeds"}.isdisjoint(found.fields())
     except BadRequest as error:
         assert error.response.status == 400  # noqa: PT017 -- either is right
 
@@ -143,6 +148,7 @@ def test_any_bytes_are_an_inference_or_a_400(raw: bytes) -> None:
     [
         (b'{"model": "m", "input": [1]}', "m"),
         (b'{"input": 1}', None),
+        (b'{"model": "", "input": 1}', None),
         (b'[{"model": "m"}]', None),
         (b'{"model":"m","n":128,"kv_transfer_params":{"prompt_token_ids":[1]},"bootstrap_host":null}', "m"),
     ],

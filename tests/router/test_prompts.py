@@ -431,6 +431,14 @@ async def test_without_a_worker_there_is_nobody_to_ask() -> None:
         assert await made.prompt(prompt=TEXT) == Prompt()
 
 
+@pytest.mark.parametrize("absent", [{}, {"prompt": None}], ids=str)
+async def test_embeddings_in_place_of_a_prompt_go_by_load(folder: Path, absent: dict[str, None]) -> None:
+    """They are kilobytes for each token, which would make a huge prompt of a small one."""
+    async with scene(folder=folder) as made:
+        assert await made.prompt(**absent, prompt_embeds="AAAA" * 10_000) == Prompt()
+        assert (made.asked_engine, made.untokenized("untold")) == (0, 1)
+
+
 @pytest.mark.parametrize("prompt", [[], [[]], [1.5], [{}], [["a"]], [None]], ids=str)
 async def test_what_is_no_prompt_is_left_to_the_engine_to_judge(prompt: object) -> None:
     async with scene() as made:

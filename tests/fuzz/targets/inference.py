@@ -44,13 +44,14 @@ def _compare(found: Inference, fields: dict[str, Any], data: bytes) -> None:
     except (ValueError, RecursionError):
         return
     assert (found.model, found.cache_salt, found.streamed) == (
-        plain.get("model"), plain.get("cache_salt"), bool(plain.get("stream"))
+        plain.get("model") or None, plain.get("cache_salt"), bool(plain.get("stream"))
     )  # fmt: skip
     prompt = fields.get("prompt")
     assert (
         isinstance(fields["messages"], list)
         if found.endpoint == "chat"
         else isinstance(prompt, str | list | np.ndarray)
+        or {"prompt", "prompt_embeds"} & fields.keys() == {"prompt_embeds"}
     )
     if isinstance(prompt, np.ndarray):
         assert prompt.tolist() == plain["prompt"]
@@ -96,6 +97,7 @@ def _bodies() -> list[bytes]:
         {"model": "m", "prompt": [1, 2, 3], "stream": True, "cache_salt": "s", "add_special_tokens": False},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "é"}]}], "tools": [], "documents": []},
         {"prompt": ["a", "b"], "truncate_prompt_tokens": -1, "prompt_embeds": "x"},
+        {"model": "", "prompt": None, "prompt_embeds": "x"},
     ]
     return list(dict.fromkeys(JSON.encode(body) for body in (*found, *made) if isinstance(body, dict)))
 
