@@ -9,9 +9,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from engines.description import Model
 from router.arms import Arms
 from router.exchange import Exchange
 from router.fleet import Worker
@@ -42,6 +44,7 @@ from router.status import worker_status
 logger = logging.getLogger("router.server")
 
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+_ONE_MODEL = b"/v1/models/"
 _MOST_PRIORITY = 2**31
 """Either way: the queue keeps priorities as 64-bit numbers."""
 
@@ -106,7 +109,7 @@ class Server:
         if path == b"/metrics" and method == b"GET" and self._everybodys_metrics:
             self._keep(self._merge_metrics(self._everybodys_metrics, connection))
             return None
-        page = self._pages.get(path)
+        page = self._pages.get(path) or (self._model if path.startswith(_ONE_MODEL) else None)
         if page:
             if method not in {b"GET", b"HEAD"}:
                 raise _wrong_method("GET, HEAD")
@@ -225,13 +228,12 @@ class Server:
             tenant.check_model(model)
         fleet = self._brain.fleet
         if model is not None and not fleet.may_serve(model):
-            known = ", ".join(sorted(name for name in fleet.models() if _may_use(tenant, name))) or "none"
-            raise BadRequest(
-                404,
-                f"The model {model!r} does not exist here; these do: {known}.",
-                code="model_not_found",
-                param="model",
-            )
+            raise self._no_model(model, tenant)
+
+    def _no_model(self, model: str, tenant: Tenant | None) -> BadRequest:
+        known = ", ".join(sorted(name for name in self._brain.fleet.models() if _may_use(tenant, name))) or "none"
+        text = f"The model {model!r} does not exist here; these do: {known}."
+        return BadRequest(404, text, code="model_not_found", param="model")
 
     def _asked(
         self, request: Request, tenant: Tenant | None, streamed: bool = False, body: bytes | None = None
@@ -264,19 +266,32 @@ class Server:
 
     def _models(self, _: RequestHead, tenant: Tenant | None) -> Response:
         models = [
-            {
-                "id": model.id,
-                "object": "model",
-                "created": self._started,
-                "owned_by": worker.description.kind if worker.description else "unknown",
-                "root": model.root,
-                "parent": model.parent,
-                "max_model_len": model.max_model_len,
-            }
+            self._shown(worker, model)
             for worker, model in self._brain.fleet.models().values()
             if _may_use(tenant, model.id)
         ]
         return Response(200, msgspec.json.encode({"object": "list", "data": models}))
+
+    def _model(self, head: RequestHead, tenant: Tenant | None) -> Response:
+        """Not asked of a worker: vLLM has no such path, and not every worker knows every model."""
+        name = unquote_to_bytes(head.path.removeprefix(_ONE_MODEL)).decode(errors="replace")
+        if tenant is not None:
+            tenant.check_model(name)
+        found = self._brain.fleet.models().get(name)
+        if found is None:
+            raise self._no_model(name, tenant)
+        return Response(200, msgspec.json.encode(self._shown(*found)))
+
+    def _shown(self, worker: Worker, model: Model) -> dict[str, object]:
+        return {
+            "id": model.id,
+            "object": "model",
+            "created": self._started,
+            "owned_by": worker.description.kind if worker.description else "unknown",
+            "root": model.root,
+            "parent": model.parent,
+            "max_model_len": model.max_model_len,
+        }
 
     def _ready(self, head: RequestHead, _: Tenant | None) -> Response:
         fleet = self._brain.fleet

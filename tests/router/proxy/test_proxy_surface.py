@@ -176,6 +176,22 @@ async def test_models_are_the_union(a: ScriptedWorker, b: ScriptedWorker) -> Non
                 assert {each.header(b"x-router-worker") for each in answers} == servers
 
 
+async def test_one_model_is_shown_by_the_router_whoever_serves_it(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    """vLLM has no such path, and another worker's engine would not know the model."""
+    a.pages.models, b.pages.models = ["one"], ["two", "org/three"]
+    async with running(a, b) as router, router.client() as client:
+        listed = {model["id"]: model for model in json.loads((await client.ask(get("/v1/models"))).body)["data"]}
+        for path, name in (("one", "one"), ("two", "two"), ("org/three", "org/three"), ("org%2Fthree", "org/three")):
+            got = await client.ask(get(f"/v1/models/{path}"))
+            assert (got.status, json.loads(got.body)) == (200, listed[name])
+        for path in ("nobody", "", "%FF"):
+            got = await client.ask(get(f"/v1/models/{path}"))
+            assert (got.status, error(got)["code"]) == (404, "model_not_found")
+        deleted = await client.ask(get("/v1/models/one").replace(b"GET", b"DELETE", 1))
+        assert (deleted.status, deleted.header(b"allow")) == (405, b"GET, HEAD")
+    assert a.requests == b.requests == []
+
+
 async def test_an_unknown_model(a: ScriptedWorker) -> None:
     async with running(a) as router, router.client() as client:
         got = await client.ask(post(body=b'{"model":"nobody","prompt":"SECRET-PROMPT"}'))

@@ -131,6 +131,9 @@ async def test_a_model_that_is_not_for_this_key_is_as_if_it_were_not_there(a: Sc
             assert (await client.ask(ask_with(ONE, b'{"model":"secret-model","prompt":"x"}', path))).status == 200
         unknown = await client.ask(ask_with(TWO, b'{"model":"no","prompt":"x"}'))
         assert b"secret-model" not in unknown.body
+        shown = [await client.ask(get_with(key, "/v1/models/secret-model")) for key in (ONE, TWO)]
+        assert [got.status for got in shown] == [200, 404]
+        assert (await client.ask(get_with(TWO, "/v1/models/tiny"))).status == 200
         listed = {key: await client.ask(get_with(key, "/v1/models")) for key in (ONE, TWO)}
     names = {key: [model["id"] for model in json.loads(got.body)["data"]] for key, got in listed.items()}
     assert names == {ONE: ["tiny", "secret-model"], TWO: ["tiny"]}
