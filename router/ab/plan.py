@@ -27,7 +27,7 @@ _Value = TypeVar("_Value")
 
 _DESCRIPTION = """\
 Replays one trace, open loop, against the same fleet once per routing mode, and sets the results side by side. Each mode
-starts with empty caches. Without --worker the fleet is simulated. Times are reported in simulated seconds.
+starts with empty caches. Without --worker the fleet is simulated, and times are simulated seconds.
 `kv-router ab report URL` compares the arms of a running router's live traffic instead (--ab)."""
 
 

@@ -43,7 +43,7 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A whole run. Times are simulated seconds: wall time × speedup."""
+    """A whole run. Times are simulated seconds: wall time × speedup; those of real engines are real."""
 
     command: tuple[str, ...]
     started: str
@@ -56,6 +56,11 @@ class Report(msgspec.Struct, frozen=True):
     def encode(self) -> bytes:
         """As JSON; a number that is not there is null."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
+
+    @property
+    def real(self) -> bool:
+        """Its seconds. A fleet that was given may be a simulated one, too, with a speed-up."""
+        return bool(self.settings.get("workers")) and self.settings["speedup"] == 1
 
 
 def warnings(
@@ -73,11 +78,13 @@ def warnings(
         found.append(f"{summary.errors} of {summary.requests} requests failed; the first: {first.error}")
     # Not by TTFT alone: a starved machine lengthens TTFT as well, and would excuse its own lateness.
     if summary.lag_p99 > min(_LATE * summary.ttft.mean, _STARVED * plan.speedup):
-        found.append(f"the generator was late by {summary.lag_p99:.3f} s (p99), which may distort; {_remedy(cost)}")
+        found.append(
+            f"the generator was late by {summary.lag_p99:.3f} s (p99), which may distort; {_remedy(cost, plan)}"
+        )
     if cost.busy > _BUSY:
         found.append(
             f"not to be trusted: this machine was {cost.busy:.0%} busy, {cost.own_busy:.0%} by this run, which adds to "
-            f"every time; {_remedy(cost)}"
+            f"every time; {_remedy(cost, plan)}"
         )
     if not plan.simulated and not summary.hit_ratio and summary.errors < summary.requests:
         found.append(
@@ -87,10 +94,11 @@ def warnings(
     return tuple(found)
 
 
-def _remedy(cost: Cost) -> str:
+def _remedy(cost: Cost, plan: Plan) -> str:
     """Others on the machine are the first thing to change where they took more than this run."""
-    crowded = cost.busy > 2 * cost.own_busy
-    return "run it on an idle machine" if crowded else "lower --speedup"
+    if cost.busy > 2 * cost.own_busy:
+        return "run it on an idle machine"
+    return "lower --speedup" if plan.speedup > 1 else "lower --rates"
 
 
 def run_name(mode: str, rate: float, seed: int, single: bool) -> str:
@@ -108,7 +116,7 @@ def comparison(report: Report) -> Comparison:
         baseline=report.baseline,
         figures=[line.figure for line in lines],
         rate_unit="× the trace's rate",
-        times=f"Simulated seconds: wall time × {report.settings['speedup']:g}.",
+        times="Seconds are real." if report.real else f"Simulated seconds: wall time × {report.settings['speedup']:g}.",
         facts=_facts(report),
     )
 
@@ -146,14 +154,15 @@ def _told(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def table(compared: Comparison, rate: float, unit: str = "simulated seconds") -> Table:
-    """One column per mode; behind a number, in brackets, its ratio to the baseline."""
+def table(compared: Comparison, rate: float, *, real: bool, gaps: bool = False) -> Table:
+    """One column per mode; behind a number, in brackets, its ratio to the baseline. `real`: its seconds; `gaps`: with
+    figures that no mode has."""
     grid = Table(title=f"rate {rate:g}" if len(compared.rates) > 1 else None, title_justify="left")
-    grid.add_column(unit)
+    grid.add_column("seconds are real" if real else "simulated seconds")
     for policy in compared.policies:
         grid.add_column(policy, justify="right")
     for figure in compared.figures:
-        if unit == "simulated seconds" or compared.has(figure.title):
+        if gaps or compared.has(figure.title):
             grid.add_row(figure.title, *(_cell(compared, figure, policy, rate) for policy in compared.policies))
     if any(result.busy for result in compared.results):
         grid.add_row(
@@ -218,7 +227,7 @@ def show(report: Report, console: Console) -> None:
     console.print()
     console.print(compared.about, highlight=False, soft_wrap=True)
     for rate in compared.rates:
-        console.print(table(compared, rate))
+        console.print(table(compared, rate, real=report.real, gaps=True))
     console.print(_legend(compared), highlight=False, soft_wrap=True)
     single = len(compared.rates) == len(compared.seeds) == 1
     for mode in report.modes:

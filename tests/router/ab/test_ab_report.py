@@ -27,7 +27,9 @@ def made(ttft: float = 1.0, *, cached: int = 40, lag: float = 0.0, error: str = 
 
 
 def told(*records: Record, cost: Cost = IDLE, refused: tuple[str, ...] = (), simulated: bool = True) -> str:
-    plan = Plan(trace="", modes=(), baseline="", workers=() if simulated else ("http://w",))
+    plan = Plan(
+        trace="", modes=(), baseline="", workers=() if simulated else ("http://w",), speedup=4 if simulated else 1
+    )
     return "; ".join(warnings(records, summarise(records, 1), cost, refused, plan))
 
 
@@ -109,6 +111,16 @@ def test_the_table_says_units_ratios_and_warnings() -> None:
     assert "warning kv: beware [of] brackets" in text
 
 
+def test_seconds_of_real_engines_are_not_called_simulated() -> None:
+    made_up = report(kv=made(1.0), random=made(4.0))
+    real = msgspec.structs.replace(made_up, settings=made_up.settings | {"speedup": 1.0, "workers": ["http://w"]})
+    stream = io.StringIO()
+    show(real, Console(file=stream, width=120))
+    assert "simulated" not in stream.getvalue().lower()
+    assert stream.getvalue().lower().count("seconds are real") == 2
+    assert comparison(real).times == "Seconds are real."
+
+
 def test_several_rates_and_seeds() -> None:
     """Means over seeds, a table for each rate, warnings that say of which run."""
     stream = io.StringIO()
@@ -156,6 +168,11 @@ def test_warnings() -> None:
     assert "http://w would not empty the prefix cache" in told(made(), refused=("http://w",))
     assert "--enable-prompt-tokens-details" in told(made(cached=0), simulated=False)
     assert told(made(cached=0)) == ""
+
+
+def test_a_generator_that_is_late_by_itself_is_told_of_a_flag_that_helps() -> None:
+    assert "lower --speedup" in told(made(lag=0.2))
+    assert "lower --rates" in told(made(lag=0.2), simulated=False)
 
 
 def test_a_crowded_machine_is_seen_though_this_run_is_modest() -> None:
