@@ -17,6 +17,7 @@ import aiohttp
 import router.scheduling.limits
 from engines.endpoints import url_host
 from indexer.kv_indexer import KVIndexer
+from publishers.embedded_nats import NatsServerError
 from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
 from router.admin.access import by_keys
@@ -125,6 +126,10 @@ async def _serve(settings: Settings, source: Source | None, member: Member | Non
         loop.add_signal_handler(number, app.on_signal, stop)
     try:
         await app.start()
+    except NatsServerError as error:
+        log_event(logger, logging.ERROR, f"Cannot start: {error}")
+        await app.close()
+        return 1
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
         reason = getattr(error, "strerror", None) or error
         log_event(logger, logging.ERROR, f"Cannot listen: {reason}", host=settings.host, port=settings.port)

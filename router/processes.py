@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from publishers.embedded_nats import NatsServer
+from publishers.embedded_nats import NatsServer, NatsServerError
 from publishers.logs import configure_logging, log_event
 from router.cli import Source
 from router.member import Member, Start, map_memory, memory_size
@@ -47,9 +47,13 @@ async def supervise(settings: Settings, source: Source) -> int:
         columns = max(LEAST_COLUMNS, COLUMNS_PER_WORKER * len(settings.workers))
         memory.truncate(memory_size(settings.processes, columns))
         port = reserved.getsockname()[1]
-        async with _embedded_server(settings.event_plane) as plane:
-            told = replace(settings, port=port, event_plane=plane)
-            return await _Parent(told, source, columns, memory, folder).run()
+        try:
+            async with _embedded_server(settings.event_plane) as plane:
+                told = replace(settings, port=port, event_plane=plane)
+                return await _Parent(told, source, columns, memory, folder).run()
+        except NatsServerError as error:
+            log_event(logger, logging.ERROR, f"Cannot start: {error}")
+            return 1
 
 
 @contextlib.asynccontextmanager

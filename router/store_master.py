@@ -22,6 +22,7 @@ from publishers.dialogue import MOST_BYTES, read_whole
 from router.http.chunked import decode_chunks
 from router.http.pool import Pool
 from router.http.upstream import Head, WorkerConnection
+from router.reasons import reason_of
 
 _T = TypeVar("_T")
 
@@ -201,4 +202,5 @@ class Query:
 
 
 def _unanswered(error: Exception) -> Unanswered:
-    return Unanswered(str(error) or type(error).__name__)
+    """A ValueError says what was wrong with an answer."""
+    return Unanswered(str(error) if isinstance(error, ValueError) else reason_of(error))

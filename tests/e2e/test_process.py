@@ -131,6 +131,19 @@ def test_a_host_whose_name_none_can_be(logs: Path, processes: str) -> None:
         assert "Traceback" not in router.log
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_the_port_of_an_embedded_nats_server_in_use(logs: Path, processes: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        plane = f"nats+embedded://127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ("--worker", "http://127.0.0.1:1", "--event-plane", plane, "--processes", processes)
+        with Child("router", *arguments, log=logs) as router:
+            assert router.ended() == 1
+            (sentence,) = [line for line in router.log.splitlines() if " error " in line]
+            assert "Cannot start: nats-server" in sentence
+            assert "in use" in sentence
+            assert "Traceback" not in router.log
+
+
 def test_no_worker_is_there_yet(logs: Path) -> None:
     """The router starts all the same, and says why it cannot serve."""
     with Router(["http://127.0.0.1:1"], log=logs) as router:

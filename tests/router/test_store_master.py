@@ -153,9 +153,19 @@ async def test_who_lists_no_keys_is_no_empty_store(fake: ScriptedWorker, master:
 
 
 @pytest.mark.parametrize("name", RARE)
+async def test_a_master_that_never_answers(
+    fake: ScriptedWorker, master: StoreMaster, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(store_master, "PATIENCE", 0.05)
+    fake.then(never)
+    with pytest.raises(Unanswered, match=r"^it did not answer in time$"):
+        await RARE[name][0](master)
+
+
+@pytest.mark.parametrize("name", RARE)
 async def test_a_master_that_is_away(fake: ScriptedWorker, master: StoreMaster, name: str) -> None:
     await fake.refuse()
-    with pytest.raises(Unanswered, match=r"\w"):
+    with pytest.raises(Unanswered, match=r"^Connection refused$"):
         await RARE[name][0](master)
     with pytest.raises(Unanswered, match=r"\w"):
         await master.present(KEYS)
