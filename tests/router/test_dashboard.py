@@ -45,6 +45,13 @@ def test_every_metric_that_is_asked_for_exists() -> None:
     assert len(asked) > 40, "they are found at all"
 
 
+def test_every_metric_is_shown() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    names = set(re.findall(r"^\| `(router_\w+)`", text, re.MULTILINE))
+    asked = {name for expression in expressions() for name in re.findall(r"\brouter_\w+", expression)}
+    assert names - {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} == set()
+
+
 @pytest.mark.parametrize("expression", sorted({*expressions()}))
 def test_labels_and_rates_are_right(expression: str) -> None:
     for function, name, labels in re.findall(r"(\w+\()?\b(router_\w+)(?:\{(.*?)\})?", expression):
@@ -87,6 +94,7 @@ def test_each_part_of_the_metrics_page_has_its_row() -> None:
         "Store",
         "Prefill and decode apart",
         "Overload",
+        "Live A/B test",
     ]
 
 
