@@ -16,6 +16,9 @@ _DONE = b"data: [DONE]\n\n\r\n"
 """The last event, at the end of its chunk."""
 
 
+_ERROR = b"data: {"
+_NAMED_ERROR = b'event: error\ndata: {"type":"error",'
+
 HELD = 64 * 1024
 """Bytes of an event held back until it is whole; a longer one is passed on in pieces."""
 
@@ -83,6 +86,7 @@ class Events:
         self._in_pieces = False
         self._latest = b""
         """What was passed on last, but for what went by without this."""
+        self._named = False
 
     @property
     def clean(self) -> bool:
@@ -100,9 +104,10 @@ class Events:
             self._in_pieces = False
         elif len(data) > self._held_limit:
             self._in_pieces, boundary = True, len(data)
-        self._held = data[boundary:]
-        self._latest = data[:boundary] or self._latest
-        return data[:boundary]
+        self._held, passed = data[boundary:], data[:boundary]
+        self._latest = passed or self._latest
+        self._named = self._named or _has_names(passed)
+        return passed
 
     def end(self) -> bytes:
         held, self._held = self._held, b""
@@ -111,7 +116,7 @@ class Events:
     def broken(self, event: bytes) -> bytes | None:
         if self._in_pieces:
             return None
-        return chunk(event) + LAST_CHUNK
+        return chunk(_like(event, self._named)) + LAST_CHUNK
 
 
 class Rechunked:
@@ -124,8 +129,10 @@ class Rechunked:
     def __init__(self, events: bool) -> None:
         self._events = events
         self._last = b""
+        self._named = False
 
     def body(self, data: bytes, boundary: int) -> bytes:  # noqa: ARG002 -- a Relay
+        self._named = self._named or (self._events and _has_names(self._last + data))
         self._last = (self._last + data)[-4:]
         return chunk(data)
 
@@ -134,7 +141,7 @@ class Rechunked:
 
     def broken(self, event: bytes) -> bytes | None:
         whole = self._events and self._last.endswith((b"\n\n", b"\r\n\r\n"))
-        return chunk(event) + LAST_CHUNK if whole else None
+        return chunk(_like(event, self._named)) + LAST_CHUNK if whole else None
 
 
 class Unchunked:
@@ -156,6 +163,17 @@ class Unchunked:
 
     def broken(self, event: bytes) -> bytes | None:  # noqa: ARG002 -- a Relay
         return None
+
+
+def _has_names(data: bytes) -> bool:
+    """Whether any of these events says what it is called, on a line of its own."""
+    return data.startswith(b"event:") or b"\nevent:" in data
+
+
+def _like(event: bytes, named: bool) -> bytes:
+    """The error event as the events before it. Clients of `/v1/messages` pass over one without a name, and would take
+    the answer for whole."""
+    return event.replace(_ERROR, _NAMED_ERROR, 1) if named else event
 
 
 def chunk(data: bytes) -> bytes:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -88,6 +88,30 @@ async def test_a_broken_event_stream_ends_in_an_error_event(a: ScriptedWorker, b
         assert router.samples("router_retries_total") == {}
         assert router.total("router_requests_total", end="broken") == 1
     assert len(b.requests) == 1
+
+
+async def test_a_broken_stream_of_messages_ends_in_an_event_that_is_named_error(a: ScriptedWorker) -> None:
+    """Clients of /v1/messages know events by their names."""
+    whole = chunk(b'event: ping\ndata: {"type":"ping"}\n\n')
+    a.then(in_two(OK + EVENTS + CHUNKED + b"\r\n" + whole, whole * 3, Dialogue.drop))
+    async with running(a) as router, router.client() as client:
+        client.send(post("/v1/messages", BODY))
+        await client.head()
+        assert (await client.chunk())[1].startswith(b"event: ping\n")
+        a.go_on.set()
+        contents = [content async for content in rest_of(client)]
+    name, _, data = contents[-1].partition(b"\n")
+    told = json.loads(data.removeprefix(b"data: "))
+    assert (name, told["type"], told["error"]["code"]) == (b"event: error", "error", 502)
+
+
+async def rest_of(client: RawClient) -> AsyncIterator[bytes]:
+    """The contents of the chunks that are left."""
+    while True:
+        _, content = await client.chunk()
+        if not content:
+            return
+        yield content
 
 
 async def test_an_event_stream_of_unknown_length_ends_in_an_error_event_too(a: ScriptedWorker) -> None:
