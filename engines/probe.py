@@ -46,10 +46,15 @@ def probe(host: str) -> Probe:
     entries = _entries(listing)
     models = _models(entries)
     kind = _owner(entries) or (yield from _guess())
+    locked = listing.status in {401, 403}
     if kind == "unknown":
-        return EngineDescription(kind, models=models, problems=(problems.NOT_AN_ENGINE,))
+        problem = problems.WANTS_KEY if locked else problems.NOT_AN_ENGINE
+        return EngineDescription(kind, models=models, problems=(problem,))
     found = yield from (_vllm if kind == "vllm" else _sglang)(host, models)
-    return found if models else msgspec.structs.replace(found, problems=(problems.NO_MODELS, *found.problems))
+    if models:
+        return found
+    problem = problems.WANTS_KEY if locked else problems.NO_MODELS
+    return msgspec.structs.replace(found, problems=(problem, *found.problems))
 
 
 def read_models(kind: EngineKind, listing: Answer) -> tuple[Model, ...]:

@@ -8,6 +8,10 @@ NOT_AN_ENGINE = (
     "--worker URL,block_size=N,events=tcp://HOST:PORT."
 )
 NO_MODELS = "GET /v1/models answered no list of models, so it is unknown which models the worker serves."
+WANTS_KEY = (
+    "GET /v1/models is refused without the engine's API key, so it is unknown which models the worker serves; give the "
+    "key with --worker-api-key-file FILE."
+)
 NO_BLOCK_SIZE = "The engine does not tell its block size; state it with --worker URL,block_size=N."
 NO_REPLAY = (
     "The engine has no replay endpoint, so events that are lost stay lost; add replay_endpoint to its "

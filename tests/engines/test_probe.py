@@ -228,11 +228,19 @@ def test_a_worker_that_is_something_else() -> None:
 
 
 @pytest.mark.parametrize("served", [VLLM, SGLANG])
-def test_a_locked_model_list_does_not_hide_the_engine(served: dict[str, Answer]) -> None:
-    found = describe({**served, "/v1/models": Answer(401)})
+@pytest.mark.parametrize(
+    ("status", "problem"), [(401, problems.WANTS_KEY), (403, problems.WANTS_KEY), (500, problems.NO_MODELS)]
+)
+def test_a_locked_model_list_does_not_hide_the_engine(served: dict[str, Answer], status: int, problem: str) -> None:
+    found = describe({**served, "/v1/models": Answer(status)})
     known = describe(served)
-    assert found.problems == (problems.NO_MODELS,)
+    assert found.problems == (problem,)
     assert (found.kind, found.block_size, found.event_sources) == (known.kind, known.block_size, known.event_sources)
+
+
+def test_a_worker_that_tells_nothing_without_a_key_is_not_called_something_else() -> None:
+    found = describe({path: Answer(401) for path in (*VLLM, *SGLANG)})
+    assert found == EngineDescription("unknown", problems=(problems.WANTS_KEY,))
 
 
 def test_sglang_without_metrics_is_known_by_its_server_info() -> None:
