@@ -53,6 +53,8 @@ def probe(host: str) -> Probe:
     found = yield from (_vllm if kind == "vllm" else _sglang)(host, models)
     if models:
         return found
+    if locked and found.version is None:  # SGLang tells nothing then, which is no problem of its own
+        return msgspec.structs.replace(found, problems=(problems.WANTS_KEY,))
     problem = problems.WANTS_KEY if locked else problems.NO_MODELS
     return msgspec.structs.replace(found, problems=(problem, *found.problems))
 

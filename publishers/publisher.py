@@ -18,7 +18,7 @@ from engines.description import EngineDescription, EngineKind, EventSource
 from engines.endpoints import confined, reachable
 from engines.load import RankLoad
 from engines.probe import probe
-from engines.problems import other_block_size
+from engines.problems import WANTS_KEY, other_block_size
 from indexer.types import WorkerRank
 from publishers.counts import RelayCounts, SourceCounts
 from publishers.credentials import make_session
@@ -155,7 +155,8 @@ class EnginePublisher:
             await asyncio.sleep(PROBE_INTERVAL)
 
     def _warn(self, found: EngineDescription, description: EngineDescription) -> None:
-        lacking = () if description.event_sources else (NO_EVENTS,)
+        untold = WANTS_KEY if WANTS_KEY in found.problems else NO_EVENTS
+        lacking = () if description.event_sources else (untold,)
         for problem in (*lacking, *other_block_size(description.block_size, found.block_size)):
             log_event(logger, logging.WARNING, problem, worker=self.worker_id, engine=self._url)
 

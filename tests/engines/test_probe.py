@@ -239,8 +239,10 @@ def test_a_locked_model_list_does_not_hide_the_engine(served: dict[str, Answer],
 
 
 def test_a_worker_that_tells_nothing_without_a_key_is_not_called_something_else() -> None:
-    found = describe({path: Answer(401) for path in (*VLLM, *SGLANG)})
-    assert found == EngineDescription("unknown", problems=(problems.WANTS_KEY,))
+    locked = {path: Answer(401) for path in (*VLLM, *SGLANG)}
+    assert describe(locked) == EngineDescription("unknown", problems=(problems.WANTS_KEY,))
+    found = describe({**locked, "/metrics": SGLANG["/metrics"]})
+    assert found == EngineDescription("sglang", problems=(problems.WANTS_KEY,))
 
 
 def test_sglang_without_metrics_is_known_by_its_server_info() -> None:

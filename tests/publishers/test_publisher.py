@@ -257,6 +257,18 @@ async def test_no_known_event_source_is_said_by_who_asked_the_engine(
     assert ("--events tcp://HOST:PORT" in caplog.text) is not described
 
 
+async def test_an_engine_that_wants_a_key_is_not_said_to_have_no_events(caplog: pytest.LogCaptureFixture) -> None:
+    receiver = Receiver()
+    await receiver.start()
+    async with running(HttpEngine({"/v1/models": (401, b""), "/metrics": (200, b"sglang:x 1\n")})) as engine:
+        publisher = EnginePublisher(worker_id="w", url=engine.url, plane=receiver.plane)
+        await publisher.start()
+        await until(lambda: publisher.stats.ranks)
+        await publisher.close()
+    assert "--worker-api-key-file" in caplog.text
+    assert "--kv-events-config" not in caplog.text
+
+
 async def test_a_block_size_that_is_not_the_engines_is_said(caplog: pytest.LogCaptureFixture) -> None:
     receiver = Receiver()
     await receiver.start()
