@@ -130,7 +130,7 @@ class Migration:
     def _reason(self) -> str | None:
         record, name = self._record, self._inference.model
         if self._tries >= self._all.limit:
-            return f"it has gone on {self._tries} times"
+            return f"it has gone on as often as --migration-limit lets it, which is {self._all.limit}"
         if self._refusal or record is None:
             return self._refusal or "its engine tells no tokens, or it was served in two parts"
         base = self._all.fleet.base_model(name)

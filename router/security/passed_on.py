@@ -24,6 +24,8 @@ def check_passed_on(head: RequestHead, own: frozenset[bytes]) -> None:
     for."""
     if head.method not in METHODS:
         raise BadRequest(405, "This method is not passed on to workers.")
+    if head.path.rstrip(b"/") in own:
+        raise BadRequest(400, "The path must be written without the '/' at its end.")
     plain = unquote_to_bytes(head.path)
     twice = unquote_to_bytes(plain) != plain  # somebody behind may decode it again
     *folders, last = (part.partition(b";")[0] for part in plain.split(b"/")[1:])

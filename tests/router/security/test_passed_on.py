@@ -72,6 +72,11 @@ def test_paths_in_disguise_are_refused(target: bytes) -> None:
     assert caught.value.response.status == 400
 
 
+def test_a_slash_at_the_end_is_named() -> None:
+    with pytest.raises(BadRequest, match="'/' at its end"):
+        check(b"/v1/completions/", b"POST")
+
+
 MANAGING = [b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/v1/unload_lora_adapter?x", b"/v1/set_lora"]
 MANAGING += [b"/v1/merge_lora_weights", b"/v1/unmerge_lora_weights/", b"/v1/%6coad_lora_adapter"]
 MANAGING += [b"/v1/load_lora_adapter;x=1", b"/v1/load_lora_adapter;x/"]
