@@ -1,4 +1,4 @@
-"""Errors in the shape that OpenAI's clients understand."""
+"""Errors in the shape that OpenAI's clients understand, and Anthropic's, who look for a `type` beside it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def error_body(
 ) -> bytes:
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     error = {"message": message, "type": kind, "param": param, "code": code or status, **(details or {})}
-    return msgspec.json.encode({"error": error})
+    return msgspec.json.encode({"error": error, "type": "error"})
 
 
 def error_event(status: int, message: str) -> bytes:

@@ -18,6 +18,7 @@ ARM = b"x-router-arm"
 VIA = b"x-router-via"
 """One line for each router that a request has come through: its id."""
 AUTHORIZATION = b"authorization"
+API_KEY = b"x-api-key"
 REQUEST_HEADERS = frozenset(
     (
         *(b"accept", b"accept-encoding", b"accept-language", b"content-type", b"user-agent"),

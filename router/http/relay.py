@@ -14,10 +14,7 @@ from router.http.upstream import Head
 LAST_CHUNK = b"0\r\n\r\n"
 _DONE = b"data: [DONE]\n\n\r\n"
 """The last event, at the end of its chunk."""
-
-
-_ERROR = b"data: {"
-_NAMED_ERROR = b'event: error\ndata: {"type":"error",'
+_ERROR_NAME = b"event: error\n"
 
 HELD = 64 * 1024
 """Bytes of an event held back until it is whole; a longer one is passed on in pieces."""
@@ -173,7 +170,7 @@ def _has_names(data: bytes) -> bool:
 def _like(event: bytes, named: bool) -> bytes:
     """The error event as the events before it. Clients of `/v1/messages` pass over one without a name, and would take
     the answer for whole."""
-    return event.replace(_ERROR, _NAMED_ERROR, 1) if named else event
+    return _ERROR_NAME + event if named else event
 
 
 def chunk(data: bytes) -> bytes:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from router.http.messages import AUTHORIZATION, Headers, RequestHead, Response
+from router.http.messages import API_KEY, AUTHORIZATION, Headers, RequestHead, Response
 from router.openai_errors import BadRequest
 from router.security.bucket import Bucket
 from router.security.keys import Key, Keys
@@ -132,7 +132,8 @@ class Guard:
     def _tenant(self, headers: Headers) -> Tenant:
         key = _key_in(headers)
         if key is None:
-            raise self._unauthorized("no_key", "You need an API key here: send it as `Authorization: Bearer KEY`.")
+            text = "You need an API key here: send it as `Authorization: Bearer KEY`, or `x-api-key: KEY`."
+            raise self._unauthorized("no_key", text)
         found = self._keys.find(key)
         if found is None:
             raise self._unauthorized("wrong_key", "Your API key is not valid here.")
@@ -144,9 +145,15 @@ class Guard:
 
 
 def _key_in(headers: Headers) -> bytes | None:
-    """None where two are shown: which one counts is then anybody's guess."""
-    given = [value for name, value in headers if name == AUTHORIZATION]
-    scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    """As OpenAI's clients show it, or Anthropic's. None where two are shown: which counts is then anybody's guess."""
+    shown = [_key_of(name, value) for name, value in headers if name in {AUTHORIZATION, API_KEY}]
+    return shown[0] if len(shown) == 1 else None
+
+
+def _key_of(name: bytes, value: bytes) -> bytes | None:
+    if name == API_KEY:
+        return value
+    scheme, _, key = value.partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else None
 
 

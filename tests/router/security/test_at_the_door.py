@@ -57,7 +57,9 @@ WRONG = [
     b"Authorization: Basic " + ONE.encode(),
     b"Authorization: " + ONE.encode(),
     b"Authorization: Bearer \xff\xfe",
-    b"X-Api-Key: " + ONE.encode(),
+    b"X-Api-Key: kvr-wrong",
+    b"X-Api-Key: " + ONE.encode() + b"\r\n" + bearer(ONE),
+    b"X-Api-Key: " + ONE.encode() + b"\r\nAuthorization: Basic x",
     bearer(ONE) + b"\r\n" + bearer("kvr-wrong"),
 ]
 
@@ -90,6 +92,13 @@ async def test_with_a_key_and_with_its_scheme_in_any_case(a: ScriptedWorker, key
             await client.ask(post("/v1/completions", b'{"prompt":"x"}', b"authorization: bEARER kvr-one"))
         ).status == 200
     assert len(a.requests) == 4
+
+
+async def test_with_a_key_where_anthropics_clients_put_it(a: ScriptedWorker, keys: str) -> None:
+    async with running(a, api_keys=keys) as router, router.client() as client:
+        got = await client.ask(post("/v1/messages", b'{"messages":[]}', b"X-Api-Key: " + ONE.encode()))
+    assert got.status == 200
+    assert ONE.encode() not in a.requests[0].head
 
 
 # -- pages
