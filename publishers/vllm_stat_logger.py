@@ -38,7 +38,7 @@ class KVRouterStatLogger(StatLoggerBase):  # type: ignore[misc] # Any: vLLM is n
         pass
 
     def _figures(self, stats: Any) -> RankLoad:
-        total = self._config.cache_config.num_gpu_blocks
+        total = self._blocks()
         return RankLoad(
             num_requests_waiting=stats.num_waiting_reqs + getattr(stats, "num_skipped_waiting_reqs", 0),
             gpu_cache_usage_perc=stats.kv_cache_usage,
@@ -49,3 +49,10 @@ class KVRouterStatLogger(StatLoggerBase):  # type: ignore[misc] # Any: vLLM is n
             kv_active_blocks=round(stats.kv_cache_usage * (total - 1)) if total else None,
             kv_total_blocks=total,
         )
+
+    def _blocks(self) -> int | None:
+        """Of one rank: in a front end the configuration has the sum over its ranks (0.33: v1/engine/core_client.py)."""
+        together, parallel = self._config.cache_config.num_gpu_blocks, self._config.parallel_config
+        only_local = parallel.data_parallel_external_lb or parallel.data_parallel_hybrid_lb
+        ranks = parallel.data_parallel_size_local if only_local else parallel.data_parallel_size
+        return together // ranks if together else None

@@ -166,9 +166,8 @@ class VllmFlavour(Flavour):
     def _rank_lines(self, labels: str, rank: Scheduler) -> list[str]:
         """Simulated seconds in the TTFT histogram."""
         counters, settings = rank.counters, self.facts.settings
-        blocks = (
-            f'block_size="{settings.block_size}",enable_prefix_caching="True",num_gpu_blocks="{rank.cache.capacity}"'
-        )
+        together = sum(each.cache.capacity for each in self.facts.ranks)  # as vLLM states it of each
+        blocks = f'block_size="{settings.block_size}",enable_prefix_caching="True",num_gpu_blocks="{together}"'
         seconds, source = "vllm:time_to_first_token_seconds", "vllm:prompt_tokens_by_source_total"
         return [
             f'vllm:request_success_total{{{labels},finished_reason="length"}} {float(counters.finished_requests)}',

@@ -22,7 +22,7 @@ def describe(
     configs, ranks = _configs(sources), {sample.labels.get("engine", "0") for sample in config}
     first_rank = min([*configs, *(int(rank) for rank in ranks if is_rank(rank))], default=0)
     event_sources, found = _event_sources(host, sources, first_rank)
-    block_size, total_blocks = _number(config, "block_size"), _number(config, "num_gpu_blocks")
+    block_size = _number(config, "block_size")
     if block_size is None:
         found = (*found, problems.NO_BLOCK_SIZE)
     return EngineDescription(
@@ -33,7 +33,7 @@ def describe(
         dp_size=min(max(1, len(event_sources), len(ranks)), MOST_RANKS),
         first_rank=first_rank,
         event_sources=event_sources,
-        total_blocks=total_blocks,
+        total_blocks=blocks_of_each(config),
         kv_dtype=next((sample.labels["cache_dtype"] for sample in config if sample.labels.get("cache_dtype")), None),
         # Counters of NIXL are there from the start (0.32). Whether it pulls or pushes they do not tell; the prefill's
         # answer does, and as long as the two parts are sent one after the other both take it.
@@ -41,6 +41,13 @@ def describe(
         tokenizer_path=next((model.root for model in bases(models)), None),
         problems=found,
     )
+
+
+def blocks_of_each(config: list[Sample]) -> int | None:
+    """KV blocks of one rank, from the samples of CONFIG. Each states what all ranks of the server have together: its
+    front end adds up what they report (0.9: v1/engine/utils.py, 0.33: v1/engine/core_client.py)."""
+    together = _number(config, "num_gpu_blocks")
+    return None if together is None else max(1, together // len({sample.labels.get("engine") for sample in config}))
 
 
 def _number(config: list[Sample], label: str) -> int | None:

@@ -6,7 +6,7 @@ from engines.answers import share, whole
 from engines.description import EngineDescription
 from engines.prometheus import read_samples
 from engines.rank_load import RankLoad
-from engines.vllm.describe import CONFIG, is_number, is_rank
+from engines.vllm.describe import CONFIG, blocks_of_each, is_rank
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -18,22 +18,14 @@ _NAMES = frozenset({RUNNING, WAITING, USAGE, QUERIES, HITS})
 
 def read(exposition: bytes, description: EngineDescription) -> dict[int, RankLoad]:
     """By rank; the description supplies what the metrics leave out."""
+    samples = read_samples(exposition, _NAMES | {CONFIG})
+    total_blocks = blocks_of_each([sample for sample in samples if sample.name == CONFIG]) or description.total_blocks
     figures: dict[int, dict[str, float]] = {}
-    totals: dict[int, int] = {}
-    for sample in read_samples(exposition, _NAMES | {CONFIG}):
+    for sample in samples:
         engine = sample.labels.get("engine", "0")  # versions before data parallelism had no such label
-        if not is_rank(engine) or int(engine) < description.first_rank:
-            continue
-        rank = int(engine) - description.first_rank
-        blocks = sample.labels.get("num_gpu_blocks", "")
-        if sample.name != CONFIG:
-            figures.setdefault(rank, {})[sample.name] = sample.value
-        elif is_number(blocks):
-            totals[rank] = int(blocks)
-    return {
-        rank: _rank_load(known, totals.get(rank, description.total_blocks), description.max_running)
-        for rank, known in figures.items()
-    }
+        if sample.name != CONFIG and is_rank(engine) and int(engine) >= description.first_rank:
+            figures.setdefault(int(engine) - description.first_rank, {})[sample.name] = sample.value
+    return {rank: _rank_load(known, total_blocks, description.max_running) for rank, known in figures.items()}
 
 
 def _rank_load(known: dict[str, float], total_blocks: int | None, max_running: int | None) -> RankLoad:

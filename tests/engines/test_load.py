@@ -118,10 +118,17 @@ def test_sglangs_older_get_load() -> None:
 
 def test_ranks_count_from_a_servers_first() -> None:
     lines = [f'vllm:num_requests_running{{engine="{rank}"}} {rank}' for rank in (8, 9, 10)]
-    lines += ['vllm:cache_config_info{engine="10",num_gpu_blocks="32"} 1']
+    lines += ['vllm:cache_config_info{engine="9",num_gpu_blocks="None"} 1']  # known later
     found = load(msgspec.structs.replace(VLLM, first_rank=9), {"/metrics": text(*lines)})
     assert {rank: one.request_active_slots for rank, one in found.items()} == {0: 9, 1: 10}
-    assert {rank: one.kv_total_blocks for rank, one in found.items()} == {0: 64, 1: 32}
+    assert {rank: one.kv_total_blocks for rank, one in found.items()} == {0: 64, 1: 64}
+
+
+def test_vllms_ranks_share_the_blocks_that_each_states() -> None:
+    lines = [f'vllm:kv_cache_usage_perc{{engine="{rank}"}} 0.5' for rank in (0, 1)]
+    lines += [f'vllm:cache_config_info{{engine="{rank}",num_gpu_blocks="202"}} 1' for rank in (0, 1)]
+    found = load(EngineDescription("vllm", dp_size=2), {"/metrics": text(*lines)})
+    assert [(one.kv_active_blocks, one.kv_total_blocks) for one in found.values()] == [(50, 101), (50, 101)]
 
 
 def test_ranks_are_kept_apart() -> None:

@@ -133,9 +133,8 @@ def test_an_engine_of_absurdly_many_ranks_has_some(ranks: range) -> None:
 
 
 def test_vllms_ranks_count_without_events_too() -> None:
-    lines = [
-        f'vllm:cache_config_info{{block_size="16",engine="{rank}",num_gpu_blocks="{9 - rank}"}} 1' for rank in (0, 1)
-    ]
+    """Of the blocks each rank states the sum (vLLM 0.33: v1/engine/core_client.py)."""
+    lines = [f'vllm:cache_config_info{{block_size="16",engine="{rank}",num_gpu_blocks="17"}} 1' for rank in (0, 1)]
     found = describe({**VLLM, "/metrics": Answer(200, "\n".join(lines).encode())})
     assert (found.dp_size, found.first_rank, found.block_size, found.total_blocks) == (2, 0, 16, 8)
 
