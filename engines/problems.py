@@ -18,12 +18,21 @@ NO_REPLAY = (
     "--kv-events-config, or state where it is with --worker URL,replay=tcp://HOST:PORT."
 )
 NO_EVENT_SOURCES = (
-    "The engine cannot tell where it publishes KV events (vLLM before 0.32 has no /kv_event_sources); state it with "
+    "The engine cannot tell where it publishes KV events (vLLM before 0.31 has no /kv_event_sources); state it with "
     "--worker URL,events=tcp://HOST:PORT."
 )
 EVENTS_OFF = (
     "The engine publishes no KV events; start it with --kv-events-config (publisher zmq), or state where they are with "
     "--worker URL,events=tcp://HOST:PORT."
+)
+OLD_EVENTS = (
+    "The engine's KV events do not say which prefixes it holds (SGLang before 0.5.6, with --enable-hierarchical-cache "
+    "before 0.5.10), so they are not followed; use a newer version."
+)
+OWN_RANK = (
+    "The engine itself chooses the data-parallel rank that serves a request, whatever it is asked (vLLM before 0.11.1, "
+    "SGLang before 0.5.10), so cached prefixes are met by chance; use a newer version, or a server for each rank, with "
+    "no --data-parallel-size or --dp-size."
 )
 FOREIGN_ENDPOINT = (
     "The engine names an event endpoint on a host that is not its URL's, which is not followed; allow the host with "

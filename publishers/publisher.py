@@ -18,7 +18,7 @@ from engines.description import EngineDescription, EngineKind, EventSource
 from engines.endpoints import confined, reachable
 from engines.load import RankLoad
 from engines.probe import probe
-from engines.problems import WANTS_KEY, other_block_size
+from engines.problems import OLD_EVENTS, WANTS_KEY, other_block_size
 from indexer.types import WorkerRank
 from publishers.counts import RelayCounts, SourceCounts
 from publishers.credentials import make_session
@@ -155,7 +155,7 @@ class EnginePublisher:
             await asyncio.sleep(PROBE_INTERVAL)
 
     def _warn(self, found: EngineDescription, description: EngineDescription) -> None:
-        untold = WANTS_KEY if WANTS_KEY in found.problems else NO_EVENTS
+        untold = next((why for why in (WANTS_KEY, OLD_EVENTS) if why in found.problems), NO_EVENTS)
         lacking = () if description.event_sources else (untold,)
         for problem in (*lacking, *other_block_size(description.block_size, found.block_size)):
             log_event(logger, logging.WARNING, problem, worker=self.worker_id, engine=self._url)
@@ -216,7 +216,7 @@ def with_overrides(
 ) -> EngineDescription:
     """The description with what an operator states in place of what was found."""
     found = description.event_sources
-    if events is not None and not found:
+    if events is not None and not found and OLD_EVENTS not in description.problems:
         found = tuple(EventSource(rank, "") for rank in range(description.dp_size))
     sources = tuple(
         EventSource(

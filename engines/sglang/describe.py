@@ -10,9 +10,18 @@ from engines import problems
 from engines.answers import items, mapping, parse, text, whole
 from engines.description import MOST_RANKS, EngineDescription, EventSource, Model, Role, bases
 from engines.endpoints import reachable, tcp
+from engines.versions import Version, is_before
 
 _ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "null": "both"}
 """By `--disaggregation-mode`."""
+
+_PREFIX_EVENTS: Version = (0, 5, 6)
+"""Before, blocks were named by their own tokens alone, and every radix node's first said that it follows nothing
+(mem_cache/radix_cache.py): its index would find prefixes that nobody holds."""
+_HIERARCHICAL_EVENTS: Version = (0, 5, 10)
+"""Before, a hierarchical cache published no blocks at all (mem_cache/hiradix_cache.py)."""
+_TAKES_RANK: Version = (0, 5, 10)
+"""Reads X-Data-Parallel-Rank (entrypoints/openai/serving_base.py)."""
 
 
 def describe(host: str, models: tuple[Model, ...], info: object, model_info: object) -> EngineDescription:
@@ -25,6 +34,8 @@ def describe(host: str, models: tuple[Model, ...], info: object, model_info: obj
     event_sources, found = _event_sources(host, server, dp_size)
     if block_size is None:
         found = (*found, problems.NO_BLOCK_SIZE)
+    if dp_size > 1 and is_before(text(server.get("version")), _TAKES_RANK):
+        found = (*found, problems.OWN_RANK)
     tokens = whole(server.get("max_total_num_tokens"), 1)
     return EngineDescription(
         kind="sglang",
@@ -76,11 +87,17 @@ def _event_sources(host: str, server: dict[str, Any], dp_size: int) -> tuple[tup
     config = mapping(parse(text(server.get("kv_events_config")) or "null"))
     if "zmq" not in (described.get("publisher"), config.get("publisher")):
         return (), (problems.EVENTS_OFF,)
+    if is_before(text(server.get("version")), _telling_since(server)):
+        return (), (problems.OLD_EVENTS,)
     ranks = (_event_source(host, described, config, rank) for rank in range(dp_size))
     found = tuple(source for source in ranks if source is not None)
     if len(found) < dp_size:
         return (), (problems.BAD_ENDPOINT,)
     return found, () if all(source.replay for source in found) else (problems.NO_REPLAY,)
+
+
+def _telling_since(server: dict[str, Any]) -> Version:
+    return _HIERARCHICAL_EVENTS if server.get("enable_hierarchical_cache") is True else _PREFIX_EVENTS
 
 
 def _event_source(host: str, described: dict[str, Any], config: dict[str, Any], rank: int) -> EventSource | None:

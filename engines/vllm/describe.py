@@ -9,9 +9,13 @@ from engines.answers import mapping, text
 from engines.description import MOST_RANKS, EngineDescription, EventSource, Model, bases
 from engines.endpoints import reachable
 from engines.prometheus import Sample, read_samples
+from engines.versions import Version, is_before
 from indexer.events import LARGEST_COUNT
 
 CONFIG = "vllm:cache_config_info"
+
+_TAKES_RANK: Version = (0, 11, 1)
+"""Reads X-data-parallel-rank (entrypoints/openai/serving_engine.py)."""
 
 
 def describe(
@@ -25,12 +29,15 @@ def describe(
     block_size = _number(config, "block_size")
     if block_size is None:
         found = (*found, problems.NO_BLOCK_SIZE)
+    release, dp_size = text(mapping(version).get("version")), min(max(1, len(event_sources), len(ranks)), MOST_RANKS)
+    if dp_size > 1 and is_before(release, _TAKES_RANK):
+        found = (*found, problems.OWN_RANK)
     return EngineDescription(
         kind="vllm",
-        version=text(mapping(version).get("version")),
+        version=release,
         models=models,
         block_size=block_size,
-        dp_size=min(max(1, len(event_sources), len(ranks)), MOST_RANKS),
+        dp_size=dp_size,
         first_rank=first_rank,
         event_sources=event_sources,
         total_blocks=blocks_of_each(config),

@@ -208,6 +208,49 @@ def test_what_is_missing_is_said_once(served: dict[str, Answer], expected: str) 
     assert describe(served).problems == (expected,)
 
 
+def of_version(version: str, **changes: Any) -> EngineDescription:
+    return describe(changed(SGLANG_OLD, "/server_info", version=version, **changes))
+
+
+@pytest.mark.parametrize("version", ["0.4.6.post5", "0.4.10", "0.5.3rc1", "0.5.5.post3"])
+def test_events_that_do_not_tell_prefixes_apart_are_not_followed(version: str) -> None:
+    """SGLang's blocks were named by their own tokens alone: mem_cache/radix_cache.py of 0.5.5."""
+    found = of_version(version)
+    assert (found.event_sources, found.problems) == ((), (problems.OLD_EVENTS,))
+
+
+def test_a_hierarchical_cache_publishes_its_blocks_later() -> None:
+    """Not in mem_cache/hiradix_cache.py of SGLang 0.5.9."""
+    found = of_version("0.5.9", enable_hierarchical_cache=True)
+    assert (found.event_sources, found.problems) == ((), (problems.OLD_EVENTS,))
+    assert of_version("0.5.10", enable_hierarchical_cache=True).event_sources
+
+
+@pytest.mark.parametrize("version", ["0.5.6", "0.5.10.post1", "0.6.0.dev3+g1", "0.0.0.dev0", "1.0.0", "main", "0.5"])
+def test_events_of_versions_that_are_newer_or_unknown_are_followed(version: str) -> None:
+    found = of_version(version)
+    assert (len(found.event_sources), found.problems) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("0.5.9", (problems.OWN_RANK,)), ("0.5.10", ()), ("0.5.23", ()), ("0.0.0.dev0", ())]
+)
+def test_an_sglang_that_takes_no_word_on_its_rank(version: str, expected: tuple[str, ...]) -> None:
+    events = {**json.loads(SGLANG_OLD["/server_info"].body)["kv_events"], "dp_size": 2}
+    assert of_version(version, kv_events=events, dp_size=2).problems == expected
+    assert of_version(version).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("0.11.0", (problems.OWN_RANK,)), ("0.9.2", (problems.OWN_RANK,)), ("0.11.1", ())]
+)
+def test_a_vllm_that_takes_no_word_on_its_rank(version: str, expected: tuple[str, ...]) -> None:
+    lines = [f'vllm:cache_config_info{{block_size="16",engine="{rank}"}} 1' for rank in (0, 1)]
+    served = {**changed(VLLM, "/version", version=version), "/metrics": Answer(200, "\n".join(lines).encode())}
+    assert describe(served).problems == expected
+    assert describe(changed(VLLM, "/version", version=version)).problems == ()
+
+
 @pytest.mark.parametrize("sentence", [value for name, value in vars(problems).items() if name.isupper()])
 def test_each_sentence_names_a_way_out(sentence: str) -> None:
     assert sentence.endswith((".", "?"))

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from engines import problems
 from engines.description import EngineDescription, EventSource
 from indexer.events import (
     NO_EVENTS,
@@ -267,6 +268,26 @@ async def test_an_engine_that_wants_a_key_is_not_said_to_have_no_events(caplog: 
         await publisher.close()
     assert "--worker-api-key-file" in caplog.text
     assert "--kv-events-config" not in caplog.text
+
+
+async def test_events_that_are_too_old_are_neither_followed_nor_called_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Wherever they are: where it is stated as well."""
+    receiver = Receiver()
+    await receiver.start()
+    info = {"version": "0.5.5", "page_size": 4, "kv_events_config": '{"publisher":"zmq","endpoint":"tcp://*:5557"}'}
+    answers = {"/v1/models": models("m", owned_by="sglang"), "/get_server_info": (200, msgspec.json.encode(info))}
+    async with running(HttpEngine(answers)) as engine:
+        publisher = EnginePublisher(
+            worker_id="w", url=engine.url, plane=receiver.plane, events="tcp://127.0.0.1:5557", load_interval=0.01
+        )
+        await publisher.start()
+        await until(lambda: receiver.reports)
+        assert publisher.stats.ranks[0].source is None
+        await publisher.close()
+    assert problems.OLD_EVENTS in caplog.text
+    assert "--events tcp://HOST:PORT" not in caplog.text
 
 
 async def test_a_block_size_that_is_not_the_engines_is_said(caplog: pytest.LogCaptureFixture) -> None:
