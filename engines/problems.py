@@ -50,3 +50,9 @@ def other_block_size(stated: int | None, found: int | None) -> tuple[str, ...]:
         return ()
     told = f"A block size of {stated} tokens is stated, but the engine tells {found}"
     return (f"{told}, and no prefix is found by a wrong one; leave out block_size, unless the engine is wrong.",)
+
+
+def blocks_of_another_size(expected: int, found: int) -> str:
+    """What is wrong where an engine's events are of blocks that prompts are not cut into."""
+    said = f"The engine's events are of blocks of {found} tokens, not of {expected} as it tells, or as is stated"
+    return f"{said}, and no prefix is found by a wrong size; state --worker URL,block_size={found}."

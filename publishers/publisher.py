@@ -164,7 +164,8 @@ class EnginePublisher:
         sources = {source.dp_rank: source for source in description.event_sources}
         for number in sources or range(description.dp_size):
             rank = WorkerRank(self.worker_id, number)
-            publisher = EngineRank(rank, self._plane, self._namespace, self._epochs, DECODERS[description.kind])
+            decoder, size = DECODERS[description.kind], description.block_size
+            publisher = EngineRank(rank, self._plane, self._namespace, self._epochs, decoder, size)
             await publisher.start()
             self._ranks[number] = publisher
             self._listen(number, sources.get(number))

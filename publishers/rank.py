@@ -9,11 +9,12 @@ import msgspec
 
 import engines.numbers
 import indexer.handles
-from engines.events import EngineBatch, MalformedEvent
+from engines.events import BlockStored, EngineBatch, MalformedEvent
+from engines.problems import blocks_of_another_size
 from engines.rank_load import RankLoad
 from engines.undecodable import UNDECODABLE
 from indexer.events import NO_EVENTS, EventBatch, LoadReport, decode_replay_request, encode
-from indexer.types import WorkerRank
+from indexer.types import Tier, WorkerRank
 from publishers.logs import log_event
 from publishers.plane import EventPlane, Unsubscribe, events_subject, load_subject, replay_subject
 from publishers.relay import RankRelay
@@ -47,8 +48,10 @@ class Epochs:
 class RankPublisher:
     """Publishes what `relay` makes and what it knows; replays are answered between `start` and `close`."""
 
-    def __init__(self, rank: WorkerRank, plane: EventPlane, namespace: str, epochs: Epochs) -> None:
-        self.relay = RankRelay(rank, epochs.next())
+    def __init__(
+        self, rank: WorkerRank, plane: EventPlane, namespace: str, epochs: Epochs, block_size: int | None = None
+    ) -> None:
+        self.relay = RankRelay(rank, epochs.next(), block_size=block_size)
         self._plane = plane
         self._epochs = epochs
         self._events_subject = events_subject(namespace, rank)
@@ -99,12 +102,23 @@ class RankPublisher:
 
 
 class EngineRank(RankPublisher):
-    """An `EventSink` that publishes. `make_decode` makes a fresh decoder for each epoch: decoders may remember."""
+    """An `EventSink` that publishes. `make_decode` makes a fresh decoder for each epoch: decoders may remember.
+
+    `block_size` is what the engine told, or an operator stated; its events show what it is.
+    """
 
     def __init__(
-        self, rank: WorkerRank, plane: EventPlane, namespace: str, epochs: Epochs, make_decode: Callable[[], Decode]
+        self,
+        rank: WorkerRank,
+        plane: EventPlane,
+        namespace: str,
+        epochs: Epochs,
+        make_decode: Callable[[], Decode],
+        block_size: int | None = None,
     ) -> None:
-        super().__init__(rank, plane, namespace, epochs)
+        super().__init__(rank, plane, namespace, epochs, block_size)
+        self._unproven = block_size
+        """None where nothing is left to be shown."""
         self._make_decode = make_decode
         self._decode = make_decode()
 
@@ -117,7 +131,22 @@ class EngineRank(RankPublisher):
                 log_event(logger, logging.WARNING, UNREADABLE, worker=self.relay.rank, error=error)
             self.relay.malformed()
             return
+        if self._unproven is not None:
+            self._prove(self._unproven, batch)
         await self.publish(self.relay.apply(batch))
+
+    def _prove(self, block_size: int, batch: EngineBatch) -> None:
+        """vLLM 0.18 to 0.22 tells the size that it was started with, not what its attention takes (MLA: 64); and each
+        version one without decode context parallelism, by which it is multiplied."""
+        # An event of one block may be a prompt's end within a block.
+        stores = [event for event in batch.events if isinstance(event, BlockStored) and event.tier is Tier.GPU]
+        sizes = {event.block_size for event in stores if len(event.engine_hashes) > 1}
+        if not sizes:
+            return
+        self._unproven = None
+        if block_size not in sizes:
+            problem = blocks_of_another_size(block_size, min(sizes))
+            log_event(logger, logging.WARNING, problem, worker=self.relay.rank)
 
     async def new_epoch(self) -> None:
         self._decode = self._make_decode()

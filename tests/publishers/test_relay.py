@@ -120,6 +120,15 @@ def test_what_cannot_be_placed_is_counted_and_makes_the_view_inexact(events: Eng
     assert subject.apply(batch(TEN[0]))
 
 
+@pytest.mark.parametrize(("known", "exact"), [(16 * SIZE, True), (SIZE, False), (None, False)])
+def test_a_prompts_end_within_a_block_need_not_follow_anything(known: int | None, exact: bool) -> None:
+    """vLLM 0.28 and on, where a hybrid model's blocks are larger than what it hashes: BlockPool.cache_partial_block."""
+    subject = RankRelay(RANK, EPOCH, block_size=known)
+    assert subject.apply(batch(stored([2], [1, 2, 3, 4], parent=1))) == []
+    assert subject.exact is exact
+    assert (subject.counts.orphans, subject.counts.skipped["block_size"]) == ((0, 1) if exact else (1, 0))
+
+
 def test_skipped_events_are_counted_by_reason_and_leave_the_view_exact() -> None:
     subject = relay()
     subject.apply(batch(medium=2, group=1))
