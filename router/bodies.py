@@ -19,6 +19,13 @@ class Transfer(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     prompt_token_ids: msgspec.Raw = ABSENT
 
 
+class Extra(msgspec.Struct, gc=False):
+    """What of vLLM's `vllm_xargs` is not a client's to say: since 0.28 one has the engine tell again of blocks that it
+    told of before, which cannot be told from second copies (v1/core/kv_cache_manager.py). They would never be gone."""
+
+    kv_cache_report_mode: None = None
+
+
 class Bounded(msgspec.Struct, gc=False):
     """What no request may say, or not without limit: checked as it is decoded, which costs nothing.
 
@@ -29,6 +36,7 @@ class Bounded(msgspec.Struct, gc=False):
     n: _Choices = None
     best_of: _Choices = None
     kv_transfer_params: Transfer | None = None
+    vllm_xargs: Extra | None = None
     bootstrap_host: None = None
     bootstrap_port: None = None
     bootstrap_room: None = None

@@ -129,7 +129,7 @@ def _read_fields(raw: bytes, body: Completion | Chat) -> dict[str, Any]:
 
 def _wrong_field(error: msgspec.ValidationError) -> BadRequest:
     param = _param(error)
-    if param in STEERING:
+    if param and param.partition(".")[0] in STEERING:
         return BadRequest(400, f"The field {param!r} steers engines, and is not for clients to give.", param=param)
     return BadRequest(400, f"The request body has a wrong field: {error}.", param=param)
 

@@ -151,6 +151,7 @@ def test_any_bytes_are_an_inference_or_a_400(raw: bytes) -> None:
         (b'{"model": "", "input": 1}', None),
         (b'[{"model": "m"}]', None),
         (b'{"model":"m","n":128,"kv_transfer_params":{"prompt_token_ids":[1]},"bootstrap_host":null}', "m"),
+        (b'{"model":"m","vllm_xargs":{"session_id":"s","a":[1,2.5]}}', "m"),
     ],
     ids=lambda value: repr(value)[:24],
 )
@@ -183,6 +184,7 @@ STEERING = [
     b'"kv_transfer_params":[1]',
     b'"kv\\u005ftransfer_params":{"remote_host":"10.0.0.1"}',
     b'"kv_transfer_params":null,"kv_transfer_params":{"remote_host":"10.0.0.1"}',
+    b'"vllm_xargs":{"session_id":"s","kv_cache_report_mode":"full"}',
     b'"bootstrap_host":"10.0.0.1"',
     b'"bootstrap_host":["10.0.0.1"]',
     b'"bootstrap_port":22',
