@@ -18,7 +18,7 @@ class Frame(msgspec.Struct, Generic[_Event], array_like=True, gc=False):
 
 
 class MapFrame(msgspec.Struct, gc=False):
-    """vLLM's frame between the switch to maps and 0.32, where the frame is an array again."""
+    """A frame that names its fields, as vLLM's events do since 0.24. Its releases up to 0.33 send arrays."""
 
     ts: float
     events: list[msgspec.Raw]

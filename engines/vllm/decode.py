@@ -1,4 +1,4 @@
-"""vLLM's KV events (vllm/distributed/kv_events.py): maps since mid-2026, before that arrays of the same fields."""
+"""vLLM's KV events (vllm/distributed/kv_events.py): maps since 0.24, before that arrays of the same fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only vLLM's events have: extra keys, attention groups, localities, a frame that was a map for a while."""
+"""What only vLLM's events have: extra keys, attention groups, localities, a frame that may be a map."""
 
 from __future__ import annotations
 
