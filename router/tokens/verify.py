@@ -17,10 +17,15 @@ _TEXTS = (
 )
 _SYSTEM = {"role": "system", "content": "You are a careful assistant.\n\n  Answer in one short paragraph. "}
 _USER = {"role": "user", "content": " What is 12 × 34?\n"}
-_CHATS: tuple[list[dict[str, Any]], ...] = (
-    [_USER],
-    [_SYSTEM, _USER],
-    [_SYSTEM, _USER, {"role": "assistant", "content": "408."}, {"role": "user", "content": "日本語で 🙂"}],
+_ANSWERED = [_SYSTEM, _USER, {"role": "assistant", "content": "408."}, {"role": "user", "content": "日本語で 🙂"}]
+_PLACE = {"type": "object", "properties": {"city": {"type": "string", "description": "A name"}}, "required": ["city"]}
+_TOOL = {"type": "function", "function": {"name": "weather", "description": "Now <here>", "parameters": _PLACE}}
+_CHATS: tuple[dict[str, Any], ...] = (
+    {"messages": [_USER]},
+    {"messages": [_SYSTEM, _USER]},
+    {"messages": _ANSWERED},
+    # An engine may have been given a template for tools (--chat-template) that is the model's own in all else.
+    {"messages": [_SYSTEM, _USER], "tools": [_TOOL]},
 )
 
 
@@ -51,7 +56,7 @@ async def verify(ours: Ids, engine: EngineTokens, model: str) -> Mismatch | None
     nothing is compared for chats. Raises CannotTokenize when the engine answered no probe at all.
     """
     probes: list[tuple[Endpoint, dict[str, Any]]] = [("completions", {"model": model, "prompt": t}) for t in _TEXTS]
-    probes += [("chat", {"model": model, "messages": chat}) for chat in _CHATS]
+    probes += [("chat", {"model": model, **chat}) for chat in _CHATS]
     compared = 0
     for number, (endpoint, fields) in enumerate(probes):
         try:
