@@ -19,17 +19,26 @@ from publishers.plane import NAMESPACE_TAKES, is_namespace
 
 logger = logging.getLogger(__name__)
 
+_DIGITS = 10
+"""That no number of a rank has."""
+
 
 class Settings(msgspec.Struct, frozen=True):
     nats: str
     worker_id: str
     namespace: str = "default"
     files: NatsFiles = NatsFiles()
+    first_rank: int = 0
+    """What vLLM calls the rank that is this server's first: several servers of one data-parallel engine count theirs
+    together, and the router counts each worker's from 0."""
+
+    def rank(self, engine_rank: int) -> int:
+        return max(0, engine_rank - self.first_rank)
 
 
 def settings_from(environ: Mapping[str, str]) -> Settings | None:
-    """From KV_ROUTER_NATS, KV_ROUTER_WORKER_ID, KV_ROUTER_NAMESPACE, and KV_ROUTER_NATS_CREDS and the like; None, and
-    said why, when they cannot be used.
+    """From KV_ROUTER_NATS, KV_ROUTER_WORKER_ID, KV_ROUTER_NAMESPACE, KV_ROUTER_FIRST_RANK, and KV_ROUTER_NATS_CREDS and
+    the like; None, and said why, when they cannot be used.
 
     Silently None without KV_ROUTER_NATS. An engine must not fail because its router's settings are wrong.
     """
@@ -45,10 +54,15 @@ def settings_from(environ: Mapping[str, str]) -> Settings | None:
         text = f"KV_ROUTER_NAMESPACE takes {NAMESPACE_TAKES}: nothing is published"
         log_event(logger, logging.ERROR, text, given=namespace)
         return None
+    first_rank = environ.get("KV_ROUTER_FIRST_RANK") or "0"
+    if not (first_rank.isascii() and first_rank.isdigit() and len(first_rank) < _DIGITS):
+        text = "KV_ROUTER_FIRST_RANK takes a number: nothing is published"
+        log_event(logger, logging.ERROR, text, given=first_rank)
+        return None
     files = NatsFiles(*(environ.get(f"KV_ROUTER_NATS_{name.upper()}") or None for name in NatsFiles._fields))
     try:
         make_plane(nats, files)
     except ValueError as error:
         log_event(logger, logging.ERROR, "KV_ROUTER_NATS cannot be used: nothing is published", error=error)
         return None
-    return Settings(nats, worker_id, namespace, files)
+    return Settings(nats, worker_id, namespace, files, int(first_rank))

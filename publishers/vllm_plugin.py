@@ -6,7 +6,7 @@ Installed with this package (entry-point group `vllm.general_plugins`), asleep u
         --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq"}'
 
 publishes as worker 10.0.0.1:8000 (the name that the router has for this engine). `zmq` has to be said, as vLLM knows no
-other name, but no ZMQ socket is opened. KV_ROUTER_NAMESPACE is `default` unless set.
+other name, but no ZMQ socket is opened. KV_ROUTER_NAMESPACE is `default` unless set, and KV_ROUTER_FIRST_RANK 0.
 
 vLLM is imported only when vLLM itself calls `register`.
 """
@@ -43,7 +43,7 @@ def make_publisher_class(settings: Settings) -> type[Any]:
             from engines.vllm.decode import Decoder  # noqa: PLC0415
             from publishers.in_process import EventThread  # noqa: PLC0415
 
-            self._thread = EventThread(settings, data_parallel_rank, Decoder)
+            self._thread = EventThread(settings, settings.rank(data_parallel_rank), Decoder)
 
         def publish(self, events: Any) -> None:
             self._thread.publish(events)

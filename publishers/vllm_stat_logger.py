@@ -21,7 +21,7 @@ class KVRouterStatLogger(StatLoggerBase):  # type: ignore[misc] # Any: vLLM is n
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         settings = settings_from(os.environ)
-        self._thread = None if settings is None else FiguresThread(settings, engine_index)
+        self._thread = None if settings is None else FiguresThread(settings, settings.rank(engine_index))
         self._config = vllm_config
         self._queries = 0
         self._hits = 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import threading
 import types
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -138,6 +140,16 @@ def test_nobody_is_harmed_after_the_end_and_without_a_server() -> None:
             None,
             "KV_ROUTER_NAMESPACE takes letters",
         ),
+        (
+            {"KV_ROUTER_NATS": "nats://n", "KV_ROUTER_WORKER_ID": "w", "KV_ROUTER_FIRST_RANK": "8"},
+            Settings("nats://n", "w", first_rank=8),
+            "",
+        ),
+        (
+            {"KV_ROUTER_NATS": "nats://n", "KV_ROUTER_WORKER_ID": "w", "KV_ROUTER_FIRST_RANK": "-1"},
+            None,
+            "KV_ROUTER_FIRST_RANK takes a number",
+        ),
     ],
 )
 def test_settings(
@@ -146,6 +158,13 @@ def test_settings(
     assert settings_from(environ) == settings
     assert said in caplog.text
     assert bool(said) == bool(caplog.records)
+
+
+def test_ranks_are_counted_from_a_servers_first() -> None:
+    """vLLM numbers all servers' ranks together: data_parallel_index in v1/core/sched/scheduler.py."""
+    settings = Settings("nats://n", "w", first_rank=8)
+    assert [settings.rank(8), settings.rank(9)] == [0, 1]
+    assert settings.rank(3) == 0  # a setting that is wrong harms no engine
 
 
 def test_figures_have_a_subject_of_their_own() -> None:
@@ -173,13 +192,43 @@ def test_the_plug_in_takes_the_place_of_zmq(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "vllm.distributed.kv_events", kv_events)
     monkeypatch.setenv("KV_ROUTER_NATS", "nats://127.0.0.1:9")
     monkeypatch.setenv("KV_ROUTER_WORKER_ID", "w")
+    monkeypatch.setenv("KV_ROUTER_FIRST_RANK", "1")
     register()
     register()
     publisher = EventPublisherFactory._registry["zmq"](data_parallel_rank=1, endpoint="tcp://*:5557", hwm=1)
     assert publisher.data_parallel_rank == 1
+    assert publisher._thread._rank == WorkerRank("w", 0)
     publisher.publish(BATCH)
     publisher.shutdown()
     assert our_threads() == []
+
+
+@pytest.mark.parametrize(("only_local", "blocks"), [(False, 101), (True, 202)])
+def test_a_ranks_blocks_are_its_share_of_what_the_front_end_adds_up(
+    monkeypatch: pytest.MonkeyPatch, only_local: bool, blocks: int
+) -> None:
+    loggers = types.ModuleType("vllm.v1.metrics.loggers")
+    loggers.__dict__["StatLoggerBase"] = type("StatLoggerBase", (), {})
+    for name in ("vllm", "vllm.v1", "vllm.v1.metrics"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.v1.metrics.loggers", loggers)
+    monkeypatch.delitem(sys.modules, "publishers.vllm_stat_logger", raising=False)
+    monkeypatch.delenv("KV_ROUTER_NATS", raising=False)
+    made = importlib.import_module("publishers.vllm_stat_logger")
+    monkeypatch.delitem(sys.modules, "publishers.vllm_stat_logger")
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(num_gpu_blocks=404),
+        parallel_config=SimpleNamespace(
+            data_parallel_size=4,
+            data_parallel_size_local=2,
+            data_parallel_external_lb=False,
+            data_parallel_hybrid_lb=only_local,
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=8),
+    )
+    stats = SimpleNamespace(num_waiting_reqs=1, num_running_reqs=2, kv_cache_usage=0.5)
+    figures = made.KVRouterStatLogger(config)._figures(stats)
+    assert (figures.kv_total_blocks, figures.kv_active_blocks) == (blocks, round((blocks - 1) / 2))
 
 
 def test_the_plug_in_brings_no_compiler_into_processes_that_publish_nothing() -> None:
