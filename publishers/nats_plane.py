@@ -226,7 +226,8 @@ class NatsPlane:
         if not self._attempted.is_set():
             self._attempted.set()
             self._away = True
-            log_event(logger, logging.WARNING, "NATS cannot be reached yet", server=self._name, error=error)
+            reason = getattr(error, "strerror", None) or error
+            log_event(logger, logging.WARNING, "NATS cannot be reached yet", server=self._name, error=reason)
         elif isinstance(error, nats.errors.SlowConsumerError):
             if not self._slow:
                 self._slow = True

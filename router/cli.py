@@ -128,7 +128,10 @@ def _parse_flags(argv: Sequence[str]) -> dict[str, Any]:
 
 def _unknown(argument: str) -> SettingsError:
     if not argument.startswith("-"):
-        return SettingsError(f"{argument!r} belongs to no flag; each worker needs its own --worker.")
+        return SettingsError(
+            f"{argument!r} belongs to no flag; each worker needs its own --worker. (Commands come first: ab, simulate, "
+            "store, keys.)"
+        )
     flag = argument.partition("=")[0]
     return SettingsError(f"There is no flag {flag}{_hint(flag, [CONFIG_FLAG, *(o.flag for o in options())])}")
 

@@ -29,7 +29,7 @@ from router.refusals import refused
 from router.retry_budget import RetryBudget
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking
-from router.scheduling.decision import Candidates, Decision
+from router.scheduling.decision import Candidates, Decision, Prediction
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
@@ -456,9 +456,13 @@ def _tell(decision: Decision, request_id: bytes) -> None:
         prompt=decision.prompt_tokens,
         overlap=decision.overlap_tokens,
         stored=decision.stored_tokens,
-        predicted=decision.predicted,
+        predicted=_told(decision.predicted),
         costs=costs,
     )
+
+
+def _told(predicted: Prediction | None) -> str | None:
+    return predicted and ", ".join(f"{name} {value:.3g}" for name, value in predicted._asdict().items())
 
 
 def _readable(request_id: bytes) -> str:

@@ -93,6 +93,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return without_reuse(kept) if self.no_reuse else kept
 
 
+_SIMULATED = ("sim_workers", "cache_tokens", "block_size", "sim_arg")
+"""Flags of the simulated fleet alone."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise RunError(f"{message}; --help lists every flag")
@@ -103,6 +107,10 @@ def read_plan(argv: Sequence[str]) -> Plan:
     given = vars(make_parser().parse_args(argv))
     modes = _labelled(given.pop("modes").split(","))
     workers = tuple(_worker(text) for text in given.pop("worker"))
+    simulated = {name: given.pop(name) for name in _SIMULATED}
+    stated = [name for name, value in simulated.items() if value]
+    if workers and stated:
+        raise RunError(f"--{stated[0].replace('_', '-')} is for a simulated fleet, and --worker names another")
     speedup = given.pop("speedup") or (1.0 if workers else SIM_SPEEDUP)
     baseline = given.pop("baseline") or next((mode for mode in modes if mode_of(mode) != "kv"), modes[0])
     if baseline not in modes:
@@ -112,9 +120,10 @@ def read_plan(argv: Sequence[str]) -> Plan:
         workers=workers,
         speedup=speedup,
         baseline=baseline,
-        sim_args=tuple(given.pop("sim_arg")),
+        sim_args=tuple(simulated.pop("sim_arg")),
         router_args=tuple(given.pop("router_arg")),
         **given,
+        **{name: value for name, value in simulated.items() if value},
     )
 
 
@@ -152,9 +161,9 @@ def make_parser() -> argparse.ArgumentParser:
     real.add_argument("--worker-key", metavar="FILE", help="the private key of --worker-cert (PEM)")
     real.add_argument("--model", metavar="NAME", help="the model to ask for (default: what the first worker serves)")
     sim = parser.add_argument_group("A simulated fleet")
-    sim.add_argument("--sim-workers", type=count, default=8, metavar="N", help="workers (default: 8)")
-    sim.add_argument("--cache-tokens", type=count, default=262_144, metavar="N", help="per worker (default: 262144)")
-    sim.add_argument("--block-size", type=count, default=16, metavar="N", help="tokens per block (default: 16)")
+    sim.add_argument("--sim-workers", type=count, metavar="N", help="workers (default: 8)")
+    sim.add_argument("--cache-tokens", type=count, metavar="N", help="per worker (default: 262144)")
+    sim.add_argument("--block-size", type=count, metavar="N", help="tokens per block (default: 16)")
     sim.add_argument("--speedup", type=positive, metavar="FACTOR", help="times real time (default: 4; --worker: 1)")
     sim.add_argument("--sim-arg", action="append", default=[], metavar="=--FLAG", help="a further flag for the fleet")
     return parser

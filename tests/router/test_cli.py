@@ -95,7 +95,7 @@ def test_a_switch_has_two_flags() -> None:
         (
             ["--worker", "http://a", "http://b"],
             {},
-            "'http://b' belongs to no flag; each worker needs its own --worker.",
+            "'http://b' belongs to no flag; each worker needs its own --worker. (Commands come first: ab,",
         ),
         (["--worker", "a:1"], {}, "--worker: 'a:1' is not an engine's address"),
         (

@@ -208,6 +208,14 @@ async def test_an_event_in_the_log_names_its_request(a: ScriptedWorker, caplog: 
     assert told == [("Decided", "m" * 128), ("Worker failed a request", "m" * 128)]
 
 
+async def test_a_decision_in_the_log_names_its_figures(a: ScriptedWorker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "router.routing")
+    async with running(a, router_mode="kv") as router, router.client() as client:
+        await client.ask(post("/v1/completions", b'{"prompt":[1,2,3]}'))
+    (decided,) = (vars(record)["fields"] for record in caplog.records if record.message == "Decided")
+    assert decided["predicted"].startswith("queue 0, held 0, prefill ")
+
+
 @pytest.mark.parametrize("mode", ["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"])
 async def test_every_mode_names_the_worker_and_kv_the_overlap(a: ScriptedWorker, mode: str) -> None:
     body = b'{"prompt":[1,2,3,4,5,6,7,8,9,10]}'
