@@ -104,7 +104,7 @@ class Connection(protocol.Protocol):
         self._current: Request | None = None
         self._exchange: Exchange | None = None
         self._closing = False
-        self._paused = False
+        self._paused = self._beginning = False
         self._repeated: RepeatedRequest | None = None
         self._hope = _HOPE
         self._between = True  # two messages, as far as the parser was fed
@@ -329,14 +329,22 @@ class Connection(protocol.Protocol):
         return self._current is request
 
     def _begin_next(self) -> None:
-        """Not before the client has taken what came before: what it does not take would pile up here."""
-        if self._waiting and self._current is None and not self._paused:
+        """Not before the client has taken what came before: what it does not take would pile up here. Nor within
+        itself: thousands of small ones may wait, and be answered at once."""
+        if self._beginning:
+            return
+        self._beginning = True
+        while self._may_begin():
             request = self._waiting.popleft()
             self._ahead -= _size(request)
             if not self._reading and len(self._waiting) < MAX_PIPELINED and self._ahead < READ_AHEAD:
                 self._reading = True
                 self._transport.resume_reading()
             self._begin(request)
+        self._beginning = False
+
+    def _may_begin(self) -> bool:
+        return bool(self._waiting) and self._current is None and not self._paused
 
     def respond(self, response: Response) -> None:
         """Answer the current request whole."""

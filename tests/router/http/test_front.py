@@ -179,6 +179,17 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_without_end() -> 
     assert site.transport.reading
 
 
+def test_thousands_of_small_requests_in_one_read_are_answered_one_after_the_other() -> None:
+    """Each answer that is there at once begins the next request: within each other they would be too deep."""
+    site = Site(slow=True)
+    site.feed(GET * 3000)
+    site.slow = False
+    site.connection.respond(Response(200, b"1"))
+    assert len(site.requests) == 3000
+    assert site.transport.written.endswith(b"\r\n\r\n3000")
+    assert site.transport.reading
+
+
 def test_a_lost_connection_cancels_what_is_in_progress() -> None:
     site = Site(slow=True)
     site.feed(GET)
