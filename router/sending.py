@@ -23,6 +23,7 @@ class Past:
     """What is left of a connection that serves others by now: the last pieces that came over it."""
 
     __slots__ = ("latest", "recent")
+    heard = True
     paused = False
 
     def __init__(self, recent: bytes, latest: bytes) -> None:
@@ -74,7 +75,8 @@ class Sending:
     def again(self, after: float) -> bool:
         """Whether the connection, which broke so many seconds `after` sending and before any answer, broke for being
         old, so that the request is on its way once more."""
-        if not self._reused or after > STALE_WITHIN:
+        connection = self.connection
+        if not self._reused or after > STALE_WITHIN or (connection and connection.heard):
             return False
         self._reused, self._resent = False, True
         self.connection = None

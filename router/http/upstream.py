@@ -140,6 +140,7 @@ class WorkerConnection(protocol.Protocol):
         "_paused",
         "_receiver",
         "_transport",
+        "heard",
         "latest",
         "recent",
         "requests",
@@ -167,6 +168,8 @@ class WorkerConnection(protocol.Protocol):
         self._events_to: Callable[[bytes], None] | None = None
         self.recent = self.latest = b""
         """The last two pieces of the body, in the order that they came."""
+        self.heard = False
+        """Something has come of the answer."""
         self.requests = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -179,6 +182,7 @@ class WorkerConnection(protocol.Protocol):
         self._head_only = head_only
         self._events_to = None
         self.recent = self.latest = b""
+        self.heard = False
         self.requests += 1
         if len(body) < _JOINED:
             self._transport.write(head + body)
@@ -260,6 +264,7 @@ class WorkerConnection(protocol.Protocol):
             self._finish(self._head, body.excess)
 
     def _take_head(self, receiver: Receiver, data: bytes) -> None:
+        self.heard = True
         head = None
         while head is None or head.status < 200:  # 100 Continue, 103 Early Hints: the answer proper follows
             end = data.find(b"\r\n\r\n") + 4

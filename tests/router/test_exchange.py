@@ -363,3 +363,16 @@ def test_a_connection_that_breaks_long_after_the_request_was_sent_was_not_too_ol
     relayed.at_worker.connection_lost(None)
     assert relayed.failures == ["broke off before its first byte: the connection was closed"]
     assert relayed.load == Load()
+
+
+@pytest.mark.parametrize("heard", [b"HTTP/1.1 200 OK\r\ncont", b"HTTP/1.1 100 Continue\r\n\r\n", b"no HTTP\r\n\r\n"])
+def test_a_connection_that_breaks_in_the_midst_of_a_head_was_not_too_old(heard: bytes) -> None:
+    """The worker has the request: it is not sent to it once more as if it had not."""
+    relayed = Relayed()
+    relayed.answer(EVENTS, EVENT, LAST)
+    relayed.connection.data_received(b"POST /v1/x HTTP/1.1\r\nhost: r\r\ncontent-length: 2\r\n\r\n{}")
+    relayed.answer(heard)
+    relayed.at_worker.connection_lost(None)
+    (failure,) = relayed.failures
+    assert failure.startswith("broke off before its first byte: ")
+    assert relayed.load == Load()
