@@ -266,12 +266,15 @@ class Exchange:
 
     def on_prefill_refused(self, refusal: Response) -> None:
         parts = self._parts
-        if parts:
-            parts.prefill_over()
-            self._has_answered(parts.pair.prefill)
-        if not self._over and self._first_byte is None:
-            self._drop()
-            self.answer(refusal)
+        if self._over or parts is None:
+            return
+        parts.prefill_over()
+        self._has_answered(parts.pair.prefill)
+        if self._first_byte is not None or parts.decoded:  # as where it fails
+            parts.told()
+            return
+        self._drop()
+        self.answer(refusal)
 
     def _drop(self) -> None:
         """What the worker has begun is of no use."""

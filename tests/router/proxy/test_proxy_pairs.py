@@ -510,6 +510,29 @@ async def test_an_answer_that_is_whole_is_the_clients_though_its_prefill_never_t
         await until(lambda: p.dialogues[0].is_over)
 
 
+@pytest.mark.parametrize("name", LATE)
+async def test_an_answer_that_is_whole_waits_no_more_for_a_prefill_worker_that_refuses(
+    p: ScriptedWorker, d: ScriptedWorker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.late_usage.PATIENCE", 60.0)
+    body, script, told = LATE[name]
+
+    async def refuse(dialogue: Dialogue) -> None:
+        await dialogue.go_on.wait()
+        await answer(b"{}", 400)(dialogue)
+
+    p.then(refuse)
+    d.then(script)
+    async with router_of("sglang", p, d) as router, router.client() as client:
+        client.send(post(body=body))
+        await until(lambda: d.dialogues and d.dialogues[0].finished)
+        assert (await ask(router)).status == 200
+        p.go_on.set()
+        got = await client.answer()
+        assert (got.status, got.body) == (200, told % b"40")
+        assert failures(router) == (0, 0)
+
+
 async def test_what_is_said_of_requests_in_two_parts(p: ScriptedWorker, d: ScriptedWorker) -> None:
     p.then(answer(b"", 503))
     async with router_of("nixl", p, d) as router:
