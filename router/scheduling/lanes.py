@@ -22,12 +22,21 @@ class Lanes(Generic[Who]):
         self._numbers: dict[Candidates, int] = {}
         self._members: dict[int, dict[Who, None]] = {}
         self._free: list[int] = []
+        self._shut: set[int] = set()
+        """Those without room when they were last looked at."""
 
     def __contains__(self, candidates: Candidates) -> bool:
         return candidates in self._numbers
 
     def number(self, candidates: Candidates) -> int:
         return self._numbers[candidates]
+
+    def shut(self, candidates: Candidates) -> None:
+        """None of them has room."""
+        self._shut.add(self._numbers[candidates])
+
+    def was_shut(self, candidates: Candidates) -> bool:
+        return self._numbers[candidates] in self._shut
 
     def each(self) -> list[tuple[int, Candidates]]:
         return [(number, candidates) for candidates, number in self._numbers.items()]
@@ -47,6 +56,7 @@ class Lanes(Generic[Who]):
             del self._members[number]
             self._numbers = {candidates: each for candidates, each in self._numbers.items() if each != number}
             self._free.append(number)
+            self._shut.discard(number)
 
     def open(self, room: Room | None, now: float) -> dict[int, Candidates]:
         """Lanes of which any candidate, as they are by now, has room, or none is left. `room` None: all have."""
@@ -55,4 +65,5 @@ class Lanes(Generic[Who]):
             candidates = next(iter(members)).candidates()
             if room is None or not candidates or room.find(candidates, now):
                 found[number] = candidates
+        self._shut = set(self._members).difference(found)
         return found

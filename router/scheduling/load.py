@@ -282,6 +282,11 @@ class LoadBook:
             return own
         return own + int(np.delete(self._everybodys[:, [most, before], place], self._own, 0).max(1).sum())
 
+    @property
+    def shared(self) -> bool:
+        """Other processes book here too."""
+        return self._everybodys is not None
+
     def own_requests(self) -> int:
         """At all ranks together: those that routers sent which keep these books."""
         rows = self._table[REQUESTS] if self._everybodys is None else self._everybodys[:, REQUESTS]

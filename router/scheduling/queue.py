@@ -68,10 +68,20 @@ class Queue:
     def submit(self, waiting: Waiting) -> None:
         """Send it, refuse it, or keep it until one of these can be done."""
         now = self._clock()
-        if self._asked and self.limits.concurrency and (candidates := waiting.candidates()) in self._lanes:
-            self._keep(waiting, candidates, now)  # a pass is due: others may take the room that there is
+        if (
+            self.limits.concurrency
+            and (candidates := waiting.candidates()) in self._lanes
+            and self._due(candidates, now)
+        ):
+            self._keep(waiting, candidates, now)  # others may take the room that there is
         else:
             self._consider(waiting, now, self._ahead)
+
+    def _due(self, candidates: Candidates, now: float) -> bool:
+        """Whether a pass is. Another process does not say that it has left room to those who wait for some."""
+        if self._scheduler.book.shared and self._lanes.was_shut(candidates) and self.room.find(candidates, now):
+            self.wake()
+        return self._asked
 
     def withdraw(self, waiting: Waiting) -> None:
         """Its client has gone, or it has found its way otherwise."""
@@ -153,7 +163,8 @@ class Queue:
         if self.limits.concurrency:
             roomy = self.room.find(candidates, now)
             if roomy is None:
-                self._keep(waiting, candidates, now)
+                if self._keep(waiting, candidates, now):
+                    self._lanes.shut(candidates)
                 return False
         decision = self._select(waiting, candidates, roomy, now, ahead)
         verdict = self._judge(waiting, candidates, decision, roomy, now)

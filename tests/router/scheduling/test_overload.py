@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +15,9 @@ from router.scheduling.auto import Auto
 from router.scheduling.balance import RoundRobin
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Policy
+from router.scheduling.figures import LOAD_ROWS
 from router.scheduling.limits import Limits
+from router.scheduling.load import LoadBook, SharedTable
 from router.scheduling.queue import LOOK, TICK
 from tests.router.scheduling.candidates import HeldOnGpu, named, rank, repeatable
 from tests.router.scheduling.comings import Comings
@@ -84,6 +87,24 @@ def test_whoever_comes_while_a_pass_is_due_does_not_slip_in() -> None:
     assert (second.fate, third.fate) == ("waits", "waits")
     desk.clock.run()
     assert (second.fate, third.fate) == ("sent", "waits")
+
+
+def test_whoever_comes_when_another_process_has_left_room_does_not_slip_in() -> None:
+    tables = np.zeros((2, LOAD_ROWS, 2), np.int64)
+    books = [LoadBook(SharedTable(tables, own, lambda _: 0, lambda _: None)) for own in range(2)]
+    here, there = (Desk(RoundRobin(), limits=Limits(max_worker_concurrency=1), book=book) for book in books)
+    first, second = there.ask(), here.ask()
+    first.end()
+    third = here.ask(priority=-1)
+    fourth = here.ask()
+    assert {each.fate for each in (second, third, fourth)} == {"waits"}
+    here.clock.run()
+    assert (second.fate, third.fate, fourth.fate) == ("waits", "sent", "waits")
+    third.end()
+    assert (second.fate, fourth.fate) == ("sent", "waits")
+    second.end()
+    fourth.end()
+    assert here.at_rest
 
 
 def test_a_limit_that_is_raised_lets_all_go_that_may_at_once() -> None:

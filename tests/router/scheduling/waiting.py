@@ -71,11 +71,16 @@ class Desk:
     """Where requests are handed in."""
 
     def __init__(
-        self, policy: Policy | None = None, ranks: Iterable[str] = "a", limits: Limits | None = None, **admission: Any
+        self,
+        policy: Policy | None = None,
+        ranks: Iterable[str] = "a",
+        limits: Limits | None = None,
+        book: LoadBook | None = None,
+        **admission: Any,
     ) -> None:
         self.clock = Clock()
         self.candidates = named(ranks)
-        self.scheduler = Scheduler(policy or Cheapest(Gate()), LoadBook(), Scripted([0.0] * 10_000))
+        self.scheduler = Scheduler(policy or Cheapest(Gate()), book or LoadBook(), Scripted([0.0] * 10_000))
         for each in self.candidates.ranks:
             self.scheduler.watch(each, 16)
         self.queue = Queue(self.scheduler, Admission(**admission), self.clock, self.clock.call_later, limits)
