@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from indexer.matches import Matches
+from indexer.matches import Matches, Overlaps
 from indexer.types import SequenceHash
 from router.scheduling import figures
 from router.scheduling.decision import Candidates, Costs, Figures, Seconds
@@ -75,7 +75,7 @@ class Present:
         if matches is None:
             blocks = gpu_blocks = np.zeros(len(candidates), np.int32)
         else:
-            blocks, gpu_blocks = matches.blocks_of(candidates), matches.gpu_blocks_of(candidates)
+            blocks, gpu_blocks = self._overlaps(matches)
         loads, own, load_places, capacity = scheduler.book.columns(candidates, now)
         works, work_places = scheduler.backlog.columns(candidates, now)
         prefill_factors, step_factors, factor_places, prefill, step = scheduler.latency.columns(candidates, now)
@@ -104,6 +104,17 @@ class Present:
             self._estimates[figures.AHEAD] = self._held
         if self._stored:
             self._estimate_loads()
+
+    def _overlaps(self, matches: Matches) -> tuple[Overlaps, Overlaps]:
+        """Blocks, and those on the GPU. What a rank is loading from the store is not there for whoever comes next,
+        which would load it again: of such a rank only that counts which nobody had to predict."""
+        candidates, loading = self.candidates, self._scheduler.loads.tokens
+        blocks, gpu_blocks = matches.blocks_of(candidates), matches.gpu_blocks_of(candidates)
+        if not (self._stored and loading):
+            return blocks, gpu_blocks
+        loads = np.array([rank in loading for rank in candidates.ranks])
+        blocks = np.where(loads, matches.known_blocks_of(candidates), blocks)
+        return blocks, np.minimum(blocks, gpu_blocks)
 
     def _estimate_loads(self) -> None:
         loads, tokens = self._scheduler.loads, self._counts[figures.STORED]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from indexer.matches import Overlap
-from indexer.types import WorkerRank
+from indexer.matches import Overlap, Overlaps
+from indexer.types import RankSet, WorkerRank
 from router.scheduling.auto import Auto
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Candidates, CostPolicy
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.overlap import OverlapCost
+from router.scheduling.present import Present
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ttft import PredictedTTFT
 from tests.router.scheduling.candidates import Held, named, rank
@@ -88,6 +90,30 @@ def test_nothing_stays_booked_of_a_rank_that_has_gone() -> None:
     choosing.forget(A)
     booking.first_token(1.0)
     assert not choosing.loads.tokens
+
+
+class Predicted(Held):
+    """Nobody has said of any of it that it is there."""
+
+    def known_blocks_of(self, ranks: RankSet) -> Overlaps:
+        return np.zeros(len(ranks), np.int32)
+
+
+def test_what_is_being_loaded_is_not_there_yet() -> None:
+    """Whoever comes meanwhile would load it again, after the first."""
+    candidates, held = named("ab"), Predicted({A: Overlap(400, 400), B: Overlap(10, 10)})
+    choosing = scheduler(candidates)
+    first = choosing.reserve(choosing.select(named("a"), 8_000, Held({}), 0.0, stored=6_400), 0.0)
+
+    def overlaps(stored: int) -> list[int]:
+        present = Present(choosing, candidates, 8_000, held, 0.0, stored=stored)
+        assert (present.credit_tokens >= present.overlap_tokens).all()
+        return list(present.overlap_tokens.tolist())
+
+    assert overlaps(6_400) == [0, 160]
+    assert overlaps(0) == [6_400, 160], "it is not known to be in the store: then it is being computed"
+    first.first_token(1.0)
+    assert overlaps(6_400) == [6_400, 160]
 
 
 def test_a_rank_that_loads_computes_others_meanwhile() -> None:
