@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import msgspec
 
@@ -19,7 +20,7 @@ from router.simulation.plan import BASELINES, POLICIES
 from router.simulation.run import Run, Runner, runner
 from router.simulation.source import Requests
 from router.simulation.suite import LOADS, SATURATED, Line, mean_of, p99_of
-from scripts.bench.drawn.drawing import draw
+from scripts.bench.drawn.drawing import Serving, draw
 
 _DESCRIPTION = """\
 auto beside five baselines in virtual time, on workloads and fleets drawn at random, at 0.6, 0.9 and 1.1 of each one's
@@ -32,7 +33,7 @@ def main() -> None:
     ratios: dict[float, list[float]] = {load: [] for load in LOADS}
     with runner(given.jobs) as runs, TemporaryDirectory() as folder:
         for number in range(first, end):
-            for line in _lines(number, given.requests, Path(folder), runs):
+            for line in _lines(*draw(number, given.requests, given.serving), number, Path(folder), runs):
                 ratios[line.load].append(line.ratio(mean_of))
                 print(_shown(line), flush=True)
     saturated = [ratio for load, found in ratios.items() if load >= SATURATED for ratio in found]
@@ -40,8 +41,7 @@ def main() -> None:
     print(f"auto over the best baseline: {fmean(saturated):.3f} on average at 0.9 and 1.1, {worst:.3f} at most")
 
 
-def _lines(number: int, requests: int, folder: Path, runs: Runner) -> Iterator[Line]:
-    rows, fleet = draw(number, requests)
+def _lines(rows: list[Row], fleet: FleetSettings, number: int, folder: Path, runs: Runner) -> Iterator[Line]:
     trace = Requests(trace=str(_written(rows, folder / f"{number}.jsonl")))
 
     def make(policy: str, seed: int, rate: float) -> Run:
@@ -64,6 +64,10 @@ def _about(rows: list[Row], fleet: FleetSettings) -> str:
     prompts = sorted(row.input_length for row in rows)
     speed = fleet.timing.prefill_tokens_per_s
     told = f"{fleet.workers} workers, {len(fleet.slow)} of them slower, {fleet.cache_tokens:,} tokens of cache each"
+    if fleet.prefill:
+        told += f", {fleet.prefill} of them for prompts"
+    if fleet.store_tokens:
+        told += f", a store of {fleet.store_tokens:,} at {fleet.store_gb_s:.0f} GB/s"
     return f"{told}, prefill {speed:,.0f} tokens/s; prompts of {prompts[len(prompts) // 2]:,} tokens at the median"
 
 
@@ -89,6 +93,12 @@ def _make_parser() -> argparse.ArgumentParser:
         default=(0, 12),
         metavar="A-B",
         help="their numbers (default: 0-11)",
+    )
+    parser.add_argument(
+        "--serving",
+        choices=get_args(Serving),
+        default="whole",
+        help="whole requests, prompts and answers in parts, or workers that share a store (default: %(default)s)",
     )
     parser.add_argument("--requests", type=count, default=2_500, metavar="N", help="of each (default: %(default)s)")
     parser.add_argument("--jobs", type=count, default=1, metavar="N", help="processes (default: %(default)s)")

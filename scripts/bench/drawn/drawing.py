@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
+from typing import Final, Literal
 
 from engines.sim.timing import StepTiming
 from router.ab.trace import Row
@@ -14,15 +16,36 @@ from router.simulation.traffic import NOTHING, Common, Drawn, Sessions, Shape, S
 _LONGEST = 90_000
 """Tokens of a conversation, which every cache below can hold."""
 
+Serving = Literal["whole", "parts", "store"]
+"""Requests go whole to a worker; or their prompts to some, and their answers to others; or all share a store."""
 
-def draw(number: int, requests: int) -> tuple[list[Row], FleetSettings]:
+
+def draw(number: int, requests: int, serving: Serving = "whole") -> tuple[list[Row], FleetSettings]:
     """The same for the same number: traffic at less than the fleet's capacity, as far as that can be told, and the
-    fleet."""
+    fleet. However it serves, the traffic is the same, and so are the workers but for their number."""
     rng = random.Random(number)
     fleet = _fleet(rng)
     kinds = rng.choice([1, 1, 2, 3])
     parts = [_kind(rng, fleet, kinds) for _ in range(kinds)]
-    return _first(requests, number, parts), fleet
+    return _first(requests, number, parts), _FLEETS[serving](rng, fleet)
+
+
+def _in_parts(rng: random.Random, fleet: FleetSettings) -> FleetSettings:
+    workers = max(4, fleet.workers)
+    prefill = round(workers * rng.uniform(0.25, 0.75))
+    return fleet._replace(workers=workers, prefill=prefill, decode=workers - prefill, push=rng.random() < 0.5)
+
+
+def _with_store(rng: random.Random, fleet: FleetSettings) -> FleetSettings:
+    size = fleet.workers * fleet.cache_tokens * rng.choice([1, 4])
+    return fleet._replace(store_tokens=size, store_gb_s=_even(rng, 2, 40))
+
+
+_FLEETS: Final[dict[Serving, Callable[[random.Random, FleetSettings], FleetSettings]]] = {
+    "whole": lambda _, fleet: fleet,
+    "parts": _in_parts,
+    "store": _with_store,
+}
 
 
 def _first(requests: int, seed: int, parts: list[Sessions]) -> list[Row]:
