@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import BinaryIO
+from typing import BinaryIO, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -43,7 +44,7 @@ async def supervise(settings: Settings, source: Source) -> int:
         reason = f"Cannot listen: {getattr(error, 'strerror', None) or error}"
         log_event(logger, logging.ERROR, reason, host=settings.host, port=settings.port)
         return 1
-    with reserved, tempfile.TemporaryFile() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:
+    with reserved, _memory() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:
         columns = max(LEAST_COLUMNS, COLUMNS_PER_WORKER * len(settings.workers))
         memory.truncate(memory_size(settings.processes, columns))
         port = reserved.getsockname()[1]
@@ -54,6 +55,13 @@ async def supervise(settings: Settings, source: Source) -> int:
         except NatsServerError as error:
             log_event(logger, logging.ERROR, f"Cannot start: {error}")
             return 1
+
+
+def _memory() -> BinaryIO:
+    """A file to be mapped. Where there can be one in memory alone, no disk is written again and again."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("kv-router"), "r+b")
+    return cast("BinaryIO", tempfile.TemporaryFile())
 
 
 @contextlib.asynccontextmanager
