@@ -6,6 +6,7 @@ whatever else breaks has no honest end, and the connection must be broken too (`
 
 from __future__ import annotations
 
+import sys
 from typing import Protocol
 
 from router.http.chunked import decode_chunks
@@ -42,7 +43,7 @@ class Relay(Protocol):
 def relay_for(head: Head, http_1_0: bool) -> Relay:
     """The way for an answer with this head to a client of HTTP/1.1, or of HTTP/1.0, which knows no chunks."""
     if http_1_0:
-        return Unchunked() if head.framing == "chunked" else AsIs(until_close=head.framing == "close")
+        return Unchunked(head.events) if head.framing == "chunked" else AsIs(until_close=head.framing == "close")
     if head.framing == "chunked":
         return Events() if head.events else AsIs(framing=b"transfer-encoding: chunked\r\n")
     return Rechunked(head.events) if head.framing == "close" else AS_IS
@@ -142,24 +143,28 @@ class Rechunked:
 
 
 class Unchunked:
-    """A chunked body for HTTP/1.0: sent whole at its end, which is the connection's."""
+    """A chunked body for HTTP/1.0: whole events as they come, all else when it is whole. The connection ends it."""
 
     framing = b""
     until_close = True
     clean = False
 
-    def __init__(self) -> None:
+    def __init__(self, events: bool) -> None:
+        self._events = Events(sys.maxsize) if events else None
         self._pieces: list[bytes] = []
 
-    def body(self, data: bytes, boundary: int) -> bytes:  # noqa: ARG002 -- a Relay
+    def body(self, data: bytes, boundary: int) -> bytes:
+        if self._events:
+            return decode_chunks(self._events.body(data, boundary))
         self._pieces.append(data)
         return b""
 
     def end(self) -> bytes:
-        return decode_chunks(b"".join(self._pieces))
+        return decode_chunks(self._events.end() if self._events else b"".join(self._pieces))
 
-    def broken(self, event: bytes) -> bytes | None:  # noqa: ARG002 -- a Relay
-        return None
+    def broken(self, event: bytes) -> bytes | None:
+        told = self._events.broken(event) if self._events else None
+        return decode_chunks(told) if told else None
 
 
 def _has_names(data: bytes) -> bool:
