@@ -17,13 +17,14 @@ APIS: Mapping[str, tuple[str, str, str]] = {
     "/v1/messages": ("system", "messages", "max_tokens"),
     "/v1/responses": ("instructions", "input", "max_output_tokens"),
 }
-WORDS = "Read each file before you change it, and say afterwards what you have changed and why. "
+WORDS = "Read each file before you change it, and say afterwards what you have changed and why. " * 30
+"""A thousand tokens: a short prompt goes to whoever seems a little quicker."""
 
 
 def conversation(path: str, topic: str, *said: str) -> dict[str, Any]:
     system, messages, limit = APIS[path]
     turns = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
-    return {"model": "tiny", system: f"{topic}. {WORDS * 6}", messages: turns, limit: 8, "temperature": 0}
+    return {"model": "tiny", system: f"{topic}. {WORDS}", messages: turns, limit: 8, "temperature": 0}
 
 
 def cached(answer: Answer) -> int:
