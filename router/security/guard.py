@@ -13,6 +13,7 @@ from router.security.keys import Key, Keys
 
 _OPEN = frozenset((b"/health", b"/ready", b"/metrics"))
 """Asked for by what watches the router, which may have no key."""
+_SHOWN = (AUTHORIZATION, API_KEY)
 Reason = Literal["no_key", "wrong_key", "rate", "concurrency", "model", "admin"]
 Denied = Callable[[Reason], None]
 """Told why a request was refused."""
@@ -146,7 +147,7 @@ class Guard:
 
 def _key_in(headers: Headers) -> bytes | None:
     """As OpenAI's clients show it, or Anthropic's. None where two are shown: which counts is then anybody's guess."""
-    shown = [_key_of(name, value) for name, value in headers if name in {AUTHORIZATION, API_KEY}]
+    shown = [_key_of(name, value) for name, value in headers if name in _SHOWN]
     return shown[0] if len(shown) == 1 else None
 
 

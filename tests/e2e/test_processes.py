@@ -41,19 +41,21 @@ def served(router: Router) -> list[float]:
     ]
 
 
+async def stream(router: Router, stack: AsyncExitStack) -> str:
+    """Begun on a connection of its own, and given up when the stack unwinds; returns its worker."""
+    client = await stack.enter_async_context(aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE)))
+    answer = await stack.enter_async_context(client.post("/v1/completions", json=BODY))
+    return answer.headers["x-router-worker"]
+
+
 async def test_processes_agree_on_load_at_once(logs: Path) -> None:
     """Streams that never end, each on a connection of its own: fewest requests in flight is exact only when all know
     of all."""
     with Sim("--base-s", "0.02", log=logs, workers=4) as sim, Router(sim.urls, *TWO, log=logs) as router:
         async with AsyncExitStack() as stack:
-            workers = []
-            for _ in range(32):  # all through one process: one time in two thousand million
-                client = await stack.enter_async_context(
-                    aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE))
-                )
-                answer = await stack.enter_async_context(client.post("/v1/completions", json=BODY))
-                workers.append(answer.headers["x-router-worker"])
-            assert {worker: workers.count(worker) for worker in workers} == dict.fromkeys(sim.ids, 8)
+            # All through one process: one time in two thousand million.
+            workers = Counter([await stream(router, stack) for _ in range(32)])
+            assert workers == dict.fromkeys(sim.ids, 8)
             assert all(served(router))
             assert sum(served(router)) == 32
             for number in range(2):
@@ -84,10 +86,7 @@ async def test_a_process_that_dies_is_replaced_and_its_bookings_are_void(logs: P
     with Sim("--base-s", "0.02", log=logs, workers=2) as sim, Router(sim.urls, *TWO, log=logs) as router:
         async with AsyncExitStack() as stack:
             for _ in range(16):
-                client = await stack.enter_async_context(
-                    aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE))
-                )
-                await stack.enter_async_context(client.post("/v1/completions", json=BODY))
+                await stream(router, stack)
             lost, left = served(router)
             assert lost
             killed = children(router.process.pid)[0]
@@ -134,14 +133,8 @@ async def test_workers_join_and_leave_in_each_process(logs: Path, tmp_path: Path
 
 async def spread(router: Router, streams: int) -> Counter[str]:
     """Who gets how many of so many streams at a time, each over a connection of its own; they are given up then."""
-    workers = Counter[str]()
     async with AsyncExitStack() as stack:
-        for _ in range(streams):
-            client = await stack.enter_async_context(
-                aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE))
-            )
-            answer = await stack.enter_async_context(client.post("/v1/completions", json=BODY))
-            workers[answer.headers["x-router-worker"]] += 1
+        workers = Counter([await stream(router, stack) for _ in range(streams)])
     wait_for(router.is_at_rest)
     return workers
 

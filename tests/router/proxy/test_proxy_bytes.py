@@ -295,26 +295,6 @@ async def test_an_old_client_gets_no_chunks(a: ScriptedWorker) -> None:
         assert await client.rest() == b"data: 1\n\ndata: [DONE]\n\n"
 
 
-async def test_an_old_client_gets_an_event_before_the_next_is_sent(a: ScriptedWorker) -> None:
-    """Such as a proxy between us and a browser."""
-
-    async def script(dialogue: Dialogue) -> None:
-        dialogue.events_head()
-        dialogue.event(b"1")
-        await dialogue.go_on.wait()
-        dialogue.event(b"2")
-        dialogue.drop()
-
-    a.then(script)
-    body = b'{"prompt":"x","stream":true}'
-    async with running(a) as router, router.client() as client:
-        client.send(b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
-        await client.head()
-        assert await client.read_until(b"\n\n") == b"data: 1\n\n"
-        a.go_on.set()
-        assert (await client.rest()).startswith(b'data: 2\n\ndata: {"error":')
-
-
 async def test_an_event_arrives_before_the_next_is_sent(a: ScriptedWorker) -> None:
     seen = asyncio.Semaphore(0)
 
