@@ -133,9 +133,17 @@ async def test_a_prefill_worker_that_refuses_a_request_answers_again(
         assert router.breaker(p) == "closed"
 
 
-async def waiting(dialogue: Dialogue) -> None:
-    await dialogue.go_on.wait()
-    await answer()(dialogue)
+def once_told(script: Script) -> Script:
+    """Not before the test says so."""
+
+    async def waits(dialogue: Dialogue) -> None:
+        await dialogue.go_on.wait()
+        await script(dialogue)
+
+    return waits
+
+
+waiting = once_told(answer())
 
 
 BUSY = (429, 500, 502, 503)
@@ -205,11 +213,7 @@ async def test_a_decode_worker_that_cannot_be_reached(p: ScriptedWorker, d: Scri
 async def test_a_prefill_that_nobody_can_follow_is_not_its_workers_failure(
     p: ScriptedWorker, d: ScriptedWorker
 ) -> None:
-    async def computes(dialogue: Dialogue) -> None:
-        await dialogue.go_on.wait()
-        await PREFILLED(dialogue)
-
-    p.then(*[computes] * 5)
+    p.then(*[once_told(PREFILLED)] * 5)
     async with router_of("nixl", p, d) as router:
         asked = [asyncio.create_task(ask(router)) for _ in range(5)]
         await until(lambda: len(p.requests) == 5)
@@ -363,11 +367,7 @@ async def test_a_lone_decode_workers_5xx_is_passed_on_and_counted(
 async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker, d: ScriptedWorker) -> None:
     """Its time is its own: the limit of a part is not for it."""
 
-    async def cannot_be_followed(dialogue: Dialogue) -> None:
-        await dialogue.go_on.wait()
-        await answer(b"{}")(dialogue)
-
-    p.then(cannot_be_followed)
+    p.then(once_told(answer(b"{}")))  # which nobody can follow
     async with (
         ScriptedWorker("b", default=waiting) as b,
         router_of("nixl", p, d, b, pd_timeout=0.2) as router,
@@ -396,10 +396,6 @@ async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker,
 async def test_a_prefill_that_fails_after_the_answer_began_is_counted_and_no_more(
     p: ScriptedWorker, d: ScriptedWorker
 ) -> None:
-    async def late(dialogue: Dialogue) -> None:
-        await dialogue.go_on.wait()
-        dialogue.drop()
-
     async def stream(dialogue: Dialogue) -> None:
         dialogue.events_head()
         dialogue.event(b"1")
@@ -407,7 +403,7 @@ async def test_a_prefill_that_fails_after_the_answer_began_is_counted_and_no_mor
         dialogue.event(b"[DONE]")
         dialogue.end()
 
-    p.then(late)
+    p.then(once_told(drop))
     d.then(stream)
     async with router_of("sglang", p, d) as router, router.client() as client:
         client.send(post(body=STREAMED))
@@ -454,9 +450,7 @@ async def test_the_client_is_told_what_was_cached_where_its_prompt_was_computed(
         assert router.samples("router_reported_cached_tokens_total") == ({} if cached == b"null" else {"p": 32})
 
 
-async def waits_to_tell(dialogue: Dialogue) -> None:
-    await dialogue.go_on.wait()
-    await PREFILLED(dialogue)
+waits_to_tell = once_told(PREFILLED)
 
 
 LATE: dict[str, tuple[bytes, Script, bytes]] = {
@@ -493,11 +487,7 @@ async def test_an_answer_that_is_whole_is_the_clients_though_its_prefill_never_t
     monkeypatch.setattr("router.late_usage.PATIENCE", 60.0 if fails else 0.01)
     body, script, told = LATE[name]
 
-    async def fail(dialogue: Dialogue) -> None:
-        await dialogue.go_on.wait()
-        dialogue.drop()
-
-    p.then(fail)
+    p.then(once_told(drop))
     d.then(script)
     async with router_of("sglang", p, d) as router, router.client() as client:
         client.send(post(body=body))
@@ -517,11 +507,7 @@ async def test_an_answer_that_is_whole_waits_no_more_for_a_prefill_worker_that_r
     monkeypatch.setattr("router.late_usage.PATIENCE", 60.0)
     body, script, told = LATE[name]
 
-    async def refuse(dialogue: Dialogue) -> None:
-        await dialogue.go_on.wait()
-        await answer(b"{}", 400)(dialogue)
-
-    p.then(refuse)
+    p.then(once_told(answer(b"{}", 400)))
     d.then(script)
     async with router_of("sglang", p, d) as router, router.client() as client:
         client.send(post(body=body))
