@@ -249,7 +249,13 @@ class App:
         await self._plane.start()
         await self._ingest.start()
         if reads_prompts(settings):
-            self._prompts = Prompts(settings.tokenizer, self._brain, self._session, settings.model_folder)
+            self._prompts = Prompts(
+                settings.tokenizer,
+                self._brain,
+                self._session,
+                settings.model_folder,
+                send_ids=settings.send_token_ids,
+            )
             if settings.store:
                 self._store = SharedStore(
                     settings.store,

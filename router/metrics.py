@@ -34,6 +34,11 @@ class Metrics:
         self.engine_tokenized = Counter(
             "router_engine_tokenized_requests", "Requests tokenised by asking an engine.", registry=self.registry
         )
+        self.ids_sent = Counter(
+            "router_token_ids_sent_requests",
+            "Requests whose prompt went to engines as token ids.",
+            registry=self.registry,
+        )
         self.tokenizer_mismatches = Counter(
             "router_tokenizer_mismatches",
             "Times the router's token ids differed from the engine's.",

@@ -75,6 +75,10 @@ class Migration:
             return
         self._refusal = refusal(inference.endpoint, self._body)
 
+    def rewrite(self, body: bytes) -> None:
+        """The first worker is asked for this: the same prompt."""
+        self._body = read_body(body)
+
     def leg(self, leg: Leg) -> Leg:
         """With what the worker is to be asked."""
         self._asks = self._refusal is None and can_take_part(leg.worker)

@@ -16,6 +16,7 @@ import numpy as np
 
 from engines.description import EngineKind, Model, bases
 from engines.disaggregation.legs import answer_limit, read_body
+from engines.pretokenized import with_ids
 from indexer.hashing import Tokens, pack_tokens
 from indexer.types import Namespace
 from publishers.dialogue import read_whole
@@ -25,11 +26,13 @@ from router.inference import Inference
 from router.openai_errors import BadRequest
 from router.routing import Brain, Prompt, RequestRouting
 from router.settings import SettingsError
+from router.token_takers import TIMEOUT, TokenTakers
 from router.tokens import (
     BYTES_PER_TOKEN,
     CannotTokenize,
     EngineTokens,
     Fields,
+    Post,
     PromptTokens,
     Reason,
     Tokenizer,
@@ -51,8 +54,16 @@ ENGINE_TIMEOUT = 2.0
 
 
 class Prompts:
-    def __init__(self, setting: str, brain: Brain, session: aiohttp.ClientSession, folders: Sequence[str] = ()) -> None:
-        """`setting`: `--tokenizer`; `folders`: `--model-folder`."""
+    def __init__(
+        self,
+        setting: str,
+        brain: Brain,
+        session: aiohttp.ClientSession,
+        folders: Sequence[str] = (),
+        *,
+        send_ids: bool = False,
+    ) -> None:
+        """`setting`: `--tokenizer`; `folders`: `--model-folder`; `send_ids`: `--send-token-ids`."""
         self._setting = setting
         self._brain = brain
         self._session = session
@@ -61,6 +72,7 @@ class Prompts:
         self._tokenizers: dict[str, Tokenizer | None] = {}
         self._differing: dict[str, set[str]] = {}
         """Workers by model whose engine makes other tokens."""
+        self._takers = TokenTakers() if send_ids else None
         self._finding = asyncio.Lock()
         self._ids_only = PromptTokens(None)
         read_ids(b"[1]")  # compiles it, before any request
@@ -81,7 +93,10 @@ class Prompts:
         try:
             if inference.endpoint == "completions":
                 fields["prompt"] = self._checked(fields["prompt"], base)
-            self._tell(routing, inference, base, tokens.tokens(inference.endpoint, fields))
+            ids = tokens.tokens(inference.endpoint, fields)
+            self._tell(routing, inference, base, ids)
+            if self._takers and base and self._takers.take(base.id):
+                self._send(routing, inference, fields, ids)
         except CannotTokenize as error:
             if error.engine_can:
                 return self._ask(inference, base, routing)
@@ -104,6 +119,8 @@ class Prompts:
             else:
                 differing.add(worker.id)
             self._settle(model.id)
+            if self._takers:
+                await self._takers.learn(worker, model.id, self._engine(worker), self._post_to(worker, TIMEOUT))
 
     def forget(self, worker_id: str, still: Collection[str] = ()) -> None:
         """It has left, and what its engine made of texts with it; but of models that it serves `still`."""
@@ -111,6 +128,8 @@ class Prompts:
             if worker_id in differing and model not in still:
                 differing.remove(worker_id)
                 self._settle(model)
+        if self._takers:
+            self._takers.forget(worker_id, still)
 
     def ends(self, model: str) -> Callable[[Sequence[int]], bool] | None:
         """Whether tokens of a base model end with a whole character; None where it has no tokenizer here."""
@@ -144,6 +163,15 @@ class Prompts:
             routing.unfit = self._too_short(base.id, inference, len(ids))
         namespace = Namespace(self._brain.fleet.lora_name(inference.model), inference.cache_salt)
         routing.prompt = self._brain.hash_prompt(ids, namespace)
+
+    def _send(self, routing: RequestRouting, inference: Inference, fields: Fields, ids: Tokens) -> None:
+        """The engine need not make them again; of several prompts only the first has been made tokens of."""
+        if inference.endpoint == "completions" and not isinstance(fields["prompt"], str):
+            return
+        body = with_ids(inference.endpoint, inference.raw, ids)
+        if body:
+            routing.rewrite(body)
+            self._brain.metrics.ids_sent.inc()
 
     def _too_short(self, base: str, inference: Inference, tokens: int) -> frozenset[str]:
         """Workers that do not take so many; BadRequest when none does."""
@@ -247,8 +275,11 @@ class Prompts:
         self._by_model[model] = PromptTokens(tokenizer, next((kind for kind in _STRICTEST if kind in kinds), "unknown"))
 
     def _engine(self, worker: Worker) -> EngineTokens:
+        return EngineTokens(_kind(worker), self._post_to(worker, ENGINE_TIMEOUT))
+
+    def _post_to(self, worker: Worker, seconds: float) -> Post:
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
-            timeout = aiohttp.ClientTimeout(ENGINE_TIMEOUT)
+            timeout = aiohttp.ClientTimeout(seconds)
             headers = {"content-type": "application/json"}
             try:
                 async with self._session.post(
@@ -258,7 +289,7 @@ class Prompts:
             except (aiohttp.ClientError, TimeoutError):
                 return 0, b""
 
-        return EngineTokens(_kind(worker), post)
+        return post
 
 
 def _starts_with_id(prompt: Any) -> TypeGuard[list[int]]:

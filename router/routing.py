@@ -154,6 +154,7 @@ class RequestRouting:
         """Workers whose engine would refuse it."""
         self._routed: Callable[[Leg | Pair | Response], None] = _nowhere
         self._parting = Parting(asked.body)
+        self._body: bytes | None = None
         self._migration = asked.migration
         self.prompt = Prompt()
         self.arrived = self._submitted = brain.clock()
@@ -174,6 +175,12 @@ class RequestRouting:
     def pin(self, worker: Worker) -> None:
         """It alone may serve the request, which was not routed yet."""
         self._pinned, self.pinned = worker, True
+
+    def rewrite(self, body: bytes) -> None:
+        """It goes to workers like this, instead of as the client sent it."""
+        self._body, self._parting = body, Parting(body)
+        if self._migration:
+            self._migration.rewrite(body)
 
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
         self._exclude, self._routed = exclude, routed
@@ -218,7 +225,7 @@ class RequestRouting:
         told = self._arm.answer_lines if self._arm else b""
         if self._brain.has_store:
             told += b"x-router-store-tokens: %d\r\n" % decision.stored_tokens
-        leg = Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told)
+        leg = Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told, self._body)
         return leg if self._migration is None else self._migration.leg(leg)
 
     def _sent(self, worker: Worker) -> None:

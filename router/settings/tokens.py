@@ -22,3 +22,11 @@ class Tokens:
             takes="auto, engine, a folder with tokenizer.json, or a model's name",
         ),
     ] = "auto"
+    send_token_ids: Annotated[
+        bool,
+        about(
+            "Tokens",
+            "Send prompts to vLLM as the token ids that the router made of them, so that the engine does not make them "
+            "again: of completions and chats, where all engines of the model are found to take them (vLLM 0.32 does).",
+        ),
+    ] = False

@@ -6,7 +6,7 @@ than none, since every block after it would look different.
 """
 
 from router.tokens.cannot import CannotTokenize, Reason
-from router.tokens.engine_tokens import EngineTokens
+from router.tokens.engine_tokens import EngineTokens, Post
 from router.tokens.ids import read_ids
 from router.tokens.prompt import Fields, PromptTokens, first_prompt
 from router.tokens.source import find_tokenizer
@@ -20,6 +20,7 @@ __all__ = [
     "EngineTokens",
     "Fields",
     "Mismatch",
+    "Post",
     "PromptTokens",
     "Reason",
     "Tokenizer",
