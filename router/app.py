@@ -21,7 +21,7 @@ from publishers.embedded_nats import NatsServerError
 from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
 from router.admin.access import by_keys
-from router.admin.surface import AdminSurface
+from router.admin.surface import AdminSurface, CannotAdminister
 from router.arms import check_objectives, make_arms, reads_prompts
 from router.breaker import Breaker
 from router.cli import Source
@@ -126,7 +126,7 @@ async def _serve(settings: Settings, source: Source | None, member: Member | Non
         loop.add_signal_handler(number, app.on_signal, stop)
     try:
         await app.start()
-    except NatsServerError as error:
+    except (NatsServerError, CannotAdminister) as error:
         log_event(logger, logging.ERROR, f"Cannot start: {error}")
         await app.close()
         return 1

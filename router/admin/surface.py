@@ -56,6 +56,10 @@ _http = logging.getLogger("router.admin.http")
 _http.addFilter(_is_ours)
 
 
+class CannotAdminister(Exception):
+    """Why the surface cannot be listened on."""
+
+
 class AdminSurface:
     """`start`, then `close`. `authorize`: from a request's Authorization header to why it is refused."""
 
@@ -85,12 +89,14 @@ class AdminSurface:
         self.port = 0
 
     async def start(self, address: Address, tls: ssl.SSLContext | None = None) -> None:
-        """OSError when it cannot be listened on."""
+        """Raises CannotAdminister when it cannot be listened on."""
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, address.host, address.port, ssl_context=tls).start()
         except OSError as error:
-            raise OSError(error.errno, f"--admin-listen: {error.strerror or error}") from error
+            raise CannotAdminister(
+                f"--admin-listen {address.host}:{address.port}: {error.strerror or error}"
+            ) from error
         self.port = self._runner.addresses[0][1]
         log_event(logger, logging.INFO, "Administration", host=address.host, port=self.port)
 

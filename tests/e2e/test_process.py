@@ -121,6 +121,19 @@ def test_a_port_in_use(slow: Sim, logs: Path) -> None:
             assert "Traceback" not in router.log
 
 
+def test_the_port_of_the_admin_surface_in_use(logs: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ("--worker", "http://127.0.0.1:1", "--port", "0", "--admin-listen", address)
+        with Child("router", *arguments, log=logs) as router:
+            assert router.ended() == 1
+            (sentence,) = [line for line in router.log.splitlines() if " error " in line]
+            assert f"Cannot start: --admin-listen {address}" in sentence
+            assert "in use" in sentence
+            assert "port=" not in sentence, "the router's own is not the trouble"
+            assert "Traceback" not in router.log
+
+
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_host_whose_name_none_can_be(logs: Path, processes: str) -> None:
     arguments = ("--worker", "http://127.0.0.1:1", "--host", "a..b", "--processes", processes)
