@@ -22,7 +22,7 @@ from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
 from router.admin.access import by_keys
 from router.admin.surface import AdminSurface, CannotAdminister
-from router.arms import check_objectives, make_arms, reads_prompts
+from router.arms import check_mode, make_arms, reads_prompts
 from router.breaker import Breaker
 from router.cli import Source
 from router.exchange import Exchange
@@ -85,7 +85,7 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
         check_store(settings)
         make_policy(settings)
         make_arms(settings)
-        check_objectives(settings)
+        check_mode(settings)
         check_security(settings)
     except SettingsError as error:
         sys.stderr.write(f"kv-router: {error}\n")

@@ -146,14 +146,15 @@ def reads_prompts(settings: Settings) -> bool:
     return any(spec.mode == "kv" for spec in read_arms(settings.ab))
 
 
-def check_objectives(settings: Settings) -> None:
-    """SettingsError where objectives are stated and nothing chooses by the mode kv, which alone judges by them."""
+def check_mode(settings: Settings) -> None:
+    """SettingsError where something is stated of what only the mode kv does, and nothing chooses by it."""
     if settings.router_mode == "kv" or reads_prompts(settings):
         return
     stated = {
         "--ttft-slo": settings.ttft_slo is not None,
         "--tbt-slo": settings.tbt_slo is not None,
         "--slo-action": settings.slo_action != "reject",
+        "--send-token-ids": settings.send_token_ids,
     }
     for flag in (flag for flag, is_stated in stated.items() if is_stated):
         raise SettingsError(

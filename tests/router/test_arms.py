@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from router.__main__ import main
 from router.arm_spec import ArmMode, ArmSpec, read_arms
-from router.arms import SECONDS, Arm, Arms, check_objectives, make_arms, reads_prompts
+from router.arms import SECONDS, Arm, Arms, check_mode, make_arms, reads_prompts
 from router.http.messages import RequestHead, request_head
 from router.outcome import Outcome
 from router.scheduling.balance import Random, RoundRobin
@@ -117,28 +117,29 @@ def test_prompts_are_read_if_any_arm_looks_at_them(settings: dict[str, str], rea
     assert reads_prompts(Settings(**settings)) is reads  # type: ignore[arg-type]
 
 
-OBJECTIVES = [
+OF_KV = [
     ("--ttft-slo", {"ttft_slo": 1.0}),
     ("--tbt-slo", {"tbt_slo": 0.1}),
     ("--slo-action", {"slo_action": "queue"}),
+    ("--send-token-ids", {"send_token_ids": True}),
 ]
 
 
-@pytest.mark.parametrize(("flag", "objective"), OBJECTIVES)
+@pytest.mark.parametrize(("flag", "stated"), OF_KV)
 @pytest.mark.parametrize("settings", [{"router_mode": "direct"}, {"router_mode": "random", "ab": "random:1,random:1"}])
-def test_objectives_where_nothing_judges_by_them(
-    flag: str, objective: dict[str, object], settings: dict[str, str]
+def test_what_kv_does_is_refused_where_nothing_chooses_by_it(
+    flag: str, stated: dict[str, object], settings: dict[str, str]
 ) -> None:
     with pytest.raises(SettingsError, match=f"{flag} belongs to --router-mode kv, not to {settings['router_mode']}"):
-        check_objectives(Settings(**settings, **objective))  # type: ignore[arg-type]
+        check_mode(Settings(**settings, **stated))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "settings", [{}, {"ab": "random:1,random:1"}, {"router_mode": "random", "ab": "kv:1,random:1"}]
 )
 def test_objectives_where_something_does(settings: dict[str, str]) -> None:
-    check_objectives(Settings(ttft_slo=1.0, tbt_slo=0.1, slo_action="queue", **settings))  # type: ignore[arg-type]
-    check_objectives(Settings(router_mode="random"))
+    check_mode(Settings(ttft_slo=1.0, tbt_slo=0.1, slo_action="queue", **settings))  # type: ignore[arg-type]
+    check_mode(Settings(router_mode="random"))
 
 
 def test_objectives_are_looked_at_before_the_router_starts(capsys: pytest.CaptureFixture[str]) -> None:
