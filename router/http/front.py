@@ -103,7 +103,7 @@ class Connection(protocol.Protocol):
         self._stay = Stay()
         self._current: Request | None = None
         self._exchange: Exchange | None = None
-        self._closing = self._leaving = False
+        self._closing = False
         self._paused = self._beginning = False
         self._repeated: RepeatedRequest | None = None
         self._hope = _HOPE
@@ -118,8 +118,8 @@ class Connection(protocol.Protocol):
 
     @property
     def busy(self) -> bool:
-        """A request is in progress, or its answer not sent out yet, or the last one still being read."""
-        return self._current is not None or self._leaving or self._transport.get_write_buffer_size() > 0
+        """A request is in progress, or its answer not sent out yet."""
+        return self._current is not None or self._transport.get_write_buffer_size() > 0
 
     # -- asyncio.Protocol
 
@@ -303,7 +303,6 @@ class Connection(protocol.Protocol):
     def _complete(self, head: RequestHead, body: bytes) -> None:
         if self._closing:
             return
-        self._closing = self._leaving
         request = Request(head, body)
         self._sent += 1
         if len(body) > LARGE:
@@ -387,10 +386,7 @@ class Connection(protocol.Protocol):
         return self._closing
 
     def drain(self) -> None:
-        """Close now if idle, else after the request in progress, or the one that has begun to come."""
-        if self._current is None and self._half_read:
-            self._leaving = True
-            return
+        """Close now if idle, else after the request in progress."""
         self._closing = True
         self._drop_waiting()
         if self._current is None:
@@ -474,13 +470,9 @@ class Connection(protocol.Protocol):
         unsent = self._transport.get_write_buffer_size()
         if unsent and (self._paused or self._current is None):  # else the answer may still add to it
             return "taking", unsent
-        if self._half_read:
+        if self._reading and not self._closing and (self._missing or not self._between):
             return "sending", self._sent
         return ("idle" if self._current is None else "busy"), self._sent
-
-    @property
-    def _half_read(self) -> bool:
-        return self._reading and not self._closing and (self._missing > 0 or not self._between)
 
 
 def _size(request: Request) -> int:

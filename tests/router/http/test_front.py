@@ -275,29 +275,3 @@ def test_draining_ends_idle_connections_at_once_and_busy_ones_after_their_answer
     busy.connection.respond(Response(200, b"done"))
     assert b"connection: close" in busy.transport.written
     assert busy.transport.closed
-
-
-@pytest.mark.parametrize("before", [b"", POST], ids=["the first", "one like the last"])
-@pytest.mark.parametrize("at", [1, len(POST) - 10, len(POST) - 1])
-def test_draining_waits_for_what_has_begun_to_come(before: bytes, at: int) -> None:
-    """To its client the router was there when it began; what comes behind it is not answered any more."""
-    site = Site()
-    if before:
-        site.feed(before)
-    site.feed(POST[:at])
-    site.connection.drain()
-    assert site.connection.busy
-    assert not site.transport.closed
-    answered = site.transport.written
-    site.feed(POST[at:] + POST)
-    assert [each.body for each in site.requests] == [b"hello"] * (2 if before else 1)
-    assert b"connection: close" in site.transport.written.removeprefix(answered)
-    assert site.transport.closed
-
-
-def test_draining_does_not_wait_for_what_comes_behind_a_request() -> None:
-    site = Site(slow=True)
-    site.feed(GET + POST[:-1])
-    site.connection.drain()
-    site.connection.respond(Response(200))
-    assert site.transport.closed
