@@ -147,3 +147,15 @@ def several_sequences(body: Body) -> str | None:
     if answers_wanted(body) > 1:
         return "it asks for several answers (n or best_of), and the connector hands over KV for one"
     return None
+
+
+def probabilities_of_prompt(body: Body) -> str | None:
+    """Why no connector can serve the request; None when it can.
+
+    Who decodes has not computed the prompt. vLLM before 0.31 answers from memory that was never written, of which its
+    front end dies (vllm-project/vllm#50792); SGLang 0.5.23 leaves them out. vLLM takes an echoed chat to mean them too.
+    """
+    echoed = value_of(body, "echo") and ("messages" in body or value_of(body, "logprobs") is not None)
+    if echoed or value_of(body, "prompt_logprobs") is not None:
+        return "it asks for the log probabilities of its prompt, which only the worker knows that computes it"
+    return None

@@ -15,6 +15,7 @@ from engines.disaggregation.legs import (
     Handover,
     Prefiller,
     first_token_only,
+    probabilities_of_prompt,
     raw,
     several_sequences,
     with_transfer,
@@ -31,7 +32,7 @@ class Mooncake:
     pushes = True
 
     def refuses(self, body: Body) -> str | None:
-        return several_sequences(body)
+        return several_sequences(body) or probabilities_of_prompt(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:
         if prefiller.dp_rank in prefiller.engine_ids:

@@ -14,6 +14,7 @@ from engines.disaggregation.legs import (
     Handover,
     Prefiller,
     first_token_only,
+    probabilities_of_prompt,
     read_body,
     several_sequences,
     token_ids_in,
@@ -34,7 +35,7 @@ class Nixl:
     pushes = False
 
     def refuses(self, body: Body) -> str | None:
-        return several_sequences(body)
+        return several_sequences(body) or probabilities_of_prompt(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
         return None

@@ -13,6 +13,7 @@ from engines.disaggregation.legs import (
     Handover,
     Prefiller,
     first_token_only,
+    probabilities_of_prompt,
     several_sequences,
     with_transfer,
 )
@@ -26,7 +27,7 @@ class NixlPush:
     pushes = True
 
     def refuses(self, body: Body) -> str | None:
-        return several_sequences(body)
+        return several_sequences(body) or probabilities_of_prompt(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
         return None

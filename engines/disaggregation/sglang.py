@@ -11,7 +11,15 @@ from typing import Any
 
 import msgspec
 
-from engines.disaggregation.legs import Body, Handover, Prefiller, answers_wanted, prompts_in, raw
+from engines.disaggregation.legs import (
+    Body,
+    Handover,
+    Prefiller,
+    answers_wanted,
+    probabilities_of_prompt,
+    prompts_in,
+    raw,
+)
 
 BOOTSTRAP_PORT = 8998
 """SGLang's default of --disaggregation-bootstrap-port."""
@@ -24,7 +32,7 @@ class Sglang:
     def refuses(self, body: Body) -> str | None:
         if answers_wanted(body) > 1 and prompts_in(body) > 1:
             return "it asks for several answers to each of several prompts"
-        return None
+        return probabilities_of_prompt(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
         return None

@@ -188,6 +188,27 @@ def test_what_can_be_split(body: bytes, prompts: int, answers: int) -> None:
             assert (why is not None) == (prompts > 1 or answers > 1)
 
 
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        (b'"prompt":"x","prompt_logprobs":0', True),
+        (b'"messages":[],"prompt_logprobs":5', True),
+        (b'"prompt":"x","echo":true,"logprobs":0', True),
+        (b'"messages":[],"echo":true', True),
+        (b'"prompt":"x","prompt_logprobs":null,"logprobs":5', False),
+        (b'"prompt":"x","echo":true,"logprobs":null', False),
+        (b'"prompt":"x","echo":false,"logprobs":5', False),
+        (b'"messages":[],"echo":false,"logprobs":true,"top_logprobs":5', False),
+    ],
+)
+@pytest.mark.parametrize("connector", CONNECTORS)
+def test_the_probabilities_of_a_prompt_are_known_where_it_is_computed(
+    connector: str, asked: bytes, wanted: bool
+) -> None:
+    why = CONNECTORS[connector].refuses(read_body(b"{%s}" % asked))
+    assert ("log probabilities of its prompt" in why) if why else not wanted
+
+
 def test_a_batch_for_sglang_has_a_room_for_each_prompt() -> None:
     first, second = (json.loads(leg) for leg in split("sglang", b'{"prompt":["a","b","c"]}'))
     for leg in (first, second):

@@ -62,6 +62,19 @@ async def test_a_batch(connector: str) -> None:
             assert [text_of({"choices": [choice]}) for choice in answer["choices"]] == expected
 
 
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_the_probabilities_of_a_prompt(connector: str) -> None:
+    """They kill engines of vLLM that decode only; a worker that does it all tells them."""
+    body = {**BODY, "echo": True, "logprobs": 1}
+    async with fleet(connector) as pairs:
+        status, answer = await pairs.post(body)
+        assert status == 400
+        assert "log probabilities of its prompt" in answer["error"]["message"]
+    async with fleet(connector, boths=1) as pairs:
+        assert (await pairs.post(body))[0] == 200
+        assert not any(pairs.worker(name).ranks[0].scheduler.counters.prompt_tokens for name in ("p0", "d0"))
+
+
 @pytest.mark.parametrize("connector", ["mooncake", "sglang", "nixl", "nixl-push"])
 async def test_ranks(connector: str) -> None:
     """Of several each has its own engine id, room or place; the answer is the same."""
