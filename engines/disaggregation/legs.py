@@ -15,6 +15,7 @@ TRANSFER = "kv_transfer_params"
 _NULL = b"null"
 _BATCH = re.compile(rb'\[\s*["\[]')
 _NOT_FOR_ONE_TOKEN = ("stream_options", "min_tokens", "n", "best_of")
+_ENDS_EARLY = ("stop", "stop_token_ids")
 
 _decode_body = msgspec.json.Decoder(Body).decode
 _decode = msgspec.json.Decoder().decode
@@ -82,6 +83,13 @@ def first_token_only(body: Body) -> Body:
     if "max_completion_tokens" in kept:
         kept["max_completion_tokens"] = raw(1)
     return kept
+
+
+def first_token_by_length(body: Body) -> Body:
+    """The same, which ends by its length, whatever the token is: MooncakeConnector (vLLM 0.13 to 0.32) hands over no
+    other prefill's KV, nor does NixlConnector before vLLM 0.21."""
+    kept = {name: value for name, value in first_token_only(body).items() if name not in _ENDS_EARLY}
+    return {**kept, "ignore_eos": raw(True)}
 
 
 def with_transfer(body: Body, params: Mapping[str, Any]) -> Body:

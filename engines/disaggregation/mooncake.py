@@ -14,9 +14,8 @@ from engines.disaggregation.legs import (
     Body,
     Handover,
     Prefiller,
-    first_token_only,
+    first_token_by_length,
     probabilities_of_prompt,
-    raw,
     several_sequences,
     with_transfer,
 )
@@ -25,7 +24,6 @@ from engines.undecodable import UNDECODABLE
 
 BOOTSTRAP_PORT = 8998
 """vLLM's default of VLLM_MOONCAKE_BOOTSTRAP_PORT."""
-_ENDS_EARLY = ("stop", "stop_token_ids")
 
 
 class Mooncake:
@@ -45,9 +43,8 @@ class Mooncake:
         return True
 
     def prefill(self, body: Body, handover: Handover) -> Body:
-        kept = {name: value for name, value in first_token_only(body).items() if name not in _ENDS_EARLY}
         params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": _transfer_id(handover)}
-        return with_transfer({**kept, "ignore_eos": raw(True)}, params)
+        return with_transfer(first_token_by_length(body), params)
 
     def decode(self, body: Body, handover: Handover, returned: msgspec.Raw | None) -> Body:  # noqa: ARG002
         prefiller = handover.prefiller

@@ -13,7 +13,7 @@ from engines.disaggregation.legs import (
     Body,
     Handover,
     Prefiller,
-    first_token_only,
+    first_token_by_length,
     probabilities_of_prompt,
     read_body,
     several_sequences,
@@ -44,7 +44,7 @@ class Nixl:
         return False
 
     def prefill(self, body: Body, handover: Handover) -> Body:  # noqa: ARG002 -- a Connector
-        return with_transfer(first_token_only(body), TO_PREFILL)
+        return with_transfer(first_token_by_length(body), TO_PREFILL)
 
     def decode(self, body: Body, handover: Handover, returned: msgspec.Raw | None) -> Body:  # noqa: ARG002
         return verbatim(body, returned)

@@ -12,7 +12,7 @@ from engines.disaggregation.legs import (
     Body,
     Handover,
     Prefiller,
-    first_token_only,
+    first_token_by_length,
     probabilities_of_prompt,
     several_sequences,
     with_transfer,
@@ -36,7 +36,7 @@ class NixlPush:
         return prefiller.coordinates is not None
 
     def prefill(self, body: Body, handover: Handover) -> Body:  # noqa: ARG002 -- a Connector
-        return with_transfer(first_token_only(body), TO_PREFILL)
+        return with_transfer(first_token_by_length(body), TO_PREFILL)
 
     def decode(self, body: Body, handover: Handover, returned: msgspec.Raw | None) -> Body:
         known = handover.prefiller.coordinates

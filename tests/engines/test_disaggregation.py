@@ -55,7 +55,7 @@ PUSH_D = (
     b'{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e","remote_host":"10.0.0.1",'
     b'"remote_port":5600,"tp_size":1%s}'
 )
-WITH_TO_PREFILL = b'%s,"kv_transfer_params":' + TO_PREFILL % b""
+WITH_TO_PREFILL = b'%s,"ignore_eos":true,"kv_transfer_params":' + TO_PREFILL % b""
 STOPS = b'"stop":["a"],"stop_token_ids":[1]'
 
 
@@ -115,9 +115,10 @@ def test_one_token_however_the_length_is_said(connector: str, given: bytes, pref
     assert second.startswith(b'{"prompt":"x",' + given)
 
 
-def test_a_prefill_for_mooncake_never_stops_early() -> None:
-    """It would not send its KV."""
-    first, second = split("mooncake", b'{"prompt":"x",%s,"ignore_eos":false}' % STOPS)
+@pytest.mark.parametrize("connector", ["nixl", "nixl-push", "mooncake"])
+def test_a_prefill_never_stops_early(connector: str) -> None:
+    """It would not hand over its KV: with MooncakeConnector, and before vLLM 0.21 with NixlConnector."""
+    first, second = split(connector, b'{"prompt":"x",%s,"ignore_eos":false}' % STOPS)
     sent = json.loads(first)
     assert sent["ignore_eos"] is True
     assert sent.keys().isdisjoint({"stop", "stop_token_ids"})
@@ -288,7 +289,9 @@ def test_real_pairs_were_asked_the_same(connector: str) -> None:
         for each in (told, wanted):
             each["kv_transfer_params"].pop("transfer_id", None)
             assert each.pop("n", 1) == 1
-            each["ignore_eos"] = True  # the recording's requests say so themselves, but for one
+            each["ignore_eos"] = True  # the recording's requests say so themselves, but for some
+            for name in ("stop", "stop_token_ids"):
+                each.pop(name, None)
         assert told == wanted, first["step"]
         decoded = json.loads(write_body(CONNECTORS[connector].decode(body, handover, answered.params)))
         if "transfer_id" in params:
