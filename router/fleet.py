@@ -104,13 +104,15 @@ class Worker:
 
     def prefiller(self, dp_rank: int) -> Prefiller:
         """As a connector wants to know of one of its ranks."""
+        description = self.description
         return Prefiller(
             self.pool.address.host,
             dp_rank,
-            self.description.dp_size if self.description else 1,
+            description.dp_size if description else 1,
             self.bootstrap_port,
             self.engine_ids,
             self.coordinates,
+            description.version if description else None,
         )
 
     @property

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from engines.versions import Version, is_before
+
 Body: TypeAlias = dict[str, msgspec.Raw]
 """A request's fields, each as the client wrote it; none is changed in place."""
 
@@ -16,6 +18,9 @@ _NULL = b"null"
 _BATCH = re.compile(rb'\[\s*["\[]')
 _NOT_FOR_ONE_TOKEN = ("stream_options", "min_tokens", "n", "best_of")
 _ENDS_EARLY = ("stop", "stop_token_ids")
+_TAKES_HALF_A_CALL: Version = (0, 18, 0)
+"""Before, vLLM answered 400 or 500 where it could not read the tool call that `tool_choice` wants out of the answer
+(entrypoints/openai/engine/serving.py)."""
 
 _decode_body = msgspec.json.Decoder(Body).decode
 _decode = msgspec.json.Decoder().decode
@@ -34,6 +39,8 @@ class Prefiller(NamedTuple):
     """By data-parallel rank, where the connector's bootstrap server tells them."""
     coordinates: Mapping[str, Any] | None = None
     """What an earlier answer told of where to register for a push; None before the first."""
+    version: str | None = None
+    """Of its engine; None: it does not tell."""
 
 
 class Handover(NamedTuple):
@@ -76,19 +83,21 @@ def write_body(body: Body) -> bytes:
     return msgspec.json.encode(body)
 
 
-def first_token_only(body: Body) -> Body:
+def first_token_only(body: Body, prefiller: Prefiller) -> Body:
     """The same prompt, for one token in one piece."""
     kept = {name: value for name, value in body.items() if name not in _NOT_FOR_ONE_TOKEN}
     kept |= {"max_tokens": raw(1), "stream": raw(False)}
     if "max_completion_tokens" in kept:
         kept["max_completion_tokens"] = raw(1)
+    if is_before(prefiller.version, _TAKES_HALF_A_CALL) and value_of(body, "tool_choice") not in (None, "auto", "none"):
+        kept["tool_choice"] = raw(None)  # the tools stay in the prompt
     return kept
 
 
-def first_token_by_length(body: Body) -> Body:
+def first_token_by_length(body: Body, prefiller: Prefiller) -> Body:
     """The same, which ends by its length, whatever the token is: MooncakeConnector (vLLM 0.13 to 0.32) hands over no
     other prefill's KV, nor does NixlConnector before vLLM 0.21."""
-    kept = {name: value for name, value in first_token_only(body).items() if name not in _ENDS_EARLY}
+    kept = {name: value for name, value in first_token_only(body, prefiller).items() if name not in _ENDS_EARLY}
     return {**kept, "ignore_eos": raw(True)}
 
 

@@ -44,7 +44,7 @@ class Mooncake:
 
     def prefill(self, body: Body, handover: Handover) -> Body:
         params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": _transfer_id(handover)}
-        return with_transfer(first_token_by_length(body), params)
+        return with_transfer(first_token_by_length(body, handover.prefiller), params)
 
     def decode(self, body: Body, handover: Handover, returned: msgspec.Raw | None) -> Body:  # noqa: ARG002
         prefiller = handover.prefiller

@@ -43,8 +43,8 @@ class Nixl:
     def together(self, prefiller: Prefiller) -> bool:  # noqa: ARG002 -- a Connector
         return False
 
-    def prefill(self, body: Body, handover: Handover) -> Body:  # noqa: ARG002 -- a Connector
-        return with_transfer(first_token_by_length(body), TO_PREFILL)
+    def prefill(self, body: Body, handover: Handover) -> Body:
+        return with_transfer(first_token_by_length(body, handover.prefiller), TO_PREFILL)
 
     def decode(self, body: Body, handover: Handover, returned: msgspec.Raw | None) -> Body:  # noqa: ARG002
         return verbatim(body, returned)

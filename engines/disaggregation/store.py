@@ -22,8 +22,8 @@ class Store:
     def together(self, prefiller: Prefiller) -> bool:  # noqa: ARG002 -- a Connector
         return False
 
-    def prefill(self, body: Body, handover: Handover) -> Body:  # noqa: ARG002 -- a Connector
-        return first_token_only(body)
+    def prefill(self, body: Body, handover: Handover) -> Body:
+        return first_token_only(body, handover.prefiller)
 
     def decode(self, body: Body, handover: Handover, returned: msgspec.Raw | None) -> Body:  # noqa: ARG002
         return body
