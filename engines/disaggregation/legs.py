@@ -50,6 +50,10 @@ class Handover(NamedTuple):
     number: int
     """Names the transfer; drawn at random from 63 bits."""
 
+    @property
+    def name(self) -> str:
+        return f"xfer-{self.number:016x}"
+
 
 class Connector(Protocol):
     """One way of moving KV between two engines of a kind."""

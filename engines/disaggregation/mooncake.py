@@ -43,7 +43,7 @@ class Mooncake:
         return True
 
     def prefill(self, body: Body, handover: Handover) -> Body:
-        params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": _transfer_id(handover)}
+        params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": handover.name}
         return with_transfer(first_token_by_length(body, handover.prefiller), params)
 
     def decode(self, body: Body, handover: Handover, returned: msgspec.Raw | None) -> Body:  # noqa: ARG002
@@ -55,13 +55,9 @@ class Mooncake:
                 "do_remote_decode": False,
                 "remote_bootstrap_addr": bootstrap_url(prefiller),
                 "remote_engine_id": prefiller.engine_ids[prefiller.dp_rank],
-                "transfer_id": _transfer_id(handover),
+                "transfer_id": handover.name,
             },
         )
-
-
-def _transfer_id(handover: Handover) -> str:
-    return f"xfer-{handover.number:016x}"
 
 
 def bootstrap_url(prefiller: Prefiller) -> str:

@@ -42,4 +42,7 @@ class NixlPush:
         known = handover.prefiller.coordinates
         if returned is not None or known is None:
             return verbatim(body, returned)
-        return with_transfer(body, {"do_remote_prefill": True, "do_remote_decode": False, **known})
+        # What the prefill worker calls the request nobody knows yet, but vLLM 0.24 to 0.32 dies where nothing is said
+        # (kv_connector/v1/nixl/metadata.py).
+        named = {"remote_request_id": handover.name}
+        return with_transfer(body, {"do_remote_prefill": True, "do_remote_decode": False, **known, **named})

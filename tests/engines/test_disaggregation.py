@@ -53,7 +53,7 @@ MOON_D = (
 )
 PUSH_D = (
     b'{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e","remote_host":"10.0.0.1",'
-    b'"remote_port":5600,"tp_size":1%s}'
+    b'"remote_port":5600,"tp_size":1,"remote_request_id":"xfer-0123456789abcdef"%s}'
 )
 WITH_TO_PREFILL = b'%s,"ignore_eos":true,"kv_transfer_params":' + TO_PREFILL % b""
 STOPS = b'"stop":["a"],"stop_token_ids":[1]'

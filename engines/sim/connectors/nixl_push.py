@@ -26,6 +26,8 @@ class NixlPush(VllmConnector):
         given = {name: params.get(name) for name in IDENTITY}
         if given not in self._givers():
             raise self.refuse(f"no prefill worker is at {given}")
+        if "remote_request_id" not in params:  # read without a default, in the scheduler: the engine dies of it
+            raise self.refuse("a decode without remote_request_id kills its engine")
         return DecodeLeg(self, lambda _: str(given["remote_engine_id"]), lambda _: key, prompt_tokens)
 
     def _base_id(self, request_id: str | None) -> str:

@@ -66,7 +66,7 @@ class Pair:
     def decode_params(self) -> Json:
         both: Json = {"do_remote_prefill": True, "do_remote_decode": False}
         if self.connector == "nixl-push":
-            return {**both, **self.place.identity(0)}
+            return {**both, **self.place.identity(0), "remote_request_id": "any"}
         url, engine_id = self.place.bootstrap_url, self.place.engine_ids[0]
         return {**both, "remote_bootstrap_addr": url, "remote_engine_id": engine_id, "transfer_id": "xfer-1"}
 

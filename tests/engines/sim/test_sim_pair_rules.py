@@ -225,6 +225,13 @@ async def test_nixl_push_must_know_the_prefill_worker(name: str, change: str) ->
         await both.settled()
 
 
+async def test_nixl_push_must_be_given_a_name() -> None:
+    async with pair("nixl-push") as both:
+        nameless = params(without("remote_request_id"))(both.decode_body(BODY))
+        await refused(both, await both.ask_decode(nameless), "without remote_request_id")
+        await both.settled()
+
+
 async def test_nixl_push_tells_where_to_register() -> None:
     async with pair("nixl-push") as both:
         handed = await prefilled(both)
