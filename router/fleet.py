@@ -180,6 +180,7 @@ class Fleet:
     def mark_up(self, worker: Worker) -> None:
         """`worker` serves, as its description now says."""
         worker.up, worker.trouble = True, ""
+        worker.coordinates = None  # it may be another process; its next answer tells
         worker.breaker.reset()
         self._forget()
 

@@ -115,6 +115,18 @@ async def test_an_engine_that_has_started_anew_is_found_again(expected_text: str
         assert (status, text_of(answer)) == (200, expected_text), "another decode worker, told by the answer"
 
 
+async def test_an_engine_that_was_away_is_asked_anew_where_it_is(expected_text: str) -> None:
+    """vLLM waits for ever for an engine that it has met and that is no more."""
+    async with fleet("nixl-push") as pairs:
+        assert (await pairs.post(BODY))[0] == 200
+        known = pairs.router.app._fleet
+        known.mark_down(known.workers["p0"], "restarts")
+        await _move(pairs)
+        known.mark_up(known.workers["p0"])
+        status, answer = await pairs.post(BODY)
+        assert (status, text_of(answer)) == (200, expected_text)
+
+
 async def _move(pairs: Fleet) -> None:
     place = pairs.worker("p0").place
     place.engine_ids = [f"{engine_id}-anew" for engine_id in place.engine_ids]
