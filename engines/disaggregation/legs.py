@@ -167,6 +167,8 @@ def several_sequences(body: Body) -> str | None:
         return "it holds several prompts, and the connector is told of one sequence's KV"
     if answers_wanted(body) > 1:
         return "it asks for several answers (n or best_of), and the connector hands over KV for one"
+    if value_of(body, "use_beam_search"):  # its steps are requests of their own, which no parameters go with
+        return "it asks for beam search, and the connector hands over KV for one answer"
     return None
 
 

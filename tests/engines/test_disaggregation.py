@@ -212,6 +212,14 @@ def test_what_can_be_split(body: bytes, prompts: int, answers: int) -> None:
             assert (why is not None) == (prompts > 1 or answers > 1)
 
 
+@pytest.mark.parametrize("connector", CONNECTORS)
+def test_beams_are_several_sequences(connector: str) -> None:
+    """vLLM asks itself for each step of each beam, without the parameters of the transfer."""
+    why = CONNECTORS[connector].refuses(read_body(b'{"prompt":"x","use_beam_search":true}'))
+    assert ("beam search" in why) if why else connector in {"store", "sglang"}
+    assert CONNECTORS[connector].refuses(read_body(b'{"prompt":"x","use_beam_search":false}')) is None
+
+
 @pytest.mark.parametrize(
     ("asked", "wanted"),
     [
