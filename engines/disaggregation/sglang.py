@@ -1,7 +1,8 @@
 """SGLang's disaggregation: both legs are sent at once with the same bootstrap host, port and room.
 
-As SGLang 0.5.23 has it (srt/managers/io_struct.py, srt/disaggregation): where a room is one number and there are
-several sequences, each side counts on from it; a list has one for each prompt. A prefill worker of several
+As SGLang 0.5.23 has it (srt/managers/io_struct.py, srt/disaggregation): a list of rooms has one for each prompt.
+Several answers to a prompt all get its one room, up to 0.5.23 (srt/managers/tokenizer_manager.py): only one is sent its
+KV, and the others wait for it, or go on without (sgl-project/sglang#24223, #26486). A prefill worker of several
 data-parallel ranks takes the rank that the room leaves as a remainder, unless told otherwise.
 """
 
@@ -15,10 +16,10 @@ from engines.disaggregation.legs import (
     Body,
     Handover,
     Prefiller,
-    answers_wanted,
     probabilities_of_prompt,
     prompts_in,
     raw,
+    value_of,
 )
 
 BOOTSTRAP_PORT = 8998
@@ -30,8 +31,9 @@ class Sglang:
     pushes = True
 
     def refuses(self, body: Body) -> str | None:
-        if answers_wanted(body) > 1 and prompts_in(body) > 1:
-            return "it asks for several answers to each of several prompts"
+        wanted = value_of(body, "n")
+        if isinstance(wanted, int) and wanted > 1:
+            return "it asks for several answers (n), which SGLang gives one bootstrap room"
         return probabilities_of_prompt(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
