@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from prometheus_client.registry import Collector
 
 from engines.description import Model, bases
-from engines.store import DEFAULT_SEED, SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout
+from engines.store import SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout, seed_of
 from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
 from router.fleet import Fleet, Worker
@@ -172,6 +172,7 @@ def _adapted(layout: Layout | None, known: Layout | None) -> Layout | None:
 def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[str] = ()) -> Layout | None:
     """What is stated, else what the engine and the model's own config tell. None: an engine of no known kind."""
     kind = worker.description.kind if worker.description else "unknown"
+    version = worker.description.version if worker.description else None
     size, name = spec.block_size or worker.block_size, spec.model or model.root or model.id
     config = read_config(model.root, folders)
     latent, tp, pp = "kv_lora_rank" in config, spec.tp or 1, spec.pp
@@ -186,7 +187,7 @@ def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[s
         model=name,
         block_size=SchedulerBlockSize(size),
         hash=spec.hash,
-        hash_seed=spec.hash_seed or DEFAULT_SEED,
+        hash_seed=spec.hash_seed or seed_of(version),
         tp=tp,
         pp=pp,
         kv_heads=heads if isinstance(heads, int) else None,

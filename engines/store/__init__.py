@@ -21,6 +21,7 @@ from engines.store.vllm import (
     VllmGroup,
     VllmLayout,
     scheduler_block_size,
+    seed_of,
 )
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "read_query",
     "read_segments",
     "scheduler_block_size",
+    "seed_of",
     "survey",
     "verify",
     "warm_up",

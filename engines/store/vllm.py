@@ -17,11 +17,14 @@ import msgspec
 
 from engines.store.keys import DIGEST_BYTES, Digest
 from engines.store.messages import PICKLED_BLOCKS, ExtraKeys, HashName, chain, seed_digest
+from engines.versions import Version, is_before
 from indexer.hashing import Tokens
 from indexer.types import Namespace
 
 DEFAULT_SEED = "vllm-none-hash"
-"""Where PYTHONHASHSEED is not set; vLLM before mid-2026 then draws one at random, and its keys cannot be known."""
+"""Where PYTHONHASHSEED is not set."""
+_SEEDED: Version = (0, 29, 0)
+"""Before, each engine then drew one at random (v1/core/kv_cache_utils.py)."""
 
 HashBlockSize = NewType("HashBlockSize", int)
 """Tokens that vLLM hashes at once."""
@@ -48,7 +51,8 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """As vLLM was given it; the keys have the last part of a path."""
     block_size: SchedulerBlockSize
     hash: HashName = "sha256"
-    hash_seed: str = DEFAULT_SEED
+    hash_seed: str | None = DEFAULT_SEED
+    """None: drawn by each engine."""
     tp: int = 1
     """The store's own, where the keys have `@store_tp:`."""
     pp: int = 1
@@ -68,6 +72,8 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def problem(self) -> str | None:
+        if self.hash_seed is None:
+            return "vLLM before 0.29 draws its hashes' seed: give all one PYTHONHASHSEED, and state it as hash_seed"
         if self.dcp > 1:
             return "which keys a block has cannot be known under decode context parallelism (dcp above 1)"
         unit, sizes = self._unit, [self._size(group) for group in self.groups]
@@ -136,7 +142,7 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _root(self) -> Digest:
-        return seed_digest(self.hash, self.hash_seed)
+        return seed_digest(self.hash, self.hash_seed or "")
 
     @cached_property
     def _starts(self) -> tuple[str, ...]:
@@ -159,3 +165,8 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def scheduler_block_size(groups: tuple[VllmGroup, ...]) -> SchedulerBlockSize:
     """Of groups that all tell their own."""
     return SchedulerBlockSize(math.lcm(*(group.block_size for group in groups if group.block_size)))
+
+
+def seed_of(version: str | None) -> str | None:
+    """Of an engine without PYTHONHASHSEED; None where each has its own."""
+    return None if is_before(version, _SEEDED) else DEFAULT_SEED

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import aiohttp
+import pytest
+from msgspec.structs import replace
 
 from engines.description import EngineDescription, EngineKind, Model
 from engines.store import SchedulerBlockSize, VllmLayout
@@ -50,13 +52,14 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(block_size: int) -> AsyncIterator[Scene]:
+async def scene(block_size: int, hash_seed: str | None = None) -> AsyncIterator[Scene]:
     """A store that has the whole prompt, in blocks of `block_size`."""
     async with serving(VllmLayout(model="m", block_size=SchedulerBlockSize(block_size))) as master:
         master.put(pack_tokens(IDS), len(IDS) // block_size)
         async with aiohttp.ClientSession() as session:
             fleet = Fleet([])
-            store = SharedStore(StoreSpec(url=master.url, budget_ms=10_000), fleet, session, lambda: 0.0)
+            spec = StoreSpec(url=master.url, budget_ms=10_000, hash_seed=hash_seed)
+            store = SharedStore(spec, fleet, session, lambda: 0.0)
             yield Scene(master, store, fleet)
             await store.close()
 
@@ -83,6 +86,20 @@ async def test_a_worker_that_comes_back_otherwise_is_followed_and_what_was_count
         assert await made.found() == len(IDS)
         ((_, lookup, _),) = made.store.hottest(1, 0.0)
         assert lookup.lookups["answered"] == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "stated", "known"),
+    [("0.28.0", None, False), ("0.28.0", "0", True), ("0.29.0", None, True), (None, None, True)],
+)
+async def test_a_seed_that_vllm_draws_is_told_of(version: str | None, stated: str | None, known: bool) -> None:
+    """The keys look alike, and none would ever be found."""
+    old = worker("old", 32)
+    old.description = replace(described(32), version=version)
+    async with scene(block_size=32, hash_seed=stated) as made:
+        await made.comes_up(old)
+        problem = made.store.problems.get("m", "")
+        assert ("hash_seed" in problem) is not known
 
 
 async def test_adapters_of_all_workers_are_known() -> None:
