@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from prometheus_client.registry import Collector
 
 from engines.description import Model, bases
-from engines.store import SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout, seed_of
+from engines.store import SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout, names_model, seed_of
 from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
 from router.fleet import Fleet, Worker
@@ -180,7 +180,8 @@ def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[s
     loras = {each.adapter: each.root for each in worker.models if each.adapter and each.root}
     if kind == "sglang":
         served = spec.model or model.id
-        return SglangLayout(model=served, block_size=size, tp=tp, pp=pp, mla=latent, loras=loras)
+        named = names_model(version)
+        return SglangLayout(model=served, names_model=named, block_size=size, tp=tp, pp=pp, mla=latent, loras=loras)
     if kind != "vllm":
         return None
     return VllmLayout(

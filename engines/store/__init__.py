@@ -9,7 +9,7 @@ from engines.store.keys import DIGEST_BYTES, Digest, StoreKeys, Verdict
 from engines.store.master import Counted, Health, read_counted, read_health
 from engines.store.messages import HashName, warm_up
 from engines.store.query import Segment, Stored, query_path, read_keys, read_present, read_query, read_segments
-from engines.store.sglang import SglangLayout
+from engines.store.sglang import SglangLayout, names_model
 from engines.store.size import bytes_per_token
 from engines.store.survey import Kept, survey
 from engines.store.verify import verify
@@ -43,6 +43,7 @@ __all__ = [
     "VllmGroup",
     "VllmLayout",
     "bytes_per_token",
+    "names_model",
     "query_path",
     "read_counted",
     "read_health",

@@ -2,6 +2,7 @@
 
     [TAG_]MODEL_DIGEST_{tp}[_{pp}]_k and …_v; of MLA's latent, which all ranks share, MODEL_DIGEST_[{pp}]_k alone
 
+Before 0.5.17 without MODEL_.
 A page's digest is the SHA-256 of the digest before it and its tokens, 4 bytes little-endian each. Adapters and salts
 begin their chains with a seed, which is not the one of SGLang's events.
 """
@@ -17,15 +18,18 @@ import msgspec
 import numpy as np
 
 from engines.store.keys import Digest
+from engines.versions import Version, is_before
 from indexer.hashing import Tokens
 from indexer.types import Namespace
 
 _SEED = b"sglang-cache-namespace-v1"
+_NAMES_MODEL: Version = (0, 5, 17)
 
 
 class SglangLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     model: str
     """The served name."""
+    names_model: bool = True
     block_size: int
     """--page-size."""
     tp: int = 1
@@ -78,7 +82,8 @@ class SglangLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def start(self) -> str:
         """What stands before it."""
         parts = [] if self.tag is None else [self.tag]
-        return "_".join([*parts, self.model.replace("/", "-"), ""])
+        named = [self.model.replace("/", "-")] if self.names_model else []
+        return "_".join([*parts, *named, ""])
 
     @cached_property
     def _ends(self) -> tuple[str, ...]:
@@ -94,3 +99,8 @@ def _part(text: str | None) -> bytes:
         return b"\0"
     data = text.encode("utf-8", "surrogatepass")
     return b"\x01" + len(data).to_bytes(8, "little") + data
+
+
+def names_model(version: str | None) -> bool:
+    """Whether an engine's keys have its model's name."""
+    return not is_before(version, _NAMES_MODEL)

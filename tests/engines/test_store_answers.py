@@ -145,6 +145,8 @@ SGLANG = SglangLayout(model="org/tiny", block_size=16, tp=2, tag="t")
         (VllmLayout(model="tiny", block_size=BLOCK, namespace=SHARED), [vllm_key("tiny" + SHARED)]),
         (VllmLayout(model="tiny", block_size=BLOCK, namespace=SHARED, prefix="p"), ["p@" + vllm_key("tiny" + SHARED)]),
         (SGLANG, [f"t_org-tiny_{DIGEST}_{rank}_{part}" for rank in (0, 1) for part in "kv"]),
+        (SglangLayout(model="tiny", block_size=16, names_model=False), [f"{DIGEST}_0_k", f"{DIGEST}_0_v"]),
+        (SglangLayout(model="tiny", block_size=16, names_model=False, tag="t", mla=True), [f"t_{DIGEST}__k"]),
         (SglangLayout(model="tiny", block_size=16, mla=True), [f"tiny_{DIGEST}__k"]),
         (SglangLayout(model="tiny", block_size=16, mla=True, pp=2), [f"tiny_{DIGEST}_0_k", f"tiny_{DIGEST}_1_k"]),
     ],

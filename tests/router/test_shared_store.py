@@ -18,7 +18,7 @@ from indexer.types import PLAIN
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
 from router.routing import Prompt
-from router.shared_store import SharedStore
+from router.shared_store import SharedStore, layout_of
 from router.store_spec import StoreSpec
 from router.worker_spec import parse_worker
 from tests.fakes.store_master import Master, serving
@@ -100,6 +100,17 @@ async def test_a_seed_that_vllm_draws_is_told_of(version: str | None, stated: st
         await made.comes_up(old)
         problem = made.store.problems.get("m", "")
         assert ("hash_seed" in problem) is not known
+
+
+@pytest.mark.parametrize(("version", "start"), [("0.5.16", ""), ("0.5.17", "m_"), (None, "m_")])
+def test_sglang_names_its_model_in_keys_since_0_5_17(version: str | None, start: str) -> None:
+    one = worker("w", 16, kind="sglang")
+    one.description = replace(described(16, "sglang"), version=version)
+    layout = layout_of(one, Model("m"), StoreSpec(url="http://store:9003"))
+    assert layout
+    digests = layout.hashes(pack_tokens(IDS[:16]), PLAIN)
+    assert digests
+    assert layout.keys(digests[0])[0].startswith(start + digests[0].hex())
 
 
 async def test_adapters_of_all_workers_are_known() -> None:
