@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 from engines.description import EngineDescription, Model, Role, bases
 from engines.disaggregation import Prefiller
+from engines.disaggregation.mooncake import own_engines
 from engines.problems import other_block_size
 from indexer.types import WorkerRank
 from publishers.logs import log_event
@@ -23,7 +24,8 @@ _MOST_EXCLUSIONS: Final = 256
 """Sets of workers to do without whose candidates are kept."""
 ASSUMED_BLOCK_SIZE = 16
 """Tokens, where neither the engine nor the operator tells: vLLM's default, and a divisor of the usual others."""
-
+_UNKNOWN: Final = EngineDescription("unknown")
+"""Of a worker that has not answered yet."""
 
 State = Literal["up", "down", "draining"]
 
@@ -43,7 +45,7 @@ class Worker:
         self.trouble = "has not answered yet"
         """Why it is down, for people; "" while it is up."""
         self.engine_ids: Mapping[int, str] = {}
-        """By data-parallel rank, as its connector's bootstrap server tells them."""
+        """As its connector's bootstrap server tells them, by the engine's own numbers of its data-parallel ranks."""
         self.coordinates: Mapping[str, object] | None = None
         """Where decode workers register for its pushes, as its answers tell it."""
 
@@ -104,15 +106,15 @@ class Worker:
 
     def prefiller(self, dp_rank: int) -> Prefiller:
         """As a connector wants to know of one of its ranks."""
-        description = self.description
+        found = self.description or _UNKNOWN
         return Prefiller(
             self.pool.address.host,
             dp_rank,
-            description.dp_size if description else 1,
+            found.dp_size,
             self.bootstrap_port,
-            self.engine_ids,
+            own_engines(self.engine_ids, found.first_rank, found.dp_size),
             self.coordinates,
-            description.version if description else None,
+            found.version,
         )
 
     @property

@@ -7,6 +7,7 @@ prefill worker's bootstrap server; KV is sent only by a prefill that ended becau
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
@@ -72,6 +73,14 @@ def read_bootstrap(body: bytes) -> dict[int, str]:
     except UNDECODABLE:
         return {}
     return {int(rank): entry.engine_id for rank, entry in entries.items() if _RANK.fullmatch(rank)}
+
+
+def own_engines(told: Mapping[int, str], first_rank: int, size: int) -> dict[int, str]:
+    """`told` by a server's own ranks, of which there are `size`. Where several servers are one data-parallel engine
+    (hybrid or external balancing) each has a bootstrap server for its own, which goes by their numbers among all."""
+    if len(told) == size:
+        return dict(enumerate(told[rank] for rank in sorted(told)))
+    return {rank - first_rank: engine for rank, engine in told.items() if 0 <= rank - first_rank < size}
 
 
 class _Entry(msgspec.Struct):

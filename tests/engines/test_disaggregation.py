@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engines.disaggregation import CONNECTORS, Handover, Prefiller
 from engines.disaggregation.answer import Prefilled, coordinates, read_answer
 from engines.disaggregation.legs import answers_wanted, prompts_in, raw, read_body, write_body
-from engines.disaggregation.mooncake import bootstrap_url, read_bootstrap
+from engines.disaggregation.mooncake import bootstrap_url, own_engines, read_bootstrap
 from tests.engines.recordings import exchanges
 
 NUMBER = 0x0123456789ABCDEF
@@ -284,6 +284,24 @@ def test_mooncakes_engine_is_that_of_the_rank() -> None:
 )
 def test_where_a_bootstrap_server_is(host: str, port: int | None, url: str) -> None:
     assert bootstrap_url(Prefiller(host, bootstrap_port=port)) == url
+
+
+@pytest.mark.parametrize(
+    ("told", "first_rank", "size", "own"),
+    [
+        ({0: "a", 1: "b"}, 0, 2, {0: "a", 1: "b"}),
+        ({1: "b"}, 0, 2, {1: "b"}),
+        ({3: "d"}, 0, 1, {0: "d"}),
+        ({2: "c", 3: "d"}, 2, 2, {0: "c", 1: "d"}),
+        ({0: "a", 1: "b", 2: "c", 3: "d"}, 2, 2, {0: "c", 1: "d"}),
+        ({}, 2, 2, {}),
+    ],
+)
+def test_engine_ids_of_a_servers_own_ranks(
+    told: dict[int, str], first_rank: int, size: int, own: dict[int, str]
+) -> None:
+    """Of several servers of one data-parallel engine each has a bootstrap server, or all have one."""
+    assert own_engines(told, first_rank, size) == own
 
 
 # -- real engines

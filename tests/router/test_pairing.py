@@ -86,6 +86,7 @@ def test_a_first_try_may_go_to_who_is_sick_where_nobody_who_is_well_can_serve(si
         ([worker("p", MOONCAKE), worker("d", MOONCAKE)], {}),
         ([worker("p", MOONCAKE, engine_ids=[0]), worker("d", MOONCAKE)], {"p#0": ["d#0"]}),
         ([worker("p", MOONCAKE, engine_ids=[0], dp_size=2), worker("d", MOONCAKE)], {}),
+        ([worker("p", MOONCAKE, engine_ids=[3]), worker("d", MOONCAKE)], {"p#0": ["d#0"]}),
         (
             [worker("p1", NIXL), worker("p2", "connector=store"), worker("d1", NIXL), worker("d2", "connector=store")],
             {"p1#0": ["d1#0"], "p2#0": ["d2#0"]},
