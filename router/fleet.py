@@ -46,8 +46,8 @@ class Worker:
         """Why it is down, for people; "" while it is up."""
         self.engine_ids: Mapping[int, str] = {}
         """As its connector's bootstrap server tells them, by the engine's own numbers of its data-parallel ranks."""
-        self.coordinates: Mapping[str, object] | None = None
-        """Where decode workers register for its pushes, as its answers tell it."""
+        self.coordinates: dict[int, Mapping[str, object]] = {}
+        """Where decode workers register for pushes of each of its data-parallel ranks, as their answers tell it."""
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} {self.state}{': ' + self.trouble if self.trouble else ''}>"
@@ -113,7 +113,7 @@ class Worker:
             found.dp_size,
             self.bootstrap_port,
             own_engines(self.engine_ids, found.first_rank, found.dp_size),
-            self.coordinates,
+            self.coordinates.get(dp_rank),
             found.version,
         )
 
@@ -182,7 +182,7 @@ class Fleet:
     def mark_up(self, worker: Worker) -> None:
         """`worker` serves, as its description now says."""
         worker.up, worker.trouble = True, ""
-        worker.coordinates = None  # it may be another process; its next answer tells
+        worker.coordinates = {}  # it may be another process; its next answers tell
         worker.breaker.reset()
         self._forget()
 

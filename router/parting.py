@@ -56,9 +56,10 @@ class Parting:
         return self._handover.number
 
     def learn(self, worker: Worker, answer: Prefilled) -> None:
-        """What holds for the worker's next requests too."""
-        if answer.params is not None:
-            worker.coordinates = coordinates(answer.params) or worker.coordinates
+        """What holds for the next requests to the worker's rank too."""
+        found = coordinates(answer.params) if answer.params is not None else None
+        if found:
+            worker.coordinates[self._handover.prefiller.dp_rank] = found
 
     def go_on(self, answer: Prefilled | None) -> bytes:
         """The decode worker's body. Raises ValueError when the answer lacks what it needs."""

@@ -361,7 +361,7 @@ class RequestRouting:
         prefiller = self._brain.fleet.workers.get(leg.decision.rank.worker_id)
         if prefiller is None:
             return
-        prefiller.coordinates = None  # it may have started anew, and be elsewhere; its next answer tells
+        prefiller.coordinates = {}  # it may have started anew, and be elsewhere; its next answers tell
         if leg.part == "decode" and failure.kind == "error":
             # It may be the KV that could not be fetched: whose fault it is, both workers' other requests will show.
             self._charge(prefiller, failure)

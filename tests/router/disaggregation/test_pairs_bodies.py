@@ -86,6 +86,15 @@ async def test_ranks(connector: str) -> None:
         assert all(used), used
 
 
+async def test_each_rank_is_where_its_own_answers_say() -> None:
+    """Its second request and those after it are sent to both at once."""
+    expected = await alone("nixl-push", BODY)
+    async with fleet("nixl-push", sim={"dp_size": 3}, router_mode="round-robin") as pairs:
+        for _ in range(9):
+            status, answer = await pairs.post(BODY)
+            assert (status, text_of(answer)) == (200, expected)
+
+
 async def test_a_client_that_uses_its_id_again(expected_text: str) -> None:
     async with fleet("nixl-push") as pairs:
         for _ in range(3):
