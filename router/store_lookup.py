@@ -1,6 +1,7 @@
 """What lies in the shared store of a prompt: asked of its master, within a budget of time, and never in the way.
 
-The master is asked by `GET /batch_query_keys`, which takes no lease, and so does not distort what the store evicts.
+The master is asked by `GET /batch_query_keys`, which takes no lease (since Mooncake 0.3.12), and so does not
+distort what the store evicts.
 Whatever goes wrong, the answer is that nothing is there, and routing goes on by what the workers hold themselves.
 """
 

@@ -1,4 +1,5 @@
-"""What a Mooncake master tells over HTTP, on its metrics port. Only /query_key takes a lease on an object.
+"""What a Mooncake master tells over HTTP, on its metrics port. Only /query_key takes a lease on an object, and before
+0.3.12 /batch_query_keys.
 
 GET /batch_query_keys?keys=K,K,…   {"success": true, "data": {K: {"ok": …, "values": [replica, …], …}, …}}
 GET /query_key?key=K               200 or 404
