@@ -21,6 +21,7 @@ from engines.disaggregation.legs import (
     raw,
     value_of,
 )
+from engines.endpoints import url_host
 
 BOOTSTRAP_PORT = 8998
 """SGLang's default of --disaggregation-bootstrap-port."""
@@ -59,7 +60,7 @@ def _bootstrap(body: Body, handover: Handover) -> Body:
     rooms = [_room(handover.number + number, prefiller.dp_rank, size) for number in range(0, prompts * size, size)]
     port = prefiller.bootstrap_port or BOOTSTRAP_PORT
     fields: dict[str, list[Any]] = {
-        "bootstrap_host": [prefiller.host] * prompts,
+        "bootstrap_host": [url_host(prefiller.host)] * prompts,
         "bootstrap_port": [port] * prompts,
         "bootstrap_room": rooms,
     }

@@ -252,6 +252,11 @@ def test_a_batch_for_sglang_has_a_room_for_each_prompt() -> None:
     assert one == [ROOM, ROOM]
 
 
+def test_sglang_is_told_an_ipv6_address_as_in_a_url() -> None:
+    for leg in split("sglang", b'{"prompt":"x"}', P._replace(host="fd00::1")):
+        assert json.loads(leg)["bootstrap_host"] == "[fd00::1]"
+
+
 @given(st.integers(0, 2**63 - 1), st.integers(1, 64), st.data(), st.integers(1, 5))
 def test_a_room_tells_the_prefill_rank(number: int, size: int, data: st.DataObject, prompts: int) -> None:
     rank = data.draw(st.integers(0, size - 1))
