@@ -20,10 +20,14 @@ class Transfer(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class Extra(msgspec.Struct, gc=False):
-    """What of vLLM's `vllm_xargs` is not a client's to say: since 0.28 one has the engine tell again of blocks that it
-    told of before, which cannot be told from second copies (v1/core/kv_cache_manager.py). They would never be gone."""
+    """What of vLLM's `vllm_xargs` is not a client's to say. Since 0.28 one has the engine tell again of blocks that it
+    told of before, which cannot be told from second copies (v1/core/kv_cache_manager.py): they would never be gone.
+    The others stand beside it in `SamplingParams.extra_args`, and connectors take them for what they are at the top of
+    a body, where a text is no such thing: an engine with NixlConnector dies of one in its scheduler (0.9 to 0.30)."""
 
     kv_cache_report_mode: None = None
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
 
 
 class Bounded(msgspec.Struct, gc=False):
@@ -36,6 +40,7 @@ class Bounded(msgspec.Struct, gc=False):
     n: _Choices = None
     best_of: _Choices = None
     kv_transfer_params: Transfer | None = None
+    ec_transfer_params: None = None
     vllm_xargs: Extra | None = None
     bootstrap_host: None = None
     bootstrap_port: None = None
