@@ -18,9 +18,9 @@ _NULL = b"null"
 _BATCH = re.compile(rb'\[\s*["\[]')
 _NOT_FOR_ONE_TOKEN = ("stream_options", "min_tokens", "n", "best_of")
 _ENDS_EARLY = ("stop", "stop_token_ids")
-_TAKES_HALF_A_CALL: Version = (0, 18, 0)
-"""Before, vLLM answered 400 or 500 where it could not read the tool call that `tool_choice` wants out of the answer
-(entrypoints/openai/engine/serving.py)."""
+_TAKES_HALF_A_CALL: Version = (0, 21, 0)
+"""Before, vLLM answers 400 or 500 where it cannot read the tool call that `tool_choice` wants out of the answer
+(entrypoints/openai/engine/serving.py): up to 0.17 whichever, up to 0.20 one of a name where all is reasoning."""
 
 _decode_body = msgspec.json.Decoder(Body).decode
 _decode = msgspec.json.Decoder().decode
