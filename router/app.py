@@ -426,6 +426,8 @@ class App:
         await self._idle_within(timeout)
         if self._busy:
             log_event(logger, logging.WARNING, "Requests outlast the drain timeout", cut_off=self._busy)
+            for connection in list(self._connections):
+                connection.drain()  # what is not here whole by now is not waited for
             reason = f"The router is stopping, and waited {timeout:g} s for the request to end (--drain-timeout)."
             for exchange in list(self._under_way):
                 exchange.stop(503, reason)

@@ -103,7 +103,7 @@ class Connection(protocol.Protocol):
         self._stay = Stay()
         self._current: Request | None = None
         self._exchange: Exchange | None = None
-        self._closing = False
+        self._closing = self._last = False
         self._paused = self._beginning = False
         self._repeated: RepeatedRequest | None = None
         self._hope = _HOPE
@@ -118,8 +118,9 @@ class Connection(protocol.Protocol):
 
     @property
     def busy(self) -> bool:
-        """A request is in progress, or its answer not sent out yet."""
-        return self._current is not None or self._transport.get_write_buffer_size() > 0
+        """A request is in progress, or its answer not sent out yet; or the last one is still being read."""
+        reads_last = self._last and not self._closing
+        return self._current is not None or reads_last or self._transport.get_write_buffer_size() > 0
 
     # -- asyncio.Protocol
 
@@ -303,6 +304,7 @@ class Connection(protocol.Protocol):
     def _complete(self, head: RequestHead, body: bytes) -> None:
         if self._closing:
             return
+        self._closing = self._last
         request = Request(head, body)
         self._sent += 1
         if len(body) > LARGE:
@@ -386,7 +388,11 @@ class Connection(protocol.Protocol):
         return self._closing
 
     def drain(self) -> None:
-        """Close now if idle, else after the request in progress."""
+        """Close now if idle, else after the request in progress, or the one that is being read. Again: without waiting
+        for what is not read yet."""
+        if self._being_sent and self._current is None and not self._waiting and not self._last:
+            self._last = True
+            return
         self._closing = True
         self._drop_waiting()
         if self._current is None:
@@ -470,9 +476,14 @@ class Connection(protocol.Protocol):
         unsent = self._transport.get_write_buffer_size()
         if unsent and (self._paused or self._current is None):  # else the answer may still add to it
             return "taking", unsent
-        if self._reading and not self._closing and (self._missing or not self._between):
+        if self._being_sent:
             return "sending", self._sent
         return ("idle" if self._current is None else "busy"), self._sent
+
+    @property
+    def _being_sent(self) -> bool:
+        """A request that is not here whole."""
+        return self._reading and not self._closing and bool(self._missing or not self._between)
 
 
 def _size(request: Request) -> int:

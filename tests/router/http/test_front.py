@@ -275,3 +275,29 @@ def test_draining_ends_idle_connections_at_once_and_busy_ones_after_their_answer
     busy.connection.respond(Response(200, b"done"))
     assert b"connection: close" in busy.transport.written
     assert busy.transport.closed
+
+
+@pytest.mark.parametrize("before", [b"", POST, CHUNKED])
+@pytest.mark.parametrize("cut", [1, 40, len(POST) - 1])
+def test_draining_waits_for_a_request_that_has_begun_to_come(before: bytes, cut: int) -> None:
+    site = Site()
+    site.feed(before)
+    site.feed(POST[:cut])
+    site.connection.drain()
+    assert not site.transport.closed
+    assert site.connection.busy
+    site.feed(POST[cut:] + POST)
+    assert site.requests[-1].body == b"hello"
+    assert site.transport.written.endswith(b"connection: close\r\n\r\n%d" % len(site.requests))
+    assert len(site.requests) == 1 + bool(before)
+    assert site.transport.closed
+    assert not site.connection.busy
+
+
+def test_draining_again_waits_for_it_no_longer() -> None:
+    site = Site()
+    site.feed(POST[:40])
+    site.connection.drain()
+    site.connection.drain()
+    assert site.transport.closed
+    assert not site.connection.busy

@@ -440,6 +440,22 @@ async def test_draining_lets_a_stream_end(a: ScriptedWorker) -> None:
         await draining
 
 
+async def test_draining_waits_for_a_request_that_is_being_sent(a: ScriptedWorker) -> None:
+    whole = post(body=BODY)
+    async with running(a) as router, router.client() as sending, router.client() as never_whole:
+        for client in (sending, never_whole):
+            client.send(whole[:-1])
+        await until(lambda: sum(one.busy or not one._between for one in router.app._connections) == 2)
+        draining = asyncio.ensure_future(router.app.drain(PATIENCE))
+        await asyncio.sleep(0)  # let it begin
+        sending.send(whole[-1:])
+        got = await sending.answer()
+        assert (got.status, got.header(b"connection")) == (200, b"close")
+        draining.cancel()
+        await router.app.drain(0)
+        assert await never_whole.rest() == b""
+
+
 async def test_what_outlasts_draining_is_told_so(a: ScriptedWorker, caplog: pytest.LogCaptureFixture) -> None:
     a.then(in_two(HEAD + WHOLE, b"", Dialogue.drop), never)
     async with running(a) as router, router.client() as begun, router.client() as waiting:
