@@ -88,7 +88,11 @@ def _reserve(host: str, port: int) -> socket.socket:
         address = alone.getsockname()
     reserved = socket.socket(family, kind, protocol)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    reserved.bind(address)
+    try:
+        reserved.bind(address)
+    except OSError:  # connections of a router that ran alone, which the kernel remembers for a minute
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(address)
     return reserved
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from router import processes
 from router.cli import Source
 from router.member import memory_size
-from router.processes import _Parent
+from router.processes import _Parent, _reserve
 from router.settings import Settings
 from tests.fakes.waiting import until
 
@@ -66,3 +67,19 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
         assert not keeping.done()
         parent._on_signal()
         await keeping
+
+
+def test_a_port_with_connections_that_have_ended_is_taken() -> None:
+    """A router that ran alone there was stopped just now, and had closed connections of its clients."""
+    with socket.create_server(("127.0.0.1", 0)) as before:
+        port = before.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            before.accept()[0].close()
+            assert client.recv(1) == b""
+    with _reserve("127.0.0.1", port) as reserved:
+        assert reserved.getsockname()[1] == port
+
+
+def test_a_port_on_which_somebody_listens_is_not_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other, pytest.raises(OSError, match="in use"):
+        _reserve("127.0.0.1", other.getsockname()[1])
