@@ -118,13 +118,15 @@ class _Parent:
         # The first alone: where something has to be compiled, the others find it done.
         listening = [await self._start(0)]
         listening += await asyncio.gather(*(self._start(number) for number in range(1, count) if listening[0]))
+        stopped = self._stopping.is_set()
         if len(listening) == count and all(listening):
             sys.stdout.write(listening[0])
             sys.stdout.flush()
             await asyncio.gather(*(self._keep(number) for number in range(count)))
             return 0
         self._on_signal()
-        return max([abs(await process.wait()) for process in self._running.values()])
+        statuses = [abs(await process.wait()) for process in self._running.values()]
+        return 0 if stopped else max(statuses)
 
     def _on_signal(self) -> None:
         """Passed on each time: the first asks to drain, the second to end at once."""

@@ -83,3 +83,24 @@ def test_a_port_with_connections_that_have_ended_is_taken() -> None:
 def test_a_port_on_which_somebody_listens_is_not_taken() -> None:
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other, pytest.raises(OSError, match="in use"):
         _reserve("127.0.0.1", other.getsockname()[1])
+
+
+async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Child):
+        """As a process that has no handler for the signal yet."""
+
+        async def readline(self) -> bytes:
+            parent._on_signal()
+            return b""
+
+        async def wait(self) -> int:
+            return -15
+
+    async def start(*_: object, **__: Any) -> Child:
+        return Killed()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(memory_size(2, 8))
+        parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path))
+        assert await parent.run() == 0
