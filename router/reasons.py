@@ -7,6 +7,7 @@ import socket
 import ssl
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 
 
 def reason_of(error: Exception) -> str:
@@ -31,5 +32,9 @@ def _of_connection(error: BaseException) -> str:
             return os.strerror(number)
         case aiohttp.ServerDisconnectedError():
             return "it closed the connection without an answer"
+        case aiohttp.ClientPayloadError() | PayloadEncodingError():
+            return "its answer could not be read whole"
+        case aiohttp.ClientResponseError() | HttpProcessingError():
+            return "what it answers is no HTTP"
         case other:
             return type(other).__name__

@@ -106,6 +106,30 @@ async def test_a_worker_that_speaks_no_tls_says_so() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL", "what it answers is no HTTP"),  # ZMQ's port
+        (b"\x15\3\1\0\2\2\x46", "what it answers is no HTTP"),  # TLS
+        (b"HTTP/1.1 200 OK\r\nx: " + b"a" * 100_000, "what it answers is no HTTP"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx", "its answer could not be read whole"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n9\r\nx", "its answer could not be read whole"),
+        (b"", "it closed the connection without an answer"),
+    ],
+)
+async def test_what_is_no_answer_is_told_in_words(said: bytes, reason: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, watching(f"http://127.0.0.1:{port}") as watched:
+        await watched.watch.first_look.wait()
+        assert watched.trouble == f"cannot be reached: {reason}"
+
+
+@pytest.mark.parametrize(
     ("cause", "reason"),
     [
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
