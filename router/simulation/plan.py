@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn, TypeVar, get_args
@@ -70,7 +70,9 @@ def read_plan(argv: Sequence[str]) -> Plan:
     parser = make_parser()
     given = parser.parse_args(with_flags_file(argv))
     if given.suite:
-        _refuse_others(parser, given)
+        _refuse(parser, given, vars(given).keys() - _OF_SUITE, "--suite has its own traffic, fleets and policies")
+    elif given.knee:
+        _refuse(parser, given, _NOT_OF_KNEE, "--knee tries rates and policies of its own")
     requests, policies = _requests(given), given.policies
     fleet = _fleet(given, requests)
     for policy in policies:
@@ -106,15 +108,16 @@ def read_plan(argv: Sequence[str]) -> Plan:
 
 
 _OF_SUITE = frozenset({"suite", "knee", "workload", "seeds", "jobs", "out", "page", "flags"})
+_NOT_OF_KNEE = frozenset({"policies", "baseline", "rate", "sweep", "store_sweep"})
 _NEGATIVE = {"reuse": "no-reuse", "store_credit": "no-store-credit"}
 
 
-def _refuse_others(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-    """A suite's traffic, fleets, rates and policies are its own."""
-    others = [name for name in vars(given).keys() - _OF_SUITE if getattr(given, name) != parser.get_default(name)]
+def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Flags that would be ignored."""
+    others = [name for name in names if getattr(given, name) != parser.get_default(name)]
     flags = sorted("--" + _NEGATIVE.get(name, name.replace("_", "-")) for name in others)
     if flags:
-        raise RunError(f"--suite has its own traffic, fleets and policies; leave out {', '.join(flags)}")
+        raise RunError(f"{why}; leave out {', '.join(flags)}")
 
 
 def _requests(given: argparse.Namespace) -> Requests:

@@ -78,6 +78,11 @@ def test_a_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "has its own traffic, fleets and policies; leave out --policies, --rate",
         ),
         ("--suite --knee --no-reuse --prefill 1", "leave out --no-reuse, --prefill"),
+        (
+            "--knee --sweep 1,2 --policies kv",
+            "--knee tries rates and policies of its own; leave out --policies, --sweep",
+        ),
+        ("--knee --rate 2 --baseline kv", "leave out --baseline, --rate"),
         ("--page suite.md", "--page is of --suite, without --knee"),
         ("--slow 0=inf", "argument --slow: it takes INDEX=FACTOR, such as 0=2, not '0=inf'"),
         ("--change nan:kill:0", "argument --change: it takes T:slow:INDEX=FACTOR"),
