@@ -368,6 +368,8 @@ class RequestRouting:
 
     def _charge(self, worker: Worker, failure: Failure) -> None:
         fleet = self._brain.fleet
+        if worker.pool.is_cut:  # it is being removed, and did nothing wrong
+            return
         if failure.kind == "unreachable":  # the next health check may take it back
             fleet.mark_down(worker, failure.reason)
         elif failure.kind not in {"busy", "unasked"}:

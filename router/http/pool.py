@@ -132,6 +132,10 @@ class Pool:
         self._open.discard(connection)
         self._idle = [kept for kept in self._idle if kept[0] is not connection]
 
+    @property
+    def is_cut(self) -> bool:
+        return self._cut is not None
+
     def cut(self, reason: str) -> None:
         """Break off whatever is in flight, and tell so; from now on connecting fails for that `reason`."""
         self._cut = reason

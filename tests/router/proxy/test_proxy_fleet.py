@@ -149,6 +149,25 @@ async def test_what_outlasts_the_deadline_is_cut_and_told(a: ScriptedWorker) -> 
         assert (await client.ask(post())).status == 503
 
 
+@pytest.mark.parametrize("begun", [True, False], ids=["in a stream", "while connecting"])
+async def test_who_is_removed_is_not_blamed_for_what_is_cut(
+    a: ScriptedWorker, begun: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    a.then(endless_stream)
+    async with administering(a, breaker_failures=1) as admin, admin.router.client() as client:
+        if not begun:
+            await a.clog()
+        client.send(post("/v1/completions", STREAM, TO_A))
+        await until(lambda: admin.router.samples("router_load_requests").get("a"))
+        if begun:
+            await client.head()
+        await admin.remove("a", timeout="0")
+        await admin.until_gone("a")
+    told = {record.message for record in caplog.records}
+    assert "Worker failed a request" in told
+    assert not told & {"Worker is down", "Worker keeps failing: it gets nothing for a while"}
+
+
 @pytest.mark.parametrize("connection", ["new", "clogged", "reused"])
 async def test_what_has_not_begun_at_the_deadline_goes_elsewhere(
     a: ScriptedWorker, b: ScriptedWorker, connection: str
