@@ -30,7 +30,7 @@ def _of_connection(error: BaseException) -> str:
             return message or "its name is not known"
         case OSError(errno=int(number)):
             return os.strerror(number)
-        case aiohttp.ServerDisconnectedError():
+        case aiohttp.ServerDisconnectedError() | ConnectionResetError():
             return "it closed the connection without an answer"
         case aiohttp.ClientPayloadError() | PayloadEncodingError():
             return "its answer could not be read whole"

@@ -134,10 +134,14 @@ async def test_what_is_no_answer_is_told_in_words(said: bytes, reason: str) -> N
     [
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
         (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('10.0.0.7', 8000)"), "Connection refused"),
+        (
+            aiohttp.ClientConnectionResetError("Cannot write to closing transport"),
+            "it closed the connection without an answer",
+        ),
         (None, "ClientConnectionError"),
     ],
 )
-def test_a_reason_has_no_address(cause: OSError | None, reason: str) -> None:
+def test_a_reason_has_no_address(cause: Exception | None, reason: str) -> None:
     error = aiohttp.ClientConnectionError("10.0.0.7:8000")
     error.__cause__ = cause
     assert reason_of(error) == reason
