@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 REPLAY_TIMEOUT = 5.0
 """Seconds without any answer after which a replay counts as unanswered."""
 
+CONNECT_PATIENCE = 10.0
+"""Seconds for the first connection to come about, after which that it has not is said."""
+
 MOST_SOCKETS = 65_535
 """As many as ZMQ can have; else it has 1023, and each rank takes three. Whoever runs out of them has a fleet of 341."""
 
@@ -55,6 +58,7 @@ TURN = 64
 _UNKNOWN = "what it held before now, and what gets lost, stays unknown until it clears its cache"
 NO_REPLAY = f"The engine offers no replay of its events: {_UNKNOWN}"
 NOBODY_TO_ASK = f"No replay of the engine's events can be asked for: {_UNKNOWN}"
+NOBODY_THERE = "No KV events can be had of the engine yet: nothing that speaks ZMQ is connected here"
 UNEXPECTED = "A message is not what the protocol says; further ones are only counted"
 
 _Socket = zmq.Socket[bytes]
@@ -84,8 +88,17 @@ class ZmqSource:
     The engine listens and we connect; where the endpoint holds a `*`, we listen and the engine connects.
     """
 
-    def __init__(self, source: EventSource, sink: EventSink, *, replay_timeout: float = REPLAY_TIMEOUT) -> None:
+    def __init__(
+        self,
+        source: EventSource,
+        sink: EventSink,
+        *,
+        replay_timeout: float = REPLAY_TIMEOUT,
+        connect_patience: float = CONNECT_PATIENCE,
+    ) -> None:
         self.counts = SourceCounts()
+        self._connect_patience = connect_patience
+        self._missing: asyncio.TimerHandle | None = None
         self._source = source
         self._sink = sink
         self._replay_timeout = replay_timeout
@@ -104,8 +117,15 @@ class ZmqSource:
             log_event(logger, logging.WARNING, NO_REPLAY, endpoint=self._source.endpoint)
         self._sockets = _Sockets(self._source, self._replay_timeout, self.counts)
         self._task = asyncio.create_task(self._run(self._sockets), name=f"events of {self._source.endpoint}")
+        self._missing = asyncio.get_running_loop().call_later(self._connect_patience, self._miss)
+
+    def _miss(self) -> None:
+        if not self.counts.connections:
+            log_event(logger, logging.WARNING, NOBODY_THERE, endpoint=self._source.endpoint)
 
     async def close(self) -> None:
+        if self._missing is not None:
+            self._missing.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -297,11 +317,12 @@ class _Sockets:
     def _connections(self, messages: list[list[bytes]]) -> list[Stimulus]:
         stimuli: list[Stimulus] = []
         for frames in messages:
+            before = self.connected
             self.connected = parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if self.connected:
                 self._counts.connections += 1
                 stimuli.append(Connected())
-            else:
+            elif before:  # else somebody who speaks no ZMQ has hung up, and does so with each attempt
                 stimuli.append(Disconnected())
                 log_event(
                     logger, logging.WARNING, "The connection to the engine is lost", endpoint=self._source.endpoint

@@ -180,9 +180,8 @@ class App:
             time.monotonic,
             self._fleet.workers.__contains__,
         )
-        self._unheard: Unheard | None = None
-        if settings.event_plane != "local":
-            self._unheard = Unheard(self._fleet, self._indexer, self._book, self._plane, settings.event_namespace)
+        namespace = None if settings.event_plane == "local" else settings.event_namespace
+        self._unheard = Unheard(self._fleet, self._indexer, self._book, self._plane, namespace)
         self._audit = IndexAudit(self._indexer, self._ingest.ask_anew, settings.store is not None)
         self._audit.register(self._metrics)
         backlog = Backlog(shared.backlog if shared else None)
@@ -393,8 +392,7 @@ class App:
                 await self._clients.look(now)
                 self._audit.look(now)
                 self._brain.take_in()
-                if self._unheard:
-                    self._unheard.look(now)
+                self._unheard.look(now)
             except Exception:  # without it nothing would ever be given up again
                 logger.exception("Requests could not be looked after")
 

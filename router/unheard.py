@@ -1,4 +1,4 @@
-"""Workers whose events should come over a broker, and never did."""
+"""Workers whose events should come, and never did."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ from router.scheduling.load import LoadBook, Metrics
 logger = logging.getLogger("router.unheard")
 
 PATIENCE = 10.0
-"""Seconds that a worker is up, and the broker there, before its publisher is missed: reports come every second."""
+"""Seconds that a worker is up, and the broker there, before its events are missed: reports come every second."""
+
+_NAMED = 3
+"""Endpoints of so many ranks are told; an engine may have hundreds, most often side by side."""
 
 
 class Unheard:
-    def __init__(self, fleet: Fleet, indexer: KVIndexer, book: LoadBook, plane: EventPlane, namespace: str) -> None:
+    def __init__(
+        self, fleet: Fleet, indexer: KVIndexer, book: LoadBook, plane: EventPlane, namespace: str | None
+    ) -> None:
+        """`namespace`: on the broker; None where the router reads the engines' sockets itself."""
         self._fleet = fleet
         self._indexer = indexer
         self._book = book
@@ -52,9 +58,23 @@ class Unheard:
 
     def _problem(self, name: str, ranks: list[WorkerRank], metrics: Mapping[WorkerRank, Metrics]) -> str:
         numbers = ", ".join(str(rank.dp_rank) for rank in ranks)
+        if self._namespace is None:
+            return (
+                f"No KV events were ever heard of dp_rank {numbers}: nothing that speaks ZMQ is connected at "
+                f"{self._endpoints(name, ranks)}; see that the router reaches it, or state where they are with "
+                "--worker URL,events=tcp://HOST:PORT."
+            )
         if all((found := metrics.get(rank)) and found.report for rank in ranks):
             return f"Load comes of dp_rank {numbers}, but no KV events: the log of its publisher tells why."
         return (
             f"No KV events were ever heard of dp_rank {numbers}: a publisher must run beside the engine, with "
             f"--worker-id {name} and --namespace {self._namespace}, on this router's broker (docs/publishers.md)."
         )
+
+    def _endpoints(self, name: str, ranks: list[WorkerRank]) -> str:
+        """Those stated are rank 0's, and the others' follow from it."""
+        worker = self._fleet.workers[name]
+        if worker.spec.events:
+            return worker.spec.events
+        told = {each.dp_rank: each.endpoint for each in worker.description.event_sources} if worker.description else {}
+        return ", ".join(told.get(rank.dp_rank, "its endpoint") for rank in ranks[:_NAMED])

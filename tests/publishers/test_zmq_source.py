@@ -14,7 +14,7 @@ import zmq.asyncio
 import publishers.zmq_source
 from engines.description import EventSource
 from publishers.zmq_sequence import TRIES
-from publishers.zmq_source import ZmqSource
+from publishers.zmq_source import NOBODY_THERE, ZmqSource
 from tests.fakes.waiting import until
 from tests.fakes.zmq_engine import CLEARED, FakeEngine, stored
 
@@ -43,9 +43,11 @@ class Log:
 
 
 @asynccontextmanager
-async def following(source: EventSource, replay_timeout: float = 5.0) -> AsyncIterator[tuple[Log, ZmqSource]]:
+async def following(
+    source: EventSource, replay_timeout: float = 5.0, connect_patience: float = 60.0
+) -> AsyncIterator[tuple[Log, ZmqSource]]:
     log = Log()
-    subject = ZmqSource(source, log, replay_timeout=replay_timeout)
+    subject = ZmqSource(source, log, replay_timeout=replay_timeout, connect_patience=connect_patience)
     subject.start()
     try:
         yield log, subject
@@ -130,6 +132,30 @@ async def test_an_engine_that_restarts_is_followed_from_its_beginning() -> None:
         assert log.said[:1] == old
         assert log.said.count("new epoch") == 1
         assert subject.counts.connections == 2
+
+
+async def test_whoever_speaks_no_zmq_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """And not with each attempt, of which there are ten a second."""
+    attempts = []
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        attempts.append(writer)
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    nobody = EventSource(0, f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", "tcp://127.0.0.1:1")
+    async with server, following(nobody, connect_patience=0.0) as (log, subject):
+        await until(lambda: len(attempts) > 3)
+        assert not subject.connected
+        assert not log.said
+    assert caplog.messages == [NOBODY_THERE]
+
+
+async def test_whoever_is_there_in_time_is_not_missed(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeEngine() as engine, following(engine.source) as (log, subject):
+        await until(lambda: log.caught_up == [True])
+        subject._miss()
+    assert NOBODY_THERE not in caplog.messages
 
 
 async def test_a_lost_connection_is_doubt_enough() -> None:

@@ -1,4 +1,5 @@
-"""Over a broker, a publisher that does not speak of a worker is missed, and told how it should."""
+"""Events that never come are missed: over a broker, how their publisher should speak is told; without, where it should
+be."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import time
 
 import pytest
 
-from engines.description import EngineDescription
+from engines.description import EngineDescription, EventSource
 from indexer.events import NO_EVENTS, EventBatch, LoadReport
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
@@ -29,19 +30,22 @@ __all__ = ["a", "nats_server"]
 R0, R1 = WorkerRank("w", 0), WorkerRank("w", 1)
 
 
+SOURCES = (EventSource(0, "tcp://w:5557"), EventSource(1, "tcp://w:5558"))
+
+
 class Watched:
     """Worker w with two ranks, which is up."""
 
-    def __init__(self) -> None:
-        self.worker = Worker(parse_worker("http://w:1,name=w"), Pool("http://w:1", 1))
-        self.worker.description = EngineDescription("vllm", dp_size=2)
+    def __init__(self, namespace: str | None = "fleet", stated: str = "") -> None:
+        self.worker = Worker(parse_worker(f"http://w:1,name=w{stated}"), Pool("http://w:1", 1))
+        self.worker.description = EngineDescription("vllm", dp_size=2, event_sources=SOURCES)
         self.fleet, self.indexer, self.book, self.plane = Fleet([self.worker]), KVIndexer(), LoadBook(), LocalPlane()
         self.plane.connected = True
         self.fleet.mark_up(self.worker)
         for rank in (R0, R1):
             self.indexer.watch(rank)
             self.book.watch(rank, 16)
-        self.unheard = Unheard(self.fleet, self.indexer, self.book, self.plane, "fleet")
+        self.unheard = Unheard(self.fleet, self.indexer, self.book, self.plane, namespace)
 
     def hear(self, *ranks: WorkerRank) -> None:
         for rank in ranks:
@@ -80,6 +84,32 @@ def test_a_publisher_without_events_is_not_said_to_be_missing() -> None:
     assert "no KV events" in watched.problem(PATIENCE)
 
 
+@pytest.mark.parametrize(
+    ("stated", "named"), [("", " tcp://w:5557, tcp://w:5558;"), (",events=tcp://x:1", " tcp://x:1;")]
+)
+def test_without_a_broker_it_is_told_where_events_should_come_from(stated: str, named: str) -> None:
+    """Load comes all the same, since it is asked for over HTTP."""
+    watched = Watched(None, stated)
+    watched.unheard.look(0.0)
+    for rank in (R0, R1):
+        watched.book.on_report(LoadReport(*rank, NO_EVENTS, -1, True), 1.0)
+    missed = watched.problem(PATIENCE)
+    assert all(word in missed for word in ("dp_rank 0, 1:", named, "--worker URL,events=tcp://HOST:PORT"))
+    assert "--worker-id" not in missed
+
+
+async def test_ready_names_an_endpoint_where_nobody_is(a: ScriptedWorker) -> None:
+    async with (
+        running(a, router_mode="kv", options=",events=tcp://127.0.0.1:1,block_size=16") as router,
+        router.client() as client,
+    ):
+        unheard, now = router.app._unheard, time.monotonic()
+        for later in (now, now + PATIENCE):
+            unheard.look(later)
+        (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
+    assert "tcp://127.0.0.1:1" in worker["problems"][-1]
+
+
 def test_what_cannot_be_heard_is_not_missed() -> None:
     watched = Watched()
     watched.unheard.look(0.0)
@@ -116,7 +146,6 @@ async def test_ready_names_what_is_missing(a: ScriptedWorker, nats_server: NatsS
         router.client() as client,
     ):
         unheard, now = router.app._unheard, time.monotonic()
-        assert unheard
         for later in (now, now + PATIENCE):
             unheard.look(later)
         (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
