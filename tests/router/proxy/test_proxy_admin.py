@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from router.admin.access import Refusal
 from router.admin.openapi import NEW_WORKER, document
 from router.admin.shapes import Change, Limits, LogLevel, WorkerState
-from router.admin.surface import AdminSurface
+from router.admin.surface import AdminSurface, CannotAdminister
 from router.app import App
 from router.settings import Settings
 from router.settings.administration import Address
@@ -394,7 +394,7 @@ async def test_what_is_no_http_is_refused_and_no_error_of_the_routers(
 async def test_an_address_that_is_taken(a: ScriptedWorker) -> None:
     taken = Address("127.0.0.1", a.port)
     app = App(Settings(admin_listen=taken, port=0))
-    with pytest.raises(OSError, match=f"--admin-listen: .*{a.port}"):
+    with pytest.raises(CannotAdminister, match=f"--admin-listen .*:{a.port}: "):
         await app.start()
     await app.close()
 
