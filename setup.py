@@ -29,6 +29,7 @@ COMPILED = [
     "publishers/relay.py",
     "publishers/zmq_sequence.py",
     "publishers/zmq_source.py",
+    "publishers/zmtp.py",
     "router/breaker.py",
     "router/exchange.py",
     "router/fleet.py",

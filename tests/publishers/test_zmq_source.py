@@ -328,7 +328,7 @@ async def test_an_endpoint_may_be_of_any_kind(endpoint: str) -> None:
 async def test_where_the_endpoint_is_a_wildcard_the_engine_connects() -> None:
     async with following(EventSource(0, "tcp://127.0.0.1:*")) as (log, subject):
         assert subject._sockets is not None
-        bound = subject._sockets._subscriber.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\x00")
+        bound = f"tcp://127.0.0.1:{subject._sockets._subscriber.port}"
         with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as engine:
             engine.connect(bound)
             await engine.recv_multipart()  # the subscription

@@ -17,6 +17,7 @@ from tests.fuzz.targets import (
     settings,
     store,
     upstream,
+    zmtp,
 )
 
 _FILES = (
@@ -25,6 +26,7 @@ _FILES = (
     upstream,
     chunks,
     edited,
+    zmtp,
     kv_events,
     event_plane,
     engine_answers,
