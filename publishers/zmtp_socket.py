@@ -1,6 +1,6 @@
 """A ZeroMQ socket on the event loop, as far as events and replays need one: it connects, again and again, or listens.
 
-libzmq's own sockets read in a thread, and wake the loop for each message: four times the CPU time
+libzmq's own sockets read in a thread, and wake the loop for each message: up to twice the CPU time
 (docs/adr/0010-events-off-the-wire.md).
 """
 
@@ -19,8 +19,9 @@ FIRST_DELAY, MOST_DELAY = 0.1, 1.0
 """Seconds before the first attempt to connect again, and the longest between two."""
 HANDSHAKE: Final = 30.0
 """Seconds in which the other side must have greeted, as with libzmq."""
-_KEEP_ALIVE: Final = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-"""Seconds, seconds, times: a host that vanished without a word is a lost connection too, after a minute."""
+_KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+"""Seconds, seconds, times, where the system has them: a host that vanished without a word is a lost connection too,
+after a minute."""
 _TCP: Final = re.compile(r"tcp://(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]/;]+)):(?P<port>\d{1,5}|\*)\Z")
 _IPC: Final = re.compile(r"ipc://(?P<path>.+)\Z", re.DOTALL)
 
@@ -102,8 +103,9 @@ class Connection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEP_ALIVE:
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            for name, value in _KEEP_ALIVE:
+                if hasattr(socket, name):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._patience = self._loop.call_later(HANDSHAKE, self.transport.abort)
         self._answer()
 
