@@ -146,7 +146,7 @@ class KVPublisher:
 
     async def _send_batches(self) -> None:
         while True:
-            await self._rank.publish([await self._queue.get()])
+            await self._rank.publish(await self._queue.get())
             self._queue.task_done()
 
     async def _send_reports(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -74,10 +74,9 @@ class RankPublisher:
             await self._stop_serving()
             self._stop_serving = None
 
-    async def publish(self, batches: list[EventBatch]) -> None:
+    def publish(self, batch: EventBatch) -> Awaitable[None]:
         """What `relay.apply` has made."""
-        for batch in batches:
-            await self._plane.publish(self._events_subject, encode(batch))
+        return self._plane.publish(self._events_subject, encode(batch))
 
     async def report(self, load: RankLoad) -> None:
         """Says which batch was the last, with the figures there are."""
@@ -133,7 +132,8 @@ class EngineRank(RankPublisher):
             return
         if self._unproven is not None:
             self._prove(self._unproven, batch)
-        await self.publish(self.relay.apply(batch))
+        for made in self.relay.apply(batch):
+            await self.publish(made)
 
     def _prove(self, block_size: int, batch: EngineBatch) -> None:
         """vLLM 0.18 to 0.22 tells the size that it was started with, not what its attention takes (MLA: 64); and each

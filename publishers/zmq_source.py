@@ -18,7 +18,6 @@ from publishers.zmq_sequence import (
     AskReplay,
     Connected,
     Disconnected,
-    Instruction,
     Live,
     LoseTrack,
     NewEpoch,
@@ -151,27 +150,26 @@ class ZmqSource:
                 await self._sink.follow(caught_up)
 
     async def _feed(self, stimulus: Stimulus, sockets: _Sockets) -> None:
-        stimuli = deque([stimulus])
-        while stimuli:
-            for instruction in self._sequence.handle(stimuli.popleft()):
-                if isinstance(instruction, AskReplay):
-                    if not sockets.ask_replay(instruction.start):
-                        stimuli.append(ReplayEnded(complete=False))
-                else:
-                    await self._report(instruction)
+        nobody_to_ask = False
+        for instruction in self._sequence.handle(stimulus):
+            if isinstance(instruction, Apply):  # nearly all: one call less for each of them
+                await self._apply(instruction.payload)
+            elif isinstance(instruction, AskReplay):
+                nobody_to_ask = not sockets.ask_replay(instruction.start)
+            else:
+                await self._report(instruction)
+        if nobody_to_ask:
+            await self._feed(ReplayEnded(complete=False), sockets)
 
-    async def _report(self, instruction: Instruction) -> None:
-        match instruction:
-            case Apply(payload):
-                await self._apply(payload)
-            case NewEpoch():
-                log_event(logger, logging.INFO, "A new connection: starting over", endpoint=self._source.endpoint)
-                await self._sink.new_epoch()
-            case LoseTrack():
-                self.counts.lost_track += 1
-                if self._source.replay is not None:
-                    log_event(logger, logging.WARNING, "Events are lost for good", endpoint=self._source.endpoint)
-                await self._sink.lose_track()
+    async def _report(self, instruction: NewEpoch | LoseTrack) -> None:
+        if isinstance(instruction, NewEpoch):
+            log_event(logger, logging.INFO, "A new connection: starting over", endpoint=self._source.endpoint)
+            await self._sink.new_epoch()
+            return
+        self.counts.lost_track += 1
+        if self._source.replay is not None:
+            log_event(logger, logging.WARNING, "Events are lost for good", endpoint=self._source.endpoint)
+        await self._sink.lose_track()
 
     async def _apply(self, payload: bytes) -> None:
         try:

@@ -80,7 +80,8 @@ class Publisher:
 
     async def send(self) -> None:
         """All that was told since, and a report."""
-        await self._rank.publish(self._made)
+        for batch in self._made:
+            await self._rank.publish(batch)
         self._made.clear()
         await self._rank.report(RankLoad())
 
