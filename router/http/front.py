@@ -362,7 +362,7 @@ class Connection(protocol.Protocol):
         self._end_current()
         if not keep_alive or self._closing:
             self._closing = True
-            self._transport.close()
+            self._close()
             return
         self._begin_next()
 
@@ -396,6 +396,11 @@ class Connection(protocol.Protocol):
         self._closing = True
         self._drop_waiting()
         if self._current is None:
+            self._close()
+
+    def _close(self) -> None:
+        """Once: of asyncio's transports over TLS, one that is closed twice cannot tell any more what is unsent."""
+        if not self._transport.is_closing():
             self._transport.close()
 
     def _refuse_body(self) -> None:
@@ -426,7 +431,7 @@ class Connection(protocol.Protocol):
         """Close in two steps: closing with unread input resets the connection, and the client would lose the answer."""
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        self._call_later(LINGER, self._transport.close)
+        self._call_later(LINGER, self._close)
 
     # -- what it holds
 

@@ -20,7 +20,7 @@ class FakeTransport(asyncio.Transport):
         self.written = b""
         self.closed = self.aborted = self.eof = False
         self.reading = True
-        self.unsent = 0
+        self.unsent = self.closings = 0
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -31,6 +31,7 @@ class FakeTransport(asyncio.Transport):
 
     def close(self) -> None:
         self.closed = True
+        self.closings += 1
 
     def abort(self) -> None:
         self.closed = self.aborted = True
@@ -301,3 +302,13 @@ def test_draining_again_waits_for_it_no_longer() -> None:
     site.connection.drain()
     assert site.transport.closed
     assert not site.connection.busy
+
+
+def test_what_was_closed_is_not_closed_again() -> None:
+    """asyncio's transports over TLS lose what tells whether anything is unsent."""
+    site = Site()
+    site.feed(request(b"connection: close"))
+    assert site.transport.closings == 1
+    site.connection.drain()
+    site.connection.drain()
+    assert site.transport.closings == 1
