@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import running
+from .conftest import PREFIX_DECIDES, running
 from .fleet import Engine, Nats, Router, agrees
 from .prompts import KINDS, PREFIX_LEAST, Kind, request
 
@@ -49,7 +49,7 @@ def test_router_that_starts_late_learns_what_is_cached(
     for engine, topic in topics.items():
         local_router.until_known(engine, request("ids", topic))
     args = ["--event-plane", nats.url] if plane == "nats" else []
-    with contextmanager(running)(Router(f"router-late-{plane}", engines, logs, *args)) as late:
+    with contextmanager(running)(Router(f"router-late-{plane}", engines, logs, *PREFIX_DECIDES, *args)) as late:
         for engine, topic in topics.items():
             late.until_known(engine, request("ids", topic, tail="the same"))
             assert_goes_to(late, engine, request("ids", topic))
