@@ -18,6 +18,7 @@ from publishers.embedded_nats import NatsServer, NatsServerError
 from publishers.logs import configure_logging, log_event
 from publishers.nats_plane import NatsPlane
 from publishers.plane import all_events, all_loads
+from tests.fakes.http_engine import HttpEngine, running
 from tests.fakes.waiting import until
 from tests.fakes.zmq_engine import FakeEngine, stored
 from tests.nats_fixture import nats_server
@@ -154,11 +155,11 @@ async def test_the_process_publishes_and_ends_in_order(nats_server: NatsServer, 
     await plane.start()
     await plane.subscribe(all_events("ns"), lambda payload: batches.append(decode_batch(payload)))
     await plane.subscribe(all_loads("ns"), lambda payload: reports.append(decode_load(payload)))
-    async with FakeEngine() as engine, await asyncio.start_server(_not_found, "127.0.0.1", 0) as http:
-        port = http.sockets[0].getsockname()[1]
+    of_no_kind = HttpEngine({"/health": (404, b"")})
+    async with FakeEngine() as engine, running(of_no_kind) as http:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-W", "error", "-m", "publishers", "--log-format", "json", "--namespace", "ns"),
-            *("--engine", f"http://127.0.0.1:{port}", "--nats", nats_server.url, "--load-interval", "0.05"),
+            *("--engine", http.url, "--nats", nats_server.url, "--load-interval", "0.05"),
             *("--events", engine.source.endpoint, "--replay", engine.source.replay or "", "--worker-id", "w.1"),
             stderr=asyncio.subprocess.PIPE,
         )
@@ -178,12 +179,3 @@ async def test_the_process_publishes_and_ends_in_order(nats_server: NatsServer, 
         "Ended",
     ]
     assert b"7777" not in said
-
-
-async def _not_found(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """An HTTP server that knows nothing: an engine whose kind cannot be found out."""
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
