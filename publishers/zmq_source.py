@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from engines.description import EventSource
@@ -273,14 +274,8 @@ class _Sockets:
             return False
         self._counts.replays += 1
         self.replay += 1
-        number, asked = self.replay, [False]
-
-        def ask(connection: Connection) -> None:
-            if not asked[0]:
-                asked[0] = True
-                connection.send(message([b"", start.to_bytes(_SEQ_BYTES, "big")]))
-
-        heard = Heard(ask, lambda frames: self._on_answer(frames, number), lambda: None, self._malformed)
+        number = self.replay
+        heard = Heard(partial(_ask, start), partial(self._on_answer, number), _nothing, self._malformed)
         try:
             # A `*` is nothing to connect to, and who listens here waits for ever: an engine does not come to be asked.
             self._dealer = ZmtpSocket("DEALER", self._source.replay, heard, MOST_BYTES)
@@ -295,7 +290,7 @@ class _Sockets:
             self._told = True
             log_event(logger, logging.ERROR, NOBODY_TO_ASK, endpoint=self._source.endpoint, error=error)
 
-    def _on_answer(self, frames: list[bytes], replay: int) -> None:
+    def _on_answer(self, replay: int, frames: list[bytes]) -> None:
         self._extend_deadline()
         # [b"", topic, seq, payload], in older versions without the topic.
         if len(frames) not in (3, 4) or len(frames[-2]) != _SEQ_BYTES:
@@ -325,3 +320,12 @@ class _Sockets:
         if self._dealer is not None:
             self._close(self._dealer)
             self._dealer = None
+
+
+def _ask(start: int, connection: Connection) -> None:
+    """Anew where the connection was lost: what comes twice counts once."""
+    connection.send(message([b"", start.to_bytes(_SEQ_BYTES, "big")]))
+
+
+def _nothing() -> None:
+    """What is done where a replay's connection is lost: there will be another."""

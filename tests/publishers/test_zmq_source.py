@@ -13,8 +13,9 @@ import zmq.asyncio
 
 import publishers.zmq_source
 from engines.description import EventSource
-from publishers.zmq_sequence import TRIES
-from publishers.zmq_source import NOBODY_THERE, ZmqSource
+from publishers.zmq_sequence import TRIES, Replayed, ReplayEnded
+from publishers.zmq_source import NOBODY_THERE, ZmqSource, _Answer
+from tests.fakes.faulty_proxy import FaultyProxy
 from tests.fakes.waiting import until
 from tests.fakes.zmq_engine import CLEARED, FakeEngine, stored
 
@@ -136,13 +137,14 @@ async def test_an_engine_that_restarts_is_followed_from_its_beginning() -> None:
 
 async def test_whoever_speaks_no_zmq_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """And not with each attempt, of which there are ten a second."""
-    attempts = []
+    attempts: list[asyncio.BaseTransport] = []
 
-    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        attempts.append(writer)
-        writer.close()
+    class HangsUp(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            attempts.append(transport)
+            transport.close()
 
-    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(HangsUp, "127.0.0.1", 0)
     nobody = EventSource(0, f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", "tcp://127.0.0.1:1")
     async with server, following(nobody, connect_patience=0.0) as (log, subject):
         await until(lambda: len(attempts) > 3)
@@ -242,6 +244,8 @@ async def test_a_message_without_end_ends_the_connection(monkeypatch: pytest.Mon
         await engine.publish_raw(bytes(1000 - 1))
         await engine.publish_raw(bytes(1001))
         await until(lambda: not subject.connected)
+        assert subject._sockets
+        await until(subject._sockets._subscriber.task.done)  # for good
     assert [len(said) for said in log.said if isinstance(said, bytes)] in ([], [999])
 
 
@@ -297,6 +301,66 @@ async def test_other_topics_are_not_ours() -> None:
         await engine.publish(stored(0))
         await until(lambda: log.said == engine.payloads)
         assert subject.counts.messages == 1
+
+
+async def test_while_too_many_wait_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishers.zmq_source, "MOST_WAITING", 5)
+    monkeypatch.setattr(publishers.zmq_source, "TURN", 2)
+    async with FakeEngine() as engine, following(engine.source) as (log, subject):
+        await engine.subscribed()
+        await until(lambda: log.caught_up == [True])
+        sockets = subject._sockets
+        assert sockets
+        paused: list[int] = []
+        pause = sockets._subscriber.pause
+
+        def note_and_pause() -> None:
+            paused.append(len(sockets._happened))
+            pause()
+
+        monkeypatch.setattr(sockets._subscriber, "pause", note_and_pause)
+        for block in range(300):
+            await engine.publish(stored(block))
+        await until(lambda: len(log.said) == 300)
+        assert log.said == engine.payloads
+        assert paused
+        (connection,) = sockets._subscriber.connections
+        assert connection.transport.is_reading()
+
+
+async def test_what_answers_a_replay_that_was_given_up_answers_no_other() -> None:
+    async with FakeEngine(deaf=True) as engine, following(engine.source) as (log, subject):
+        await until(lambda: engine.replays_asked)
+        sockets = subject._sockets
+        assert sockets
+        sockets._note(_Answer(sockets.replay - 1, Replayed(0, b"old")))
+        sockets._note(_Answer(sockets.replay - 1, ReplayEnded(complete=True)))
+        await until(lambda: not sockets._happened)
+        assert (log.said, log.caught_up) == ([], [])
+        sockets._note(_Answer(sockets.replay, ReplayEnded(complete=True)))
+        await until(lambda: log.caught_up == [True])
+
+
+async def test_a_replay_is_asked_for_again_where_its_connection_is_lost() -> None:
+    async with FakeEngine(deaf=True) as engine, in_front_of(engine.source.replay or "") as proxy:
+        source = EventSource(0, engine.source.endpoint, f"tcp://127.0.0.1:{proxy.port}", engine.source.topic)
+        async with following(source, replay_timeout=60.0) as (log, _):
+            await until(lambda: engine.replays_asked)
+            engine.deaf = False
+            await engine.publish(stored(1))
+            proxy.cut()
+            await until(lambda: log.caught_up == [True])
+            assert (engine.replays_asked, log.said) == ([0, 0], engine.payloads)
+
+
+@asynccontextmanager
+async def in_front_of(endpoint: str) -> AsyncIterator[FaultyProxy]:
+    proxy = FaultyProxy("127.0.0.1", int(endpoint.rpartition(":")[2]))
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.close()
 
 
 async def test_many_messages_at_once_keep_their_order() -> None:
