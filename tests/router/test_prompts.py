@@ -36,7 +36,9 @@ from router.tokens import stand_ins
 from router.worker_spec import parse_worker
 from tests.fakes.http_engine import Answer, HttpEngine, running
 from tests.router.scheduling.candidates import Scripted
-from tests.router.tokens.conftest import write_model
+from tests.router.tokens.conftest import model_folder, reference
+
+__all__ = ["model_folder", "reference"]
 
 NOWHERE = "http://127.0.0.1:9"
 BLOCK = 4
@@ -45,14 +47,9 @@ CHAT = [{"role": "user", "content": "Which worker holds most of it?"}]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+@pytest.fixture
+def folder(model_folder: Path) -> Path:
+    return model_folder
 
 
 class TokenizingEngine(HttpEngine):
@@ -64,11 +61,17 @@ class TokenizingEngine(HttpEngine):
         self.shift = shift
 
     def _tokenize(self, body: bytes) -> Answer:
-        fields = msgspec.json.decode(body)
-        messages = fields.get("messages")
-        text = chat_text(messages) if messages else fields["prompt"]
-        ids = self._reference.encode(text, add_special_tokens=not messages).ids
+        ids = tokens_of(self._reference, body)
         return 200, msgspec.json.encode({"tokens": [token + self.shift for token in ids]})
+
+
+def tokens_of(reference: tokenizers.Tokenizer, body: bytes) -> list[int]:
+    """What an engine with the tokenizer `reference` answers to /tokenize."""
+    fields = msgspec.json.decode(body)
+    messages = fields.get("messages")
+    text = chat_text(messages) if messages else fields["prompt"]
+    ids: list[int] = reference.encode(text, add_special_tokens=not messages).ids
+    return ids
 
 
 def chat_text(messages: list[dict[str, str]]) -> str:
@@ -260,7 +263,10 @@ async def test_a_tokenizer_that_is_the_engines_is_trusted_until_the_worker_comes
 async def test_a_tokenizer_that_is_not_the_engines_is_told_and_not_used(
     folder: Path, reference: tokenizers.Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(TokenizingEngine(reference, shift=1)) as engine, scene(url=engine.url, folder=folder) as made:
+    async with (
+        running(TokenizingEngine(reference, shift=1)) as engine,
+        scene(url=engine.url, folder=folder) as made,
+    ):
         assert made.count("tokenizer_mismatches", model="m") == 1
         assert await made.prompt(prompt=TEXT) == known([token + 1 for token in reference.encode(TEXT).ids])
         assert made.asked_engine == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,11 @@ from router.http.pool import Pool
 from router.scheduling.load import LoadBook
 from router.unheard import PATIENCE, Unheard
 from router.worker_spec import parse_worker
-from tests.fakes.raw_client import get
+from tests.fakes.raw_client import RawClient, get
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.nats_fixture import nats_server
 from tests.router.proxy.conftest import a
-from tests.router.proxy.running import running
+from tests.router.proxy.running import RunningRouter, running
 
 __all__ = ["a", "nats_server"]
 
@@ -98,16 +99,22 @@ def test_without_a_broker_it_is_told_where_events_should_come_from(stated: str, 
     assert "--worker-id" not in missed
 
 
+async def last_problem(router: RunningRouter, client: RawClient) -> Any:
+    """What /ready says last of its one worker, once it has been up for long enough."""
+    now = time.monotonic()
+    for later in (now, now + PATIENCE):
+        router.app._unheard.look(later)
+    (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
+    return worker["problems"][-1]
+
+
 async def test_ready_names_an_endpoint_where_nobody_is(a: ScriptedWorker) -> None:
     async with (
         running(a, router_mode="kv", options=",events=tcp://127.0.0.1:1,block_size=16") as router,
         router.client() as client,
     ):
-        unheard, now = router.app._unheard, time.monotonic()
-        for later in (now, now + PATIENCE):
-            unheard.look(later)
-        (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
-    assert "tcp://127.0.0.1:1" in worker["problems"][-1]
+        missed = await last_problem(router, client)
+    assert "tcp://127.0.0.1:1" in missed
 
 
 def test_what_cannot_be_heard_is_not_missed() -> None:
@@ -145,8 +152,5 @@ async def test_ready_names_what_is_missing(a: ScriptedWorker, nats_server: NatsS
         running(a, router_mode="kv", event_plane=nats_server.url, event_namespace="fleet") as router,
         router.client() as client,
     ):
-        unheard, now = router.app._unheard, time.monotonic()
-        for later in (now, now + PATIENCE):
-            unheard.look(later)
-        (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
-    assert "--worker-id a and --namespace fleet" in worker["problems"][-1]
+        missed = await last_problem(router, client)
+    assert "--worker-id a and --namespace fleet" in missed

@@ -18,22 +18,14 @@ from tests.fakes.scripted_worker import Dialogue, Pages, Script, ScriptedWorker,
 from tests.fakes.waiting import until
 from tests.router.disaggregation.fleets import running as running_as
 from tests.router.proxy.running import RunningRouter, running
-from tests.router.test_prompts import CHAT, TEXT, chat_text
-from tests.router.tokens.conftest import write_model
+from tests.router.test_prompts import CHAT, TEXT, chat_text, folder, tokens_of
+from tests.router.tokens.conftest import model_folder, reference
+
+__all__ = ["folder", "model_folder", "reference"]
 
 COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": TEXT, "max_tokens": 4}
 CONVERSATION: dict[str, Any] = {"model": "tiny", "messages": CHAT, "max_tokens": 4}
 PARAMS = {"remote_block_ids": [1]}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 class OwnTokens(Pages):
@@ -44,10 +36,7 @@ class OwnTokens(Pages):
         self._reference = reference
 
     def _tokenize(self, body: bytes) -> Any:
-        asked = json.loads(body)
-        messages = asked.get("messages")
-        text = chat_text(messages) if messages else asked["prompt"]
-        return {"tokens": self._reference.encode(text, add_special_tokens=not messages).ids}
+        return {"tokens": tokens_of(self._reference, body)}
 
 
 def engine(takes: bool) -> Script:
