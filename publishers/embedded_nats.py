@@ -159,8 +159,8 @@ class EmbeddedNatsPlane:
             self._plane.on_reconnect(callback)
         await self._plane.start()
 
-    async def publish(self, subject: str, payload: bytes) -> None:
-        await self._started.publish(subject, payload)
+    def publish(self, subject: str, payload: bytes) -> None:
+        self._started.publish(subject, payload)
 
     async def subscribe(self, subject: str, on_message: OnMessage) -> Unsubscribe:
         return await self._started.subscribe(subject, on_message)

@@ -135,7 +135,7 @@ class EventThread:
 
     async def _drain(self, rank: EngineRank) -> None:
         for count in range(len(self._queue)):
-            await self._apply(rank, self._queue.popleft())
+            self._apply(rank, self._queue.popleft())
             if count % TURN == TURN - 1:
                 await asyncio.sleep(0)
         if self.dropped > self._told_of_drops:
@@ -143,11 +143,11 @@ class EventThread:
             log_event(
                 logger, logging.WARNING, "Events came too fast and are lost", worker=self._rank, batches=self.dropped
             )
-            await rank.lose_track()
+            rank.lose_track()
 
-    async def _apply(self, rank: EngineRank, batch: object) -> None:
+    def _apply(self, rank: EngineRank, batch: object) -> None:
         try:
-            await rank.apply(msgspec.msgpack.encode(batch))
+            rank.apply(msgspec.msgpack.encode(batch))
         except Exception:
             # Of objects that another project may change at any time; the next batch may be well.
             if not rank.relay.counts.malformed:
@@ -156,7 +156,7 @@ class EventThread:
 
     async def _report(self, rank: EngineRank) -> None:
         while True:
-            await rank.report(self._load)
+            rank.report(self._load)
             await asyncio.sleep(REPORT_INTERVAL)
 
 
@@ -181,7 +181,7 @@ class FiguresThread:
         while not stop.is_set():
             if (latest := self._latest) != sent:
                 sent = latest
-                await plane.publish(self._subject, msgspec.msgpack.encode(latest))
+                plane.publish(self._subject, msgspec.msgpack.encode(latest))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval):
                     await stop.wait()

@@ -30,15 +30,12 @@ import numpy as np
 from engines.answers import share, whole
 from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch, EngineEvent
 from engines.rank_load import RankLoad
-from indexer.events import EventBatch
 from indexer.types import EngineHash, Namespace, Tier, WorkerRank
 from publishers.counts import RelayCounts
 from publishers.plane import NAMESPACE_TAKES, EventPlane, is_namespace
 from publishers.rank import Epochs, RankPublisher
 
 REPORT_INTERVAL = 1.0
-QUEUE_LIMIT = 10_000
-"""Batches waiting to be handed to the plane. Those beyond are not sent; receivers notice and ask for them."""
 
 
 class KVPublisher:
@@ -68,8 +65,7 @@ class KVPublisher:
         self._block_size = block_size
         self._report_interval = report_interval
         self._rank = RankPublisher(WorkerRank(worker_id, operator.index(dp_rank)), plane, namespace, Epochs(now_ns))
-        self._queue: asyncio.Queue[EventBatch] = asyncio.Queue(QUEUE_LIMIT)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._reports: asyncio.Task[None] | None = None
         self._load = RankLoad()
         self._load_changed = asyncio.Event()
 
@@ -79,17 +75,14 @@ class KVPublisher:
 
     async def start(self) -> None:
         await self._rank.start()
-        self._tasks = [asyncio.create_task(self._send_batches()), asyncio.create_task(self._send_reports())]
+        self._reports = asyncio.create_task(self._send_reports())
 
     async def close(self) -> None:
-        """Hands over what waits, then stops."""
-        if self._tasks:
-            await self._queue.join()
-        for task in self._tasks:
-            task.cancel()
+        if self._reports is not None:
+            self._reports.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self._tasks.clear()
+                await self._reports
+            self._reports = None
         await self._rank.close()
 
     def stored(
@@ -140,19 +133,12 @@ class KVPublisher:
 
     def _apply(self, event: EngineEvent) -> None:
         for batch in self._rank.relay.apply(EngineBatch(0.0, None, [event], {})):
-            # A batch that does not fit stays in the relay's ring, where receivers ask for what they missed.
-            with contextlib.suppress(asyncio.QueueFull):
-                self._queue.put_nowait(batch)
-
-    async def _send_batches(self) -> None:
-        while True:
-            await self._rank.publish(await self._queue.get())
-            self._queue.task_done()
+            self._rank.publish(batch)
 
     async def _send_reports(self) -> None:
         while True:
             self._load_changed.clear()
-            await self._rank.report(self._load)
+            self._rank.report(self._load)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._report_interval):
                     await self._load_changed.wait()

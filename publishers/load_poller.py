@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import aiohttp
 import msgspec
@@ -20,7 +20,7 @@ INTERVAL = 1.0
 TIMEOUT = 2.0
 """Seconds for one request. Reports must not wait long for figures: they also say which batch was the last."""
 
-OnLoad = Callable[[dict[int, RankLoad]], Awaitable[None]]
+OnLoad = Callable[[dict[int, RankLoad]], None]
 """Told after every round what was found, by dp rank; nothing for ranks that the engine said nothing of."""
 
 
@@ -61,7 +61,7 @@ class LoadPoller:
         self.counts.polls += 1
         self.counts.failures += not loads
         self._say(failing=not loads)
-        await self._on_load(loads)
+        self._on_load(loads)
 
     def _say(self, failing: bool) -> None:
         if failing != self._failing:

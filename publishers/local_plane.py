@@ -25,7 +25,7 @@ class LocalPlane:
     async def start(self) -> None:
         self.connected = True
 
-    async def publish(self, subject: str, payload: bytes) -> None:
+    def publish(self, subject: str, payload: bytes) -> None:
         if not self.connected:
             self.dropped += 1
             return

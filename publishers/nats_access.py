@@ -48,8 +48,19 @@ def _check_seed(path: str) -> None:
 
 
 class SafeClient(Client):
-    """nats-py's, but for one thing: asked for tls://, that goes on in the clear with a server which says that it has no
-    TLS, as anybody between may say."""
+    """nats-py's, but for two things: its `publish` is a coroutine; and asked for tls://, it goes on in the clear with a
+    server which says that it has no TLS, as anybody between may say."""
+
+    def publish_now(self, subject: str, payload: bytes, reply: str) -> None:
+        """Below the limit of what is pending it only appends to a list, and has nothing to wait for. Raises
+        nats.errors.Error."""
+        publishing = self.publish(subject, payload, reply)
+        try:
+            publishing.send(None)
+        except StopIteration:
+            return
+        publishing.close()
+        raise nats.errors.Error("what writes to the server has ended")
 
     def _connect_command(self) -> bytes:
         """The first that is sent; a password may be in it."""

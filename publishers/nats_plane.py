@@ -81,8 +81,8 @@ class NatsPlane:
             self._task = asyncio.create_task(self._run(), name=f"nats {self._name}")
         await self._attempted.wait()
 
-    async def publish(self, subject: str, payload: bytes) -> None:
-        await self._send(subject, payload)
+    def publish(self, subject: str, payload: bytes) -> None:
+        self._send(subject, payload)
 
     async def subscribe(self, subject: str, on_message: OnMessage) -> Unsubscribe:
         async def deliver(msg: Msg) -> None:
@@ -102,7 +102,7 @@ class NatsPlane:
 
         subscription = await client.subscribe(inbox, cb=collect)
         try:
-            await self._send(subject, payload, reply=inbox)
+            self._send(subject, payload, reply=inbox)
             while data := await self._next_reply(subject, replies):
                 yield data
         finally:
@@ -116,7 +116,7 @@ class NatsPlane:
             # receivers put it in order, and ask again where a lost connection took some.
             for reply in [*on_request(msg.data), b""]:
                 await self._room_for_events()
-                await self._send(msg.reply, reply)
+                self._send(msg.reply, reply)
 
         return await self._subscribe(subject, answer)
 
@@ -133,14 +133,13 @@ class NatsPlane:
         self._task = None
         self._subscriptions.clear()
 
-    async def _send(self, subject: str, payload: bytes, reply: str = "") -> None:
+    def _send(self, subject: str, payload: bytes, reply: str = "") -> None:
         client = self._client
-        # Below nats-py's own limit its publish only appends to a list, so it cannot wait for the network here.
         if client is None or not client.is_connected or client.pending_data_size + len(payload) > self._pending_limit:
             self.dropped += 1
             return
         try:
-            await client.publish(subject, payload, reply=reply)
+            client.publish_now(subject, payload, reply)
         except nats.errors.Error as error:
             self.dropped += 1
             log_event(logger, logging.WARNING, "Message not sent", subject=subject, bytes=len(payload), error=error)

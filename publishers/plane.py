@@ -30,8 +30,8 @@ class EventPlane(Protocol):
     async def start(self) -> None:
         """Connect; keeps trying in the background when the broker is away, and never raises for that."""
 
-    async def publish(self, subject: str, payload: bytes) -> None:
-        """Hand over for delivery; never waits for the network. While disconnected the message may be dropped."""
+    def publish(self, subject: str, payload: bytes) -> None:
+        """Hand over for delivery. While disconnected the message may be dropped."""
 
     async def subscribe(self, subject: str, on_message: OnMessage) -> Unsubscribe:
         """`subject` may end in `.>`: everything below."""

@@ -186,9 +186,9 @@ class EnginePublisher:
             return
         self._sources[number] = listener
 
-    async def _report(self, loads: dict[int, RankLoad]) -> None:
+    def _report(self, loads: dict[int, RankLoad]) -> None:
         for number, rank in self._ranks.items():
-            await rank.report(loads.get(number, RankLoad()))
+            rank.report(loads.get(number, RankLoad()))
 
     def _rank_stats(self, number: int) -> RankStats:
         relay, source = self._ranks[number].relay, self._sources.get(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 
@@ -74,22 +74,22 @@ class RankPublisher:
             await self._stop_serving()
             self._stop_serving = None
 
-    def publish(self, batch: EventBatch) -> Awaitable[None]:
+    def publish(self, batch: EventBatch) -> None:
         """What `relay.apply` has made."""
-        return self._plane.publish(self._events_subject, encode(batch))
+        self._plane.publish(self._events_subject, encode(batch))
 
-    async def report(self, load: RankLoad) -> None:
+    def report(self, load: RankLoad) -> None:
         """Says which batch was the last, with the figures there are."""
         relay, self._load = self.relay, load
         epoch = relay.epoch if self.has_events else NO_EVENTS
         exact = relay.exact and self.has_events and self.caught_up
         mark = (relay.rank.worker_id, relay.rank.dp_rank, epoch, relay.event_id, exact)
-        await self._plane.publish(self._load_subject, encode(LoadReport(*mark, **msgspec.structs.asdict(load))))
+        self._plane.publish(self._load_subject, encode(LoadReport(*mark, **msgspec.structs.asdict(load))))
 
-    async def new_epoch(self) -> None:
+    def new_epoch(self) -> None:
         self.relay.restart(self._epochs.next())
         # Receivers should forget the old epoch now, not when the engine happens to store something.
-        await self.report(RankLoad())
+        self.report(RankLoad())
 
     def _answer(self, payload: bytes) -> list[bytes]:
         try:
@@ -121,7 +121,7 @@ class EngineRank(RankPublisher):
         self._make_decode = make_decode
         self._decode = make_decode()
 
-    async def apply(self, payload: bytes) -> None:
+    def apply(self, payload: bytes) -> None:
         """One message of the engine; one that cannot be read is counted."""
         try:
             batch = self._decode(payload)
@@ -133,7 +133,7 @@ class EngineRank(RankPublisher):
         if self._unproven is not None:
             self._prove(self._unproven, batch)
         for made in self.relay.apply(batch):
-            await self.publish(made)
+            self.publish(made)
 
     def _prove(self, block_size: int, batch: EngineBatch) -> None:
         """vLLM 0.18 to 0.22 tells the size that it was started with, not what its attention takes (MLA: 64); and each
@@ -148,15 +148,15 @@ class EngineRank(RankPublisher):
             problem = blocks_of_another_size(block_size, min(sizes))
             log_event(logger, logging.WARNING, problem, worker=self.relay.rank)
 
-    async def new_epoch(self) -> None:
+    def new_epoch(self) -> None:
         self._decode = self._make_decode()
-        await super().new_epoch()
+        super().new_epoch()
 
-    async def lose_track(self) -> None:
+    def lose_track(self) -> None:
         self.relay.lose_track()
 
-    async def follow(self, caught_up: bool) -> None:
+    def follow(self, caught_up: bool) -> None:
         """Its events come. Receivers hear at once when all are here, and otherwise with the next report."""
         self.has_events, self.caught_up = True, caught_up
         if caught_up:
-            await self.report(self._load)
+            self.report(self._load)

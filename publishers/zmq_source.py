@@ -1,15 +1,15 @@
 """One engine rank's ZMQ sockets: its messages and lost connections in, replays asked for.
 
-One task takes what has happened, in the order in which it did.
+What happens is taken where it is read: nothing that a message leads to ever waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from engines.description import EventSource
 from publishers.counts import SourceCounts
@@ -39,15 +39,9 @@ REPLAY_TIMEOUT = 5.0
 CONNECT_PATIENCE = 10.0
 """Seconds for the first connection to come about, after which that it has not is said."""
 
-MOST_WAITING = 10_000
-"""Messages that wait to be taken; while there are more nothing is read, and the engine keeps what it can for us."""
-
 MOST_BYTES = 64 * 1024**2
 """Of one message, some ten thousand times what an engine sends. A larger one ends the connection for good, as it does
 with libzmq."""
-
-TURN = 64
-"""Messages taken before others on the event loop get their turn."""
 
 _UNKNOWN = "what it held before now, and what gets lost, stays unknown until it clears its cache"
 NO_REPLAY = f"The engine offers no replay of its events: {_UNKNOWN}"
@@ -59,23 +53,19 @@ _SEQ_BYTES = 8
 _END = b"\xff" * _SEQ_BYTES
 
 
-class _Answer(NamedTuple):
-    """To the replay of this number."""
-
-    replay: int
-    stimulus: Stimulus
+_Take = Callable[[Stimulus, "_Sockets"], None]
 
 
 class EventSink(Protocol):
-    """Where a source reports, in order; no method may wait long."""
+    """Where a source reports, in order; no method may take long."""
 
-    async def apply(self, payload: bytes) -> None: ...
+    def apply(self, payload: bytes) -> None: ...
 
-    async def new_epoch(self) -> None: ...
+    def new_epoch(self) -> None: ...
 
-    async def lose_track(self) -> None: ...
+    def lose_track(self) -> None: ...
 
-    async def follow(self, caught_up: bool) -> None:
+    def follow(self, caught_up: bool) -> None:
         """From now on the sink has all that the engine said, as far as anybody knows; or no longer."""
 
 
@@ -101,7 +91,6 @@ class ZmqSource:
         self._replay_timeout = replay_timeout
         self._sequence = ZmqSequence()
         self._sockets: _Sockets | None = None
-        self._task: asyncio.Task[None] | None = None
         self._caught_up = False
 
     @property
@@ -112,8 +101,7 @@ class ZmqSource:
         """Raises ValueError for an endpoint that is no ZMQ address, or that cannot be listened on."""
         if self._source.replay is None:
             log_event(logger, logging.WARNING, NO_REPLAY, endpoint=self._source.endpoint)
-        self._sockets = _Sockets(self._source, self._replay_timeout, self.counts)
-        self._task = asyncio.create_task(self._run(self._sockets), name=f"events of {self._source.endpoint}")
+        self._sockets = _Sockets(self._source, self._replay_timeout, self.counts, self._take)
         self._missing = asyncio.get_running_loop().call_later(self._connect_patience, self._miss)
 
     def _miss(self) -> None:
@@ -123,78 +111,65 @@ class ZmqSource:
     async def close(self) -> None:
         if self._missing is not None:
             self._missing.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
         if self._sockets is not None:
             await self._sockets.close()
-        self._task = self._sockets = None
+            self._sockets = None
 
-    async def _run(self, sockets: _Sockets) -> None:
+    def _take(self, stimulus: Stimulus, sockets: _Sockets) -> None:
         try:
-            await self._follow(sockets)
+            self._feed(stimulus, sockets)
+            self._follow(sockets.connected and self._sequence.caught_up)
         except Exception:
             logger.exception("The events of %s are not followed any more", self._source.endpoint)
-            sockets.connected = False
-            await self._sink.follow(False)
+            sockets.end()
+            self._sink.follow(False)
 
-    async def _follow(self, sockets: _Sockets) -> None:
-        while True:
-            for happened in await sockets.turn():
-                if not isinstance(happened, _Answer):
-                    await self._feed(happened, sockets)
-                elif happened.replay == sockets.replay:  # one that was given up is no answer to the next
-                    await self._feed(happened.stimulus, sockets)
-            caught_up = sockets.connected and self._sequence.caught_up
-            if caught_up != self._caught_up:
-                self._caught_up = caught_up
-                await self._sink.follow(caught_up)
+    def _follow(self, caught_up: bool) -> None:
+        if caught_up != self._caught_up:
+            self._caught_up = caught_up
+            self._sink.follow(caught_up)
 
-    async def _feed(self, stimulus: Stimulus, sockets: _Sockets) -> None:
+    def _feed(self, stimulus: Stimulus, sockets: _Sockets) -> None:
         nobody_to_ask = False
         for instruction in self._sequence.handle(stimulus):
             if isinstance(instruction, Apply):  # nearly all: one call less for each of them
-                await self._apply(instruction.payload)
+                self._apply(instruction.payload)
             elif isinstance(instruction, AskReplay):
                 nobody_to_ask = not sockets.ask_replay(instruction.start)
             else:
-                await self._report(instruction)
+                self._report(instruction)
         if nobody_to_ask:
-            await self._feed(ReplayEnded(complete=False), sockets)
+            self._feed(ReplayEnded(complete=False), sockets)
 
-    async def _report(self, instruction: NewEpoch | LoseTrack) -> None:
+    def _report(self, instruction: NewEpoch | LoseTrack) -> None:
         if isinstance(instruction, NewEpoch):
             log_event(logger, logging.INFO, "A new connection: starting over", endpoint=self._source.endpoint)
-            await self._sink.new_epoch()
+            self._sink.new_epoch()
             return
         self.counts.lost_track += 1
         if self._source.replay is not None:
             log_event(logger, logging.WARNING, "Events are lost for good", endpoint=self._source.endpoint)
-        await self._sink.lose_track()
+        self._sink.lose_track()
 
-    async def _apply(self, payload: bytes) -> None:
+    def _apply(self, payload: bytes) -> None:
         try:
-            await self._sink.apply(payload)
+            self._sink.apply(payload)
         except Exception:
             # One message must not end the stream; that it is missing is for the sink to know.
             logger.exception("A message could not be applied")
-            await self._sink.lose_track()
+            self._sink.lose_track()
 
 
 class _Sockets:
-    """SUB, and while a replay is under way a DEALER."""
+    """SUB, and while a replay is under way a DEALER. `take` is told what happens, in order."""
 
-    def __init__(self, source: EventSource, replay_timeout: float, counts: SourceCounts) -> None:
+    def __init__(self, source: EventSource, replay_timeout: float, counts: SourceCounts, take: _Take) -> None:
         self.connected = False
-        self.replay = 0
-        """The number of the last one that was asked for."""
         self._source = source
         self._replay_timeout = replay_timeout
         self._counts = counts
+        self._take = take
         self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
-        self._happened: deque[Stimulus | _Answer] = deque()
-        self._paused = False
         self._dealer: ZmtpSocket | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._told = False
@@ -204,39 +179,19 @@ class _Sockets:
         endpoint = source.endpoint
         self._subscriber = ZmtpSocket("SUB", endpoint, heard, MOST_BYTES, listen="*" in endpoint)
 
-    async def turn(self) -> list[Stimulus | _Answer]:
-        """Waits for the next things to happen and returns them in order."""
-        happened = self._happened
-        if happened:
-            await asyncio.sleep(0)  # others have their turn too
-        else:
-            self._resume()
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        return [happened.popleft() for _ in range(min(TURN, len(happened)))]
-
     async def close(self) -> None:
+        self.end()
+        await asyncio.gather(*(each.task for each in self._closed), return_exceptions=True)
+
+    def end(self) -> None:
+        self.connected = False
         self._end_replay()
         self._close(self._subscriber)
-        await asyncio.gather(*(each.task for each in self._closed), return_exceptions=True)
 
     def _close(self, socket: ZmtpSocket) -> None:
         socket.close()
         self._closed = [each for each in self._closed if not each.task.done()]
         self._closed.append(socket)
-
-    def _note(self, happened: Stimulus | _Answer) -> None:
-        self._happened.append(happened)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-        if len(self._happened) > MOST_WAITING and not self._paused:
-            self._paused = True
-            self._subscriber.pause()
-
-    def _resume(self) -> None:
-        if self._paused:
-            self._paused = False
-            self._subscriber.resume()
 
     # -- what is live
 
@@ -244,12 +199,12 @@ class _Sockets:
         connection.send(subscription(self._source.topic.encode()))
         self.connected = True
         self._counts.connections += 1
-        self._note(Connected())
+        self._take(Connected(), self)
 
     def _on_loss(self) -> None:
         self.connected = False
-        self._note(Disconnected())
         log_event(logger, logging.WARNING, "The connection to the engine is lost", endpoint=self._source.endpoint)
+        self._take(Disconnected(), self)
 
     def _on_message(self, frames: list[bytes]) -> None:
         self._counts.messages += 1
@@ -258,7 +213,7 @@ class _Sockets:
         elif len(frames[1]) != _SEQ_BYTES or frames[1] == _END:
             self._malformed("no sequence number")
         else:
-            self._note(Live(int.from_bytes(frames[1], "big"), frames[2]))
+            self._take(Live(int.from_bytes(frames[1], "big"), frames[2]), self)
 
     def _malformed(self, what: str) -> None:
         self._counts.malformed[what] += 1
@@ -273,9 +228,7 @@ class _Sockets:
         if self._source.replay is None:
             return False
         self._counts.replays += 1
-        self.replay += 1
-        number = self.replay
-        heard = Heard(partial(_ask, start), partial(self._on_answer, number), _nothing, self._malformed)
+        heard = Heard(partial(_ask, start), self._on_answer, _nothing, self._malformed)
         try:
             # A `*` is nothing to connect to, and who listens here waits for ever: an engine does not come to be asked.
             self._dealer = ZmtpSocket("DEALER", self._source.replay, heard, MOST_BYTES)
@@ -290,17 +243,17 @@ class _Sockets:
             self._told = True
             log_event(logger, logging.ERROR, NOBODY_TO_ASK, endpoint=self._source.endpoint, error=error)
 
-    def _on_answer(self, replay: int, frames: list[bytes]) -> None:
+    def _on_answer(self, frames: list[bytes]) -> None:
         self._extend_deadline()
         # [b"", topic, seq, payload], in older versions without the topic.
         if len(frames) not in (3, 4) or len(frames[-2]) != _SEQ_BYTES:
             self._malformed("wrong replay frames")
         elif frames[-2] == _END:
             self._end_replay()
-            self._note(_Answer(replay, ReplayEnded(complete=True)))
+            self._take(ReplayEnded(complete=True), self)
         else:
             self._counts.replayed += 1
-            self._note(_Answer(replay, Replayed(int.from_bytes(frames[-2], "big"), frames[-1])))
+            self._take(Replayed(int.from_bytes(frames[-2], "big"), frames[-1]), self)
 
     def _extend_deadline(self) -> None:
         self._forget_deadline()
@@ -308,7 +261,7 @@ class _Sockets:
 
     def _on_deadline(self) -> None:
         self._end_replay()
-        self._note(_Answer(self.replay, Unanswered()))
+        self._take(Unanswered(), self)
 
     def _forget_deadline(self) -> None:
         if self._deadline is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Final, NamedTuple, cast
@@ -19,6 +20,8 @@ FIRST_DELAY, MOST_DELAY = 0.1, 1.0
 """Seconds before the first attempt to connect again, and the longest between two."""
 HANDSHAKE: Final = 30.0
 """Seconds in which the other side must have greeted, as with libzmq."""
+TURN = 64
+"""Messages told of before others on the event loop get their turn."""
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 """Seconds, seconds, times, where the system has them: a host that vanished without a word is a lost connection too,
 after a minute."""
@@ -68,14 +71,6 @@ class ZmtpSocket:
             work = _keep_connecting(address, make)
         self.task = asyncio.create_task(work, name=f"connection of {endpoint}")
 
-    def pause(self) -> None:
-        for connection in self.connections:
-            connection.transport.pause_reading()
-
-    def resume(self) -> None:
-        for connection in self.connections:
-            connection.transport.resume_reading()
-
     def close(self) -> None:
         """Nothing more is told."""
         self.heard = None
@@ -93,6 +88,9 @@ class Connection(asyncio.Protocol):
         self._owner = owner
         self._peer = peer
         self.agreed = self.broken = False
+        self._waiting: deque[list[bytes]] = deque()
+        """Not told of yet; while there are any nothing is read, and the other side keeps what it can for us."""
+        self._paused = False
         self._loop = asyncio.get_running_loop()
         self._patience: asyncio.TimerHandle | None = None
         self.over: asyncio.Future[None] = self._loop.create_future()
@@ -126,20 +124,35 @@ class Connection(asyncio.Protocol):
             self.agreed = True
             self._stop_waiting()
             heard.connected(self)
-        for message in messages:
-            if self._owner.heard:  # which may end with any of them
-                heard.message(message)
+        self._waiting.extend(messages)
+        self._tell(TURN)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- asyncio's signature
         self._owner.connections.discard(self)
         self._stop_waiting()
         if not self.over.done():
             self.over.set_result(None)
+        self._tell(len(self._waiting))
         if self.agreed and self._owner.heard:
             self._owner.heard.lost()
 
     def send(self, data: bytes) -> None:
         self.transport.write(data)
+
+    def _tell(self, most: int) -> None:
+        waiting, owner = self._waiting, self._owner
+        while waiting and most and owner.heard:  # which may end with any of them
+            owner.heard.message(waiting.popleft())
+            most -= 1
+        if (waiting or self._paused) and owner.heard and not self.transport.is_closing():
+            self._go_on(bool(waiting))
+
+    def _go_on(self, waiting: bool) -> None:
+        if waiting:
+            self._loop.call_soon(self._tell, TURN)
+        if waiting != self._paused:
+            self._paused = waiting
+            (self.transport.pause_reading if waiting else self.transport.resume_reading)()
 
     def _stop_waiting(self) -> None:
         if self._patience:

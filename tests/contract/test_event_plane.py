@@ -76,7 +76,7 @@ async def test_messages_arrive_in_the_publishers_order(ends: Ends) -> None:
     await ends.router.subscribe(SUBJECT, inbox)
     sent = [str(i).encode() for i in range(500)]
     for payload in sent:
-        await ends.publisher.publish(SUBJECT, payload)
+        ends.publisher.publish(SUBJECT, payload)
     assert await inbox.take(500) == sent
 
 
@@ -84,7 +84,7 @@ async def test_a_subscription_counts_from_the_moment_it_was_awaited(ends: Ends) 
     for attempt in range(20):
         inbox = Inbox()
         unsubscribe = await ends.router.subscribe(SUBJECT, inbox)
-        await ends.publisher.publish(SUBJECT, str(attempt).encode())
+        ends.publisher.publish(SUBJECT, str(attempt).encode())
         assert await inbox.take(1) == [str(attempt).encode()]
         await unsubscribe()
 
@@ -94,9 +94,9 @@ async def test_a_wildcard_takes_everything_below_and_nothing_beside(ends: Ends) 
     await ends.router.subscribe(all_events("default"), events)
     await ends.router.subscribe(all_loads("default"), loads)
     for rank in (WorkerRank("10.0.0.1:8000", 0), WorkerRank("b *>", 3)):
-        await ends.publisher.publish(events_subject("other", rank), b"another namespace")
-        await ends.publisher.publish(events_subject("default", rank), f"event {rank}".encode())
-        await ends.publisher.publish(load_subject("default", rank), f"load {rank}".encode())
+        ends.publisher.publish(events_subject("other", rank), b"another namespace")
+        ends.publisher.publish(events_subject("default", rank), f"event {rank}".encode())
+        ends.publisher.publish(load_subject("default", rank), f"load {rank}".encode())
     assert await events.take(2) == [b"event 10.0.0.1:8000#0", b"event b *>#3"]
     assert await loads.take(2) == [b"load 10.0.0.1:8000#0", b"load b *>#3"]
     assert events.empty
@@ -107,7 +107,7 @@ async def test_every_subscriber_gets_every_message(ends: Ends) -> None:
     first, second = Inbox(), Inbox()
     await ends.router.subscribe(SUBJECT, first)
     await ends.router.subscribe(all_events("default"), second)
-    await ends.publisher.publish(SUBJECT, b"x")
+    ends.publisher.publish(SUBJECT, b"x")
     assert await first.take(1) == await second.take(1) == [b"x"]
 
 
@@ -117,7 +117,7 @@ async def test_nothing_arrives_after_unsubscribing(ends: Ends) -> None:
     await ends.router.subscribe(SUBJECT, still)
     await unsubscribe()
     await unsubscribe()  # twice is no fault
-    await ends.publisher.publish(SUBJECT, b"x")
+    ends.publisher.publish(SUBJECT, b"x")
     assert await still.take(1) == [b"x"]
     assert gone.empty
 
@@ -131,8 +131,8 @@ async def test_a_failing_subscriber_harms_nobody_and_goes_on(ends: Ends, caplog:
             raise RuntimeError("a fault of the subscriber's own")
 
     await ends.router.subscribe(SUBJECT, fail_once)
-    await ends.publisher.publish(SUBJECT, b"bad")
-    await ends.publisher.publish(SUBJECT, b"good")
+    ends.publisher.publish(SUBJECT, b"bad")
+    ends.publisher.publish(SUBJECT, b"good")
     assert await inbox.take(2) == [b"bad", b"good"]
     assert "a fault of the subscriber's own" in caplog.text
 
@@ -190,7 +190,7 @@ async def test_replies_are_made_before_anything_else_is_published(ends: Ends) ->
     request = asyncio.create_task(collect(ends.router.request("snapshot", b"")))
     while not request.done():
         state += 1
-        await ends.publisher.publish("events", b"%d" % state)
+        ends.publisher.publish("events", b"%d" % state)
         await asyncio.sleep(0)
     assert len(set(await request)) == 1
 
@@ -205,6 +205,6 @@ async def test_closing_leaves_no_task_and_may_be_repeated(ends: Ends) -> None:
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert [task for task in left if task.get_name() != "nats-server"] == []
     assert not ends.router.connected
-    await ends.publisher.publish(SUBJECT, b"into the void")
+    ends.publisher.publish(SUBJECT, b"into the void")
     with pytest.raises(PlaneUnavailable):
         await collect(ends.router.request("echo", b"x"))

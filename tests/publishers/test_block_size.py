@@ -28,7 +28,7 @@ async def told(caplog: pytest.LogCaptureFixture, block_size: int | None, *steps:
     await plane.start()
     await rank.start()
     for events in steps:
-        await rank.apply(msgspec.msgpack.encode([1.0, events, 0]))
+        rank.apply(msgspec.msgpack.encode([1.0, events, 0]))
     await rank.close()
     await plane.close()
     return [record.getMessage() for record in caplog.records if WRONG in record.getMessage()]

@@ -57,7 +57,7 @@ async def test_embedded_serves_itself_and_others_and_ends() -> None:
     await other.start()
     got = asyncio.Event()
     await other.subscribe("events", lambda _: got.set())
-    await plane.publish("events", b"x")
+    plane.publish("events", b"x")
     async with asyncio.timeout(10):
         await got.wait()
     await other.close()

@@ -68,7 +68,7 @@ async def test_it_is_started_again_where_it_was() -> None:
         os.kill(process.pid, signal.SIGKILL)
         async with asyncio.timeout(20):
             await came_back.wait()
-            await plane.publish("kv.test", b"x")
+            plane.publish("kv.test", b"x")
             await told.wait()
         assert plane.server.port == port
         assert plane.server._process is not process

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import publishers.library
 from indexer.events import (
     EventBatch,
     LoadReport,
@@ -153,15 +152,15 @@ async def test_numbers_of_numpy_are_numbers() -> None:
     assert (publisher.counts.stored, publisher.counts.orphans, publisher.counts.malformed) == (2, 0, 0)
 
 
-async def test_more_than_the_queue_takes_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishers.library, "QUEUE_LIMIT", 3)
+async def test_what_the_plane_did_not_take_can_be_asked_for() -> None:
     side = Side()
     await side.start()
     publisher = KVPublisher(side.plane, "w", 0, 4, namespace="ns")
     await publisher.start()
     for block in range(10):
+        side.plane.connected = block < 3
         publisher.stored([block], None, [block] * 4)
-    await until(lambda: side.reports)
+    side.plane.connected = True
     assert [batch.event_id for batch in side.batches] == [0, 1, 2]
     request = encode(ReplayRequest("w", 0, side.batches[0].epoch, 3))
     subject = replay_subject("ns", WorkerRank("w", 0))

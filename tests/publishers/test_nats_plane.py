@@ -56,7 +56,7 @@ async def test_traffic_flows_again_after_the_server_was_away(nats_server: NatsSe
 
     await nats_server.stop()
     await until(lambda: not publisher.connected and not router.connected)
-    await publisher.publish("events", b"lost")
+    publisher.publish("events", b"lost")
     assert publisher.dropped == 1
     with pytest.raises(PlaneUnavailable, match="no connection"):
         await collect(router.request("echo", b"x"))
@@ -65,7 +65,7 @@ async def test_traffic_flows_again_after_the_server_was_away(nats_server: NatsSe
     await nats_server.start()
     await back.reached(2)
     assert await collect(router.request("echo", b"x")) == [b"x"]
-    await publisher.publish("events", b"again")
+    publisher.publish("events", b"again")
     await received.reached(1)
     for plane in (publisher, router):
         await plane.close()
@@ -82,12 +82,12 @@ async def test_a_plane_may_start_before_its_server(caplog: pytest.LogCaptureFixt
         assert not plane.connected
         assert "cannot be reached yet" in caplog.text
         await plane.subscribe("events", received)
-        await plane.publish("events", b"nobody hears this")
+        plane.publish("events", b"nobody hears this")
 
         await server.start()
         await back.reached(1)
         assert plane.connected
-        await plane.publish("events", b"x")
+        plane.publish("events", b"x")
         await received.reached(1)
         await plane.close()
     assert plane.dropped == 1
@@ -108,7 +108,7 @@ async def test_a_full_buffer_drops_and_counts(nats_server: NatsServer) -> None:
     plane = NatsPlane([nats_server.url], pending_limit=10_000)
     await plane.start()
     for _ in range(20):  # without a turn of the loop nothing can be written
-        await plane.publish("events", bytes(1000))
+        plane.publish("events", bytes(1000))
     assert 10 <= plane.dropped <= 12
     await plane.close()
 
@@ -118,8 +118,8 @@ async def test_a_message_larger_than_the_server_takes_is_dropped(nats_server: Na
     received = Count()
     await plane.start()
     await plane.subscribe("events", received)
-    await plane.publish("events", bytes(2_000_000))
-    await plane.publish("events", b"small")
+    plane.publish("events", bytes(2_000_000))
+    plane.publish("events", b"small")
     await received.reached(1)
     assert plane.dropped == 1
     await plane.close()
@@ -150,7 +150,7 @@ async def test_a_large_answer_leaves_room_for_events(nats_server: NatsServer, mo
 
     async def publish_and_wait(client: SafeClient) -> None:
         for _ in range(3):
-            await publisher.publish("events", bytes(1000))
+            publisher.publish("events", bytes(1000))
             sent()
         await wait(client)
 
@@ -210,7 +210,7 @@ async def test_it_comes_back_when_nats_py_has_given_up(nats_server: NatsServer) 
     assert plane._client is not None
     await plane._client.close()
     await back.reached(1)
-    await plane.publish("events", b"x")
+    plane.publish("events", b"x")
     await received.reached(1)
     await plane.close()
 

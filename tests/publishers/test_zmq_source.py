@@ -12,9 +12,10 @@ import zmq
 import zmq.asyncio
 
 import publishers.zmq_source
+import publishers.zmtp_socket
 from engines.description import EventSource
-from publishers.zmq_sequence import TRIES, Replayed, ReplayEnded
-from publishers.zmq_source import NOBODY_THERE, ZmqSource, _Answer
+from publishers.zmq_sequence import TRIES
+from publishers.zmq_source import NOBODY_THERE, ZmqSource
 from tests.fakes.faulty_proxy import FaultyProxy
 from tests.fakes.waiting import until
 from tests.fakes.zmq_engine import CLEARED, FakeEngine, stored
@@ -28,18 +29,18 @@ class Log:
         self.fail_on: bytes | None = None
         self.caught_up: list[bool] = []
 
-    async def apply(self, payload: bytes) -> None:
+    def apply(self, payload: bytes) -> None:
         if payload == self.fail_on:
             raise RuntimeError("a fault of the sink's own")
         self.said.append(payload)
 
-    async def new_epoch(self) -> None:
+    def new_epoch(self) -> None:
         self.said.append("new epoch")
 
-    async def lose_track(self) -> None:
+    def lose_track(self) -> None:
         self.said.append("lost track")
 
-    async def follow(self, caught_up: bool) -> None:
+    def follow(self, caught_up: bool) -> None:
         self.caught_up.append(caught_up)
 
 
@@ -250,7 +251,7 @@ async def test_a_message_without_end_ends_the_connection(monkeypatch: pytest.Mon
 
 
 async def test_more_hostile_frames_than_are_read_at_once_hold_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishers.zmq_source, "TURN", 2)
+    monkeypatch.setattr(publishers.zmtp_socket, "TURN", 2)
     async with FakeEngine() as engine, following(engine.source) as (log, subject):
         await engine.subscribed()
         for _ in range(20):
@@ -283,7 +284,7 @@ async def test_a_sink_that_fails_loses_one_message(caplog: pytest.LogCaptureFixt
 async def test_a_fault_that_ends_the_stream_is_said_and_does_not_hinder_closing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail() -> None:
+    def fail() -> None:
         raise RuntimeError("a fault of the sink's own")
 
     async with FakeEngine() as engine, following(engine.source_without_replay) as (log, subject):
@@ -301,44 +302,6 @@ async def test_other_topics_are_not_ours() -> None:
         await engine.publish(stored(0))
         await until(lambda: log.said == engine.payloads)
         assert subject.counts.messages == 1
-
-
-async def test_while_too_many_wait_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishers.zmq_source, "MOST_WAITING", 5)
-    monkeypatch.setattr(publishers.zmq_source, "TURN", 2)
-    async with FakeEngine() as engine, following(engine.source) as (log, subject):
-        await engine.subscribed()
-        await until(lambda: log.caught_up == [True])
-        sockets = subject._sockets
-        assert sockets
-        paused: list[int] = []
-        pause = sockets._subscriber.pause
-
-        def note_and_pause() -> None:
-            paused.append(len(sockets._happened))
-            pause()
-
-        monkeypatch.setattr(sockets._subscriber, "pause", note_and_pause)
-        for block in range(300):
-            await engine.publish(stored(block))
-        await until(lambda: len(log.said) == 300)
-        assert log.said == engine.payloads
-        assert paused
-        (connection,) = sockets._subscriber.connections
-        assert connection.transport.is_reading()
-
-
-async def test_what_answers_a_replay_that_was_given_up_answers_no_other() -> None:
-    async with FakeEngine(deaf=True) as engine, following(engine.source) as (log, subject):
-        await until(lambda: engine.replays_asked)
-        sockets = subject._sockets
-        assert sockets
-        sockets._note(_Answer(sockets.replay - 1, Replayed(0, b"old")))
-        sockets._note(_Answer(sockets.replay - 1, ReplayEnded(complete=True)))
-        await until(lambda: not sockets._happened)
-        assert (log.said, log.caught_up) == ([], [])
-        sockets._note(_Answer(sockets.replay, ReplayEnded(complete=True)))
-        await until(lambda: log.caught_up == [True])
 
 
 async def test_a_replay_is_asked_for_again_where_its_connection_is_lost() -> None:

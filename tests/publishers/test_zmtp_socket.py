@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 import publishers.zmtp_socket
-from publishers.zmtp_socket import Address, Heard, ZmtpSocket, read_endpoint
+from publishers.zmtp import message
+from publishers.zmtp_socket import TURN, Address, Heard, ZmtpSocket, read_endpoint
 from tests.fakes.waiting import until
+from tests.publishers.test_zmtp import HELLO
 
 LIMIT = 1000
 
@@ -67,3 +69,33 @@ async def test_whoever_does_not_greet_is_left_and_tried_again(monkeypatch: pytes
         connects.close()
         await asyncio.gather(connects.task, return_exceptions=True)
         await until(lambda: all(transport.is_closing() for transport in tried))
+
+
+async def test_many_messages_at_once_leave_others_their_turn_and_are_all_told_of_before_the_end() -> None:
+    count = 3 * TURN + 1
+    told: list[bytes] = []
+    lost = asyncio.Event()
+    heard = Heard(lambda _: None, told.extend, lost.set, lambda _: None)
+    said = HELLO + b"".join(message([b"%d" % number]) for number in range(count))
+    speaks: list[asyncio.Transport] = []
+
+    class Publisher(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            speaks.append(transport)
+            transport.write(said)
+
+    server = await asyncio.get_running_loop().create_server(Publisher, "127.0.0.1", 0)
+    async with server:
+        follows = ZmtpSocket("SUB", f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", heard, LIMIT)
+        seen: list[tuple[int, bool]] = []
+        while len(told) < count:
+            await asyncio.sleep(0)
+            seen += [(len(told), each.transport.is_reading()) for each in follows.connections]
+        assert {(TURN, False), (2 * TURN, False), (3 * TURN, False), (count, True)} <= set(seen)
+        speaks[0].write(said[len(HELLO) :])
+        speaks[0].close()
+        await lost.wait()
+        follows.close()
+        await asyncio.gather(follows.task, return_exceptions=True)
+    assert told == [b"%d" % number for number in range(count)] * 2

@@ -80,14 +80,14 @@ class Publisher:
 
     async def store(self, *blocks: int) -> None:
         batch = self.make(Stored(Tier.GPU, pack_hashes(blocks)))
-        await self.plane.publish(events_subject(NAMESPACE, self.rank), encode(batch))
+        self.plane.publish(events_subject(NAMESPACE, self.rank), encode(batch))
 
     def lose(self, *blocks: int) -> None:
         self.make(Stored(Tier.GPU, pack_hashes(blocks)))
 
     async def report(self, running: int | None = None) -> None:
         figures = LoadReport(*self.rank, 1, len(self.batches) - 1, True, request_active_slots=running)
-        await self.plane.publish(load_subject(NAMESPACE, self.rank), encode(figures))
+        self.plane.publish(load_subject(NAMESPACE, self.rank), encode(figures))
 
 
 class Ends:
@@ -133,7 +133,7 @@ async def test_batches_reach_the_index_rank_by_rank() -> None:
         await ends.publisher.store(1, 2)
         await ends.other.store(3)
         removed = ends.publisher.make(Removed(Tier.GPU, pack_hashes([2])))
-        await ends.plane.publish(events_subject(NAMESPACE, RANK), encode(removed))
+        ends.plane.publish(events_subject(NAMESPACE, RANK), encode(removed))
         assert (ends.held(), ends.held(OTHER)) == ({1}, {3})
         assert ends.indexer.view(RANK) is View.EXACT
 
@@ -150,7 +150,7 @@ async def test_reports_reach_the_book_with_the_time_they_came() -> None:
 async def test_another_namespace_is_not_heard() -> None:
     async with following() as ends:
         batch = ends.publisher.make(Stored(Tier.GPU, pack_hashes([1])))
-        await ends.plane.publish(events_subject("strangers", RANK), encode(batch))
+        ends.plane.publish(events_subject("strangers", RANK), encode(batch))
         assert ends.held() == set()
 
 
@@ -266,7 +266,7 @@ async def test_nonsense_is_counted_and_changes_nothing(payload: bytes, caplog: p
         state = (repr(ends.indexer.index.dump()), ends.book.get_metrics(ends.now), dict(ends.indexer.counts))
         for subject, kind in ((events_subject(NAMESPACE, RANK), "events"), (load_subject(NAMESPACE, RANK), "load")):
             for _ in range(3):
-                await ends.plane.publish(subject, payload)
+                ends.plane.publish(subject, payload)
             assert ends.undecodable(kind) == 3
         assert (repr(ends.indexer.index.dump()), ends.book.get_metrics(ends.now), dict(ends.indexer.counts)) == state
         told = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -286,8 +286,8 @@ async def test_random_bytes_never_stop_the_stream(caplog: pytest.LogCaptureFixtu
             ):
                 spoiled = bytearray(good)
                 spoiled[source.randrange(len(good))] = source.randrange(256)
-                await ends.plane.publish(subject, source.randbytes(source.randrange(40)))
-                await ends.plane.publish(subject, bytes(spoiled[: source.randrange(len(good) + 1)]))
+                ends.plane.publish(subject, source.randbytes(source.randrange(40)))
+                ends.plane.publish(subject, bytes(spoiled[: source.randrange(len(good) + 1)]))
         assert ends.undecodable("events") >= 500
         assert ends.undecodable("load") >= 500
         assert not [record for record in caplog.records if record.exc_info]
@@ -322,7 +322,7 @@ async def test_a_publisher_of_a_worker_that_is_none_of_ours_is_told_once(caplog:
 async def test_what_can_be_read_but_not_used_is_counted_by_its_fate(fate: str, payload: bytes) -> None:
     async with following() as ends:
         await ends.publisher.store(1)
-        await ends.plane.publish(events_subject(NAMESPACE, RANK), payload)
+        ends.plane.publish(events_subject(NAMESPACE, RANK), payload)
         assert ends.indexer.counts == {"applied": 1, fate: 1}
         assert ends.held() == {1}
         await ends.publisher.store(2)

@@ -39,9 +39,9 @@ class FaultyPlane(LocalPlane):
         self._late: list[tuple[float, int, str, bytes]] = []
         self._order = count()
 
-    async def publish(self, subject: str, payload: bytes) -> None:
+    def publish(self, subject: str, payload: bytes) -> None:
         if not self.faulty:
-            await super().publish(subject, payload)
+            super().publish(subject, payload)
             return
         fate = self.draw.random()
         for _ in range(0 if fate < 0.1 else 2 if fate < 0.2 else 1):
@@ -52,7 +52,7 @@ class FaultyPlane(LocalPlane):
         self.now += seconds
         while self._late and self._late[0][0] <= self.now:
             _, _, subject, payload = heapq.heappop(self._late)
-            await super().publish(subject, payload)
+            super().publish(subject, payload)
 
 
 class Publisher:
@@ -81,9 +81,9 @@ class Publisher:
     async def send(self) -> None:
         """All that was told since, and a report."""
         for batch in self._made:
-            await self._rank.publish(batch)
+            self._rank.publish(batch)
         self._made.clear()
-        await self._rank.report(RankLoad())
+        self._rank.report(RankLoad())
 
 
 class World:
