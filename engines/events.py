@@ -34,11 +34,27 @@ class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
     tier: Tier
 
 
+class WindowStored(msgspec.Struct, frozen=True, gc=False):
+    """Blocks of `block_size` tokens that the layers of `group` hold, which look back over the last `window` blocks
+    only: a prompt goes on where they hold those. A BlockStored of layers that look back over all says what is in them.
+    """
+
+    engine_hashes: Sequence[EngineHash] | BlockNames
+    block_size: int
+    group: int
+    window: int
+
+
+class WindowRemoved(msgspec.Struct, frozen=True, gc=False):
+    engine_hashes: Sequence[EngineHash] | BlockNames
+    group: int
+
+
 class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False):
     pass
 
 
-EngineEvent = BlockStored | BlockRemoved | AllBlocksCleared
+EngineEvent = BlockStored | BlockRemoved | WindowStored | WindowRemoved | AllBlocksCleared
 
 
 class EngineBatch(msgspec.Struct, frozen=True, gc=False):

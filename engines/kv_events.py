@@ -25,7 +25,7 @@ Reason = Literal[
     "malformed",  # not what the protocol says
     "unknown_type",  # an event of a kind that is not known here
     "medium",  # held where it is worth nothing, or where the worker is not its only owner
-    "group",  # an attention group whose cached blocks make no prefix (sliding window, Mamba, …)
+    "group",  # layers whose cached blocks say nothing of where a prompt may go on (cross attention, …)
     "tokens",  # blocks without their tokens: nothing to hash
     "bigrams",  # EAGLE's pairs of tokens
     "lora",  # a LoRA adapter known by number only

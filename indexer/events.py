@@ -18,17 +18,23 @@ from indexer.types import SequenceHash, Tier, WorkerRank
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s"):
-    """The worker now holds these blocks in `tier`; `hashes` as `pack_hashes` makes them."""
+    """The worker now holds these blocks in `tier`; `hashes` as `pack_hashes` makes them.
+
+    `window` > 0: on the GPU, in those of its layers that look back over so many blocks only. A worker of which this was
+    ever said, with no hashes even, goes on with a prompt only where these layers hold as many blocks before, or all.
+    """
 
     tier: Tier
     hashes: bytes
+    window: int = 0
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
-    """The worker's last copy of each of these blocks in `tier` is gone."""
+    """The worker's last copy of each of these blocks in `tier` is gone; with a `window`, from one of those layers."""
 
     tier: Tier
     hashes: bytes
+    window: int = 0
 
 
 class Cleared(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="c"):

@@ -115,6 +115,24 @@ class BlockHandles:
         gone = np.empty(len(names), np.uint64)
         return gone[: _remove(self._names, self._held, self._size, int(tier), names, gone)]
 
+    def find(self, engine_hashes: Sequence[EngineHash] | BlockNames) -> tuple[BlockNames, SequenceHashes]:
+        """Those of them that are held in any tier, and their sequence hashes. Raises TypeError for what is no hash."""
+        names = block_names(engine_hashes).copy()
+        hashes = np.empty(len(names), np.uint64)
+        known = _find(self._names, names, hashes)
+        return names[:known], hashes[:known]
+
+    def adopt(self, tier: Tier, names: BlockNames, hashes: SequenceHashes) -> SequenceHashes:
+        """`store`, of blocks that are known by another's handles, as its `find` says."""
+        self._make_room(len(names))
+        hashes = hashes.copy()
+        return hashes[: _store(self._names, self._held, self._size, int(tier), names, hashes)]
+
+    def holding(self, hashes: SequenceHashes) -> SequenceHashes:
+        """Those of `hashes` that are held in any tier."""
+        kept = hashes.copy()
+        return kept[: _keep_held(self._held, kept)]
+
     def clear(self) -> None:
         # Untouched pages of zeros cost no memory yet.
         self._names = np.zeros((_SMALLEST, 3), np.uint64)
@@ -148,6 +166,8 @@ def warm_up() -> None:
     handles.store(Tier.GPU, [1], None, [0], 1, 0)
     handles.store(Tier.GPU, [2], 1, [0], 1, 0)
     handles.remove(Tier.GPU, [2])
+    names, hashes = handles.find([1])
+    handles.holding(handles.adopt(Tier.GPU, names, hashes))
     _larger(np.zeros((1, 2), np.uint64), 1)
 
 
@@ -209,6 +229,30 @@ def _drop_copy(table: Table, at: int, one: np.uint64) -> bool:
 def _look_up(table: Table, name: np.uint64) -> tuple[bool, np.uint64]:
     at = _place(table, _key(name))
     return table[at, _KEY] != _EMPTY, table[at, _HASH]
+
+
+@loop
+def _find(table: Table, names: BlockNames, hashes: SequenceHashes) -> int:
+    """How many of `names` there are; these are then at its beginning, and in `hashes` what goes by them."""
+    found = 0
+    for i in range(len(names)):
+        at = _place(table, _key(names[i]))
+        if table[at, _KEY] != _EMPTY:
+            names[found], hashes[found] = names[i], table[at, _HASH]
+            found += 1
+    return found
+
+
+@loop
+def _keep_held(held: Table, hashes: SequenceHashes) -> int:
+    """How many of `hashes` are held; these are then at its beginning."""
+    kept = 0
+    for i in range(len(hashes)):
+        key = _key(hashes[i])
+        if held[_place(held, key), _KEY] == key:
+            hashes[kept] = hashes[i]
+            kept += 1
+    return kept
 
 
 @loop

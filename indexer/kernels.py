@@ -497,6 +497,24 @@ def walk_masks(slots: Rows, masks: Rows, depths: Depths) -> None:
 
 
 @loop
+def go_back(masks: Rows, bound: Counts, window: int, depths: Depths) -> bool:
+    """Shortens the `depths` of the `bound` slots to where each holds, by `masks`, as many blocks before as `window`, or
+    all; whether any was shortened."""
+    shortened = False
+    for slot in bound:
+        word, bit = slot >> 6, np.uint64(slot & 63)
+        end = at = np.int64(depths[slot])
+        while at > 0 and end - at < window:
+            at -= 1
+            if not (masks[at, word] >> bit) & _1:
+                end = at
+        if end < depths[slot]:
+            depths[slot] = end
+            shortened = True
+    return shortened
+
+
+@loop
 def read_holders(entries: Words, rows: Rows, masks: Rows) -> None:
     """Each place's holders into its row of `masks`, without using the entry."""
     for place in range(len(masks)):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from indexer.cursor import Apply, Clear, Cursor, Instruction, View
-from indexer.events import Cleared, EventBatch, LoadReport, ReplayRequest, Stored, unpack_hashes
+from indexer.events import Cleared, EventBatch, LoadReport, Removed, ReplayRequest, Stored, unpack_hashes
 from indexer.expiring import AssumedPrefixes
 from indexer.hashing import HASH_VERSION, SequenceHashes, Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.matches import Matches, MostOfMatches, SumOfMatches
@@ -121,7 +121,7 @@ class KVIndexer:
         if self.view(rank) is View.BLIND:
             self._assumed.assume(rank, chain, now)
         else:
-            self._predicted.store(rank, chain, now)
+            self._predicted.store(rank, chain, now, self.index.windows(rank))
 
     def assume(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
         """The same of a prompt that no events will tell of, whoever sends some: its hashes are of stand-ins. It is kept
@@ -226,7 +226,9 @@ class KVIndexer:
                 self._drop(rank)
                 continue
             hashes = unpack_hashes(event.hashes)
-            if isinstance(event, Stored):
+            if event.window:
+                self._apply_window(rank, event, hashes)
+            elif isinstance(event, Stored):
                 created = self.index.store(rank, event.tier, hashes)
                 if observer:
                     observer.stored(rank, event.tier, hashes, created)
@@ -237,6 +239,14 @@ class KVIndexer:
                     self._predicted.remove(rank, hashes)
                 if observer:
                     observer.removed(rank, event.tier, hashes)
+
+    def _apply_window(self, rank: WorkerRank, event: Stored | Removed, hashes: SequenceHashes) -> None:
+        if isinstance(event, Stored):
+            self.index.store_window(rank, event.window, hashes)
+        else:
+            self.index.remove_window(rank, event.window, hashes)
+            self.removals.note(rank, hashes)
+            self._predicted.remove(rank, hashes)
 
 
 def _with_room(assumed_ttl: float, max_bytes: int | None) -> tuple[PrefixIndex, AssumedPrefixes]:
@@ -255,5 +265,7 @@ def _refusal(batch: EventBatch) -> str:
     if batch.hash_version != HASH_VERSION:
         return "other_hash_version"
     sound = batch.epoch >= 0 and batch.event_id >= (-1 if batch.parts else 0) and 0 <= batch.part <= batch.parts
-    whole = all(isinstance(event, Cleared) or len(event.hashes) % 8 == 0 for event in batch.events)
+    whole = all(
+        isinstance(event, Cleared) or (len(event.hashes) % 8 == 0 and event.window >= 0) for event in batch.events
+    )
     return "" if sound and whole else "malformed"

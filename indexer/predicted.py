@@ -6,7 +6,7 @@ one is thrown away whole. So a prediction lives for one to two times `LIFE`, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from indexer.hashing import SequenceHashes
@@ -28,10 +28,19 @@ class PredictedPrefixes:
         self._used = [False, False]
         """Whether the younger and the older hold anything."""
 
-    def store(self, rank: WorkerRank, hashes: SequenceHashes | Sequence[SequenceHash], now: float) -> None:
-        """`rank` was sent a prompt with these sequence hashes."""
+    def store(
+        self,
+        rank: WorkerRank,
+        hashes: SequenceHashes | Sequence[SequenceHash],
+        now: float,
+        windows: Iterable[int] = (),
+    ) -> None:
+        """`rank` was sent a prompt with these sequence hashes. Layers of its with `windows`, in blocks, will hold what
+        these reach over at the prompt's end; what they keep of before, only events will tell."""
         self.expire(now)
         self._younger.store(rank, Tier.GPU, hashes)
+        for window in windows:
+            self._younger.store_window(rank, window, hashes[-window:])
         self._used[0] = True
 
     def remove(self, rank: WorkerRank, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:

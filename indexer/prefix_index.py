@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from indexer.hashing import SequenceHashes, chain_hashes, pack_tokens
-from indexer.kernels import MAX_SLOTS, SLOT_ROWS, Depths, walk_masks
+from indexer.kernels import MAX_SLOTS, SLOT_ROWS, Counts, Depths, Rows, go_back, walk_masks
 from indexer.matches import Matches, Overlap, Positions, SlotMatches
 from indexer.packed import PackedTable
 from indexer.types import RankSet, SequenceHash, Tier, WorkerRank
@@ -28,6 +28,8 @@ _INT32: Final = np.dtype(np.int32)
 """Half the time of naming the type."""
 _MAX_RANK_SETS: Final = 64
 """Whose slots are remembered; in a fleet that does not change there are as many as there are pools and block sizes."""
+_MOST_WINDOWS: Final = 8
+"""Of a fleet's models. What is said of more is not kept: their ranks hold nothing then."""
 
 
 class PrefixIndex:
@@ -40,8 +42,11 @@ class PrefixIndex:
         self._max_bytes = max_bytes
         self._slots: dict[WorkerRank, int] = {}
         self._tables = self._empty_tables()
+        """By tier; and by `-window`, what layers with it hold on the GPU."""
+        self._bound: dict[int, set[int]] = {}
+        """By window, the slots of ranks that have such layers."""
         self._free = list(range(63, -1, -1))
-        self._busy: dict[int, set[Tier]] = {}
+        self._busy: dict[int, set[int]] = {}
         self._live_slots = np.zeros((SLOT_ROWS, 1), np.uint64)
         self._positions: dict[RankSet, Positions] = {}
         self._evicted = self._refused = 0
@@ -83,6 +88,34 @@ class PrefixIndex:
             if table.freed:
                 self._set_free(tier)
 
+    def store_window(self, rank: WorkerRank, window: int, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
+        """`rank` has layers that look back over `window` > 0 blocks only; on its GPU these hold the blocks too. From
+        now on no overlap with it ends where they do not hold as many blocks before, or all."""
+        slot = self._slot(rank)
+        if slot is None:
+            self._refuse(len(hashes))
+            return
+        self._bound.setdefault(window, set()).add(slot)
+        table = self._tables[-window] if -window in self._tables else self._new_table(window)
+        if table is None:
+            self._refused += len(hashes)
+            return
+        table.store(slot, as_hashes(hashes))
+        if table.freed:
+            self._set_free(-window)
+
+    def remove_window(self, rank: WorkerRank, window: int, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
+        slot, table = self._slots.get(rank), self._tables.get(-window)
+        if slot is not None and table is not None:
+            table.remove(slot, as_hashes(hashes))
+            if table.freed:
+                self._set_free(-window)
+
+    def windows(self, rank: WorkerRank) -> list[int]:
+        """That were ever said of `rank` since it was cleared."""
+        slot = self._slots.get(rank) if self._bound else None
+        return [window for window, bound in self._bound.items() if slot in bound]
+
     def clear(self, rank: WorkerRank) -> None:
         """Forget all that `rank` holds, and the rank itself; its slot serves another when its blocks are swept out."""
         slot = self._slots.pop(rank, None)
@@ -90,27 +123,35 @@ class PrefixIndex:
             return
         self._positions.clear()
         self._live_slots[0, slot >> 6] &= ~np.uint64(1 << (slot & 63))
-        holding = {tier for tier, table in self._tables.items() if table.count(slot)}
+        for bound in self._bound.values():
+            bound.discard(slot)
+        self._bound = {window: bound for window, bound in self._bound.items() if bound}
+        holding = {part for part, table in self._tables.items() if table.count(slot)}
         if not holding:
             self._free.append(slot)
             return
         self._busy[slot] = holding
-        for tier in holding:
-            self._tables[tier].condemn(slot)
+        for part in holding:
+            self._tables[part].condemn(slot)
 
     def find_matches(self, hashes: SequenceHashes | Sequence[SequenceHash]) -> Matches:
         """Of `hashes`, a prompt's sequence hashes in order."""
         hashes = as_hashes(hashes)
         depths, _ = self._walk(hashes)
-        lower = [table for tier, table in self._tables.items() if tier is not Tier.GPU and len(table)]
+        gpu, *lower = [self._tables[tier] for tier in Tier if tier is Tier.GPU or len(self._tables[tier])]
         if not lower:
             return SlotMatches(self, depths, depths, hashes)
-        gpu = self._tables[Tier.GPU]
         holders = np.zeros((len(hashes), gpu.words), np.uint64)
         for table in (gpu, *lower):
             table.mark(hashes, holders)
         anywhere = np.zeros_like(depths)
         walk_masks(self._live_slots, holders, anywhere)
+        for bound in self._bound.values():
+            for slot in bound:
+                if not any(
+                    table.count(slot) for table in lower
+                ):  # else what a lower tier has may be all that is needed
+                    anywhere[slot] = depths[slot]
         return SlotMatches(self, anywhere, depths, hashes)
 
     def find_on_gpu(self, hashes: SequenceHashes) -> Matches | None:
@@ -122,7 +163,26 @@ class PrefixIndex:
         """How many of them each slot holds on the GPU, and the most that one does."""
         gpu = self._tables[Tier.GPU]
         depths = np.zeros(64 * gpu.words + 1, _INT32)
-        return depths, gpu.walk(self._live_slots, hashes, depths)
+        deepest = gpu.walk(self._live_slots, hashes, depths)
+        return depths, self._go_back(hashes[:deepest], depths) if self._bound and deepest else deepest
+
+    def _go_back(self, hashes: SequenceHashes, depths: Depths) -> int:
+        """To where ranks that have layers with windows can go on. One window may ask for less than another left."""
+        windows = [(window, self._marked(window, hashes), _slots(bound)) for window, bound in self._bound.items()]
+        shortened = True
+        while shortened:
+            shortened = False
+            for window, masks, bound in windows:
+                shortened |= go_back(masks, bound, window, depths)
+            shortened &= len(windows) > 1
+        return int(depths.max())
+
+    def _marked(self, window: int, hashes: SequenceHashes) -> Rows:
+        masks = np.zeros((len(hashes), self._live_slots.shape[1]), np.uint64)
+        table = self._tables.get(-window)
+        if table is not None:
+            table.mark(hashes, masks)
+        return masks
 
     def slots(self) -> Mapping[WorkerRank, int]:
         """Where `SlotMatches` finds each rank that holds anything, or did."""
@@ -157,8 +217,8 @@ class PrefixIndex:
         """Everything, for comparison in tests and by hand."""
         ranks = {slot: rank for rank, slot in self._slots.items()}
         found: dict[tuple[WorkerRank, Tier], set[SequenceHash]] = {(r, t): set() for r in self._slots for t in Tier}
-        for tier, table in self._tables.items():
-            for block, slots in table.items():
+        for tier in Tier:
+            for block, slots in self._tables[tier].items():
                 for slot in slots:
                     if slot in ranks:
                         found[ranks[slot], tier].add(block)
@@ -178,13 +238,25 @@ class PrefixIndex:
     def _refuse(self, hashes: int) -> None:
         """For want of a slot; a sweep that sets some free goes on."""
         self._refused += hashes
-        for tier, table in self._tables.items():
+        for part, table in self._tables.items():
             table.go_on(hashes)
-            self._set_free(tier)
+            self._set_free(part)
 
-    def _empty_tables(self) -> dict[Tier, PackedTable]:
-        limited = self._max_bytes is not None
-        return {tier: PackedTable(partial(self._left_for, tier) if limited else None) for tier in Tier}
+    def _empty_tables(self) -> dict[int, PackedTable]:
+        return {int(tier): self._empty_table(tier) for tier in Tier}
+
+    def _empty_table(self, part: int) -> PackedTable:
+        return PackedTable(None if self._max_bytes is None else partial(self._left_for, part))
+
+    def _new_table(self, window: int) -> PackedTable | None:
+        """None where there are too many, or no memory for one more."""
+        table = self._empty_table(-window)
+        table.widen(self._live_slots.shape[1])
+        room = self._max_bytes is None or table.reserved <= self._max_bytes - self._reserved
+        if not room or len(self._tables) == len(Tier) + _MOST_WINDOWS:
+            return None
+        self._tables[-window] = table
+        return table
 
     def _widen(self) -> bool:
         """Whether there are slots for twice the ranks now."""
@@ -214,15 +286,15 @@ class PrefixIndex:
     def _reserved(self) -> int:
         return sum(table.reserved for table in self._tables.values())
 
-    def _left_for(self, tier: Tier) -> int:
+    def _left_for(self, part: int) -> int:
         """Bytes: first come, first served."""
-        return (self._max_bytes or 0) - self._reserved + self._tables[tier].reserved
+        return (self._max_bytes or 0) - self._reserved + self._tables[part].reserved
 
-    def _set_free(self, tier: Tier) -> None:
-        freed = self._tables[tier].freed
+    def _set_free(self, part: int) -> None:
+        freed = self._tables[part].freed
         while freed:
             slot = freed.pop()
-            self._busy[slot].discard(tier)
+            self._busy[slot].discard(part)
             if not self._busy[slot]:
                 del self._busy[slot]
                 self._free.append(slot)
@@ -238,8 +310,14 @@ def warm_up() -> None:
             index.store(rank, tier, hashes)
             index.find_matches(hashes)
             index.remove(rank, tier, hashes[:1])
+    index.store_window(rank, 1, hashed)
+    index.find_matches(hashed)
     index.clear(rank)  # which begins a migration, for `store` to go on with
     index.store(rank, Tier.GPU, hashed)
+
+
+def _slots(bound: set[int]) -> Counts:
+    return np.fromiter(bound, np.int64, len(bound))
 
 
 def as_hashes(hashes: SequenceHashes | Sequence[SequenceHash]) -> SequenceHashes:

@@ -11,12 +11,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engines.events import BlockRemoved, BlockStored, EngineBatch, EngineEvent
+from engines.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EngineBatch,
+    EngineEvent,
+    WindowRemoved,
+    WindowStored,
+)
 from indexer.events import Cleared, Event, EventBatch, Removed, ReplayRequest, Stored, pack_hashes
 from indexer.handles import BlockHandles, UnknownParent
 from indexer.hashing import SequenceHashes, root_hash
 from indexer.types import Tier, WorkerRank
 from publishers.counts import RelayCounts
+from publishers.windows import WindowBlocks
 
 RING_SIZE = 4096
 """Batches kept for replay; an engine makes at most one a step, so a minute or more."""
@@ -44,6 +53,9 @@ class RankRelay:
         self.counts = RelayCounts()
         self._block_size = block_size
         self._handles = BlockHandles()
+        self._windows = WindowBlocks()
+        self._size = 0
+        """Tokens in the blocks that were stored last."""
         self._ring: deque[EventBatch] = deque(maxlen=ring_size)
 
     def __len__(self) -> int:
@@ -55,7 +67,7 @@ class RankRelay:
         for reason, count in batch.skipped.items():
             self._skip(reason, count)
         events: list[Event] = []
-        for event in batch.events:
+        for event in _windows_last(batch.events):
             self._apply(event, events)
         if not events:
             return []
@@ -71,6 +83,7 @@ class RankRelay:
         self.exact = True
         self.counts.epochs += 1
         self._handles.clear()
+        self._windows = WindowBlocks()
         self._ring.clear()
 
     def lose_track(self) -> None:
@@ -92,7 +105,9 @@ class RankRelay:
 
     def snapshot(self) -> list[EventBatch]:
         """Everything held, in parts that carry the id of the last batch they include (−1: none yet)."""
-        parts = list(_parts(self._handles.held())) or [[]]
+        held: list[Event] = [Stored(tier, pack_hashes(hashes)) for tier, hashes in self._handles.held().items()]
+        held += [Stored(Tier.GPU, pack_hashes(self._windows.held(window)), window) for window in self._windows.windows]
+        parts = _split(held)
         return [self._batch(part, number, len(parts)) for number, part in enumerate(parts)]
 
     def _skip(self, reason: str, count: int) -> None:
@@ -108,6 +123,10 @@ class RankRelay:
         elif isinstance(event, BlockRemoved):
             if len(hashes := self._remove(event)):
                 out.append(Removed(event.tier, pack_hashes(hashes)))
+        elif isinstance(event, WindowStored):
+            self._store_window(event, out)
+        elif isinstance(event, WindowRemoved):
+            self._remove_window(event, out)
         else:
             self._clear(out)
 
@@ -129,8 +148,23 @@ class RankRelay:
         except (ValueError, OverflowError, TypeError):
             self.malformed()
             return _NOTHING
+        self._size = event.block_size
         self.counts.stored += len(hashes)
         return hashes
+
+    def _store_window(self, event: WindowStored, out: list[Event]) -> None:
+        if event.block_size != self._size:
+            self._skip("group", 1)  # blocks of another size than those that prompts are looked up in
+            return
+        if len(lost := self._windows.welcome(event.group, event.window)):
+            out.append(Removed(Tier.GPU, pack_hashes(lost), event.window))
+        hashes = self._windows.store(event.group, *self._handles.find(event.engine_hashes))
+        out.append(Stored(Tier.GPU, pack_hashes(hashes), event.window))
+
+    def _remove_window(self, event: WindowRemoved, out: list[Event]) -> None:
+        window, hashes = self._windows.remove(event.group, event.engine_hashes)
+        if len(hashes):
+            out.append(Removed(Tier.GPU, pack_hashes(hashes), window))
 
     def _remove(self, event: BlockRemoved) -> SequenceHashes:
         try:
@@ -143,10 +177,12 @@ class RankRelay:
 
     def _clear(self, out: list[Event]) -> None:
         self.exact = True
+        self._windows.empty()
         if len(self._handles):
             self._handles.clear()
             self.counts.cleared += 1
             out.append(Cleared())
+            out += [Stored(Tier.GPU, b"", window) for window in self._windows.windows]
 
     def _number(self, events: list[Event]) -> EventBatch:
         self.event_id += 1
@@ -159,8 +195,25 @@ class RankRelay:
         return EventBatch(self.rank.worker_id, self.rank.dp_rank, self.epoch, self.event_id, events, part, parts)
 
 
+def _windows_last(events: list[EngineEvent]) -> list[EngineEvent]:
+    """In one step's events, blocks of a group with a window may come before those that say what is in them."""
+    if not any(isinstance(event, WindowStored | WindowRemoved) for event in events):
+        return events
+    ordered: list[EngineEvent] = []
+    last: list[EngineEvent] = []
+    for event in events:
+        if isinstance(event, WindowStored | WindowRemoved):
+            last.append(event)
+        else:
+            if isinstance(event, AllBlocksCleared):
+                ordered += last
+                last = []
+            ordered.append(event)
+    return ordered + last
+
+
 def _merge(events: list[Event]) -> list[Event]:
-    """Neighbours of one kind and tier as one event: an engine makes one for each request of a step."""
+    """Neighbours of one kind, tier and window as one event: an engine makes one for each request of a step."""
     merged: list[Event] = []
     parts: list[bytes] = []
     for event, following in zip(events, [*events[1:], None], strict=True):
@@ -168,8 +221,8 @@ def _merge(events: list[Event]) -> list[Event]:
             merged.append(event)
             continue
         parts.append(event.hashes)
-        if type(following) is not type(event) or following.tier is not event.tier:
-            merged.append(type(event)(event.tier, b"".join(parts)))
+        if type(following) is not type(event) or following.tier is not event.tier or following.window != event.window:
+            merged.append(type(event)(event.tier, b"".join(parts), event.window))
             parts.clear()
     return merged
 
@@ -207,11 +260,5 @@ def _pieces(event: Event) -> Iterator[Event]:
         yield event
         return
     step = SNAPSHOT_PART * _HASH_BYTES
-    for start in range(0, len(event.hashes), step):
-        yield type(event)(event.tier, event.hashes[start : start + step])
-
-
-def _parts(held: dict[Tier, SequenceHashes]) -> Iterator[list[Event]]:
-    for tier, hashes in held.items():
-        for start in range(0, len(hashes), SNAPSHOT_PART):
-            yield [Stored(tier, pack_hashes(hashes[start : start + SNAPSHOT_PART]))]
+    for start in range(0, max(1, len(event.hashes)), step):
+        yield type(event)(event.tier, event.hashes[start : start + step], event.window)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from engines.events import EngineBatch
+from engines.events import EngineBatch, WindowRemoved, WindowStored
 from engines.kv_events import (
     CLEARED,
     Codec,
@@ -27,6 +27,7 @@ store's, not the worker's, and its removal is never published. None comes from e
 
 PREFIX_GROUPS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """vLLM's KVCacheSpecKind whose blocks all stay needed, so that holding them is holding a prefix; None: not stated."""
+_SLIDING = frozenset({"sliding_window", "sliding_window_mla"})
 
 
 _Event: TypeAlias = Stored | Removed | Cleared
@@ -38,11 +39,12 @@ class Decoder:
     """Decodes the frames of one engine rank, in order.
 
     A hybrid model's groups store blocks under the same hashes, and a removal names its group by number alone, so the
-    numbers of the groups that make no prefix are remembered from their stores.
+    numbers of the groups that make no prefix are remembered from their stores, and which of them have a window.
     """
 
     def __init__(self) -> None:
         self._other_groups: set[int] = set()
+        self._window_groups: set[int] = set()
 
     def __call__(self, payload: bytes) -> EngineBatch:
         """Raises MalformedEvent, and nothing else, for a frame that cannot be read."""
@@ -54,12 +56,19 @@ class Decoder:
         if event.locality == "REMOTE":  # held by another machine (vllm/v1/kv_offload/base.py)
             return "medium"
         if isinstance(event, Removed):
-            return "group" if event.group_idx in self._other_groups else removed(event, numbers, TIERS)
+            return self._removed(event, numbers)
         return self._stored(event, numbers)
+
+    def _removed(self, event: Removed, numbers: Numbers) -> Outcome:
+        if event.group_idx not in self._other_groups:
+            return removed(event, numbers, TIERS)
+        if event.group_idx not in self._window_groups or TIERS.get(event.medium) is not Tier.GPU:
+            return "group"
+        return WindowRemoved(read_hashes(event.block_hashes, numbers), event.group_idx)
 
     def _stored(self, event: Stored, numbers: Numbers) -> Outcome:
         if not self._makes_prefix(event):
-            return "group"
+            return self._window(event, numbers)
         tier = TIERS.get(event.medium)
         if tier is None:
             return "medium"
@@ -69,6 +78,13 @@ class Decoder:
         namespace, extras = _namespace_and_extras(event, len(hashes))
         tokens = read_tokens(event.token_ids, numbers)
         return stored(hashes, event.parent_block_hash, tokens, event.block_size, tier, namespace, extras)
+
+    def _window(self, event: Stored, numbers: Numbers) -> Outcome:
+        window = _window_blocks(event)
+        if event.group_idx is None or window < 1 or TIERS.get(event.medium) is not Tier.GPU:
+            return "group"
+        self._window_groups.add(event.group_idx)
+        return WindowStored(read_hashes(event.block_hashes, numbers), event.block_size, event.group_idx, window)
 
     def _makes_prefix(self, event: Stored) -> bool:
         makes_prefix = event.kv_cache_spec_kind in PREFIX_GROUPS
@@ -80,6 +96,20 @@ class Decoder:
 def decode(payload: bytes) -> EngineBatch:
     """One frame by itself; see Decoder for what only a sequence of frames can tell. Raises MalformedEvent."""
     return Decoder()(payload)
+
+
+def _window_blocks(event: Stored) -> int:
+    """How many blocks before a token layers of the event's kind need, to go on from there (`find_longest_cache_hit` in
+    vllm/v1/core/single_type_kv_cache_manager.py); 0 where that is no such number.
+
+    The token itself is one of a sliding window's. Of Mamba's state only the last is kept.
+    """
+    if event.kv_cache_spec_kind == "mamba":
+        return 1
+    tokens = event.kv_cache_spec_sliding_window
+    if event.kv_cache_spec_kind not in _SLIDING or tokens is None or event.block_size < 1:
+        return 0
+    return -(-(tokens - 1) // event.block_size)
 
 
 def _namespace_and_extras(event: Stored, blocks: int) -> tuple[Namespace, tuple[bytes, ...]]:

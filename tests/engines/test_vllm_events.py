@@ -7,7 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch, MalformedEvent
+from engines.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EngineBatch,
+    MalformedEvent,
+    WindowRemoved,
+    WindowStored,
+)
 from engines.vllm.decode import Decoder, decode
 from indexer.types import Namespace, Tier
 from tests.engines.plain import plain_batch
@@ -87,6 +95,30 @@ def test_groups_that_make_a_prefix(kind: str | None) -> None:
 )
 def test_groups_that_make_none(kind: str) -> None:
     assert decode(frame(store(kv_cache_spec_kind=kind))).skipped == {"group": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "window"),
+    [
+        ("sliding_window", 2, 1),  # the token itself and one before
+        ("sliding_window", 3, 1),
+        ("sliding_window", 4, 2),
+        ("sliding_window_mla", 128, 64),
+        ("mamba", None, 1),
+    ],
+)
+def test_groups_with_a_window(kind: str, tokens: int | None, window: int) -> None:
+    decoder = Decoder()
+    given = store(kv_cache_spec_kind=kind, kv_cache_spec_sliding_window=tokens, group_idx=3)
+    assert plain_batch(decoder(frame(given))).events == [WindowStored([1, 2], 2, 3, window)]
+    assert plain_batch(decoder(frame(remove(group_idx=3)))).events == [WindowRemoved([1], 3)]
+    assert decoder(frame({**given, "medium": "CPU"}, remove(group_idx=3, medium="CPU"))).skipped == {"group": 2}
+
+
+@pytest.mark.parametrize("tokens", [None, 1, 0, -5])
+def test_a_window_that_asks_for_nothing_before(tokens: int | None) -> None:
+    given = store(kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=tokens, group_idx=3)
+    assert decode(frame(given)).skipped == {"group": 1}
 
 
 def test_a_removal_follows_what_was_learnt_of_its_group() -> None:

@@ -19,8 +19,8 @@ from indexer.events import (
     pack_hashes,
     unpack_hashes,
 )
-from indexer.kv_indexer import KVIndexer, hash_prompt
-from indexer.prefix_index import Overlap
+from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
+from indexer.prefix_index import Overlap, as_hashes
 from indexer.types import PLAIN, Namespace, Tier, WorkerRank
 
 RANK = WorkerRank("w", 0)
@@ -415,10 +415,11 @@ def test_bad_batches_change_nothing() -> None:
     torn = EventBatch("w", 0, 1, 1, [stored(2), Stored(Tier.GPU, b"123")])
     other = EventBatch("w", 0, 1, 1, [stored(2)], hash_version=99)
     unknown = EventBatch("x", 0, 1, 0, [stored(2)])
-    for bad in (torn, other, unknown, batch(-3, stored(2)), batch(1, stored(2), epoch=-1)):
+    before = in_window(2, window=-1)
+    for bad in (torn, other, unknown, batch(-3, stored(2)), batch(1, stored(2), epoch=-1), batch(1, before)):
         assert indexer.on_batch(bad) == []
     assert held(indexer) == {1}
-    assert indexer.counts == {"applied": 1, "malformed": 3, "other_hash_version": 1, "unknown_worker": 1}
+    assert indexer.counts == {"applied": 1, "malformed": 4, "other_hash_version": 1, "unknown_worker": 1}
 
 
 def test_prompts_are_matched_per_block_size_and_namespace() -> None:
@@ -478,3 +479,49 @@ def test_what_a_rank_says_that_it_dropped_is_no_longer_predicted() -> None:
     hashes = prompt.chains[16].tolist()
     indexer.on_batch(batch(1, stored(*hashes), Removed(Tier.GPU, pack_hashes(hashes[2:]))))
     assert indexer.find_matches(prompt) == {RANK: Overlap(2, 2)}
+
+
+def in_window(*hashes: int, window: int = 2) -> Stored:
+    return Stored(Tier.GPU, pack_hashes(hashes), window)
+
+
+def out_of_window(*hashes: int, window: int = 2) -> Removed:
+    return Removed(Tier.GPU, pack_hashes(hashes), window)
+
+
+def overlaps(indexer: KVIndexer, chain: list[int]) -> list[int]:
+    """With each beginning of the chain."""
+    found = (indexer.find_matches(PromptHashes(0, {1: as_hashes(chain[:end])})) for end in range(1, len(chain) + 1))
+    return [overlap.blocks if (overlap := matches.get(RANK)) else 0 for matches in found]
+
+
+def test_a_prompt_goes_on_where_each_window_is_whole() -> None:
+    indexer = watching()
+    indexer.on_batch(batch(0, stored(1, 2, 3, 4, 5), in_window(1, 3, 4)))
+    assert overlaps(indexer, [1, 2, 3, 4, 5]) == [1, 1, 1, 4, 4]
+    assert held(indexer) == {1, 2, 3, 4, 5}
+    indexer.on_batch(batch(1, in_window(1, 3, window=1)))
+    assert overlaps(indexer, [1, 2, 3, 4, 5]) == [1, 1, 1, 1, 1]
+    indexer.on_batch(batch(2, out_of_window(1, 3)))
+    assert overlaps(indexer, [1, 2, 3, 4, 5]) == [0, 0, 0, 0, 0]
+    indexer.on_batch(batch(3, Cleared(), stored(1, 2)))
+    assert overlaps(indexer, [1, 2]) == [1, 2]
+
+
+def test_what_was_sent_to_a_rank_with_windows_is_predicted_there_as_a_whole() -> None:
+    indexer = watching()
+    indexer.on_batch(batch(0, in_window()))
+    indexer.predict(RANK, as_hashes([1, 2, 3, 4, 5]), 0.0)
+    assert overlaps(indexer, [1, 2, 3, 4, 5, 6]) == [0, 0, 0, 0, 5, 5]
+    indexer.on_batch(batch(1, stored(1, 2, 3, 4, 5), in_window(3, 4)))
+    assert overlaps(indexer, [1, 2, 3, 4, 5, 6]) == [0, 0, 0, 4, 5, 5]
+    indexer.on_batch(batch(2, out_of_window(4)))
+    assert overlaps(indexer, [1, 2, 3, 4, 5, 6]) == [0, 0, 0, 0, 0, 0]
+
+
+def test_a_rank_with_more_windows_than_are_kept_holds_nothing() -> None:
+    indexer = watching()
+    for window in range(1, 10):
+        indexer.on_batch(batch(window - 1, stored(1), in_window(1, window=window)))
+        assert overlaps(indexer, [1]) == [1 if window < 9 else 0]
+    assert indexer.refused == 1

@@ -192,6 +192,21 @@ def test_a_tier_that_comes_late_gets_its_share() -> None:
     assert gpu / 2 < cpu < gpu * 2
 
 
+def test_windows_that_come_late_get_their_share_and_never_more_is_known_than_is_so() -> None:
+    index = PrefixIndex(1 << 20)
+    for _, prompt in zip(range(200), prompts(6), strict=False):
+        index.store(RANKS[0], Tier.GPU, prompt)
+    whole = 0
+    for _, prompt in zip(range(400), prompts(7), strict=False):
+        index.store(RANKS[0], Tier.GPU, prompt)
+        index.store_window(RANKS[0], 8, prompt)
+        whole += (RANKS[0], (500, 500)) in index.find_matches(prompt).items()
+        assert index._reserved <= 1 << 20
+    assert whole > 200
+    index.remove_window(RANKS[0], 8, prompt[-1:])
+    assert index.find_matches(prompt)[RANKS[0]].blocks < 500
+
+
 def test_one_event_of_more_than_fits() -> None:
     """It takes what it can of the head, which is what look-ups begin with."""
     index = PrefixIndex(1 << 18)

@@ -13,7 +13,17 @@ tiers = st.sampled_from(list(Tier))
 blocks = st.lists(st.integers(0, 12), max_size=8)
 
 
-def model_overlap(held: dict[tuple[WorkerRank, Tier], set[int]], prompt: list[int]) -> dict[WorkerRank, Overlap]:
+Windows = dict[WorkerRank, dict[int, set[int]]]
+"""What layers with a window hold, by window."""
+
+
+def goes_on(prompt: list[int], end: int, windows: dict[int, set[int]]) -> bool:
+    return all(set(prompt[max(0, end - window) : end]) <= held for window, held in windows.items())
+
+
+def model_overlap(
+    held: dict[tuple[WorkerRank, Tier], set[int]], windows: Windows, prompt: list[int]
+) -> dict[WorkerRank, Overlap]:
     expected = {}
     for rank in RANKS:
         anywhere = set[int]().union(*(held.get((rank, tier), set()) for tier in Tier))
@@ -21,6 +31,10 @@ def model_overlap(held: dict[tuple[WorkerRank, Tier], set[int]], prompt: list[in
         for have in (anywhere, held.get((rank, Tier.GPU), set())):
             missing = [i for i, block in enumerate(prompt) if block not in have]
             lengths.append(missing[0] if missing else len(prompt))
+        bound = windows.get(rank, {})
+        lengths[1] = max(end for end in range(lengths[1] + 1) if goes_on(prompt, end, bound))
+        if bound and not any(held.get((rank, tier)) for tier in (Tier.CPU, Tier.DISK)):
+            lengths[0] = lengths[1]
         if lengths[0]:
             expected[rank] = Overlap(*lengths)
     return expected
@@ -31,6 +45,7 @@ class IndexMachine(RuleBasedStateMachine):
         super().__init__()
         self.index = PrefixIndex()
         self.held: dict[tuple[WorkerRank, Tier], set[int]] = {}
+        self.windows: Windows = {}
 
     @rule(rank=ranks, tier=tiers, hashes=blocks)
     def store(self, rank: WorkerRank, tier: Tier, hashes: list[int]) -> None:
@@ -42,15 +57,26 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.remove(rank, tier, hashes)
         self.held.setdefault((rank, tier), set()).difference_update(hashes)
 
+    @rule(rank=ranks, window=st.integers(1, 3), hashes=blocks)
+    def store_window(self, rank: WorkerRank, window: int, hashes: list[int]) -> None:
+        self.index.store_window(rank, window, hashes)
+        self.windows.setdefault(rank, {}).setdefault(window, set()).update(hashes)
+
+    @rule(rank=ranks, window=st.integers(1, 3), hashes=blocks)
+    def remove_window(self, rank: WorkerRank, window: int, hashes: list[int]) -> None:
+        self.index.remove_window(rank, window, hashes)
+        self.windows.get(rank, {}).get(window, set()).difference_update(hashes)
+
     @rule(rank=ranks)
     def clear(self, rank: WorkerRank) -> None:
         self.index.clear(rank)
+        self.windows.pop(rank, None)
         for tier in Tier:
             self.held.pop((rank, tier), None)
 
     @rule(prompt=blocks)
     def find_matches(self, prompt: list[int]) -> None:
-        assert self.index.find_matches(prompt) == model_overlap(self.held, prompt)
+        assert self.index.find_matches(prompt) == model_overlap(self.held, self.windows, prompt)
 
     @invariant()
     def same_contents(self) -> None:
@@ -128,3 +154,12 @@ def test_an_event_of_many_blocks_while_one_rank_is_swept_out_and_another_waits_f
     index.store(c, Tier.GPU, range(30_000, 40_000))
     assert index.find_matches(range(20_000, 20_200)) == {c: Overlap(200, 200)}
     assert index.find_matches(range(30_000, 40_000)) == {c: Overlap(10_000, 10_000)}
+
+
+def test_a_slot_that_serves_another_is_no_longer_bound_by_windows() -> None:
+    index = PrefixIndex()
+    index.store_window(RANKS[0], 1, [])
+    index.clear(RANKS[0])
+    index.store(RANKS[1], Tier.GPU, [1])
+    assert index.find_matches([1]) == {RANKS[1]: Overlap(1, 1)}
+    assert index.windows(RANKS[1]) == []

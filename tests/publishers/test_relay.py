@@ -205,7 +205,7 @@ def test_a_large_snapshot_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     subject.apply(batch(*TEN))
     subject.apply(batch(stored([50], [50] * SIZE, tier=Tier.DISK)))
     parts = subject.snapshot()
-    assert [(part.part, part.parts, part.event_id) for part in parts] == [(i, 4, 3) for i in range(4)]
+    assert [(part.part, part.parts, part.event_id) for part in parts] == [(i, 3, 3) for i in range(3)]
     sizes = [len(unpack_hashes(event.hashes)) for part in parts for event in part.events if isinstance(event, Stored)]
     assert sizes == [4, 4, 2, 1]
 

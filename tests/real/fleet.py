@@ -38,13 +38,13 @@ BLOCK: dict[EngineKind, int] = {"vllm": 32, "sglang": 16}
 
 
 class Engine:
-    def __init__(self, kind: EngineKind, name: str, logs: Path) -> None:
+    def __init__(self, kind: EngineKind, name: str, logs: Path, *flags: str) -> None:
         port = free_port(EVENTS_OFFSET, TRANSFER_OFFSET, REPLAY_OFFSET)
         self.kind = kind
         self.block = BLOCK[kind]
         self.worker_id = f"127.0.0.1:{port}"
         self.url = f"http://{self.worker_id}"
-        command = [str(ROOT / "scripts/real-engines"), *self._serve(name, port)]
+        command = [str(ROOT / "scripts/real-engines"), *self._serve(name, port), *flags]
         self.process = Process(command, logs / f"{name}.log", VLLM_SETTINGS)
 
     def _serve(self, name: str, port: int) -> list[str]:

@@ -1,0 +1,73 @@
+"""What a rank's layers with a window hold: those of a hybrid model that look back over a number of blocks only.
+
+An engine keeps, evicts and tells of the blocks of each group of layers by itself, and goes on with a prompt only where
+every group has what it needs. So a block counts for a window once all groups with that window hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from indexer.handles import BlockHandles, BlockNames
+from indexer.hashing import SequenceHashes
+from indexer.types import EngineHash, Tier
+
+
+class _Group(NamedTuple):
+    window: int
+    blocks: BlockHandles
+
+
+class WindowBlocks:
+    """By window, in blocks."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, _Group] = {}
+
+    @property
+    def windows(self) -> set[int]:
+        return {group.window for group in self._groups.values()}
+
+    def held(self, window: int) -> SequenceHashes:
+        """By all groups with that window, in no order."""
+        first, *others = [group.blocks for group in self._groups.values() if group.window == window]
+        held = first.held().get(Tier.GPU, np.zeros(0, np.uint64))
+        for other in others:
+            held = other.holding(held)
+        return held
+
+    def welcome(self, group: int, window: int) -> SequenceHashes:
+        """A group that may be heard of for the first time, of which nothing was known to be missing; what all the
+        others with that window held is then not held by all."""
+        if group in self._groups:
+            return np.zeros(0, np.uint64)
+        lost = self.held(window) if window in self.windows else np.zeros(0, np.uint64)
+        self._groups[group] = _Group(window, BlockHandles())
+        return lost
+
+    def store(self, group: int, names: BlockNames, hashes: SequenceHashes) -> SequenceHashes:
+        """Of blocks with these names and hashes, those that all groups hold now, and did not. Of one that is known."""
+        return self._in_others(group, self._groups[group].blocks.adopt(Tier.GPU, names, hashes))
+
+    def remove(self, group: int, engine_hashes: Sequence[EngineHash] | BlockNames) -> tuple[int, SequenceHashes]:
+        """The window, and those that all groups held and do not any more. Ignores what is unknown; raises TypeError for
+        what is no hash."""
+        known = self._groups.get(group)
+        if known is None:
+            return 0, np.zeros(0, np.uint64)
+        return known.window, self._in_others(group, known.blocks.remove(Tier.GPU, engine_hashes))
+
+    def empty(self) -> None:
+        """Nothing is held any more; the groups are what they are."""
+        for group in self._groups.values():
+            group.blocks.clear()
+
+    def _in_others(self, group: int, hashes: SequenceHashes) -> SequenceHashes:
+        window = self._groups[group].window
+        for number, other in self._groups.items():
+            if number != group and other.window == window:
+                hashes = other.blocks.holding(hashes)
+        return hashes

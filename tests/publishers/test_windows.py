@@ -1,0 +1,152 @@
+"""Hybrid models: what the router knows of a rank is what the engine would find in its cache.
+
+The engine is one of which every group of layers keeps blocks by itself, as vLLM's do; what it finds is worked out as
+vLLM does: the longest prefix that all its full attention holds and at whose end each other group has its window."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from engines.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EngineBatch,
+    EngineEvent,
+    WindowRemoved,
+    WindowStored,
+)
+from indexer.events import LoadReport
+from indexer.kv_indexer import KVIndexer
+from indexer.types import Tier, WorkerRank
+from publishers.relay import RankRelay
+
+RANK = WorkerRank("w", 0)
+SIZE = 2
+FULL = 1
+"""Not the first: its events come between the others'."""
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+"""Of blocks, by their content."""
+
+
+def names(prompt: list[int]) -> list[int]:
+    """The engine's: chained, as ours are."""
+    return [hash(tuple(prompt[: end + 1])) & 0xFFFFFFFF for end in range(len(prompt))]
+
+
+def tokens(prompt: list[int]) -> list[int]:
+    return [content for content in prompt for _ in range(SIZE)]
+
+
+class Hybrid(RuleBasedStateMachine):
+    @initialize(windows=st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    def begin(self, windows: list[int]) -> None:
+        self.windows = dict(zip((0, 2, 3), windows, strict=False))
+        self.held: dict[int, Counter[int]] = {group: Counter() for group in (*self.windows, FULL)}
+        self.heard_of: set[int] = set()
+        self.relay = RankRelay(RANK, 100, ring_size=3, block_size=SIZE)
+        self.router = KVIndexer()
+        self.router.watch(RANK)
+        self.seen: list[list[int]] = []
+
+    @rule(prompt=prompts, data=st.data(), at_once=st.booleans())
+    def compute(self, prompt: list[int], data: st.DataObject, at_once: bool) -> None:
+        """All that is not found; a group with a window keeps what it likes of it."""
+        self.seen.append(prompt)
+        first, chain = self.finds(prompt), names(prompt)
+        if first == len(prompt):
+            return
+        events: list[EngineEvent] = []
+        for group in sorted(self.held):
+            if group == FULL:
+                parent = chain[first - 1] if first else None
+                content = tokens(prompt[first:])
+                events.append(BlockStored(chain[first:], parent, content, SIZE, Tier.GPU))
+                self.held[group].update(chain[first:])
+            elif kept := [name for name in chain[first:] if data.draw(st.booleans())]:
+                events.append(WindowStored(kept, SIZE, group, self.windows[group]))
+                self.heard_of.add(group)
+                self.held[group].update(kept)
+        self.say(events, at_once)
+
+    @rule(data=st.data(), at_once=st.booleans())
+    def evict(self, data: st.DataObject, at_once: bool) -> None:
+        events: list[EngineEvent] = []
+        for group in sorted(self.held):
+            for name in sorted(self.held[group].elements()):
+                if data.draw(st.integers(0, 3)) == 0:
+                    self.held[group][name] -= 1
+                    events.append(BlockRemoved([name], Tier.GPU) if group == FULL else WindowRemoved([name], group))
+        self.say(events, at_once)
+
+    @rule()
+    def clear(self) -> None:
+        for held in self.held.values():
+            held.clear()
+        self.say([AllBlocksCleared()], at_once=True)
+
+    def say(self, events: list[EngineEvent], at_once: bool) -> None:
+        """In one step of the engine's, or each in one of its own."""
+        apart = sorted(events, key=lambda event: isinstance(event, WindowStored | WindowRemoved))
+        for step in [events] if at_once else [[event] for event in apart]:
+            for batch in self.relay.apply(EngineBatch(0.0, None, step, {})):
+                self.router.on_batch(batch)
+
+    def finds(self, prompt: list[int]) -> int:
+        """Blocks."""
+        chain = names(prompt)
+        missing = [at for at, name in enumerate(chain) if not self.held[FULL][name]]
+        longest = missing[0] if missing else len(chain)
+        return max(end for end in range(longest + 1) if self.goes_on(chain[:end]))
+
+    def goes_on(self, chain: list[int]) -> bool:
+        """Of a group that never kept anything nobody knows."""
+        return all(self.held[group][name] for group in self.heard_of for name in chain[-self.windows[group] :])
+
+    @invariant()
+    def the_router_knows(self) -> None:
+        for prompt in self.seen:
+            assert self.known(self.router, prompt) == self.finds(prompt)
+
+    @invariant()
+    def and_so_does_who_comes_later(self) -> None:
+        late = KVIndexer()
+        late.watch(RANK)
+        for request in late.on_report(LoadReport("w", 0, self.relay.epoch, self.relay.event_id, exact=True)):
+            for batch in self.relay.replay(request):
+                late.on_batch(batch)
+        for prompt in self.seen:
+            assert self.known(late, prompt) == self.finds(prompt)
+
+    def known(self, router: KVIndexer, prompt: list[int]) -> int:
+        overlap = router.find_matches_for_request(tokens(prompt), [SIZE]).get(RANK)
+        return overlap.blocks if overlap else 0
+
+
+TestHybrid = Hybrid.TestCase
+TestHybrid.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+
+
+def test_blocks_of_another_size_are_none_of_the_indexs_business() -> None:
+    relay = RankRelay(RANK, 100)
+    stored = BlockStored([1, 2], None, [0, 1, 2, 3], SIZE, Tier.GPU)
+    relay.apply(EngineBatch(0.0, None, [stored, WindowStored([2], 2 * SIZE, 0, 1), WindowRemoved([2], 0)], {}))
+    assert relay.counts.skipped == {"group": 1}
+    assert len(relay.snapshot()[0].events) == 1
+
+
+def test_a_group_that_is_heard_of_late_holds_nothing_of_before() -> None:
+    relay, router = RankRelay(RANK, 100), KVIndexer()
+    router.watch(RANK)
+    stored = BlockStored([1, 2], None, [0, 1, 2, 3], SIZE, Tier.GPU)
+    steps: list[list[EngineEvent]] = [[stored, WindowStored([1, 2], SIZE, 0, 1)], [WindowStored([2], SIZE, 1, 1)]]
+    found = []
+    for step in steps:
+        for batch in relay.apply(EngineBatch(0.0, None, step, {})):
+            router.on_batch(batch)
+        found.append([router.find_matches_for_request(prompt, [SIZE]).get(RANK) for prompt in ([0, 1], [0, 1, 2, 3])])
+    assert found == [[(1, 1), (2, 2)], [None, (2, 2)]]

@@ -1,0 +1,84 @@
+"""A model of which three layers in four have a sliding window: what is predicted is what the engine finds."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import running
+from .fleet import Engine, Router, agrees
+from .prompts import ids
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+WINDOW = {"rope_type": "default", "rope_theta": 1e4}
+GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    "sliding_window": 128,
+    "rope_parameters": {"sliding_attention": WINDOW, "full_attention": WINDOW | {"rope_theta": 1e6}},
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 64,
+    "attention_bias": False,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "use_bidirectional_attention": False,
+}
+"""In place of what the tiny model's configuration says."""
+BLOCKS = "320"
+"""Of all four groups of layers together: prompts push each other out."""
+REQUESTS = 80
+ON_THE_WAY = 0.06
+"""Seconds for an answer's events, which come after it."""
+
+
+@pytest.fixture(scope="module")
+def hybrid(logs: Path) -> Iterator[Engine]:
+    engine = Engine("vllm", "hybrid", logs, "--hf-overrides", json.dumps(GEMMA), "--num-gpu-blocks-override", BLOCKS)
+    engine.process.start()
+    try:
+        engine.wait_until_up()
+        yield engine
+    finally:
+        engine.process.stop()
+
+
+@pytest.fixture(scope="module")
+def router(hybrid: Engine, logs: Path) -> Iterator[Router]:
+    yield from running(Router("router-hybrid", [hybrid], logs))
+
+
+def prompts(chance: random.Random) -> Iterator[list[int]]:
+    """Beginnings of six topics with tails of their own, and what goes on where an earlier one ended."""
+    said: list[list[int]] = []
+    for number in range(REQUESTS):
+        if said and chance.random() < 0.4:
+            prompt = chance.choice(said[-8:]) + ids(f"more {number}", chance.choice([10, 100]))
+        else:
+            topic = ids(f"hybrid {chance.randrange(6)}", chance.choice([64, 160, 300, 500, 700]))
+            prompt = topic + ids(f"tail {number}", chance.choice([0, 40, 200, 600]))
+        said.append(prompt[:1900])
+        yield said[-1]
+
+
+def test_what_is_predicted_is_found(router: Router, hybrid: Engine) -> None:
+    wrong, predicted = [], 0
+    for prompt in prompts(random.Random(7)):
+        answer = router.ask({"model": "tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True})
+        assert answer.status == 200
+        predicted += answer.predicted
+        if not agrees(answer, hybrid):
+            wrong.append((len(prompt), answer.predicted, answer.reported))
+        time.sleep(ON_THE_WAY)
+    assert predicted > 100 * REQUESTS
+    assert len(wrong) <= REQUESTS // 20, (
+        wrong
+    )  # a removal may come later than that; by full attention alone a quarter is
