@@ -16,6 +16,10 @@ import numpy as np
 from indexer.hashing import HASH_VERSION, SequenceHashes
 from indexer.types import SequenceHash, Tier, WorkerRank
 
+LARGEST_COUNT = 2**31 - 1
+"""Of anything that an engine counts. Blocks times their tokens then still fit 64 bits."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
+
 
 class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s"):
     """The worker now holds these blocks in `tier`; `hashes` as `pack_hashes` makes them.
@@ -26,7 +30,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s"):
 
     tier: Tier
     hashes: bytes
-    window: int = 0
+    window: Count = 0
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
@@ -34,7 +38,7 @@ class Removed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
 
     tier: Tier
     hashes: bytes
-    window: int = 0
+    window: Count = 0
 
 
 class Cleared(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="c"):
@@ -67,10 +71,6 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 NO_EVENTS = -1
-
-LARGEST_COUNT = 2**31 - 1
-"""Of anything that an engine counts. Blocks times their tokens then still fit 64 bits."""
-Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
 
 
 class LoadReport(msgspec.Struct, frozen=True, array_like=True, gc=False):

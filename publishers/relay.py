@@ -153,8 +153,9 @@ class RankRelay:
         return hashes
 
     def _store_window(self, event: WindowStored, out: list[Event]) -> None:
-        if event.block_size != self._size:
-            self._skip("group", 1)  # blocks of another size than those that prompts are looked up in
+        # Neither blocks of another size than those that prompts are looked up in, nor a group that becomes another.
+        if event.block_size != self._size or self._windows.window_of(event.group) not in (None, event.window):
+            self._skip("group", 1)
             return
         if len(lost := self._windows.welcome(event.group, event.window)):
             out.append(Removed(Tier.GPU, pack_hashes(lost), event.window))

@@ -31,6 +31,10 @@ class WindowBlocks:
     def windows(self) -> set[int]:
         return {group.window for group in self._groups.values()}
 
+    def window_of(self, group: int) -> int | None:
+        known = self._groups.get(group)
+        return known.window if known else None
+
     def held(self, window: int) -> SequenceHashes:
         """By all groups with that window, in no order."""
         first, *others = [group.blocks for group in self._groups.values() if group.window == window]

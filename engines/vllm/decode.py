@@ -19,6 +19,7 @@ from engines.kv_events import (
 from engines.kv_wire import Cleared, ClearedArray, Removed, RemovedArray
 from engines.numbers import Numbers
 from engines.vllm.wire import Stored, StoredArray
+from indexer.events import LARGEST_COUNT
 from indexer.types import Namespace, Tier
 
 TIERS: dict[str | None, Tier] = {"GPU": Tier.GPU, "CPU": Tier.CPU, "STORAGE": Tier.DISK, None: Tier.GPU}
@@ -107,7 +108,7 @@ def _window_blocks(event: Stored) -> int:
     if event.kv_cache_spec_kind == "mamba":
         return 1
     tokens = event.kv_cache_spec_sliding_window
-    if event.kv_cache_spec_kind not in _SLIDING or tokens is None or event.block_size < 1:
+    if event.kv_cache_spec_kind not in _SLIDING or tokens is None or tokens > LARGEST_COUNT or event.block_size < 1:
         return 0
     return -(-(tokens - 1) // event.block_size)
 

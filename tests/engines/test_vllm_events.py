@@ -115,8 +115,8 @@ def test_groups_with_a_window(kind: str, tokens: int | None, window: int) -> Non
     assert decoder(frame({**given, "medium": "CPU"}, remove(group_idx=3, medium="CPU"))).skipped == {"group": 2}
 
 
-@pytest.mark.parametrize("tokens", [None, 1, 0, -5])
-def test_a_window_that_asks_for_nothing_before(tokens: int | None) -> None:
+@pytest.mark.parametrize("tokens", [None, 1, 0, -5, 1 << 31])
+def test_a_window_that_asks_for_nothing_before_or_is_none(tokens: int | None) -> None:
     given = store(kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=tokens, group_idx=3)
     assert decode(frame(given)).skipped == {"group": 1}
 

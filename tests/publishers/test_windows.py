@@ -131,12 +131,15 @@ TestHybrid = Hybrid.TestCase
 TestHybrid.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 
 
-def test_blocks_of_another_size_are_none_of_the_indexs_business() -> None:
+def test_blocks_of_another_size_and_a_window_that_changes_are_none_of_the_indexs_business() -> None:
     relay = RankRelay(RANK, 100)
     stored = BlockStored([1, 2], None, [0, 1, 2, 3], SIZE, Tier.GPU)
     relay.apply(EngineBatch(0.0, None, [stored, WindowStored([2], 2 * SIZE, 0, 1), WindowRemoved([2], 0)], {}))
     assert relay.counts.skipped == {"group": 1}
     assert len(relay.snapshot()[0].events) == 1
+    relay.apply(EngineBatch(0.0, None, [WindowStored([2], SIZE, 0, 1), WindowStored([1], SIZE, 0, 2)], {}))
+    assert relay.counts.skipped == {"group": 2}
+    assert len(relay.snapshot()[0].events) == 2
 
 
 def test_a_group_that_is_heard_of_late_holds_nothing_of_before() -> None:

@@ -121,6 +121,7 @@ def _batches() -> list[EventBatch]:
         [Stored(Tier.GPU, hashes)],
         [Stored(Tier.CPU, hashes), Removed(Tier.GPU, hashes[:16])],
         [Cleared(), Stored(Tier.DISK, hashes)],
+        [Stored(Tier.GPU, hashes[:32], 2), Stored(Tier.GPU, b"", 1), Removed(Tier.GPU, hashes[:8], 2)],
         [],
     ]
     return [EventBatch("w", number % 2, 1, number // 2, each) for number, each in enumerate(events * 2)]

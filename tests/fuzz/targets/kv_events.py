@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable
+from typing import Any
 
 import engines.sglang.decode
 import engines.vllm.decode
@@ -69,8 +70,9 @@ def _restored(relay: RankRelay) -> KVIndexer:
     return index
 
 
-def _held(index: KVIndexer) -> list[int]:
-    return [index.index.blocks(_RANK, tier) for tier in Tier]
+def _held(index: KVIndexer) -> tuple[list[int], set[int]]:
+    """Blocks by tier, and windows."""
+    return [index.index.blocks(_RANK, tier) for tier in Tier], set(index.index.windows(_RANK))
 
 
 def _kinds(batch: EngineBatch) -> Hashable:
@@ -88,7 +90,25 @@ def _seeds(*names: str) -> list[bytes]:
     """Recorded frames, and frames with the events of two, the second's in another medium."""
     frames = list(dict.fromkeys(frame for name in names for frame in payloads(name) if len(frame) < _SHORT))
     joined = [_joined(one, other) for one, other in itertools.pairwise(frames[:40])]
-    return [*frames, *joined, MSGPACK.encode([math.nan, []]), b"\x93\x01\x91" + DEEP_MSGPACK[0]]
+    return [*frames, *joined, *_hybrid(), MSGPACK.encode([math.nan, []]), b"\x93\x01\x91" + DEEP_MSGPACK[0]]
+
+
+def _hybrid() -> list[bytes]:
+    """A group of layers with a window before the one that looks back over all, and one with a state."""
+    stored: dict[str, Any] = {
+        "type": "BlockStored",
+        "block_hashes": [1, 2],
+        "parent_block_hash": None,
+        "token_ids": [5, 6, 7, 8],
+    }
+    stored |= {"block_size": 2, "medium": "GPU"}
+    groups = [
+        {**stored, "group_idx": 0, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 4},
+        {**stored, "group_idx": 1, "kv_cache_spec_kind": "full_attention"},
+        {**stored, "group_idx": 2, "kv_cache_spec_kind": "mamba", "block_hashes": [2]},
+    ]
+    gone = [{"type": "BlockRemoved", "block_hashes": [2], "medium": "GPU", "group_idx": group} for group in range(3)]
+    return [MSGPACK.encode([1.0, events, 0]) for events in (groups, [*groups, gone[0]], [*groups, *gone, *groups])]
 
 
 def _joined(one: bytes, other: bytes) -> bytes:
@@ -101,7 +121,8 @@ _WORDS = (
     b"\xa9token_ids", b"\xaablock_size", b"\xa6medium", b"\xa3GPU", b"\xa3CPU", b"\xc0", b"\xcf" + b"\xff" * 8,
     b"\x90", b"\xd3\x80" + bytes(7), b"\xdd\xff\xff\xff\xff", b"\xdc\x00\x10", b"\xd7\x04" + bytes(8),
     b"\xd7\x08" + bytes(8), b"\xc4\x20" + b"h" * 32, b"\x93", b"\x80", b"\xcb\x7f\xf8" + bytes(6), b"\xc1",
-    b"\xd9\xff", b"\x92\xcd\x01\x00\x07",
+    b"\xd9\xff", b"\x92\xcd\x01\x00\x07", b"\xa9group_idx", b"\xb2kv_cache_spec_kind", b"\xa5mamba",
+    b"\xaesliding_window", b"\xbckv_cache_spec_sliding_window",
 )  # fmt: skip
 
 TARGETS = (
