@@ -148,9 +148,8 @@ class PrefixIndex:
         walk_masks(self._live_slots, holders, anywhere)
         for bound in self._bound.values():
             for slot in bound:
-                if not any(
-                    table.count(slot) for table in lower
-                ):  # else what a lower tier has may be all that is needed
+                # Else what a lower tier has may be all that is needed.
+                if not any(table.count(slot) for table in lower):
                     anywhere[slot] = depths[slot]
         return SlotMatches(self, anywhere, depths, hashes)
 
