@@ -75,18 +75,10 @@ class PrefixIndex:
         if slot is None:
             self._refuse(len(hashes))
             return 0
-        table = self._tables[tier]  # which may be a new one just now
-        created = table.store(slot, as_hashes(hashes))
-        if table.freed:
-            self._set_free(tier)
-        return created
+        return self._store(slot, tier, hashes)
 
     def remove(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
-        slot, table = self._slots.get(rank), self._tables[tier]
-        if slot is not None:
-            table.remove(slot, as_hashes(hashes))
-            if table.freed:
-                self._set_free(tier)
+        self._remove(rank, tier, hashes)
 
     def store_window(self, rank: WorkerRank, window: int, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
         """`rank` has layers that look back over `window` > 0 blocks only; on its GPU these hold the blocks too. From
@@ -96,20 +88,13 @@ class PrefixIndex:
             self._refuse(len(hashes))
             return
         self._bound.setdefault(window, set()).add(slot)
-        table = self._tables[-window] if -window in self._tables else self._new_table(window)
-        if table is None:
+        if -window in self._tables or self._add_table(window):
+            self._store(slot, -window, hashes)
+        else:
             self._refused += len(hashes)
-            return
-        table.store(slot, as_hashes(hashes))
-        if table.freed:
-            self._set_free(-window)
 
     def remove_window(self, rank: WorkerRank, window: int, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
-        slot, table = self._slots.get(rank), self._tables.get(-window)
-        if slot is not None and table is not None:
-            table.remove(slot, as_hashes(hashes))
-            if table.freed:
-                self._set_free(-window)
+        self._remove(rank, -window, hashes)
 
     def windows(self, rank: WorkerRank) -> list[int]:
         """That were ever said of `rank` since it was cleared."""
@@ -223,6 +208,20 @@ class PrefixIndex:
                         found[ranks[slot], tier].add(block)
         return found
 
+    def _store(self, slot: int, part: int, hashes: SequenceHashes | Sequence[SequenceHash]) -> int:
+        table = self._tables[part]  # which may be a new one just now
+        created = table.store(slot, as_hashes(hashes))
+        if table.freed:
+            self._set_free(part)
+        return created
+
+    def _remove(self, rank: WorkerRank, part: int, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
+        slot, table = self._slots.get(rank), self._tables.get(part)
+        if slot is not None and table is not None:
+            table.remove(slot, as_hashes(hashes))
+            if table.freed:
+                self._set_free(part)
+
     def _slot(self, rank: WorkerRank) -> int | None:
         """None if there is no memory for one more, for now or for good."""
         slot = self._slots.get(rank)
@@ -247,15 +246,15 @@ class PrefixIndex:
     def _empty_table(self, part: int) -> PackedTable:
         return PackedTable(None if self._max_bytes is None else partial(self._left_for, part))
 
-    def _new_table(self, window: int) -> PackedTable | None:
-        """None where there are too many, or no memory for one more."""
+    def _add_table(self, window: int) -> bool:
+        """False where there are too many, or no memory for one more."""
         table = self._empty_table(-window)
         table.widen(self._live_slots.shape[1])
         room = self._max_bytes is None or table.reserved <= self._max_bytes - self._reserved
         if not room or len(self._tables) == len(Tier) + _MOST_WINDOWS:
-            return None
+            return False
         self._tables[-window] = table
-        return table
+        return True
 
     def _widen(self) -> bool:
         """Whether there are slots for twice the ranks now."""

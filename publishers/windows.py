@@ -15,6 +15,8 @@ from indexer.handles import BlockHandles, BlockNames
 from indexer.hashing import SequenceHashes
 from indexer.types import EngineHash, Tier
 
+_NOTHING: SequenceHashes = np.zeros(0, np.uint64)
+
 
 class _Group(NamedTuple):
     window: int
@@ -37,18 +39,17 @@ class WindowBlocks:
 
     def held(self, window: int) -> SequenceHashes:
         """By all groups with that window, in no order."""
-        first, *others = [group.blocks for group in self._groups.values() if group.window == window]
-        held = first.held().get(Tier.GPU, np.zeros(0, np.uint64))
-        for other in others:
+        groups = [group.blocks for group in self._groups.values() if group.window == window]
+        held = groups[0].held().get(Tier.GPU, _NOTHING) if groups else _NOTHING
+        for other in groups[1:]:
             held = other.holding(held)
         return held
 
     def welcome(self, group: int, window: int) -> SequenceHashes:
-        """A group that may be heard of for the first time, of which nothing was known to be missing; what all the
-        others with that window held is then not held by all."""
+        """Before `store`: what all groups with that window held, where this one is new, and holds none of it."""
         if group in self._groups:
-            return np.zeros(0, np.uint64)
-        lost = self.held(window) if window in self.windows else np.zeros(0, np.uint64)
+            return _NOTHING
+        lost = self.held(window)
         self._groups[group] = _Group(window, BlockHandles())
         return lost
 
@@ -61,7 +62,7 @@ class WindowBlocks:
         what is no hash."""
         known = self._groups.get(group)
         if known is None:
-            return 0, np.zeros(0, np.uint64)
+            return 0, _NOTHING
         return known.window, self._in_others(group, known.blocks.remove(Tier.GPU, engine_hashes))
 
     def empty(self) -> None:

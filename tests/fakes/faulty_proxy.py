@@ -21,7 +21,7 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class FaultyProxy:
-    """Listens on `port` of 127.0.0.1 between `start` and `close`. Bytes stay in order, since this is TCP.
+    """Listens on `port` of 127.0.0.1 between `start` and `close`, or `async with`. Bytes stay in order: this is TCP.
 
     Faults hold for connections there are and those to come, until they are taken back; several may hold at once.
     """
@@ -42,6 +42,13 @@ class FaultyProxy:
     def connections(self) -> int:
         """Open now."""
         return len(self._open)
+
+    async def __aenter__(self) -> FaultyProxy:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def start(self) -> None:
         # Never listens: keeps the port ours while nobody may connect.

@@ -41,12 +41,10 @@ async def proxied(seed: int = 0) -> AsyncIterator[FaultyProxy]:
             writer.close()
 
     server = await asyncio.start_server(echo, "127.0.0.1")
-    proxy = FaultyProxy("127.0.0.1", server.sockets[0].getsockname()[1], seed=seed)
-    await proxy.start()
     try:
-        yield proxy
+        async with FaultyProxy("127.0.0.1", server.sockets[0].getsockname()[1], seed=seed) as proxy:
+            yield proxy
     finally:
-        await proxy.close()
         server.close()
         await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 

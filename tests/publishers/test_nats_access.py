@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import nats.errors
 import pytest
 
 import publishers.embedded_nats
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.embedded_nats import NatsServer, nats_server_binary
+from publishers.nats_access import SafeClient
 from publishers.nats_plane import NatsPlane
 from tests.certificates import Authority
 from tests.nats_accounts import make_accounts, make_nkey
@@ -142,3 +144,12 @@ def test_files_that_cannot_be_used(tmp_path: Path, url: str, content: str, flags
         make_plane(url, NatsFiles(**dict.fromkeys(flags, str(file))))
     assert "SECRET" not in str(caught.value)
     assert SEED[:-1] not in str(caught.value)
+
+
+async def test_a_publish_that_would_have_to_wait_is_not_sent() -> None:
+    class Waiting(SafeClient):
+        async def publish(self, *_: object, **__: object) -> None:
+            await asyncio.sleep(0)
+
+    with pytest.raises(nats.errors.Error, match="has ended"):
+        Waiting().publish_now("x", b"", "")

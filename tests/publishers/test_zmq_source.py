@@ -304,8 +304,12 @@ async def test_other_topics_are_not_ours() -> None:
         assert subject.counts.messages == 1
 
 
+def replay_port(engine: FakeEngine) -> int:
+    return int((engine.source.replay or "").rpartition(":")[2])
+
+
 async def test_a_replay_is_asked_for_again_where_its_connection_is_lost() -> None:
-    async with FakeEngine(deaf=True) as engine, in_front_of(engine.source.replay or "") as proxy:
+    async with FakeEngine(deaf=True) as engine, FaultyProxy("127.0.0.1", replay_port(engine)) as proxy:
         source = EventSource(0, engine.source.endpoint, f"tcp://127.0.0.1:{proxy.port}", engine.source.topic)
         async with following(source, replay_timeout=60.0) as (log, _):
             await until(lambda: engine.replays_asked)
@@ -314,16 +318,6 @@ async def test_a_replay_is_asked_for_again_where_its_connection_is_lost() -> Non
             proxy.cut()
             await until(lambda: log.caught_up == [True])
             assert (engine.replays_asked, log.said) == ([0, 0], engine.payloads)
-
-
-@asynccontextmanager
-async def in_front_of(endpoint: str) -> AsyncIterator[FaultyProxy]:
-    proxy = FaultyProxy("127.0.0.1", int(endpoint.rpartition(":")[2]))
-    await proxy.start()
-    try:
-        yield proxy
-    finally:
-        await proxy.close()
 
 
 async def test_many_messages_at_once_keep_their_order() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -71,12 +73,9 @@ async def test_whoever_does_not_greet_is_left_and_tried_again(monkeypatch: pytes
         await until(lambda: all(transport.is_closing() for transport in tried))
 
 
-async def test_many_messages_at_once_leave_others_their_turn_and_are_all_told_of_before_the_end() -> None:
-    count = 3 * TURN + 1
-    told: list[bytes] = []
-    lost = asyncio.Event()
-    heard = Heard(lambda _: None, told.extend, lost.set, lambda _: None)
-    said = HELLO + b"".join(message([b"%d" % number]) for number in range(count))
+@asynccontextmanager
+async def speaking(said: bytes) -> AsyncIterator[tuple[str, list[asyncio.Transport]]]:
+    """Says it to whoever connects: where, and to whom."""
     speaks: list[asyncio.Transport] = []
 
     class Publisher(asyncio.Protocol):
@@ -87,15 +86,52 @@ async def test_many_messages_at_once_leave_others_their_turn_and_are_all_told_of
 
     server = await asyncio.get_running_loop().create_server(Publisher, "127.0.0.1", 0)
     async with server:
-        follows = ZmtpSocket("SUB", f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", heard, LIMIT)
+        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", speaks
+        for transport in speaks:
+            transport.close()
+
+
+COUNT = 3 * TURN + 1
+NUMBERS = [b"%d" % number for number in range(COUNT)]
+MESSAGES = b"".join(message([number]) for number in NUMBERS)
+
+
+async def test_many_messages_at_once_leave_others_their_turn_and_are_all_told_of_before_the_end() -> None:
+    told: list[bytes] = []
+    lost = asyncio.Event()
+    heard = Heard(lambda _: None, told.extend, lost.set, lambda _: None)
+    async with speaking(HELLO + MESSAGES) as (endpoint, speaks):
+        follows = ZmtpSocket("SUB", endpoint, heard, LIMIT)
         seen: list[tuple[int, bool]] = []
-        while len(told) < count:
+        while len(told) < COUNT:
             await asyncio.sleep(0)
             seen += [(len(told), each.transport.is_reading()) for each in follows.connections]
-        assert {(TURN, False), (2 * TURN, False), (3 * TURN, False), (count, True)} <= set(seen)
-        speaks[0].write(said[len(HELLO) :])
+        assert {(TURN, False), (2 * TURN, False), (3 * TURN, False), (COUNT, True)} <= set(seen)
+        speaks[0].write(MESSAGES)
         speaks[0].close()
         await lost.wait()
         follows.close()
         await asyncio.gather(follows.task, return_exceptions=True)
-    assert told == [b"%d" % number for number in range(count)] * 2
+    assert told == NUMBERS * 2
+
+
+async def test_what_waits_when_a_connection_breaks_is_told_of_before_that() -> None:
+    told: list[bytes | str] = []
+
+    def break_at_the_first(frames: list[bytes]) -> None:
+        told.extend(frames)
+        if len(told) == 1:
+            (connection,) = follows.connections
+            connection.transport.abort()
+
+    async with speaking(HELLO + MESSAGES) as (endpoint, _):
+        follows = ZmtpSocket(
+            "SUB",
+            endpoint,
+            Heard(lambda _: None, break_at_the_first, lambda: told.append("lost"), lambda _: None),
+            LIMIT,
+        )
+        await until(lambda: "lost" in told)
+        follows.close()
+        await asyncio.gather(follows.task, return_exceptions=True)
+    assert told == [*NUMBERS, "lost"]

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from .fleet import Engine, Nats, Publisher, Router
+
+AnEngine = TypeVar("AnEngine", bound=Engine)
 
 PREFIX_DECIDES = ("--kv-policy", "lmetric")
 """For routers of which a test says where a request goes. `auto` predicts, and rightly so: one of these engines may take
@@ -25,16 +28,9 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def engines(logs: Path) -> Iterator[list[Engine]]:
     """Two vLLM workers, then one of SGLang."""
-    fleet = [Engine("vllm", "vllm-a", logs), Engine("vllm", "vllm-b", logs), Engine("sglang", "sglang", logs)]
-    with ExitStack() as stack:
-        for engine in fleet:
-            stack.callback(engine.process.kill)
-            engine.process.start()
-        for engine in fleet:
-            engine.wait_until_up()
-        yield fleet
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda engine: engine.process.stop(), fleet))
+    yield from serving(
+        [Engine("vllm", "vllm-a", logs), Engine("vllm", "vllm-b", logs), Engine("sglang", "sglang", logs)]
+    )
 
 
 @pytest.fixture(scope="session")
@@ -87,6 +83,19 @@ def other_vllm(engines: list[Engine]) -> Engine:
 @pytest.fixture
 def sglang(engines: list[Engine]) -> Engine:
     return engines[2]
+
+
+def serving(fleet: list[AnEngine]) -> Iterator[list[AnEngine]]:
+    """All of them at once."""
+    with ExitStack() as stack:
+        for engine in fleet:
+            stack.callback(engine.process.kill)
+            engine.process.start()
+        for engine in fleet:
+            engine.wait_until_up()
+        yield fleet
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda engine: engine.process.stop(), fleet))
 
 
 def running(router: Router) -> Iterator[Router]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import running
+from .conftest import running, serving
 from .fleet import Engine, Router, agrees
 from .prompts import ids
 
@@ -42,13 +42,9 @@ ON_THE_WAY = 0.06
 
 @pytest.fixture(scope="module")
 def hybrid(logs: Path) -> Iterator[Engine]:
-    engine = Engine("vllm", "hybrid", logs, "--hf-overrides", json.dumps(GEMMA), "--num-gpu-blocks-override", BLOCKS)
-    engine.process.start()
-    try:
-        engine.wait_until_up()
+    flags = ("--hf-overrides", json.dumps(GEMMA), "--num-gpu-blocks-override", BLOCKS)
+    for [engine] in serving([Engine("vllm", "hybrid", logs, *flags)]):
         yield engine
-    finally:
-        engine.process.stop()
 
 
 @pytest.fixture(scope="module")

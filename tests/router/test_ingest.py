@@ -247,6 +247,8 @@ NONSENSE = {
     "not utf-8": b"\x95\xa1\xff\x01\x01\x00\x90",
     "text for a number": msgspec.msgpack.encode([*RANK, "1", 0, []]),
     "unknown tier": msgspec.msgpack.encode([*RANK, 1, 0, [["s", 9, b""]]]),
+    "window below none": encode(EventBatch(*RANK, 1, 0, [Stored(Tier.GPU, pack_hashes([1]), -1)])),
+    "window beyond reason": encode(EventBatch(*RANK, 1, 0, [Removed(Tier.GPU, pack_hashes([1]), 2**31)])),
     "unknown event": msgspec.msgpack.encode([*RANK, 1, 0, [["x"]]]),
     "text for hashes": msgspec.msgpack.encode([*RANK, 1, 0, [["s", 0, 7]]]),
     "claims four billion events": msgspec.msgpack.encode([*RANK, 1, 0])[:1] + b"\xa1w\x00\x01\x00\xdd\xff\xff\xff\xff",

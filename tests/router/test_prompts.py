@@ -263,10 +263,7 @@ async def test_a_tokenizer_that_is_the_engines_is_trusted_until_the_worker_comes
 async def test_a_tokenizer_that_is_not_the_engines_is_told_and_not_used(
     folder: Path, reference: tokenizers.Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with (
-        running(TokenizingEngine(reference, shift=1)) as engine,
-        scene(url=engine.url, folder=folder) as made,
-    ):
+    async with running(TokenizingEngine(reference, shift=1)) as engine, scene(url=engine.url, folder=folder) as made:
         assert made.count("tokenizer_mismatches", model="m") == 1
         assert await made.prompt(prompt=TEXT) == known([token + 1 for token in reference.encode(TEXT).ids])
         assert made.asked_engine == 1

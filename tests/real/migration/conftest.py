@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.real.conftest import running
+from tests.real.conftest import running, serving
 from tests.real.fleet import Router
 from tests.real.pd.halves import Weighted
 
 
 @pytest.fixture(scope="session")
 def pair(logs: Path) -> Iterator[list[Weighted]]:
-    found = [Weighted(name, logs) for name in ("migration-a", "migration-b")]
-    with ExitStack() as stack:
-        for engine in found:
-            stack.callback(engine.process.kill)
-            engine.process.start()
-        for engine in found:
-            engine.wait_until_up()
-        yield found
+    yield from serving([Weighted(name, logs) for name in ("migration-a", "migration-b")])
 
 
 @pytest.fixture(scope="session")

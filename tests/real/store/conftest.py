@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.real.conftest import running
+from tests.real.conftest import running, serving
 from tests.real.fleet import Router
 
 from .members import Master, Member
@@ -27,16 +25,7 @@ def master(logs: Path) -> Iterator[Master]:
 
 @pytest.fixture(scope="session")
 def members(master: Master, logs: Path) -> Iterator[list[Member]]:
-    found = [Member(name, master, logs) for name in ("store-a", "store-b")]
-    with ExitStack() as stack:
-        for member in found:
-            stack.callback(member.process.kill)
-            member.process.start()
-        for member in found:
-            member.wait_until_up()
-        yield found
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda member: member.process.stop(), found))
+    yield from serving([Member(name, master, logs) for name in ("store-a", "store-b")])
 
 
 @pytest.fixture

@@ -37,14 +37,9 @@ class Both(NamedTuple):
 
 @asynccontextmanager
 async def proxied(server: NatsServer) -> AsyncIterator[Both]:
-    both = Both(server, *(FaultyProxy(server.host, server.port, seed=seed) for seed in (1, 2)))
-    for proxy in both[1:]:
-        await proxy.start()
-    try:
-        yield both
-    finally:
-        for proxy in both[1:]:
-            await proxy.close()
+    router, engine = (FaultyProxy(server.host, server.port, seed=seed) for seed in (1, 2))
+    async with router, engine:
+        yield Both(server, router, engine)
 
 
 @asynccontextmanager

@@ -106,9 +106,8 @@ async def until_told(router: RunningRouter, view: str) -> None:
 
 
 async def test_the_routers_pages_tell_how_far_it_knows_a_rank(nats_server: NatsServer) -> None:
-    engine, proxy = Engine(), FaultyProxy(nats_server.host, nats_server.port)
-    await proxy.start()
-    async with ScriptedWorker(RANK.worker_id) as worker:
+    engine = Engine()
+    async with FaultyProxy(nats_server.host, nats_server.port) as proxy, ScriptedWorker(RANK.worker_id) as worker:
         plane = f"nats://127.0.0.1:{proxy.port}"
         async with running(worker, router_mode="kv", event_plane=plane) as router:
             await until_told(router, "blind")
@@ -126,7 +125,6 @@ async def test_the_routers_pages_tell_how_far_it_knows_a_rank(nats_server: NatsS
                 await until_told(router, "exact")
                 assert router.total("router_event_plane_connected") == 1
                 assert (await of_rank(router))["blocks"]["gpu"] == 3
-    await proxy.close()
 
 
 class Fleet:
