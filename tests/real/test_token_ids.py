@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from .asking import Answer, ask, get
-from .conftest import running
+from .conftest import PREFIX_DECIDES, running
 from .fleet import Engine, Router
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -25,7 +25,7 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def sending_router(engines: list[Engine], logs: Path) -> Iterator[Router]:
-    yield from running(Router("router-ids", engines[:2], logs, "--send-token-ids"))
+    yield from running(Router("router-ids", engines[:2], logs, *PREFIX_DECIDES, "--send-token-ids"))
 
 
 def sent(router: Router) -> float:
