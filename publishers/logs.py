@@ -15,10 +15,16 @@ from typing import TextIO
 _NOISY = ("aiohttp", "asyncio", "nats")
 
 
-def configure_logging(level: str = "info", log_format: str = "text", stream: TextIO | None = None) -> None:
-    """Replaces the root logger's handlers; `level` and `log_format` are those of `Settings`. Default stream: stderr."""
+def configure_logging(
+    level: str = "info",
+    log_format: str = "text",
+    stream: TextIO | None = None,
+    every: Mapping[str, object] | None = None,
+) -> None:
+    """Replaces the root logger's handlers; `level` and `log_format` are those of `Settings`. Default stream: stderr.
+    `every`: fields of each line."""
     output = logging.StreamHandler(stream or sys.stderr)
-    output.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    output.setFormatter(JsonFormatter(every) if log_format == "json" else TextFormatter(every))
     logging.getLogger().handlers[:] = [output]
     set_level(level)
 
@@ -43,19 +49,30 @@ def log_event(logger: logging.Logger, level: int, message: str, /, **fields: obj
     logger.log(level, message, extra={"fields": fields}, stacklevel=2)
 
 
-class TextFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    def __init__(self, every: Mapping[str, object] | None = None) -> None:
+        """`every`: fields of each line."""
+        super().__init__()
+        self._every = every or {}
+
+    def _fields(self, record: logging.LogRecord) -> dict[str, object]:
+        fields = getattr(record, "fields", None)
+        return {**self._every, **(fields if isinstance(fields, Mapping) else {})}
+
+
+class TextFormatter(_Formatter):
     """`time level logger message key=value …`; values with blanks or quotes are quoted."""
 
     def format(self, record: logging.LogRecord) -> str:
         head = f"{_time(record)} {record.levelname.lower():<7} {record.name} {_one_line(record.getMessage())}"
-        pairs = (f"{key}={_quoted(value)}" for key, value in _fields(record).items())
+        pairs = (f"{key}={_quoted(value)}" for key, value in self._fields(record).items())
         return "\n".join([" ".join([head, *pairs]), *self._trace(record)])
 
     def _trace(self, record: logging.LogRecord) -> list[str]:
         return [self.formatException(record.exc_info)] if record.exc_info else []
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(_Formatter):
     """One object per line: time, level, logger, message, the fields, and `exception` when there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -66,15 +83,10 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         # A field never hides what every line has.
-        entry = {**_fields(record), **entry}
+        entry = {**self._fields(record), **entry}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str, ensure_ascii=False)
-
-
-def _fields(record: logging.LogRecord) -> Mapping[str, object]:
-    fields = getattr(record, "fields", None)
-    return fields if isinstance(fields, Mapping) else {}
 
 
 def _time(record: logging.LogRecord) -> str:

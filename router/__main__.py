@@ -22,8 +22,14 @@ _OTHERS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the process's exit status: 2 for settings that cannot be used."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Returns the process's exit status: 2 for settings that cannot be used, 130 when interrupted before it serves."""
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _main(arguments: list[str]) -> int:
     if arguments and arguments[0] in _OTHERS:
         other = cast("Callable[[list[str]], int]", importlib.import_module(_OTHERS[arguments[0]]).main)
         return other(arguments[1:])

@@ -90,7 +90,8 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
     except SettingsError as error:
         sys.stderr.write(f"kv-router: {error}\n")
         return 2
-    configure_logging(settings.log_level, settings.log_format)
+    every = {"process": member.number} if member else None
+    configure_logging(settings.log_level, settings.log_format, every=every)
     try:
         import uvloop  # noqa: PLC0415 -- there is none for Windows
 
@@ -124,6 +125,7 @@ async def _serve(settings: Settings, source: Source | None, member: Member | Non
         loop.add_signal_handler(signal.SIGHUP, app.on_hangup)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, app.on_signal, stop)
+    await asyncio.sleep(0)  # where a Ctrl-C from before the handlers ends it: nothing is open yet
     try:
         await app.start()
     except (NatsServerError, CannotAdminister) as error:

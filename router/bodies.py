@@ -30,15 +30,12 @@ class Extra(msgspec.Struct, gc=False):
     ec_transfer_params: None = None
 
 
-class Bounded(msgspec.Struct, gc=False):
-    """What no request may say, or not without limit: checked as it is decoded, which costs nothing.
+class Steering(msgspec.Struct, gc=False):
+    """What no request may say: checked as it is decoded, which costs nothing.
 
     SGLang's fields name a host to connect to, and a rank of the engine that the router would not know of.
     """
 
-    model: str | None = None
-    n: _Choices = None
-    best_of: _Choices = None
     kv_transfer_params: Transfer | None = None
     ec_transfer_params: None = None
     vllm_xargs: Extra | None = None
@@ -50,7 +47,13 @@ class Bounded(msgspec.Struct, gc=False):
     disagg_prefill_dp_rank: None = None
 
 
-STEERING = frozenset(Bounded.__struct_fields__) - {"model", "n", "best_of"}
+STEERING = frozenset(Steering.__struct_fields__)
+
+
+class Bounded(Steering, gc=False):
+    model: str | None = None
+    n: _Choices = None
+    best_of: _Choices = None
 
 
 class Body(Bounded, gc=False):
@@ -65,6 +68,10 @@ class Body(Bounded, gc=False):
     mm_processor_kwargs: msgspec.Raw = ABSENT
     lora_path: msgspec.Raw = ABSENT
     extra_key: msgspec.Raw = ABSENT
+
+
+LOOSE = frozenset({"n", "best_of", "stream"})
+"""What engines take in other forms too, as 1.0 or "1": some clients' JSON writes every number as a float."""
 
 
 class Adapter(msgspec.Struct, gc=False):

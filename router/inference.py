@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from engines.undecodable import UNDECODABLE
-from router.bodies import ABSENT, STEERING, Adapter, Body, Bounded, Chat, Completion
+from router.bodies import ABSENT, LOOSE, STEERING, Adapter, Body, Bounded, Chat, Completion, Steering
 from router.http.messages import RequestHead
 from router.openai_errors import BadRequest
 from router.tokens import read_ids
 
 Endpoint = Literal["completions", "chat"]
+
+_Body = TypeVar("_Body", bound=Bounded)
 
 ENDPOINTS: dict[bytes, Endpoint] = {b"/v1/completions": "completions", b"/v1/chat/completions": "chat"}
 
@@ -62,13 +64,20 @@ _decode_completion = msgspec.json.Decoder(Completion).decode
 _decode_chat = msgspec.json.Decoder(Chat).decode
 _decode_adapter = msgspec.json.Decoder(Adapter).decode
 _decode_bounded = msgspec.json.Decoder(Bounded).decode
+_decode_steering = msgspec.json.Decoder(Steering).decode
+_decode_loose_completion = msgspec.json.Decoder(Completion, strict=False).decode
+_decode_loose_chat = msgspec.json.Decoder(Chat, strict=False).decode
+_decode_loose_bounded = msgspec.json.Decoder(Bounded, strict=False).decode
 _decode_batch = msgspec.json.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_PROMPTS)]).decode
 
 
 def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
     """Raises BadRequest for what is no such request. Messages never quote the body."""
     try:
-        body = _decode_completion(raw) if endpoint == "completions" else _decode_chat(raw)
+        if endpoint == "completions":
+            body: Completion | Chat = _decoded_as(_decode_completion, _decode_loose_completion, raw)
+        else:
+            body = _decoded_as(_decode_chat, _decode_loose_chat, raw)
     except msgspec.ValidationError as error:
         raise _wrong_field(error) from None
     except UNDECODABLE as error:
@@ -87,7 +96,7 @@ def model_of(raw: bytes, may_be_other: bool) -> str | None:
     """The model that any other request names in its JSON body. `may_be_other`: it need not be JSON, and is then passed
     over. Raises BadRequest for what is no JSON, and for what no request may say."""
     try:
-        return _decode_bounded(raw).model or None
+        return _decoded_as(_decode_bounded, _decode_loose_bounded, raw).model or None
     except msgspec.ValidationError as error:
         if _param(error) is None:  # no object: nothing is said in it
             return None
@@ -118,6 +127,16 @@ def names_adapter(raw: bytes) -> bool:
     except UNDECODABLE:
         return False
     return named is not ABSENT and bytes(named) != b"null"
+
+
+def _decoded_as(strict: Callable[[bytes], _Body], loose: Callable[[bytes], _Body], raw: bytes) -> _Body:
+    try:
+        return strict(raw)
+    except msgspec.ValidationError as error:
+        if _param(error) not in LOOSE:
+            raise
+    _decode_steering(raw)  # which stays strict: "null" is none to the loose one
+    return loose(raw)
 
 
 def _read_fields(raw: bytes, body: Completion | Chat) -> dict[str, Any]:

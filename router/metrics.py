@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.kv_lifecycle import KVLifecycle
+from router.security.guard import Reason as Denied
 from router.tallies import Tallies
+from router.tokens.cannot import Reason as Untokenized
 
 Sample = tuple[tuple[str, ...], float]
 """Label values and the value."""
@@ -25,11 +28,10 @@ class Metrics:
         self.registry.register(self.tallies)
         self.lifecycle = KVLifecycle(clock)
         self.registry.register(self.lifecycle)
-        self.untokenized = Counter(
-            "router_untokenized_requests",
+        self.untokenized = self._counter(
+            "untokenized_requests",
             "Requests whose tokens could not be had, by reason.",
-            ["reason"],
-            registry=self.registry,
+            reason=get_args(Untokenized),
         )
         self.engine_tokenized = Counter(
             "router_engine_tokenized_requests", "Requests tokenised by asking an engine.", registry=self.registry
@@ -45,18 +47,25 @@ class Metrics:
             ["model"],
             registry=self.registry,
         )
-        self.denied = Counter(
-            "router_denied_requests",
+        self.denied = self._counter(
+            "denied_requests",
             "Requests turned away because of their API key or its limits, by reason.",
-            ["reason"],
-            registry=self.registry,
+            reason=get_args(Denied),
         )
-        self.replays = Counter(
-            "router_replays", "Replays asked of publishers, by outcome.", ["outcome"], registry=self.registry
+        self.replays = self._counter(
+            "replays", "Replays asked of publishers, by outcome.", outcome=("answered", "unanswered")
         )
-        self.undecodable = Counter(
-            "router_undecodable_messages", "Event plane messages that made no sense.", ["kind"], registry=self.registry
+        self.undecodable = self._counter(
+            "undecodable_messages", "Event plane messages that made no sense.", kind=("events", "load")
         )
+
+    def _counter(self, name: str, text: str, **values: Collection[str]) -> Counter:
+        """With one label, whose `values` are all there from the start: a rate is of what was there before."""
+        [(label, known)] = values.items()
+        counter = Counter(f"router_{name}", text, [label], registry=self.registry)
+        for value in known:
+            counter.labels(value)
+        return counter
 
     def deny(self, reason: str) -> None:
         self.denied.labels(reason).inc()

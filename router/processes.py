@@ -188,8 +188,10 @@ class _Parent:
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)
+    # Its own `send_signal` reaps one that has just ended, whose status asyncio then takes for 255.
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def run(settings: Settings, source: Source) -> int:

@@ -60,6 +60,7 @@ class Upkeep:
         ranks = set(worker.ranks)
         self._forget(self._ranks.get(worker.id, set()) - ranks)
         self._ranks[worker.id] = ranks
+        self._metrics.tallies.worker(worker.id)  # there before its first request: a rate is of what was there before
         for rank in worker.ranks:
             self._scheduler.watch(rank, worker.block_size)
             # Over a broker, events may come for a worker that cannot say itself that it has some.

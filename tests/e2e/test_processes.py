@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 from collections import Counter
@@ -147,6 +148,7 @@ def test_all_end_with_the_parents_signal(logs: Path, number: signal.Signals) -> 
         router.process.send_signal(number)
         assert router.ended() == 0
         assert not any(map(alive, started))
+        assert set(re.findall(r"Worker is not up process=(\d+) ", router.log)) == {"0", "1"}
         assert "Traceback" not in router.log
 
 

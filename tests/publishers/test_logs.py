@@ -56,6 +56,15 @@ def test_a_field_does_not_hide_what_every_line_has() -> None:
     assert (entry["message"], entry["level"]) == ("Real", "info")
 
 
+@pytest.mark.parametrize(("log_format", "field"), [("text", " process=1"), ("json", '"process": 1')])
+def test_fields_of_every_line(log_format: str, field: str) -> None:
+    out = io.StringIO()
+    configure_logging("info", log_format, out, {"process": 1})
+    log.info("Plain")
+    log_event(log, logging.INFO, "Worker lost", worker="a")
+    assert [field in line for line in out.getvalue().splitlines()] == [True, True]
+
+
 def test_what_json_does_not_know_is_written_as_text() -> None:
     out = lines("json")
     log_event(log, logging.INFO, "m", thing=ValueError("x"))

@@ -96,6 +96,40 @@ def test_a_wrong_field_is_named(endpoint: Endpoint, raw: bytes, param: str | Non
 
 
 @pytest.mark.parametrize(
+    ("fields", "streamed", "choices"),
+    [
+        (b'"n": 2.0', False, 2),
+        (b'"n": "2", "stream": 1', True, 2),
+        (b'"stream": "false"', False, None),
+        (b'"best_of": 3.0, "n": 1.0, "stream": "true"', True, 1),
+    ],
+)
+@pytest.mark.parametrize(("endpoint", "prompt"), [("completions", b'"prompt": "a"'), ("chat", b'"messages": []')])
+def test_numbers_and_flags_may_be_written_as_engines_take_them(
+    endpoint: Endpoint, prompt: bytes, fields: bytes, streamed: bool, choices: int | None
+) -> None:
+    raw = b'{"model": "m", %s, %s}' % (prompt, fields)
+    found = parse_inference(endpoint, raw)
+    assert (found.model, found.streamed, found.body.n, found.raw) == ("m", streamed, choices, raw)
+    assert model_of(raw, may_be_other=False) == "m"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (b'"n": "129"', "n"),
+        (b'"n": 1.5', "n"),
+        (b'"stream": "maybe"', "stream"),
+        (b'"stream": 1, "model": 3', "model"),
+        (b'"stream": 1, "bootstrap_host": "null"', "bootstrap_host"),
+        (b'"n": "1", "kv_transfer_params": {"prompt_token_ids": [1], "remote_host": "null"}', "kv_transfer_params"),
+    ],
+)
+def test_what_is_bounded_stays_so_however_it_is_written(fields: bytes, param: str) -> None:
+    assert refusal("completions", b'{"prompt": "a", %s}' % fields)["param"] == param
+
+
+@pytest.mark.parametrize(
     "raw",
     [
         b"",
@@ -216,7 +250,7 @@ def test_what_steers_engines_is_not_for_clients(fields: bytes) -> None:
 @pytest.mark.parametrize("name", ["n", "best_of"])
 def test_how_many_answers_a_prompt_may_have(name: str) -> None:
     assert parse_inference("chat", b'{"messages":[],"%s":128}' % name.encode())
-    for wrong in (b"129", b"99999999999999999999", b'"1"', b"[1]"):
+    for wrong in (b"129", b"99999999999999999999", b'"x"', b"[1]"):
         with pytest.raises(BadRequest) as caught:
             parse_inference("chat", b'{"messages":[],"%s":%s}' % (name.encode(), wrong))
         assert caught.value.response.body.count(b'"param":"%s"' % name.encode()) == 1

@@ -332,6 +332,17 @@ async def test_metrics_can_be_read(a: ScriptedWorker) -> None:
         assert families["router_requests_in_flight"].samples[0].value == 0
 
 
+async def test_what_alarms_look_at_is_there_before_it_happens(a: ScriptedWorker) -> None:
+    """Of a series whose first value is 1, no rate tells."""
+    async with running(a, router_mode="kv", kv_events=False) as router:
+        read = router.app._metrics.registry.get_sample_value
+        assert read("router_worker_failures_total", {"worker": "a"}) == 0
+        assert read("router_denied_requests_total", {"reason": "wrong_key"}) == 0
+        assert read("router_untokenized_requests_total", {"reason": "engine"}) == 0
+        assert read("router_replays_total", {"outcome": "unanswered"}) == 0
+        assert read("router_undecodable_messages_total", {"kind": "events"}) == 0
+
+
 async def test_ready_tells_what_each_worker_is(a: ScriptedWorker) -> None:
     async with running(a) as router, router.client() as client:
         (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]

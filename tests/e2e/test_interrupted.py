@@ -1,0 +1,50 @@
+"""Ctrl-C while a process is still starting: it ends without a word, as after SIGINT."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.e2e.children import PATIENCE
+
+INTERRUPTED = 130
+ROUTER = ("router", "--router-mode", "kv", "--port", "0", "--worker", "http://127.0.0.1:1")
+PUBLISHER = ("publishers", "--engine", "http://127.0.0.1:1", "--nats", "nats://127.0.0.1:1")
+
+WHILE_IMPORTING = """
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+"""
+ONCE_MADE = """
+import os, signal
+from router.app import App
+make = App.__init__
+def interrupting(self, *args):
+    make(self, *args)
+    os.kill(os.getpid(), signal.SIGINT)
+App.__init__ = interrupting
+"""
+
+
+@pytest.mark.parametrize(
+    ("prelude", "command"),
+    [
+        (WHILE_IMPORTING.format(module="router.routing"), ROUTER),
+        (WHILE_IMPORTING.format(module="publishers.publisher"), PUBLISHER),
+        (ONCE_MADE, ROUTER),
+    ],
+    ids=["router's imports", "publisher's imports", "router's parts"],
+)
+def test_nothing_is_said(prelude: str, command: tuple[str, ...]) -> None:
+    package, *arguments = command
+    runs = f"import runpy, sys; sys.argv = {['', *arguments]}; runpy.run_module({package!r}, run_name='__main__')"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{prelude}\n{runs}"], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "", "")
