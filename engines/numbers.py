@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.hashing import SequenceHashes, Tokens
-from indexer.jit import kernel
+from indexer.jit import loop
 
 Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
@@ -53,7 +53,7 @@ _ONES = np.uint64(0xFFFFFFFFFFFFFFFF)
 _OUT, _NARROWS, _WIDES = 0, 1, 2
 
 
-@kernel
+@loop
 def _big_endian(packed: Bytes, at: int, width: int) -> np.uint64:
     value = np.uint64(0)
     for i in range(at, at + width):
@@ -61,7 +61,7 @@ def _big_endian(packed: Bytes, at: int, width: int) -> np.uint64:
     return value
 
 
-@kernel
+@loop
 def _length(packed: Bytes, at: int, width: int) -> int:
     value = 0
     for i in range(at, at + width):
@@ -69,7 +69,7 @@ def _length(packed: Bytes, at: int, width: int) -> int:
     return value
 
 
-@kernel
+@loop
 def _header(packed: Bytes, at: int) -> tuple[int, int, int]:
     """(values inside, where they begin, 1 for an array or 2 for a map); (0, −1, 0) for everything else."""
     if at >= len(packed):
@@ -86,7 +86,7 @@ def _header(packed: Bytes, at: int) -> tuple[int, int, int]:
     return (count, at + 1 + width, 1) if code < 0xDE else (2 * count, at + 1 + width, 2)
 
 
-@kernel
+@loop
 def _skip(packed: Bytes, at: int) -> int:
     """The end of the value at `at`; −1 when it is cut off, or has an extension in it."""
     size = len(packed)
@@ -114,7 +114,7 @@ def _skip(packed: Bytes, at: int) -> int:
     return at if at <= size else -1
 
 
-@kernel
+@loop
 def _read_narrow(packed: Bytes, at: int, count: int, narrow: Tokens, into: int) -> int:
     """The end of `count` numbers up to 2^32 − 1, now in `narrow`; −1 when something else is among them."""
     size = len(packed)
@@ -141,7 +141,7 @@ def _read_narrow(packed: Bytes, at: int, count: int, narrow: Tokens, into: int) 
     return at
 
 
-@kernel
+@loop
 def _read_wide(packed: Bytes, at: int, count: int, wide: SequenceHashes, into: int) -> int:
     """The end of `count` numbers of up to 64 bits, now in `wide` (negative ones modulo 2^64); −1 as above."""
     size = len(packed)
@@ -168,20 +168,21 @@ def _read_wide(packed: Bytes, at: int, count: int, wide: SequenceHashes, into: i
     return at
 
 
-@kernel
+@loop
 def _copy(packed: Bytes, begin: int, end: int, out: Bytes, state: Counts) -> None:
     at = state[_OUT]
-    out[at : at + end - begin] = packed[begin:end]
+    for i in range(end - begin):  # a slice would be copied first, in case that it overlaps
+        out[at + i] = packed[begin + i]
     state[_OUT] += end - begin
 
 
-@kernel
+@loop
 def _put(value: int, at: int, out: Bytes) -> None:
     for i in range(4):
         out[at + i] = (value >> (24 - 8 * i)) & 0xFF
 
 
-@kernel
+@loop
 def _refer(kind: int, begin: int, count: int, out: Bytes, state: Counts) -> None:
     at = state[_OUT]
     out[at], out[at + 1] = _FIXEXT8, kind
@@ -190,7 +191,7 @@ def _refer(kind: int, begin: int, count: int, out: Bytes, state: Counts) -> None
     state[_OUT] = at + 10
 
 
-@kernel
+@loop
 def _value(packed: Bytes, at: int, out: Bytes, narrow: Tokens, wide: SequenceHashes, state: Counts) -> int:
     """Copies one value of an event; returns its end, or −1."""
     count, begin, kind = _header(packed, at)
@@ -212,7 +213,7 @@ def _value(packed: Bytes, at: int, out: Bytes, narrow: Tokens, wide: SequenceHas
     return end
 
 
-@kernel
+@loop
 def _same(one: Bytes, other: Bytes) -> bool:
     """Whether they are, both being of one length. (Without a way out early it takes many bytes a step.)"""
     difference = np.uint8(0)
@@ -221,12 +222,12 @@ def _same(one: Bytes, other: Bytes) -> bool:
     return bool(difference == 0)
 
 
-@kernel
+@loop
 def _begins(packed: Bytes, at: int, what: Bytes) -> bool:
     return at + len(what) <= len(packed) and _same(packed[at : at + len(what)], what)
 
 
-@kernel
+@loop
 def _run(packed: Bytes, begin: int, hash_at: int, end: int, left: int, wide: SequenceHashes, state: Counts) -> int:
     """How many of the next `left` events are the one from `begin` to `end` with another hash, which goes to `wide`."""
     size, before, after = end - begin, hash_at - begin, hash_at + 9 - begin
@@ -243,7 +244,7 @@ def _run(packed: Bytes, begin: int, hash_at: int, end: int, left: int, wide: Seq
     return found
 
 
-@kernel
+@loop
 def _event(
     packed: Bytes, begin: int, out: Bytes, narrow: Tokens, wide: SequenceHashes, state: Counts
 ) -> tuple[int, int, int]:
@@ -272,10 +273,11 @@ def _event(
     return at, hash_at, count_at
 
 
-@kernel
-def _take_out(packed: Bytes, out: Bytes, narrow: Tokens, wide: SequenceHashes, events: Counts) -> tuple[int, int]:
+@loop
+def _take_out(
+    packed: Bytes, out: Bytes, narrow: Tokens, wide: SequenceHashes, events: Counts, state: Counts
+) -> tuple[int, int]:
     """How many bytes and events were written; (−1, 0) for a frame that is not understood here."""
-    state = np.zeros(3, np.int64)
     inside, at, kind = _header(packed, 0)
     if kind != 1 or inside < 2:
         return -1, 0
@@ -351,8 +353,8 @@ def take_out(payload: bytes) -> Digest:
     size = len(payload)
     out = np.empty(size + _EXTRA, np.uint8)
     numbers = Numbers(np.empty(size, np.uint32), np.empty(size // 8, np.uint64))
-    events = np.empty(1 + size // 16, np.int64)
-    length, count = _take_out(np.frombuffer(payload, np.uint8), out, *numbers, events)
+    events, state = np.empty(1 + size // 16, np.int64), np.zeros(3, np.int64)
+    length, count = _take_out(np.frombuffer(payload, np.uint8), out, *numbers, events, state)
     if length < 0:
         return Digest(payload, NONE, None)
     return Digest(out[:length].data, numbers, events[:count].tolist())

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from indexer.hashing import SequenceHashes, Tokens, chain_hashes, pack_tokens
-from indexer.jit import kernel, loop
+from indexer.jit import loop
 from indexer.types import EngineHash, SequenceHash, Tier
 
 BlockNames: TypeAlias = npt.NDArray[np.uint64]
@@ -225,7 +225,7 @@ def _drop_copy(table: Table, at: int, one: np.uint64) -> bool:
     return True
 
 
-@kernel
+@loop
 def _look_up(table: Table, name: np.uint64) -> tuple[bool, np.uint64]:
     at = _place(table, _key(name))
     return table[at, _KEY] != _EMPTY, table[at, _HASH]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from indexer.jit import kernel
+from indexer.jit import loop
 from indexer.types import PLAIN, Namespace, SequenceHash
 
 HASH_VERSION = 1
@@ -62,14 +62,15 @@ def chain_hashes(tokens: Tokens, block_size: int, root: SequenceHash, extras: Se
     digests = _NO_EXTRAS
     if extras:
         digests = np.array([xxhash.xxh3_64_intdigest(e) if e else 0 for e in extras[:blocks]], np.uint64)
-    return _chain(tokens, blocks, block_size, np.uint64(root) if root else _PLAIN_ROOT, digests)
-
-
-@kernel
-def _chain(tokens: Tokens, blocks: int, block_size: int, root: np.uint64, digests: SequenceHashes) -> SequenceHashes:
     hashes = np.empty(blocks, np.uint64)
+    _chain(tokens, block_size, np.uint64(root) if root else _PLAIN_ROOT, digests, hashes)
+    return hashes
+
+
+@loop
+def _chain(tokens: Tokens, block_size: int, root: np.uint64, digests: SequenceHashes, hashes: SequenceHashes) -> None:
     mixed = root
-    for block in range(blocks):
+    for block in range(len(hashes)):
         if block < len(digests):
             mixed ^= digests[block]
         for at in range(block * block_size, (block + 1) * block_size):
@@ -81,4 +82,3 @@ def _chain(tokens: Tokens, blocks: int, block_size: int, root: np.uint64, digest
         mixed = (mixed ^ (mixed >> _33)) * _F2
         mixed ^= mixed >> _33
         hashes[block] = mixed
-    return hashes

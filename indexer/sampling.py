@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from indexer.hashing import SequenceHashes
-from indexer.jit import kernel
+from indexer.jit import loop
 from indexer.types import SequenceHash
 
 ONE_IN: Final = 64
@@ -22,7 +22,7 @@ def sample(hashes: SequenceHashes) -> list[SequenceHash]:
     return found
 
 
-@kernel
+@loop
 def _pick(hashes: SequenceHashes, picked: SequenceHashes) -> int:
     found = 0
     for hash_ in hashes:

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from indexer.jit import inlined, kernel
+from indexer.jit import inlined, kernel, loop
 from indexer.matches import Overlaps
 from router.scheduling.decision import Seconds
 from router.scheduling.places import Positions
@@ -121,7 +121,12 @@ def seconds_left(tables: Tables, places: Positions, factors: Seconds, base: floa
     return left
 
 
-@kernel
+def matrices(ranks: int) -> tuple[Counts, Seconds]:
+    """For `work_out` to fill."""
+    return np.zeros((STORED + 1, ranks), np.int64), np.zeros((OWN_LOAD + 1, ranks))
+
+
+@loop
 def work_out(
     loads: Tables,
     own: int,
@@ -142,15 +147,17 @@ def work_out(
     stored: int,
     lower_tier: float,
     now: float,
-) -> tuple[Counts, Seconds, int, int]:
-    """Both matrices, the longest overlap in tokens, and how many ranks have a prefill to do; `now` in seconds.
+    counts: Counts,
+    estimates: Seconds,
+) -> tuple[int, int]:
+    """Fills both matrices; returns the longest overlap in tokens, and how many ranks have a prefill to do. `now`: in
+    seconds.
 
     `sizes`: tokens in a block. Who `takes` from a store finds there the first `stored` tokens. The rows from AHEAD on
     are for others to fill. An engine always computes the last token itself, to have logits: a whole hit is one block
     short.
     """
     ranks, best, busy, usable = len(sizes), 0, 0, max(0, prompt - 1)
-    counts, estimates = np.zeros((STORED + 1, ranks), np.int64), np.zeros((OWN_LOAD + 1, ranks))
     for at in range(ranks):
         _load(counts, at, loads, own, load_places[at], capacity)
 
@@ -171,4 +178,4 @@ def work_out(
         estimates[QUEUE, at] = left = _left(works, work_places[at], factor, base, now * MICRO)
         estimates[COMPUTED, at] = _lately(works, work_places[at], now * MICRO)
         busy += left > 0.0
-    return counts, estimates, best, busy
+    return best, busy

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from indexer.jit import kernel
+from indexer.jit import loop
 from router.scheduling.decision import Seconds
 
 
-@kernel
+@loop
 def least(costs: Seconds) -> tuple[int, int]:
     """Position of the first of the least costs, and how many there are; at least one cost."""
     position, ties = 0, 1

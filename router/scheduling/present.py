@@ -79,7 +79,8 @@ class Present:
         loads, own, load_places, capacity = scheduler.book.columns(candidates, now)
         works, work_places = scheduler.backlog.columns(candidates, now)
         prefill_factors, step_factors, factor_places, prefill, step = scheduler.latency.columns(candidates, now)
-        self._counts, self._estimates, self._best, self._busy = figures.work_out(
+        self._counts, self._estimates = figures.matrices(len(candidates))
+        self._best, self._busy = figures.work_out(
             loads,
             own,
             load_places,
@@ -99,6 +100,8 @@ class Present:
             self._stored,
             LOWER_TIER_CREDIT,
             now,
+            self._counts,
+            self._estimates,
         )
         if self._held is not None:
             self._estimates[figures.AHEAD] = self._held

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.hashing import Tokens
-from indexer.jit import kernel
+from indexer.jit import loop
 
 _LIST, _ZERO, _NINE = (ord(sign) for sign in "[09")
 _AFTER = (ord(","), ord("]"))
@@ -25,7 +25,7 @@ def read_ids(raw: msgspec.Raw | bytes) -> Tokens | None:
     return ids[:count] if count else None
 
 
-@kernel
+@loop
 def _read(text: npt.NDArray[np.uint8], ids: Tokens) -> int:
     """How many were read; 0 for anything that is no list of numbers below 2^32."""
     count, number = 0, -1

@@ -45,7 +45,8 @@ def _estimate(
     loads[0, figures.REQUESTS], loads[0, figures.ACTIVE] = requests, active
     places, ones, blocks = np.arange(count), np.ones(count, np.int64), held.astype(np.int32)
     prefills, steps, factor_places, prefill, step = model.columns(ranks, now)
-    _, estimates, _, _ = figures.work_out(
+    counts, estimates = figures.matrices(count)
+    figures.work_out(
         loads,
         0,
         places,
@@ -65,6 +66,8 @@ def _estimate(
         0,
         1.0,
         now,
+        counts,
+        estimates,
     )
     found: Seconds = estimates[row]
     return found
