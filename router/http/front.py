@@ -39,6 +39,7 @@ MAX_PIPELINED = 16
 """Requests read ahead on one connection; beyond that reading pauses."""
 LINGER = 1.0
 """Seconds in which a client may still send what was refused, before the connection is closed for good."""
+_TOO_LATE = "The router is stopping, and the request was not here whole in time (--drain-timeout)."
 _CAME_BACK = (
     "The request has come back to this router: one of its workers, or of a router behind it, is this router itself. "
     "A worker's URL must lead to an engine."
@@ -388,9 +389,11 @@ class Connection(protocol.Protocol):
         return self._closing
 
     def drain(self) -> None:
-        """Close now if idle, else after the request in progress, or the one that is being read. Again: without waiting
-        for what is not read yet."""
-        if self._being_sent and self._current is None and not self._waiting and not self._last:
+        """Close now if idle, else after the request in progress, or the one that is being read. Again: what is not read
+        yet is refused."""
+        if self._being_sent and self._current is None and not self._waiting:
+            if self._last:
+                self._refuse_message(503, _TOO_LATE)
             self._last = True
             return
         self._closing = True

@@ -295,13 +295,17 @@ def test_draining_waits_for_a_request_that_has_begun_to_come(before: bytes, cut:
     assert not site.connection.busy
 
 
-def test_draining_again_waits_for_it_no_longer() -> None:
+@pytest.mark.parametrize("read", [GET[:10], POST[:40], POST[:-1], CHUNKED[:-1]], ids=["line", "head", "body", "chunks"])
+def test_draining_again_refuses_it(read: bytes) -> None:
     site = Site()
-    site.feed(POST[:40])
+    site.feed(read)
     site.connection.drain()
     site.connection.drain()
-    assert site.transport.closed
+    assert site.transport.written.startswith(b"HTTP/1.1 503 ")
+    assert b"--drain-timeout" in site.transport.written
     assert not site.connection.busy
+    site.feed(POST)
+    assert (site.requests, site.transport.written.count(b"HTTP/1.1")) == ([], 1)
 
 
 def test_what_was_closed_is_not_closed_again() -> None:

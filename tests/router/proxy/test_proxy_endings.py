@@ -453,6 +453,9 @@ async def test_draining_waits_for_a_request_that_is_being_sent(a: ScriptedWorker
         assert (got.status, got.header(b"connection")) == (200, b"close")
         draining.cancel()
         await router.app.drain(0)
+        refused = await never_whole.answer()
+        assert (refused.status, refused.header(b"connection")) == (503, b"close")
+        assert "--drain-timeout" in json.loads(refused.body)["error"]["message"]
         assert await never_whole.rest() == b""
 
 
