@@ -27,7 +27,7 @@ from publishers.load_poller import INTERVAL, LoadCounts, LoadPoller
 from publishers.logs import log_event
 from publishers.plane import EventPlane
 from publishers.rank import Decode, EngineRank, Epochs
-from publishers.zmq_source import REPLAY_TIMEOUT, ZmqSource
+from publishers.zmq_source import CONNECT_PATIENCE, REPLAY_TIMEOUT, ZmqSource
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ class EnginePublisher:
 
     `description` None: the engine is asked, as often as it takes. `events` and `replay` are ZMQ endpoints that take the
     place of what is found out (rank 0's; other ranks' ports follow; a `*` in `replay` is the host of `url`),
-    `block_size` likewise. `now_ns` is the wall clock; a session that is given stays open.
+    `block_size` likewise. `connect_patience`: as of `ZmqSource`. `now_ns` is the wall clock; a session that is given
+    stays open.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class EnginePublisher:
         session: aiohttp.ClientSession | None = None,
         load_interval: float = INTERVAL,
         replay_timeout: float = REPLAY_TIMEOUT,
+        connect_patience: float | None = CONNECT_PATIENCE,
         event_hosts: Collection[str] = (),
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -96,6 +98,7 @@ class EnginePublisher:
         self._owns_session = session is None
         self._load_interval = load_interval
         self._replay_timeout = replay_timeout
+        self._connect_patience = connect_patience
         self._event_hosts = event_hosts
         self._epochs = Epochs(now_ns)
         self._ranks: dict[int, EngineRank] = {}
@@ -177,7 +180,12 @@ class EnginePublisher:
         self._ranks[number].has_events = False  # until the engine is heard: what it holds is anybody's guess
         if source is None:
             return
-        listener = ZmqSource(source, self._ranks[number], replay_timeout=self._replay_timeout)
+        listener = ZmqSource(
+            source,
+            self._ranks[number],
+            replay_timeout=self._replay_timeout,
+            connect_patience=self._connect_patience,
+        )
         try:
             listener.start()
         except ValueError as error:

@@ -81,8 +81,9 @@ class ZmqSource:
         sink: EventSink,
         *,
         replay_timeout: float = REPLAY_TIMEOUT,
-        connect_patience: float = CONNECT_PATIENCE,
+        connect_patience: float | None = CONNECT_PATIENCE,
     ) -> None:
+        """`connect_patience`: None where others say that nobody is there."""
         self.counts = SourceCounts()
         self._connect_patience = connect_patience
         self._missing: asyncio.TimerHandle | None = None
@@ -102,7 +103,8 @@ class ZmqSource:
         if self._source.replay is None:
             log_event(logger, logging.WARNING, NO_REPLAY, endpoint=self._source.endpoint)
         self._sockets = _Sockets(self._source, self._replay_timeout, self.counts, self._take)
-        self._missing = asyncio.get_running_loop().call_later(self._connect_patience, self._miss)
+        if self._connect_patience is not None:
+            self._missing = asyncio.get_running_loop().call_later(self._connect_patience, self._miss)
 
     def _miss(self) -> None:
         if not self.counts.connections:

@@ -46,7 +46,7 @@ class Log:
 
 @asynccontextmanager
 async def following(
-    source: EventSource, replay_timeout: float = 5.0, connect_patience: float = 60.0
+    source: EventSource, replay_timeout: float = 5.0, connect_patience: float | None = 60.0
 ) -> AsyncIterator[tuple[Log, ZmqSource]]:
     log = Log()
     subject = ZmqSource(source, log, replay_timeout=replay_timeout, connect_patience=connect_patience)
@@ -136,7 +136,10 @@ async def test_an_engine_that_restarts_is_followed_from_its_beginning() -> None:
         assert subject.counts.connections == 2
 
 
-async def test_whoever_speaks_no_zmq_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("patience", "said"), [(0.0, [NOBODY_THERE]), (None, [])], ids=["once", "by others"])
+async def test_whoever_speaks_no_zmq_is_told_of(
+    patience: float | None, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     """And not with each attempt, of which there are ten a second."""
     attempts: list[asyncio.BaseTransport] = []
 
@@ -147,11 +150,11 @@ async def test_whoever_speaks_no_zmq_is_told_of_once(caplog: pytest.LogCaptureFi
 
     server = await asyncio.get_running_loop().create_server(HangsUp, "127.0.0.1", 0)
     nobody = EventSource(0, f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", "tcp://127.0.0.1:1")
-    async with server, following(nobody, connect_patience=0.0) as (log, subject):
+    async with server, following(nobody, connect_patience=patience) as (log, subject):
         await until(lambda: len(attempts) > 3)
         assert not subject.connected
         assert not log.said
-    assert caplog.messages == [NOBODY_THERE]
+    assert caplog.messages == said
 
 
 async def test_whoever_is_there_in_time_is_not_missed(caplog: pytest.LogCaptureFixture) -> None:
