@@ -25,7 +25,7 @@ OnLoad = Callable[[dict[int, RankLoad]], None]
 
 
 class LoadCounts(msgspec.Struct):
-    """Totals since the poller was made."""
+    """Totals."""
 
     polls: int = 0
     failures: int = 0
@@ -33,7 +33,7 @@ class LoadCounts(msgspec.Struct):
 
 
 class LoadPoller:
-    """Asks the engine at `url` every `interval` seconds, until cancelled."""
+    """Asks the engine at `url` every `interval` seconds."""
 
     def __init__(
         self,
@@ -42,8 +42,10 @@ class LoadPoller:
         session: aiohttp.ClientSession,
         on_load: OnLoad,
         interval: float = INTERVAL,
+        counts: LoadCounts | None = None,
     ) -> None:
-        self.counts = LoadCounts()
+        """`counts`: to go on with."""
+        self.counts = counts or LoadCounts()
         self._url = url
         self._description = description
         self._session = session
@@ -51,9 +53,13 @@ class LoadPoller:
         self._interval = interval
         self._failing = False
 
-    async def run(self) -> None:
+    async def until_back(self) -> None:
+        """Returns once the engine tells its load again after it did not: it may be another by then."""
         while True:
+            was_failing = self._failing
             await self.once()
+            if was_failing and not self._failing:
+                return
             await asyncio.sleep(self._interval)
 
     async def once(self) -> None:

@@ -103,13 +103,13 @@ class EnginePublisher:
         self._epochs = Epochs(now_ns)
         self._ranks: dict[int, EngineRank] = {}
         self._sources: dict[int, ZmqSource] = {}
-        self._poller: LoadPoller | None = None
+        self._load = LoadCounts()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def stats(self) -> PublisherStats:
         ranks = {number: self._rank_stats(number) for number in self._ranks}
-        return PublisherStats(ranks, LoadCounts() if self._poller is None else self._poller.counts)
+        return PublisherStats(ranks, self._load)
 
     async def start(self) -> None:
         """Returns at once; the engine may come later."""
@@ -123,10 +123,7 @@ class EnginePublisher:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
-        for source in self._sources.values():
-            await source.close()
-        for rank in self._ranks.values():
-            await rank.close()
+        await self._leave()
         if self._owns_session and self._session is not None:
             await self._session.close()
             self._session = None
@@ -134,14 +131,38 @@ class EnginePublisher:
     async def _run(self, session: aiohttp.ClientSession) -> None:
         try:
             found = self._description or await self._probe(session)
-            description = with_overrides(found, *self._overrides)
-            if self._description is None:  # else whoever described it has told its problems
-                self._warn(found, description)
-            await self._follow(description)
-            self._poller = LoadPoller(self._url, description, session, self._report, self._load_interval)
-            await self._poller.run()
+            while True:
+                poller = await self._begin(found, session)
+                found = await self._until_changed(poller, found, session)
+                log_event(logger, logging.INFO, "The engine has changed", worker=self.worker_id, engine=self._url)
+                await self._leave()
         except Exception:
             logger.exception("A publisher has failed and stops")
+
+    async def _begin(self, found: EngineDescription, session: aiohttp.ClientSession) -> LoadPoller:
+        description = with_overrides(found, *self._overrides)
+        if self._description is None:  # else whoever described it has told its problems
+            self._warn(found, description)
+        await self._follow(description)
+        return LoadPoller(self._url, description, session, self._report, self._load_interval, self._load)
+
+    async def _until_changed(
+        self, poller: LoadPoller, found: EngineDescription, session: aiohttp.ClientSession
+    ) -> EngineDescription:
+        """Reports its load; returns what the engine has turned into. Never, where it was described by somebody else,
+        who will see to that."""
+        while True:
+            await poller.until_back()
+            if self._description is None:
+                now = await self._probe(session)
+                if _publishes_otherwise(found, now):
+                    return now
+
+    async def _leave(self) -> None:
+        for source in self._sources.values():
+            await source.close()
+        for rank in self._ranks.values():
+            await rank.close()
 
     async def _probe(self, session: aiohttp.ClientSession) -> EngineDescription:
         host, said = urlsplit(self._url).hostname or "", False
@@ -164,6 +185,7 @@ class EnginePublisher:
             log_event(logger, logging.WARNING, problem, worker=self.worker_id, engine=self._url)
 
     async def _follow(self, description: EngineDescription) -> None:
+        self._ranks, self._sources = {}, {}
         sources = {source.dp_rank: source for source in description.event_sources}
         for number in sources or range(description.dp_size):
             rank = WorkerRank(self.worker_id, number)
@@ -218,6 +240,15 @@ DECODERS: dict[EngineKind, Callable[[], Decode]] = {
     "unknown": engines.vllm.decode.Decoder,
 }
 """A fresh decoder by kind of engine."""
+
+
+def _publishes_otherwise(before: EngineDescription, now: EngineDescription) -> bool:
+    """Whether what `now` tells is to be followed in place of what was. Where it tells of no events, it may have just
+    started and not tell all yet; and there is nothing to follow."""
+    if not now.event_sources:
+        return False
+    told = [(each.kind, each.event_sources, each.block_size) for each in (before, now)]
+    return told[0] != told[1]
 
 
 def with_overrides(

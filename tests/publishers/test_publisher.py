@@ -329,15 +329,18 @@ async def test_epochs_grow_even_where_the_clock_stands_still() -> None:
     assert publisher.stats.ranks[0].relay.epochs == 1
 
 
-def vllm_over_http(engine: FakeEngine, behaviour: dict[str, int]) -> web.Application:
+def vllm_over_http(ranks: list[FakeEngine], behaviour: dict[str, int]) -> web.Application:
     """The HTTP side of a vLLM; `behaviour["status"]` is answered to everything while it is not 200."""
-    config = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": engine.source.endpoint,
-        "replay_endpoint": engine.source.replay,
-        "topic": "kv@",
-    }
+
+    def config(engine: FakeEngine) -> dict[str, object]:
+        return {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": engine.source.endpoint,
+            "replay_endpoint": engine.source.replay,
+            "topic": "kv@",
+        }
+
     metrics = """
 vllm:num_requests_running{engine="0"} 3.0
 vllm:num_requests_waiting{engine="0"} 2.0
@@ -355,7 +358,7 @@ vllm:cache_config_info{engine="0",block_size="4",num_gpu_blocks="101"} 1.0
             case "/version":
                 return web.json_response({"version": "0.32.0"})
             case "/kv_event_sources":
-                return web.json_response({"0": config})
+                return web.json_response({str(rank): config(engine) for rank, engine in enumerate(ranks)})
             case "/metrics":
                 return web.Response(text=metrics)
         return web.Response(status=404)
@@ -370,7 +373,7 @@ async def test_an_engine_is_found_out_about_and_asked_for_its_load(monkeypatch: 
     receiver = Receiver()
     await receiver.start()
     behaviour = {"status": 503, "asked": 0}
-    async with FakeEngine() as engine, TestServer(vllm_over_http(engine, behaviour)) as server:
+    async with FakeEngine() as engine, TestServer(vllm_over_http([engine], behaviour)) as server:
         url = str(server.make_url("/"))
         publisher = EnginePublisher(worker_id="w", url=url, plane=receiver.plane, load_interval=0.01)
         await publisher.start()
@@ -390,6 +393,59 @@ async def test_an_engine_is_found_out_about_and_asked_for_its_load(monkeypatch: 
         await until(lambda: publisher.stats.load.failures)
         await until(lambda: receiver.reports[-1].num_requests_waiting is None)
         assert receiver.reports[-1].event_id == 0
+        await publisher.close()
+
+
+async def test_an_engine_that_comes_back_elsewhere_is_followed_there() -> None:
+    """With another port for its events, and one rank more."""
+    receiver = Receiver()
+    await receiver.start()
+    behaviour = {"status": 200, "asked": 0}
+    async with FakeEngine() as before, FakeEngine() as first, FakeEngine() as second:
+        ranks = [before]
+        async with TestServer(vllm_over_http(ranks, behaviour)) as server:
+            url = str(server.make_url("/"))
+            publisher = EnginePublisher(worker_id="w", url=url, plane=receiver.plane, load_interval=0.01)
+            await publisher.start()
+            await before.subscribed()
+            await before.publish(stored(1))
+            await until(lambda: receiver.held == ours(1))
+            polls = publisher.stats.load.polls
+            behaviour["status"] = 503
+            await until(lambda: publisher.stats.load.failures)
+            ranks[:] = [first, second]
+            behaviour["status"] = 200
+            for engine in ranks:
+                await engine.subscribed()
+            await first.publish(stored(2))
+            await until(lambda: receiver.held == ours(2))
+            assert receiver.batches[-1].epoch > receiver.batches[0].epoch
+            await until(lambda: receiver.reports[-1].dp_rank == 1)
+            assert publisher.stats.ranks.keys() == {0, 1}
+            assert publisher.stats.load.polls > polls
+            await publisher.close()
+
+
+async def test_an_engine_that_comes_back_as_it_was_is_followed_on() -> None:
+    receiver = Receiver()
+    await receiver.start()
+    behaviour = {"status": 200, "asked": 0}
+    async with FakeEngine() as engine, TestServer(vllm_over_http([engine], behaviour)) as server:
+        url = str(server.make_url("/"))
+        publisher = EnginePublisher(worker_id="w", url=url, plane=receiver.plane, load_interval=0.01)
+        await publisher.start()
+        await engine.subscribed()
+        await engine.publish(stored(1))
+        await until(lambda: receiver.held == ours(1))
+        behaviour["status"] = 503
+        await until(lambda: publisher.stats.load.failures)
+        behaviour["status"] = 200
+        asked = publisher.stats.load.polls
+        await until(lambda: publisher.stats.load.polls > asked + 2)
+        assert receiver.reports[-1].exact
+        assert publisher.stats.ranks[0].relay.epochs == 0
+        await engine.publish(stored(2, parent=1))
+        await until(lambda: receiver.held == ours(1, 2))
         await publisher.close()
 
 
