@@ -123,9 +123,10 @@ class PrefixIndex:
         """Of `hashes`, a prompt's sequence hashes in order."""
         hashes = as_hashes(hashes)
         depths, _ = self._walk(hashes)
-        gpu, *lower = [self._tables[tier] for tier in Tier if tier is Tier.GPU or len(self._tables[tier])]
+        lower = [table for part, table in self._tables.items() if part > Tier.GPU and len(table)]
         if not lower:
             return SlotMatches(self, depths, depths, hashes)
+        gpu = self._tables[Tier.GPU]
         holders = np.zeros((len(hashes), gpu.words), np.uint64)
         for table in (gpu, *lower):
             table.mark(hashes, holders)
