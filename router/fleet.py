@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from engines.description import EngineDescription, Model, Role, bases
+from engines.description import EngineDescription, EngineKind, Model, Role, bases
 from engines.disaggregation import Prefiller
 from engines.disaggregation.mooncake import own_engines
 from engines.problems import other_block_size
@@ -59,6 +59,10 @@ class Worker:
         return "up" if self.up else "down"
 
     @property
+    def engine(self) -> EngineKind:
+        return self.description.kind if self.description else "unknown"
+
+    @property
     def ranks(self) -> list[WorkerRank]:
         size = self.description.dp_size if self.description else 1
         return [WorkerRank(self.id, rank) for rank in range(size)]
@@ -90,10 +94,9 @@ class Worker:
     def connector(self) -> str | None:
         """A name of `engines.disaggregation.CONNECTORS`: stated, else found; but for SGLang, which has one only, and
         only where it does not serve requests whole."""
-        description = self.description
-        if description is not None and description.kind == "sglang":
+        if self.engine == "sglang":
             return "sglang" if self.role != "both" else None
-        return self.spec.connector or (description.connector if description else None)
+        return self.spec.connector or (self.description.connector if self.description else None)
 
     @property
     def bootstrap_port(self) -> int | None:

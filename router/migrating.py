@@ -168,4 +168,4 @@ class Migration:
 
 
 def can_take_part(worker: Worker) -> bool:
-    return worker.description is not None and tells_tokens(worker.description.kind)
+    return tells_tokens(worker.engine)

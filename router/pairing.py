@@ -80,6 +80,5 @@ def _by_kind(workers: Iterable[Worker]) -> dict[_Kind, list[Worker]]:
 
 
 def _kind(worker: Worker) -> _Kind:
-    engine = worker.description.kind if worker.description else "unknown"
     models = frozenset(model.id for model in bases(worker.models))
-    return worker.connector, engine, models, worker.block_size
+    return worker.connector, worker.engine, models, worker.block_size

@@ -248,7 +248,7 @@ class Prompts:
     async def _agrees(self, worker: Worker, model: Model, tokenizer: Tokenizer) -> bool:
         """An engine that cannot be compared with is believed to agree, aloud."""
         try:
-            mismatch = await verify(PromptTokens(tokenizer, _kind(worker)), self._engine(worker), model.id)
+            mismatch = await verify(PromptTokens(tokenizer, worker.engine), self._engine(worker), model.id)
         except CannotTokenize as error:
             log_event(logger, logging.WARNING, "The tokenizer could not be checked", model=model.id, reason=error)
             return True
@@ -271,11 +271,11 @@ class Prompts:
             return
         if model not in self._by_model:
             log_event(logger, logging.INFO, "Tokenizer is ready", model=model, backend=tokenizer.backend)
-        kinds = {_kind(worker) for worker in self._brain.fleet.workers.values() if worker.serves(model)}
+        kinds = {worker.engine for worker in self._brain.fleet.workers.values() if worker.serves(model)}
         self._by_model[model] = PromptTokens(tokenizer, next((kind for kind in _STRICTEST if kind in kinds), "unknown"))
 
     def _engine(self, worker: Worker) -> EngineTokens:
-        return EngineTokens(_kind(worker), self._post_to(worker, ENGINE_TIMEOUT))
+        return EngineTokens(worker.engine, self._post_to(worker, ENGINE_TIMEOUT))
 
     def _post_to(self, worker: Worker, seconds: float) -> Post:
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
@@ -294,7 +294,3 @@ class Prompts:
 
 def _starts_with_id(prompt: Any) -> TypeGuard[list[int]]:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
-
-
-def _kind(worker: Worker) -> EngineKind:
-    return worker.description.kind if worker.description else "unknown"

@@ -287,7 +287,7 @@ class Server:
             "id": model.id,
             "object": "model",
             "created": self._started,
-            "owned_by": worker.description.kind if worker.description else "unknown",
+            "owned_by": worker.engine,
             "root": model.root,
             "parent": model.parent,
             "max_model_len": model.max_model_len,

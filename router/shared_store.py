@@ -171,18 +171,17 @@ def _adapted(layout: Layout | None, known: Layout | None) -> Layout | None:
 
 def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[str] = ()) -> Layout | None:
     """What is stated, else what the engine and the model's own config tell. None: an engine of no known kind."""
-    kind = worker.description.kind if worker.description else "unknown"
     version = worker.description.version if worker.description else None
     size, name = spec.block_size or worker.block_size, spec.model or model.root or model.id
     config = read_config(model.root, folders)
     latent, tp, pp = "kv_lora_rank" in config, spec.tp or 1, spec.pp
     heads = config.get("num_key_value_heads")
     loras = {each.adapter: each.root for each in worker.models if each.adapter and each.root}
-    if kind == "sglang":
+    if worker.engine == "sglang":
         served = spec.model or model.id
         named = names_model(version)
         return SglangLayout(model=served, names_model=named, block_size=size, tp=tp, pp=pp, mla=latent, loras=loras)
-    if kind != "vllm":
+    if worker.engine != "vllm":
         return None
     return VllmLayout(
         model=name,

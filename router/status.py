@@ -50,7 +50,6 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
 
 
 def worker_status(brain: Brain, worker: Worker) -> WorkerStatus:
-    description = worker.description
     problems = list(worker.problems)
     unheard = brain.unheard.problems.get(worker.id) if brain.unheard else None
     lonely = loneliness(worker, brain.fleet.up) if worker.state == "up" else None
@@ -62,7 +61,7 @@ def worker_status(brain: Brain, worker: Worker) -> WorkerStatus:
         trouble=worker.trouble,
         breaker=worker.breaker.state,
         in_flight=sum(brain.scheduler.in_flight(rank) for rank in worker.ranks),
-        engine=description.kind if description else "unknown",
+        engine=worker.engine,
         models=[model.id for model in worker.models],
         block_size=worker.block_size,
         role=worker.role,

@@ -47,7 +47,7 @@ class TokenTakers:
 
 
 async def _took(worker: Worker, model: str, tokens: EngineTokens, post: Post) -> bool:
-    if worker.description is None or worker.description.kind != "vllm":
+    if worker.engine != "vllm":
         return False
     try:
         ids = await tokens.ids("completions", {"model": model, "prompt": "Yes"})

@@ -36,9 +36,6 @@ class Child:
         await self.ended.wait()
         return 0
 
-    def send_signal(self, number: int) -> None:
-        self.ended.set()
-
 
 async def test_a_process_that_cannot_be_started_again_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -55,6 +52,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
+    monkeypatch.setattr(processes, "_signal", lambda child, _: child.ended.set())
     settings = Settings(processes=1)
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(1, 8))
