@@ -37,6 +37,11 @@ class Child:
         return 0
 
 
+@pytest.fixture(autouse=True)
+def children_end_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_signal", lambda child, _: child.ended.set())
+
+
 async def test_a_process_that_cannot_be_started_again_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,7 +57,6 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
-    monkeypatch.setattr(processes, "_signal", lambda child, _: child.ended.set())
     settings = Settings(processes=1)
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(1, 8))
