@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import nats.errors
@@ -48,8 +49,9 @@ def _check_seed(path: str) -> None:
 
 
 class SafeClient(Client):
-    """nats-py's, but for two things: its `publish` is a coroutine; and asked for tls://, it goes on in the clear with a
-    server which says that it has no TLS, as anybody between may say."""
+    """nats-py's, but for three things: its `publish` is a coroutine; asked for tls://, it goes on in the clear with a
+    server which says that it has no TLS, as anybody between may say; and an attempt to connect again is its last where
+    that ends in an error which it does not expect."""
 
     def publish_now(self, subject: str, payload: bytes, reply: str) -> None:
         """Below the limit of what is pending it only appends to a list, and has nothing to wait for. Raises
@@ -62,9 +64,21 @@ class SafeClient(Client):
         publishing.close()
         raise nats.errors.Error("what writes to the server has ended")
 
+    async def _process_connect_init(self) -> None:
+        """A greeting, and what is answered to it. Who we are is read anew, and the file may be just being replaced."""
+        try:
+            await super()._process_connect_init()
+        except (OSError, TimeoutError, nats.errors.Error):
+            raise
+        except Exception as error:
+            raise nats.errors.Error(f"the server could not be greeted: {error!r}") from error
+
     def _connect_command(self) -> bytes:
         """The first that is sent; a password may be in it."""
         asked = self._current_server and self._current_server.uri.scheme == "tls"
         if asked and not self._server_info.get("tls_required"):
             raise nats.errors.Error("the server offers no TLS, and tls:// was asked for")
+        creds = self._user_credentials
+        if isinstance(creds, str) and not _CREDS.search(Path(creds).read_text()):  # where nats-py would look for ever
+            raise nats.errors.Error(f"{creds} holds no NATS credentials")
         return bytes(super()._connect_command())

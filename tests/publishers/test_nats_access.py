@@ -19,6 +19,7 @@ from publishers.embedded_nats import NatsServer, nats_server_binary
 from publishers.nats_access import SafeClient
 from publishers.nats_plane import NatsPlane
 from tests.certificates import Authority
+from tests.fakes.waiting import until
 from tests.nats_accounts import make_accounts, make_nkey
 from tests.nats_fixture import running_nats_server
 
@@ -117,6 +118,45 @@ async def test_what_is_to_be_encrypted_is_never_sent_in_the_clear() -> None:
         assert not plane.connected
         async with asyncio.timeout(10):
             assert await heard.get() == b""
+        await plane.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "meanwhile"),
+    [("nkey_seed", ""), ("nkey_seed", "SUAN"), ("creds", ""), ("creds", "-BEGIN USER NKEY SEED-\n{seed}\n")],
+)
+async def test_a_file_that_is_just_being_replaced_is_read_again(kind: str, meanwhile: str, tmp_path: Path) -> None:
+    """It is read with each attempt to connect; an attempt that meets half of it is not the last."""
+    seed, file = make_nkey(random.Random(1)).seed, tmp_path / "file"
+    whole = seed if kind == "nkey_seed" else make_accounts(random.Random(1)).creds
+    heard, cut = asyncio.Queue[bytes](), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b'INFO {"server_id":"x","version":"2.10.0","max_payload":1000,"auth_required":true,"nonce":"n"}\r\n'
+        )
+        said = await reader.readline()
+        heard.put_nowait(said[:7])
+        if said:
+            writer.write(b"PONG\r\n")
+            await cut.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, asyncio.timeout(20):
+        file.write_text(whole)
+        plane = make_plane(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", NatsFiles(**{kind: str(file)}))
+        await plane.start()
+        assert await heard.get() == b"CONNECT"
+        file.write_text(meanwhile.format(seed=seed))
+        cut.set()
+        assert await heard.get() == b""
+        cut.clear()
+        file.write_text(whole)
+        while await heard.get() != b"CONNECT":
+            pass
+        await until(lambda: plane.connected)
+        cut.set()
         await plane.close()
 
 
