@@ -204,7 +204,8 @@ class _Sockets:
         self._take(Connected(), self)
 
     def _on_loss(self) -> None:
-        self.connected = False
+        # Where we listen, the engine's next process may be here before its last one is known to be gone.
+        self.connected = any(each.agreed for each in self._subscriber.connections)
         log_event(logger, logging.WARNING, "The connection to the engine is lost", endpoint=self._source.endpoint)
         self._take(Disconnected(), self)
 

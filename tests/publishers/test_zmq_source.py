@@ -360,6 +360,24 @@ async def test_where_the_endpoint_is_a_wildcard_the_engine_connects() -> None:
             await until(lambda: log.said == ["lost track", b"payload"])
 
 
+async def test_an_engine_that_comes_before_the_last_one_is_known_to_be_gone_is_followed() -> None:
+    """Of a host that vanished without a word that takes a minute."""
+    async with following(EventSource(0, "tcp://127.0.0.1:*")) as (log, subject):
+        assert subject._sockets is not None
+        bound = f"tcp://127.0.0.1:{subject._sockets._subscriber.port}"
+        with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as engine:
+            with context.socket(zmq.XPUB) as gone:
+                gone.connect(bound)
+                await gone.recv_multipart()
+                engine.connect(bound)
+                await engine.recv_multipart()
+            await until(lambda: len(subject._sockets._subscriber.connections) == 1)  # type: ignore[union-attr]
+            await engine.send_multipart([b"kv", bytes(8), b"payload"])
+            await until(lambda: b"payload" in log.said)
+            assert subject.connected
+            assert log.caught_up[-1]
+
+
 @pytest.fixture
 def many_files() -> Iterator[None]:
     """As a router takes them at its start."""
