@@ -55,7 +55,7 @@ class RankRelay:
         self._handles = BlockHandles()
         self._windows = WindowBlocks()
         self._size = 0
-        """Tokens in the blocks that were stored last."""
+        """Tokens in a block: the most in any that was stored, as what ends within a block has fewer."""
         self._ring: deque[EventBatch] = deque(maxlen=ring_size)
 
     def __len__(self) -> int:
@@ -84,6 +84,7 @@ class RankRelay:
         self.counts.epochs += 1
         self._handles.clear()
         self._windows = WindowBlocks()
+        self._size = 0
         self._ring.clear()
 
     def lose_track(self) -> None:
@@ -148,7 +149,7 @@ class RankRelay:
         except (ValueError, OverflowError, TypeError):
             self.malformed()
             return _NOTHING
-        self._size = event.block_size
+        self._size = max(self._size, event.block_size)
         self.counts.stored += len(hashes)
         return hashes
 
@@ -179,7 +180,8 @@ class RankRelay:
     def _clear(self, out: list[Event]) -> None:
         self.exact = True
         self._windows.empty()
-        if len(self._handles):
+        # Of layers with windows blocks may be left when all others are evicted.
+        if len(self._handles) or self._windows.windows:
             self._handles.clear()
             self.counts.cleared += 1
             out.append(Cleared())

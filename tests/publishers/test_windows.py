@@ -153,3 +153,28 @@ def test_a_group_that_is_heard_of_late_holds_nothing_of_before() -> None:
             router.on_batch(batch)
         found.append([router.find_matches_for_request(prompt, [SIZE]).get(RANK) for prompt in ([0, 1], [0, 1, 2, 3])])
     assert found == [[(1, 1), (2, 2)], [None, (2, 2)]]
+
+
+def told(*steps: list[EngineEvent]) -> KVIndexer:
+    """What a router knows after these steps of an engine's."""
+    relay, router = RankRelay(RANK, 100), KVIndexer()
+    router.watch(RANK)
+    for step in steps:
+        for batch in relay.apply(EngineBatch(0.0, None, step, {})):
+            router.on_batch(batch)
+    return router
+
+
+def test_a_cleared_cache_holds_no_window_either_even_where_that_was_all_it_still_held() -> None:
+    stored = BlockStored([1, 2], None, [0, 1, 2, 3], SIZE, Tier.GPU)
+    window = WindowStored([1, 2], SIZE, 0, 1)
+    router = told([stored, window], [BlockRemoved([1, 2], Tier.GPU)], [AllBlocksCleared()], [stored])
+    assert not router.find_matches_for_request([0, 1, 2, 3], [SIZE])
+
+
+def test_a_prompts_end_within_a_block_says_nothing_of_the_size_of_blocks() -> None:
+    """Where it ends so early within the block that what it follows is known."""
+    stored = BlockStored([1, 2], None, [0, 1, 2, 3], SIZE, Tier.GPU)
+    end = BlockStored([3], 2, [4], 1, Tier.GPU)
+    router = told([stored, end, WindowStored([1], SIZE, 0, 1)])
+    assert router.find_matches_for_request([0, 1, 2, 3], [SIZE])[RANK].blocks == 1
