@@ -164,7 +164,8 @@ class NatsPlane:
         entry = _Subscription(subject, on_msg)
         self._subscriptions.append(entry)
         if self._client is not None:
-            await entry.attach(self._client)
+            with contextlib.suppress(nats.errors.ConnectionClosedError):  # the next one carries it
+                await entry.attach(self._client)
 
         async def unsubscribe() -> None:
             if entry in self._subscriptions:

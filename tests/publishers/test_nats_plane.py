@@ -229,3 +229,16 @@ async def test_only_what_nobody_expects_is_an_error(
 async def test_credentials_stay_out_of_what_is_shown() -> None:
     plane = NatsPlane(["nats://user:secret@127.0.0.1:1"])
     assert repr(plane) == "NatsPlane(nats://127.0.0.1:1, away)"
+
+
+async def test_what_is_subscribed_while_a_connection_is_given_up_comes_over_the_next(nats_server: NatsServer) -> None:
+    """As when credentials expire: nats-py closes the client, and it takes a moment until there is another."""
+    plane, received = NatsPlane([nats_server.url]), Count()
+    await plane.start()
+    assert plane._client is not None
+    await plane._client.close()
+    await plane.subscribe("events", received)
+    await until(lambda: plane.connected)
+    plane.publish("events", b"x")
+    await received.reached(1)
+    await plane.close()
