@@ -199,7 +199,8 @@ class EnginePublisher:
         )
 
     def _listen(self, number: int, source: EventSource | None) -> None:
-        self._ranks[number].has_events = False  # until the engine is heard: what it holds is anybody's guess
+        # Until the engine is heard what it holds is anybody's guess.
+        self._ranks[number].has_events = self._ranks[number].caught_up = False
         if source is None:
             return
         listener = ZmqSource(

@@ -130,6 +130,7 @@ class EngineRank(RankPublisher):
                 log_event(logger, logging.WARNING, UNREADABLE, worker=self.relay.rank, error=error)
             self.relay.malformed()
             return
+        self.has_events = True  # before all are here: that there are none would be news to whoever knew the rank before
         if self._unproven is not None:
             self._prove(self._unproven, batch)
         for made in self.relay.apply(batch):

@@ -131,6 +131,26 @@ async def test_a_replay_endpoint_may_be_stated_as_the_engine_is_told_it() -> Non
             await until(lambda: receiver.held == ours(1, 2))
 
 
+class Slow(FakeEngine):
+    """Has told the first message of what it is asked for, and is not done."""
+
+    async def _answer(self) -> None:
+        client, empty, _ = await self._router.recv_multipart()
+        await self._router.send_multipart([client, empty, *self._frames(bytes(8), self.payloads[0])])
+        await asyncio.Event().wait()
+
+
+async def test_while_an_engines_history_comes_nobody_says_that_it_has_no_events() -> None:
+    """Whoever knew the rank before would take that for the end of them, again and again."""
+    async with Slow() as engine:
+        await engine.lose(stored(1, 2))
+        async with publishing(engine.source) as (_, receiver):
+            await until(lambda: receiver.held == ours(1, 2))
+            receiver.reports.clear()
+            await until(lambda: len(receiver.reports) > 1)
+            assert {(report.epoch, report.exact) for report in receiver.reports} == {(receiver.batches[0].epoch, False)}
+
+
 async def test_a_gap_is_healed_by_the_engines_replay() -> None:
     async with FakeEngine() as engine, publishing(engine.source) as (publisher, receiver):
         await engine.subscribed()
