@@ -328,8 +328,10 @@ class Queue:
     def _tick(self) -> None:
         self._ticking = False
         if len(self._line):
-            self.dispatch()
-            self._keep_ticking()
+            try:
+                self.dispatch()
+            finally:  # a fault in one request's answer must not leave all others waiting
+                self._keep_ticking()
 
 
 class _Turn:

@@ -18,6 +18,7 @@ from router.scheduling.booking import PrefillBooking
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Candidates
 from router.scheduling.latency import PREFILL_PRIOR
+from router.scheduling.limits import Limits
 from router.scheduling.load import Load
 from router.scheduling.overlap import OverlapCost
 from router.scheduling.queue import LOOK, TICK
@@ -71,6 +72,20 @@ def test_the_first_token_is_reason_enough_for_a_pass() -> None:
     first.first_token()
     desk.clock.run()
     assert second.looks == looks + 1
+
+
+def test_a_fault_in_answering_one_leaves_nobody_else_waiting_for_ever() -> None:
+    def fail(_: Request) -> None:
+        raise RuntimeError("a fault of the answer's own")
+
+    desk = Desk(limits=Limits(queue_timeout=1.0))
+    desk.ask()
+    desk.ask(on_refused=fail)
+    last = desk.ask()
+    with pytest.raises(RuntimeError):
+        desk.clock.run(2.0)
+    desk.clock.run(2.0)
+    assert last.fate == "refused"
 
 
 def test_the_passing_of_time_is_reason_enough() -> None:
