@@ -133,6 +133,9 @@ class Ingest:
                 self._on_batch(reply)
         except PlaneUnavailable:
             outcome = "unanswered"
+        except Exception:  # whatever it is, it is over: else the rank would never be asked for again
+            outcome = "unanswered"
+            logger.exception("A replay failed")
         self._metrics.replays.labels(outcome).inc()
         log_event(logger, logging.DEBUG, "Replay", worker=rank.worker_id, dp_rank=rank.dp_rank, outcome=outcome)
         self._ask_all(self._indexer.on_replay_end(rank))

@@ -200,6 +200,24 @@ async def test_a_publisher_that_fails_to_answer_counts_as_unanswered(caplog: pyt
     assert "failed" in caplog.text
 
 
+async def test_a_replay_that_ends_in_a_fault_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault that nobody expects")
+
+    async with following() as ends:
+        await ends.publisher.serve()
+        with monkeypatch.context() as faulty:
+            faulty.setattr(ends.plane, "request", fail)
+            ends.publisher.lose(1)
+            await ends.publisher.store(2)
+            await until(lambda: ends.replays("unanswered") == 1)
+        await ends.publisher.report()
+        await until(lambda: ends.held() == {1, 2})
+    assert "a fault that nobody expects" in caplog.text
+
+
 async def test_a_reconnect_asks_every_rank_that_was_ever_heard() -> None:
     async with following() as ends:
         for publisher in (ends.publisher, ends.other):
