@@ -77,7 +77,7 @@ class SharedStore(Collector):
 
     def hot_prompts(self, number: int) -> Iterator[tuple[str, StoreLookup, list[HotPrompt]]]:
         """The same, with what they are made of."""
-        for model, lookup in self._lookups.items():
+        for model, lookup in list(self._lookups.items()):  # others may come while whoever asks waits for the master
             if lookup:
                 yield model, lookup, self._hot[model].prompts(number, self._clock())
 

@@ -125,6 +125,16 @@ async def test_adapters_of_all_workers_are_known() -> None:
         assert layout.loras == {"a": "/adapters/a", "b": "/adapters/b"}
 
 
+async def test_a_model_may_come_while_the_master_is_asked_for_what_is_hot() -> None:
+    async with scene(block_size=16) as made:
+        await made.comes_up(worker("w", 16))
+        other = worker("other", 16)
+        other.description = EngineDescription("vllm", models=(Model("n"),), block_size=16)
+        for _ in made.store.hot_prompts(1):
+            await made.comes_up(other)
+        assert len(list(made.store.hot_prompts(1))) == 2
+
+
 async def test_an_engine_of_no_known_kind_is_no_reason_to_forgo_the_store() -> None:
     async with scene(block_size=16) as made:
         await made.comes_up(worker("strange", 16, kind="unknown"))
