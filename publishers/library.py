@@ -80,8 +80,7 @@ class KVPublisher:
     async def close(self) -> None:
         if self._reports is not None:
             self._reports.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reports
+            await asyncio.wait((self._reports,))  # which may be cancelled itself
             self._reports = None
         await self._rank.close()
 

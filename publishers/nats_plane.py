@@ -128,8 +128,7 @@ class NatsPlane:
             return
         self._away = True  # on purpose, so nothing to warn of
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait((self._task,))  # which may be cancelled itself
         self._task = None
         self._subscriptions.clear()
 

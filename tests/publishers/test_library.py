@@ -178,3 +178,15 @@ async def test_closing_leaves_no_task() -> None:
     await publisher.start()
     await publisher.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_closing_can_be_cancelled_and_done_again() -> None:
+    publisher = KVPublisher(LocalPlane(), "w", 0, 4)
+    await publisher.start()
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(publisher.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await publisher.close()

@@ -242,3 +242,14 @@ async def test_what_is_subscribed_while_a_connection_is_given_up_comes_over_the_
     plane.publish("events", b"x")
     await received.reached(1)
     await plane.close()
+
+
+async def test_closing_can_be_cancelled(nats_server: NatsServer) -> None:
+    plane = NatsPlane([nats_server.url])
+    await plane.start()
+    closing = asyncio.create_task(plane.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await plane.close()

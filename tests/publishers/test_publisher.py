@@ -517,3 +517,16 @@ def test_what_an_operator_states_wins(
     assert with_overrides(description, events, replay, None).event_sources == expected
     assert with_overrides(description, events, replay, None).block_size == 16
     assert with_overrides(description, events, replay, 32).block_size == 32
+
+
+async def test_closing_can_be_cancelled_and_done_again() -> None:
+    """By whoever looks after a worker, when that is told to leave: who went on then would never end."""
+    publisher = EnginePublisher(worker_id="w", url=NOWHERE, plane=LocalPlane())
+    await publisher.start()
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(publisher.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await publisher.close()
