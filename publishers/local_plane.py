@@ -9,6 +9,9 @@ from publishers.plane import OnMessage, OnRequest, PlaneUnavailable, Unsubscribe
 
 logger = logging.getLogger(__name__)
 
+MOST_SUBJECTS = 10_000
+"""Of which is remembered who takes them: workers come and go, and each has names of its own."""
+
 
 class LocalPlane:
     """An `EventPlane` for publishers and a router in one event loop; nothing is ever lost or late."""
@@ -31,6 +34,8 @@ class LocalPlane:
             return
         takers = self._takers.get(subject)
         if takers is None:
+            if len(self._takers) >= MOST_SUBJECTS:
+                self._takers.clear()
             takers = self._takers[subject] = tuple(
                 o for pattern, o in self._subscriptions if _matches(pattern, subject)
             )

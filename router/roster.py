@@ -162,8 +162,11 @@ class Roster:
     async def _hand_over(self, worker: Worker) -> None:
         """Engines put what they computed into a shared store after the request has ended."""
         until = min(self._deadlines[worker.id], self._clock() + _HAND_OVER)
-        while self._handed_over and self._clock() < until and not await self._handed_over(worker):  # noqa: ASYNC110
-            await asyncio.sleep(_HAND_OVER_LOOK)
+        try:
+            while self._handed_over and self._clock() < until and not await self._handed_over(worker):  # noqa: ASYNC110
+                await asyncio.sleep(_HAND_OVER_LOOK)
+        except Exception:  # whatever it is, nobody stays for it
+            logger.exception("What a worker holds could not be handed over", extra={"fields": {"worker": worker.id}})
 
     async def _end_watch(self, worker: Worker) -> None:
         task = self._watched.pop(worker.id).task

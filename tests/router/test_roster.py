@@ -74,10 +74,13 @@ class State:
             self._handed_over,
         )
         self.handed_over = True
+        self.failing: Exception | None = None
         self.asked = 0
 
     async def _handed_over(self, worker: Worker) -> bool:
         self.asked += 1
+        if self.failing:
+            raise self.failing
         return self.handed_over
 
     def _watch(self, worker: Worker) -> WorkerWatch:
@@ -129,6 +132,16 @@ async def test_a_worker_stays_until_others_can_have_what_it_computed_but_not_for
     else:
         state.now += roster._HAND_OVER + 1
     await state.gone("a")
+
+
+async def test_a_worker_leaves_whatever_goes_wrong_in_handing_over(
+    state: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    state.failing = ValueError("of whatever kind")
+    state.take("http://a:1,name=a")
+    state.roster.leave(state.fleet.workers["a"], 60.0)
+    await state.gone("a")
+    assert "could not be handed over" in caplog.text
 
 
 async def test_nothing_is_left_of_workers_that_have_left(state: State) -> None:
