@@ -8,6 +8,7 @@ from typing import TypeVar
 import aiohttp
 
 from engines.probe import Answer
+from publishers.reasons import reason_of
 
 _T = TypeVar("_T")
 
@@ -18,29 +19,31 @@ MOST_BYTES = 64 * 1024**2
 
 async def converse(
     steps: Generator[str, Answer, _T], session: aiohttp.ClientSession, url: str, timeout: float
-) -> tuple[_T, bool]:
-    """What the dialogue found out, and whether every request was answered; `timeout` in seconds for each.
+) -> tuple[_T, str]:
+    """What the dialogue found out, and why the first request that was not answered was not: "" when all were. `timeout`
+    in seconds for each.
 
     A status of 500 and more is no answer: so says whatever stands before an engine that is still starting.
     """
-    answered = True
+    trouble = ""
     try:
         path = next(steps)
         while True:
-            answer = await _get(session, url.rstrip("/") + path, timeout)
-            answered &= 0 < answer.status < 500
+            answer, why = await _get(session, url.rstrip("/"), path, timeout)
+            trouble = trouble or why
             path = steps.send(answer)
     except StopIteration as done:
         found: _T = done.value
-        return found, answered
+        return found, trouble
 
 
-async def _get(session: aiohttp.ClientSession, url: str, timeout: float) -> Answer:
+async def _get(session: aiohttp.ClientSession, url: str, path: str, timeout: float) -> tuple[Answer, str]:
     try:
-        async with session.get(url, timeout=aiohttp.ClientTimeout(timeout), allow_redirects=False) as response:
-            return Answer(response.status, await read_whole(response))
-    except (TimeoutError, aiohttp.ClientError, OSError):
-        return Answer(0)
+        async with session.get(url + path, timeout=aiohttp.ClientTimeout(timeout), allow_redirects=False) as response:
+            answer = Answer(response.status, await read_whole(response))
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        return Answer(0), f"cannot be reached: {reason_of(error)}"
+    return answer, f"{path} answered {answer.status}" if answer.status >= 500 else ""
 
 
 async def read_whole(response: aiohttp.ClientResponse) -> bytes:

@@ -63,18 +63,18 @@ class LoadPoller:
             await asyncio.sleep(self._interval)
 
     async def once(self) -> None:
-        loads, _ = await converse(poll(self._description), self._session, self._url, TIMEOUT)
+        loads, trouble = await converse(poll(self._description), self._session, self._url, TIMEOUT)
         self.counts.polls += 1
         self.counts.failures += not loads
-        self._say(failing=not loads)
+        self._say(not loads, trouble)
         self._on_load(loads)
 
-    def _say(self, failing: bool) -> None:
-        if failing != self._failing:
-            self._failing = failing
-            level, message = (
-                (logging.WARNING, "The engine does not tell its load")
-                if failing
-                else (logging.INFO, "The engine tells its load again")
-            )
-            log_event(logger, level, message, engine=self._url)
+    def _say(self, failing: bool, trouble: str) -> None:
+        if failing == self._failing:
+            return
+        self._failing = failing
+        if failing:
+            why = {"trouble": trouble} if trouble else {}
+            log_event(logger, logging.WARNING, "The engine does not tell its load", engine=self._url, **why)
+        else:
+            log_event(logger, logging.INFO, "The engine tells its load again", engine=self._url)

@@ -163,17 +163,16 @@ class EnginePublisher:
             await rank.close()
 
     async def _probe(self, session: aiohttp.ClientSession) -> EngineDescription:
-        host, said = urlsplit(self._url).hostname or "", False
+        host, said = urlsplit(self._url).hostname or "", ""
         while True:
-            description, answered = await converse(probe(host), session, self._url, PROBE_TIMEOUT)
+            description, trouble = await converse(probe(host), session, self._url, PROBE_TIMEOUT)
             # One that is just starting answers some requests and not others.
-            if answered or description.event_sources:
+            if not trouble or description.event_sources:
                 return confined(description, host, self._event_hosts)
-            if not said:
-                log_event(
-                    logger, logging.WARNING, "The engine does not answer yet", worker=self.worker_id, engine=self._url
-                )
-                said = True
+            if trouble != said:
+                said, message = trouble, "The engine does not answer yet"
+                who = {"worker": self.worker_id, "engine": self._url}
+                log_event(logger, logging.WARNING, message, **who, trouble=trouble)
             await asyncio.sleep(PROBE_INTERVAL)
 
     def _warn(self, found: EngineDescription, description: EngineDescription) -> None:

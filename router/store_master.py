@@ -19,10 +19,10 @@ from yarl import URL
 from engines.store import Segment, Stored, query_path, read_keys, read_present, read_query, read_segments
 from engines.store.query import ALL_KEYS, SEGMENTS, in_parts, lease_path
 from publishers.dialogue import MOST_BYTES, read_whole
+from publishers.reasons import reason_of
 from router.http.chunked import decode_chunks
 from router.http.pool import Pool
 from router.http.upstream import Head, WorkerConnection
-from router.reasons import reason_of
 
 _T = TypeVar("_T")
 

@@ -16,9 +16,9 @@ from engines.endpoints import confined
 from engines.probe import Answer, probe, read_models
 from publishers.dialogue import read_whole
 from publishers.logs import log_event
+from publishers.reasons import reason_of
 from router.fleet import Fleet, Worker
 from router.pairing import lack
-from router.reasons import reason_of
 
 logger = logging.getLogger("router.watch")
 

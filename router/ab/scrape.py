@@ -12,8 +12,8 @@ from itertools import pairwise
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from publishers.reasons import reason_of
 from router.ab.errors import RunError
-from router.reasons import reason_of
 
 _ANSWER = aiohttp.ClientTimeout(total=10)
 _PREFIX = "router_ab_"

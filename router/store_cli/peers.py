@@ -22,7 +22,7 @@ from engines.store import (
 )
 from engines.store.master import HEALTH, METRICS
 from engines.store.query import ALL_KEYS, SEGMENTS, in_parts
-from router.reasons import reason_of
+from publishers.reasons import reason_of
 from router.store_cli.errors import Away, WrongUse
 
 _T = TypeVar("_T")

@@ -469,6 +469,44 @@ async def test_an_engine_that_comes_back_as_it_was_is_followed_on() -> None:
         await publisher.close()
 
 
+def troubles(caplog: pytest.LogCaptureFixture, message: str) -> list[object]:
+    """What such lines of the log name as the cause; None where they name none."""
+    said = [record for record in caplog.records if record.getMessage() == message]
+    return [record.__dict__["fields"].get("trouble") for record in said]
+
+
+async def test_why_an_engine_does_not_answer_yet_is_said_once_for_each_cause(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("publishers.publisher.PROBE_INTERVAL", 0.01)
+    receiver = Receiver()
+    await receiver.start()
+    async with running(HttpEngine({"/v1/models": (503, b"")})) as engine:
+        publisher = EnginePublisher(worker_id="w", url=engine.url, plane=receiver.plane)
+        await publisher.start()
+        await until(lambda: len(engine.asked) > 20)
+    await until(lambda: len(troubles(caplog, "The engine does not answer yet")) == 2)
+    await publisher.close()
+    causes = ["/v1/models answered 503", "cannot be reached: Connection refused"]
+    assert troubles(caplog, "The engine does not answer yet") == causes
+
+
+async def test_an_engine_that_cannot_be_asked_for_its_load_is_told_from_one_that_tells_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    receiver = Receiver()
+    await receiver.start()
+    async with running(HttpEngine({"/metrics": (200, b"")})) as engine:
+        described = EngineDescription("vllm")
+        publisher = EnginePublisher(worker_id="w", url=engine.url, plane=receiver.plane, description=described)
+        await publisher.start()
+        await until(lambda: troubles(caplog, "The engine does not tell its load"))
+        await publisher.close()
+    async with publishing(EventSource(0, NOWHERE)):
+        await until(lambda: len(troubles(caplog, "The engine does not tell its load")) == 2)
+    assert troubles(caplog, "The engine does not tell its load") == [None, "cannot be reached: Connection refused"]
+
+
 async def test_closing_at_any_time_leaves_no_task() -> None:
     before = asyncio.all_tasks()
     plane = LocalPlane()

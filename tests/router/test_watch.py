@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 from engines import problems
+from publishers.reasons import reason_of
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
-from router.reasons import reason_of
 from router.watch import WorkerWatch
 from router.worker_spec import parse_worker
 from tests.certificates import Authority
