@@ -52,6 +52,10 @@ class AssumedPrefixes:
         self._none_before = min(self._none_before, until)
         self._index.store(rank, Tier.GPU, chain)
 
+    def retract(self, rank: WorkerRank, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
+        """It will not hold these after all. Their lives run on, and matter no more unless these are assumed again."""
+        self._index.remove(rank, Tier.GPU, hashes)
+
     def expire(self, now: float) -> dict[WorkerRank, SequenceHashes]:
         """Drop what has outlived its time, and return it; call before a look-up."""
         if now < self._none_before:

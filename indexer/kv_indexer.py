@@ -128,6 +128,15 @@ class KVIndexer:
         apart, so that the index of a rank with events stays what they say."""
         self._guessed.assume(rank, chain, now)
 
+    def retract(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
+        """`rank` never began on the prompt, of which these blocks were predicted, or assumed where it is `guessed`."""
+        if guessed:
+            self._guessed.retract(rank, chain)
+        elif self.view(rank) is View.BLIND:
+            self._assumed.retract(rank, chain)
+        else:
+            self._predicted.remove(rank, chain)
+
     def expire(self, now: float) -> None:
         """Drop assumptions that have outlived their time."""
         expired = self._assumed.expire(now)

@@ -338,6 +338,8 @@ class RequestRouting:
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
         worker, tallies = leg.worker, self._brain.metrics.tallies
         self._charge(worker, failure)
+        if failure.harmless and leg.part == "whole":
+            self._retract(leg)
         if retried:
             self._brain.retries.take()
         tally = tallies.worker(worker.id)
@@ -356,6 +358,13 @@ class RequestRouting:
             reason=failure.reason,
             retried=retried,
         )
+
+    def _retract(self, leg: Leg) -> None:
+        """Of the prompt, the worker will hold what it held before and no more."""
+        hashes, held = self.prompt.hashes, leg.decision.overlap_tokens
+        if hashes and held is not None:
+            size = leg.worker.block_size
+            self._brain.indexer.retract(leg.decision.rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
 
     def _doubt_prefiller(self, leg: Leg, failure: Failure) -> None:
         prefiller = self._brain.fleet.workers.get(leg.decision.rank.worker_id)

@@ -73,6 +73,19 @@ def test_assuming_again_renews_the_shared_prefix_only() -> None:
     assert index.entries() == 0
 
 
+def test_what_is_taken_back_is_held_no_more_and_may_be_assumed_again() -> None:
+    index = PrefixIndex()
+    assumed = AssumedPrefixes(index, TTL)
+    assumed.assume(A, [1, 2, 3], 0.0)
+    assumed.retract(A, [2, 3])
+    assert index.find_matches([1, 2, 3]) == {A: Overlap(1, 1)}
+    assumed.assume(A, [1, 2], 6.0)
+    assumed.expire(10.0)
+    assert index.find_matches([1, 2, 3]) == {A: Overlap(2, 2)}
+    assumed.expire(16.0)
+    assert index.entries() == len(assumed) == 0
+
+
 def test_one_rank_forgotten_leaves_the_other() -> None:
     index = PrefixIndex()
     assumed = AssumedPrefixes(index, TTL)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -446,6 +447,21 @@ def test_assumptions_hold_for_a_while_and_give_way_to_events() -> None:
     assert indexer.find_matches(prompt) == {RANK: Overlap(4, 4)}
     indexer.predict(RANK, hash_prompt(list(range(100, 164)), [16], PLAIN).chain(16), now=99)
     assert indexer.index.entries() == 4
+
+
+@pytest.mark.parametrize("guessed", [False, True])
+@pytest.mark.parametrize("blind", [False, True])
+def test_what_a_rank_never_began_on_is_not_held_by_it(blind: bool, guessed: bool) -> None:
+    indexer = KVIndexer(assumed_ttl=10)
+    indexer.watch(RANK)
+    if not blind:
+        indexer.on_batch(batch(0, stored(1)))
+    prompt = hash_prompt(list(range(64)), [16], PLAIN)
+    note, find = (indexer.assume, indexer.find_assumed) if guessed else (indexer.predict, indexer.find_matches)
+    note(RANK, prompt.chain(16), now=0)
+    assert find(prompt) == {RANK: Overlap(4, 4)}
+    indexer.retract(RANK, prompt.chain(16)[2:], guessed)
+    assert find(prompt) == {RANK: Overlap(2, 2)}
 
 
 def test_what_no_events_will_tell_of_is_assumed_of_any_rank_until_it_drops_all() -> None:

@@ -46,6 +46,26 @@ async def test_another_worker_gets_it_once(a: ScriptedWorker, b: ScriptedWorker,
     assert a.requests[0].body == b.requests[0].body
 
 
+@pytest.mark.parametrize("status", BUSY)
+async def test_who_was_too_busy_for_a_prompt_is_not_thought_to_hold_it(
+    a: ScriptedWorker, b: ScriptedWorker, status: int
+) -> None:
+    def asked(tokens: int, *headers: bytes) -> bytes:
+        return post("/v1/completions", b'{"prompt":%s}' % str(list(range(1, tokens + 1))).encode(), *headers)
+
+    async with running(a, b, router_mode="kv", kv_events=False) as router, router.client() as client:
+        await client.ask(asked(8, b"x-router-target-worker: a"))
+        a.then(answer(b"busy", status))
+        b.then(answer(b"busy", status))
+        assert (await client.ask(asked(20))).status == status
+        assert [len(worker.requests) for worker in (a, b)] == [2, 1]
+        overlaps = {}
+        for name in (b"a", b"b"):
+            got = await client.ask(asked(20, b"x-router-target-worker: " + name))
+            overlaps[name] = got.header(b"x-router-overlap-tokens")
+    assert overlaps == {b"a": b"8", b"b": b"0"}, "what it held before, and no more"
+
+
 @pytest.mark.parametrize("failing", HARMED.values(), ids=HARMED.keys())
 async def test_two_failures_are_enough(failing: Script) -> None:
     """A request that crashes engines must not take them all."""
