@@ -42,6 +42,7 @@ from router.openai_errors import error_response
 from router.pairing import loneliness
 from router.patience import INTERVAL, Patience, Timeouts
 from router.policies import make_policy
+from router.port import check_free
 from router.prompts import Prompts
 from router.readings import Readings
 from router.reloading import Reloading
@@ -72,6 +73,8 @@ logger = logging.getLogger("router")
 
 FIRST_LOOK = 5.0
 """Seconds that the router waits, before it listens, for workers to be looked at once; it serves without them after."""
+
+_NOT_READ = "With a broker, events= and replay= of a worker are not read: its publisher takes --events and --replay"
 
 _LAST_WORDS = 1.0
 """Seconds that clients have to take the end of an answer that was cut off; most have it at once."""
@@ -127,6 +130,8 @@ async def _serve(settings: Settings, source: Source | None, member: Member | Non
         loop.add_signal_handler(number, app.on_signal, stop)
     await asyncio.sleep(0)  # where a Ctrl-C from before the handlers ends it: nothing is open yet
     try:
+        if member is None:  # of several, the first has looked
+            check_free(settings.host, settings.port)
         await app.start()
     except (NatsServerError, CannotAdminister) as error:
         log_event(logger, logging.ERROR, f"Cannot start: {error}")
@@ -303,6 +308,8 @@ class App:
 
     def _make_worker(self, spec: WorkerSpec) -> Worker:
         settings, security = self._settings, self._security
+        if settings.event_plane != "local" and (spec.events or spec.replay):
+            log_event(logger, logging.WARNING, _NOT_READ, worker=spec.worker_id)
         pool = Pool(spec.url, settings.connect_timeout, security.workers.context, passing=security.answers_pass)
         return Worker(spec, pool, Breaker(settings.breaker_failures, self._draw.random))
 

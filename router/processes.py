@@ -26,6 +26,7 @@ from publishers.embedded_nats import NatsServer, NatsServerError
 from publishers.logs import configure_logging, log_event
 from router.cli import Source
 from router.member import Member, Start, map_memory, memory_size
+from router.port import check_free
 from router.settings import Settings, SettingsError
 
 logger = logging.getLogger("router.processes")
@@ -81,11 +82,7 @@ async def _embedded_server(plane: str) -> AsyncIterator[str]:
 
 def _reserve(host: str, port: int) -> socket.socket:
     """Bound and not listening: it keeps the port for the processes, and gets no connections itself."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as alone:  # with SO_REUSEPORT, another router's port could be joined
-        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        alone.bind(address)
-        address = alone.getsockname()
+    family, kind, protocol, address = check_free(host, port)
     reserved = socket.socket(family, kind, protocol)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:

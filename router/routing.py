@@ -338,7 +338,7 @@ class RequestRouting:
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
         worker, tallies = leg.worker, self._brain.metrics.tallies
         self._charge(worker, failure)
-        if failure.harmless and leg.part == "whole":
+        if failure.harmless:
             self._retract(leg)
         if retried:
             self._brain.retries.take()
@@ -360,9 +360,9 @@ class RequestRouting:
         )
 
     def _retract(self, leg: Leg) -> None:
-        """Of the prompt, the worker will hold what it held before and no more."""
+        """The worker has refused the prompt: it will hold of it what it held before, and no more."""
         hashes, held = self.prompt.hashes, leg.decision.overlap_tokens
-        if hashes and held is not None:
+        if leg.part == "whole" and hashes and held is not None:
             size = leg.worker.block_size
             self._brain.indexer.retract(leg.decision.rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
 
@@ -395,6 +395,8 @@ class RequestRouting:
         tally.duration.observe(outcome.duration)
         if outcome.first_byte is not None:
             tally.first_byte.observe(outcome.first_byte)
+        if 400 <= outcome.status < 500 and outcome.end == "complete" and outcome.leg:
+            self._retract(outcome.leg)
         parted = outcome.parted
         if outcome.cached_tokens is not None:
             reporter = tallies.worker(parted.prefill_worker) if parted else tally

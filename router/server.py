@@ -290,8 +290,16 @@ class Server:
             "owned_by": worker.engine,
             "root": model.root,
             "parent": model.parent,
-            "max_model_len": model.max_model_len,
+            "max_model_len": self._context_length(model),
         }
+
+    def _context_length(self, model: Model) -> int | None:
+        """What fits any worker; where prompts are counted, they go to those that they fit."""
+        base = self._brain.fleet.base_model(model.id)
+        if base is None:
+            return model.max_model_len
+        lengths = self._brain.fleet.context_lengths(base.id)
+        return lengths.most or lengths.least if self._prompts else lengths.least
 
     def _ready(self, head: RequestHead, _: Tenant | None) -> Response:
         fleet = self._brain.fleet

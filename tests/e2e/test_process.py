@@ -118,6 +118,7 @@ def test_a_port_in_use(slow: Sim, logs: Path) -> None:
             (sentence,) = [line for line in router.log.splitlines() if " error " in line]
             assert f"port={port}" in sentence
             assert "in use" in sentence
+            assert "Worker is up" not in router.log, "told before all else"
             assert "Traceback" not in router.log
 
 

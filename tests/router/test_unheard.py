@@ -15,9 +15,11 @@ from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
 from publishers.embedded_nats import NatsServer
 from publishers.local_plane import LocalPlane
+from router.app import App
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
 from router.scheduling.load import LoadBook
+from router.settings import Settings
 from router.unheard import PATIENCE, Unheard
 from router.worker_spec import parse_worker
 from tests.fakes.raw_client import RawClient, get
@@ -147,6 +149,15 @@ def test_a_worker_that_comes_back_is_not_warned_of_again(caplog: pytest.LogCaptu
     for now in (60.0, 60.0 + PATIENCE):
         watched.unheard.look(now)
     assert sum("--worker-id" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("keys", [",events=tcp://a:1", ",replay=tcp://a:2"])
+async def test_what_a_broker_makes_needless_is_said_to_be_so(keys: str, caplog: pytest.LogCaptureFixture) -> None:
+    app = App(Settings(event_plane="nats://127.0.0.1:1"))
+    for stated in ("", keys):
+        app._make_worker(parse_worker(f"http://a:1{stated}"))
+    (told,) = caplog.messages
+    assert "--events" in told
 
 
 @pytest.mark.nats

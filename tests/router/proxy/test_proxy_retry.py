@@ -66,6 +66,18 @@ async def test_who_was_too_busy_for_a_prompt_is_not_thought_to_hold_it(
     assert overlaps == {b"a": b"8", b"b": b"0"}, "what it held before, and no more"
 
 
+async def test_who_refuses_a_prompt_is_not_thought_to_hold_it(a: ScriptedWorker) -> None:
+    ask = post("/v1/completions", b'{"prompt":[1,2,3,4,5,6,7,8,9]}')
+    async with running(a, router_mode="kv", kv_events=False) as router, router.client() as client:
+        overlaps = []
+        for status in (400, 200, 200):
+            a.then(answer(b"{}", status))
+            got = await client.ask(ask)
+            assert got.status == status
+            overlaps.append(got.header(b"x-router-overlap-tokens"))
+    assert overlaps == [b"0", b"0", b"8"]
+
+
 @pytest.mark.parametrize("failing", HARMED.values(), ids=HARMED.keys())
 async def test_two_failures_are_enough(failing: Script) -> None:
     """A request that crashes engines must not take them all."""

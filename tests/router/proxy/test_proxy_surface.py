@@ -159,6 +159,17 @@ async def test_a_prompt_longer_than_the_model(a: ScriptedWorker) -> None:
     assert a.requests == []
 
 
+@pytest.mark.parametrize(("mode", "length"), [("kv", 20), ("round-robin", 10)])
+async def test_a_model_is_as_long_as_what_finds_a_worker(
+    a: ScriptedWorker, b: ScriptedWorker, mode: str, length: int
+) -> None:
+    """In mode kv, what is too long for one goes to another."""
+    a.pages.max_model_len, b.pages.max_model_len = 10, 20
+    async with running(a, b, router_mode=mode) as router, router.client() as client:
+        (model,) = json.loads((await client.ask(get("/v1/models"))).body)["data"]
+    assert model["max_model_len"] == length
+
+
 # -- who serves what
 
 
