@@ -128,14 +128,23 @@ class Brain(NamedTuple):
     def take_in(self) -> None:
         """What other processes have sent."""
         if self.sent:
-            for rank, chain, guessed in self.sent.news():
-                self._note(rank, chain, guessed)
+            for rank, chain, guessed, refused in self.sent.news():
+                if refused:
+                    self.indexer.retract(rank, chain, guessed)
+                else:
+                    self._note(rank, chain, guessed)
 
     def predict(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
         """What a prompt will leave there counts at once, here and in other processes."""
         self._note(rank, chain, guessed)
         if self.sent:
             self.sent.tell(rank, chain, guessed=guessed)
+
+    def retract(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
+        """It will not hold these, which were predicted: it refused the prompt."""
+        self.indexer.retract(rank, chain, guessed)
+        if self.sent:
+            self.sent.tell(rank, chain, guessed=guessed, refused=True)
 
     def _note(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
         note = self.indexer.assume if guessed else self.indexer.predict
@@ -364,7 +373,7 @@ class RequestRouting:
         hashes, held = self.prompt.hashes, leg.decision.overlap_tokens
         if leg.part == "whole" and hashes and held is not None:
             size = leg.worker.block_size
-            self._brain.indexer.retract(leg.decision.rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
+            self._brain.retract(leg.decision.rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
 
     def _doubt_prefiller(self, leg: Leg, failure: Failure) -> None:
         prefiller = self._brain.fleet.workers.get(leg.decision.rank.worker_id)

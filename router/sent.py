@@ -19,7 +19,8 @@ from router.columns import Columns
 
 Ring: TypeAlias = npt.NDArray[np.uint64]
 """How many words were ever written, and the latest of them: a record is where it begins plus 1, a column of the shared
-books with how many blocks follow, and these; 0 where the rest is left out since the next would not fit."""
+books with the number and kind of the blocks that follow, and these; 0 where the rest is left out since the next would
+not fit."""
 
 WORDS: Final = 1 << 19
 """Of each ring, 4 MiB: 800 prompts of 10,000 tokens, in blocks of 16. A process that is asked for nothing reads once a
@@ -29,6 +30,7 @@ _MOST: Final = WORDS // 16
 _HEAD: Final = 2
 _LENGTH_BITS: Final = 32
 _GUESSED: Final = 1 << 31
+_REFUSED: Final = 1 << 30
 
 
 class Sent(NamedTuple):
@@ -37,6 +39,8 @@ class Sent(NamedTuple):
     """To be read at once: it will be written over."""
     guessed: bool
     """Its hashes are of stand-ins."""
+    refused: bool
+    """By the rank, which will not hold these after all."""
 
 
 class SentPrompts:
@@ -48,7 +52,7 @@ class SentPrompts:
         self._columns = columns
         self._read = [written[0] for written in self._written]
 
-    def tell(self, rank: WorkerRank, chain: SequenceHashes, *, guessed: bool) -> None:
+    def tell(self, rank: WorkerRank, chain: SequenceHashes, *, guessed: bool, refused: bool = False) -> None:
         chain, column = chain[:_MOST], self._columns.get(rank)
         if not len(chain) or column is None:
             return
@@ -59,7 +63,7 @@ class SentPrompts:
             ring[start] = 0
             at += len(ring) - start
             start = 0
-        what = (_GUESSED if guessed else 0) | len(chain)
+        what = (_GUESSED if guessed else 0) | (_REFUSED if refused else 0) | len(chain)
         ring[start : start + _HEAD] = at + 1, column << _LENGTH_BITS | what
         ring[start + _HEAD : start + words] = chain
         written[0] = at + words
@@ -81,10 +85,11 @@ class SentPrompts:
                 at += len(ring) - start
                 continue
             what = int(ring[start + 1]) if ring[start] == at + 1 else 0
-            words = what & (_GUESSED - 1)
+            words = what & (_REFUSED - 1)
             if not words:
                 return
             at += _HEAD + words
             rank = self._columns.rank_at(what >> _LENGTH_BITS)
             if rank:
-                found.append(Sent(rank, ring[start + _HEAD : start + _HEAD + words], bool(what & _GUESSED)))
+                chain = ring[start + _HEAD : start + _HEAD + words]
+                found.append(Sent(rank, chain, bool(what & _GUESSED), bool(what & _REFUSED)))

@@ -64,23 +64,42 @@ async def test_processes_agree_on_load_at_once(logs: Path) -> None:
         wait_for(router.is_at_rest)
 
 
+TEXT = "One two three four. " * 500
+PICTURED = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}, {"type": "text", "text": TEXT}]
+UNTOLD = ("--router-mode", "kv", "--processes", "2", "--no-kv-events")
+
+
+async def expected(router: Router, path: str, body: object, status: int) -> list[tuple[str, bool]]:
+    """The worker, and whether anything was expected there, of requests over connections of their own."""
+    found = []
+    for _ in range(32):
+        async with aiohttp.ClientSession(router.url) as client, client.post(path, json=body) as answer:
+            assert answer.status == status
+            found.append((answer.headers["x-router-worker"], int(answer.headers["x-router-overlap-tokens"]) > 0))
+    assert all(served(router))
+    return found
+
+
 @pytest.mark.parametrize(
-    ("path", "prompt"), [("/v1/completions", "prompt"), ("/v1/responses", "input")], ids=["tokens", "text"]
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": TEXT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": PICTURED}]}),
+    ],
+    ids=["tokens", "stand-ins"],
 )
-async def test_processes_know_what_any_of_them_sent(logs: Path, path: str, prompt: str) -> None:
+async def test_processes_know_what_any_of_them_sent(logs: Path, path: str, prompt: dict[str, object]) -> None:
     """To engines that tell nothing of it."""
-    body = {"model": "sim", prompt: "One two three four. " * 500}
-    with (
-        Sim(log=logs, workers=4) as sim,
-        Router(sim.urls, "--router-mode", "kv", "--processes", "2", "--no-kv-events", log=logs) as router,
-    ):
-        found = []
-        for _ in range(32):
-            async with aiohttp.ClientSession(router.url) as client, client.post(path, json=body) as answer:
-                found.append((answer.headers["x-router-worker"], int(answer.headers["x-router-overlap-tokens"]) > 0))
-        assert all(served(router))
-        assert found[0][1] is False
-        assert set(found[1:]) == {(found[0][0], True)}
+    with Sim(log=logs, workers=4) as sim, Router(sim.urls, *UNTOLD, log=logs) as router:
+        first, *others = await expected(router, path, {"model": "sim", "max_tokens": 1, **prompt}, 200)
+        assert first[1] is False
+        assert set(others) == {(first[0], True)}
+
+
+async def test_processes_know_what_was_refused(logs: Path) -> None:
+    with Sim(log=logs, workers=4) as sim, Router(sim.urls, *UNTOLD, log=logs) as router:
+        found = await expected(router, "/v1/responses", {"model": "sim", "input": TEXT}, 404)
+        assert not any(overlap for _, overlap in found)
 
 
 async def test_a_process_that_dies_is_replaced_and_its_bookings_are_void(logs: Path) -> None:

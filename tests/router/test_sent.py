@@ -41,7 +41,7 @@ def chain(*blocks: int) -> SequenceHashes:
 
 
 def heard(process: SentPrompts) -> list[tuple[WorkerRank, list[int], bool]]:
-    return [(rank, blocks.tolist(), guessed) for rank, blocks, guessed in process.news()]
+    return [(rank, blocks.tolist(), guessed) for rank, blocks, guessed, refused in process.news() if not refused]
 
 
 def test_each_hears_once_what_the_others_told(rings: Rings) -> None:
@@ -62,6 +62,15 @@ def test_of_a_rank_that_a_process_does_not_know_it_hears_nothing(rings: Rings) -
     assert heard(second) == [(B, [2], False)]
     second.tell(C, chain(3), guessed=False)
     assert heard(first) == []
+
+
+@pytest.mark.parametrize("guessed", [False, True])
+def test_what_was_refused_is_told_apart(rings: Rings, guessed: bool) -> None:
+    first, second = (process(rings, own) for own in range(2))
+    first.tell(A, chain(1, 2), guessed=guessed)
+    first.tell(A, chain(2), guessed=guessed, refused=True)
+    said = [(blocks.tolist(), of_stand_ins, refused) for _, blocks, of_stand_ins, refused in second.news()]
+    assert said == [([1, 2], guessed, False), ([2], guessed, True)]
 
 
 def test_an_empty_chain_tells_nothing(rings: Rings) -> None:
