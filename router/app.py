@@ -40,7 +40,7 @@ from router.migrating import Migrations
 from router.mooncake_client import MooncakeClient, is_installed
 from router.openai_errors import error_response
 from router.pairing import loneliness
-from router.patience import INTERVAL, Patience, Timeouts
+from router.patience import INTERVAL, LATE, Patience, Timeouts
 from router.policies import make_policy
 from router.port import check_free
 from router.prompts import Prompts
@@ -392,8 +392,11 @@ class App:
             settings.first_byte_timeout, settings.idle_timeout, settings.request_timeout, settings.stall_timeout
         )
         patience = Patience(timeouts, self._fleet.trip, under_way)
+        now = time.monotonic()
         while True:
             await asyncio.sleep(INTERVAL)
+            if time.monotonic() - now > LATE * INTERVAL:  # it was this process that stood still
+                await asyncio.sleep(INTERVAL)  # what was said meanwhile comes first
             now = time.monotonic()
             try:
                 self._fleet.tick(now)

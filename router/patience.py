@@ -15,6 +15,8 @@ from router.outcome import Silence
 
 INTERVAL: Final = 1.0
 """Seconds between two looks."""
+LATE: Final = 2.0
+"""So many times `INTERVAL` after the last one a look may find silent whom only this process did not hear."""
 
 
 class Timeouts(NamedTuple):

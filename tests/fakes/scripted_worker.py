@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import struct
 from collections import deque
@@ -74,6 +75,11 @@ class Dialogue:
         if not self.is_over:
             self._connection.written += len(data)
             self._connection.transport.write(data)
+
+    def send_at_once(self, data: bytes) -> None:
+        """Without the event loop, which would do it later."""
+        self._connection.written += len(data)
+        assert os.write(self._connection.transport.get_extra_info("socket").fileno(), data) == len(data)
 
     def head(self, status: int = 200, *headers: bytes, length: int | None = None) -> None:
         """`length` None: a chunked body."""

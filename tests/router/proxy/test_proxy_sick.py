@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -167,6 +169,43 @@ async def test_a_request_is_given_up_after_its_time_in_all(a: ScriptedWorker) ->
         got = await client.ask(post())
         assert (got.status, b"--request-timeout" in got.body) == (504, True)
         await until(lambda: a.dialogues[0].is_over)
+
+
+async def test_what_came_while_the_router_itself_stood_still_counts(a: ScriptedWorker) -> None:
+    """It was stopped, or its machine was: nobody else has been silent."""
+
+    async def stand_still(dialogue: Dialogue) -> None:
+        dialogue.events_head()
+        dialogue.event(b"1")
+        await dialogue.go_on.wait()
+        await asyncio.sleep(SOON)  # for the router to look
+        read, write = socket.socketpair()
+        with read, write:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(read, partial(stop, dialogue, read, loop))
+            write.send(b" ")
+            await stood.wait()
+        dialogue.event(b"[DONE]")
+        dialogue.end()
+
+    def stop(dialogue: Dialogue, read: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        # While it looks for what has come, as where a process is nearly always when it is stopped: timers come first.
+        loop.remove_reader(read)
+        dialogue.send_at_once(b"9\r\ndata: 2\n\n\r\n")
+        time.sleep(3 * limit)  # all that runs here, the router with it
+        stood.set()
+
+    limit, stood = 4 * SOON, asyncio.Event()
+    a.then(stand_still)
+    async with running(a, stall_timeout=limit, idle_timeout=limit) as router, router.client() as client:
+        client.send(STREAM)
+        assert (await client.head()).status == 200
+        got = (await client.chunk())[1]
+        a.go_on.set()
+        while piece := (await client.chunk())[1]:
+            got += piece
+        assert got == b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
+        assert router.breaker(a) == "closed"
 
 
 async def test_a_worker_that_accepts_and_emits_nothing_is_kept_out(a: ScriptedWorker, b: ScriptedWorker) -> None:
