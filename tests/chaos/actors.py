@@ -88,6 +88,10 @@ class Actor:
     # -- what the kernel knows of it
 
     @property
+    def children(self) -> list[int]:
+        return [int(child) for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+
+    @property
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 

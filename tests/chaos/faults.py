@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 from tests.chaos.actors import Actor
 from tests.chaos.answers import Wrong, judge
@@ -15,6 +17,7 @@ from tests.chaos.fleet import GONE, Fleet, WorkerActor
 from tests.chaos.ledger import Ledger
 from tests.chaos.load import Asker
 from tests.chaos.questions import LEAST_TOKENS, Questions
+from tests.chaos.router_actor import RouterActor
 from tests.chaos.ward import Ward
 
 STRUCK_WITHIN = 1.0
@@ -167,14 +170,14 @@ class Faults:
     async def _worker_stop(self) -> None:
         async with self._patient(alone=True) as worker:
             if worker:
-                await self._freeze(worker.actor, "worker_stop")
+                await self._freeze(worker.actor.send, "worker_stop", worker.name)
                 await self._serves_again(worker)
 
-    async def _freeze(self, actor: Actor, kind: str) -> None:
-        self._ledger.fault(kind, actor.name)
-        actor.send(signal.SIGSTOP)
+    async def _freeze(self, send: Callable[[signal.Signals], object], kind: str, name: str) -> None:
+        self._ledger.fault(kind, name)
+        send(signal.SIGSTOP)
         await asyncio.sleep(self._seconds(0.3, 7))
-        actor.send(signal.SIGCONT)
+        send(signal.SIGCONT)
 
     async def _publisher_kill(self) -> None:
         async with self._idle_publisher() as publisher:
@@ -187,7 +190,7 @@ class Faults:
     async def _publisher_stop(self) -> None:
         async with self._idle_publisher() as publisher:
             if publisher:
-                await self._freeze(publisher, "publisher_stop")
+                await self._freeze(publisher.send, "publisher_stop", publisher.name)
 
     @contextlib.asynccontextmanager
     async def _idle_publisher(self) -> AsyncIterator[Actor | None]:
@@ -234,26 +237,60 @@ class Faults:
         await self._end_router("router_drain")
 
     async def _end_router(self, kind: str) -> None:
-        router = self._fleet.router
-        if self._router_busy:
-            return
-        self._router_busy = True
-        self._ledger.fault(kind, "")
-        if kind == "router_kill":
-            await router.kill()
-        elif status := await router.drain():
-            self._ledger.violate(f"the router ended with status {status} on SIGTERM")
-        await router.start()
-        with contextlib.suppress(*GONE):
-            await router.serving(self._fleet.session)
-        await asyncio.sleep(1)
-        self._router_busy = False
+        async with self._router_alone() as router:
+            if router is None:
+                return
+            self._ledger.fault(kind, "")
+            if kind == "router_kill":
+                await router.kill()
+            elif status := await router.drain():
+                self._ledger.violate(f"the router ended with status {status} on SIGTERM")
+            await router.start()
+            with contextlib.suppress(*GONE):
+                await router.serving(self._fleet.session)
+            await asyncio.sleep(1)
 
     async def _router_stop(self) -> None:
-        if not self._router_busy:
-            self._router_busy = True
-            await self._freeze(self._fleet.router.actor, "router_stop")
-            await asyncio.sleep(1)
+        async with self._router_alone() as router:
+            if router:
+                await self._freeze(router.actor.send, "router_stop", router.actor.name)
+                await asyncio.sleep(1)
+
+    async def _process_kill(self) -> None:
+        async with self._router_alone() as router:
+            if router:
+                self._ledger.fault("process_kill", "")
+                await router.kill_process(self._fleet.session, self._draw)
+
+    async def _process_stop(self) -> None:
+        async with self._router_alone() as router:
+            if router:
+                pid = self._draw.choice(router.actor.children)
+                await self._freeze(partial(os.kill, pid), "process_stop", f"{pid}")
+
+    async def _hangup(self) -> None:
+        """A worker leaves the settings, and comes back."""
+        async with self._patient(alone=True) as worker:
+            async with self._router_alone() as router:
+                if not worker or not router:
+                    return
+                self._ledger.fault("hangup", worker.name)
+                for without in (worker, None):
+                    self._fleet.state_workers(without)
+                    router.actor.send(signal.SIGHUP)
+                    await asyncio.sleep(self._seconds(0, 3))
+            await self._serves_again(worker)
+
+    @contextlib.asynccontextmanager
+    async def _router_alone(self) -> AsyncIterator[RouterActor | None]:
+        """None while something else is done to it."""
+        if self._router_busy:
+            yield None
+            return
+        self._router_busy = True
+        try:
+            yield self._fleet.router
+        finally:
             self._router_busy = False
 
     # -- afterwards
@@ -284,4 +321,5 @@ class Faults:
 OTHERS = (
     *("hang", "slow", "cut", "stall", "delay", "throttle", "lossy", "refuse", "worker_kill", "worker_stop"),
     *("publisher_kill", "publisher_stop", "nats_kill", "nats_stop", "router_kill", "router_drain", "router_stop"),
+    *("process_kill", "process_stop", "hangup"),
 )

@@ -86,6 +86,7 @@ class Fleet:
         self.session: aiohttp.ClientSession
         self._scenario = scenario
         self._folder = folder
+        self._settings = folder / "router.yaml"
         self._draw = draw
         self._open = AsyncExitStack()
 
@@ -117,11 +118,22 @@ class Fleet:
             await publisher.start()
             self.publishers.append(publisher)
 
+    def state_workers(self, without: WorkerActor | None = None) -> None:
+        """In the router's settings."""
+        stated = [
+            f"  - http://127.0.0.1:{each.proxy.port},name={each.name}" for each in self.workers if each != without
+        ]
+        new = self._settings.with_suffix(".new")
+        new.write_text("\n".join(["worker:", *stated, ""]))
+        new.replace(self._settings)
+
     async def _start_router(self, opening: AsyncExitStack) -> None:
-        flags = ["--health-interval", "1", "--event-plane", self.nats.url if self.nats else "local"]
-        for worker in self.workers:
-            flags += ["--worker", f"http://127.0.0.1:{worker.proxy.port},name={worker.name}"]
-        self.router = RouterActor(self._folder, free_ports(self._draw, (0,)), [*flags, *self._scenario.flags])
+        self.state_workers()
+        plane = self.nats.url if self.nats else "local"
+        flags = ["--config", str(self._settings), "--health-interval", "1", "--event-plane", plane]
+        flags += self._scenario.flags
+        port = free_ports(self._draw, (0,))
+        self.router = RouterActor(self._folder, port, flags, self._scenario.processes)
         opening.push_async_callback(self.router.actor.close)
         await self.router.start()
 

@@ -28,6 +28,8 @@ class Ledger:
         self.violations: list[str] = []
         self.unserved = 0
         """Refused with a 5xx while a worker was well."""
+        self.refusals: Counter[bytes] = Counter()
+        """Of those, what was said."""
         self.returns: list[float] = []
         """Seconds from a worker's return to its first answer."""
         self.notes: dict[str, str] = {}

@@ -144,7 +144,7 @@ class Load:
             ledger.fates[fate] += 1
             if came.status >= 500 and min(well, self._well()) > 0:
                 ledger.unserved += 1
-                ledger.note(f"refused while a worker was well: {came.body[:200]!r}")
+                ledger.refusals[came.body[:200]] += 1
 
     async def _unanswered(self, asker: Asker, question: Question, began: float, why: str) -> None:
         ledger = self._ledger

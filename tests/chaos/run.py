@@ -39,7 +39,8 @@ async def run_scenario(scenario: Scenario, seconds: float, seed: int, folder: Pa
             await _round(fleet, scenario, ledger, min(ROUND, left), draw, f"{seed}/{scenario.name}/{number}")
             await settling.check()
     if scenario.beds == 1 and ledger.unserved > 1 + MOST_UNSERVED * ledger.carried:
-        ledger.violate(f"{ledger.unserved} requests were refused while a worker was well")
+        said = "; ".join(f"{count} x {body!r}" for body, count in ledger.refusals.most_common(3))
+        ledger.violate(f"{ledger.unserved} requests were refused while a worker was well: {said}")
     return ledger
 
 

@@ -20,6 +20,10 @@ CONNECTIONS = {"cut": 5.0, "stall": 0.2, "delay": 0.3, "throttle": 0.3, "refuse"
 WORKERS = {"worker_kill": 0.2, "worker_stop": 0.2}
 PUBLISHERS = {"publisher_kill": 0.4, "publisher_stop": 0.3, "nats_kill": 0.15, "nats_stop": 0.1}
 ROUTER = {"router_kill": 0.08, "router_drain": 0.08, "router_stop": 0.1}
+SETTINGS = {"hangup": 0.3}
+"""A worker taken out of the settings and stated again, each with a hangup."""
+PROCESSES = {"process_kill": 0.2, "process_stop": 0.2}
+"""Of the several that the router has."""
 SOME = {"error500": 2.0, "drop_before_first_byte": 1.0, "break_after_tokens": 1.0, "cut": 2.0}
 """Beside what a scenario is about."""
 PATIENCE = ("--first-byte-timeout", "5", "--idle-timeout", "6", "--stall-timeout", "4", "--request-timeout", "25")
@@ -37,6 +41,8 @@ class Scenario(NamedTuple):
     beds: int = 1
     """Workers that may be ill at a time."""
     nats: bool = False
+    processes: int = 1
+    """Of the router."""
     clients: int = 16
     pause: float = 0.1
     """Mean seconds between a client's requests."""
@@ -65,10 +71,17 @@ SCENARIOS = {
             nats=True,
         ),
         Scenario("router", "The router itself, killed, ended and frozen.", {**ROUTER, **SOME}),
+        Scenario("settings", "Workers that join and leave.", {**SETTINGS, **WORKERS, **SOME}),
+        Scenario(
+            "processes",
+            "Several router processes, one of them killed or frozen, and workers that join and leave.",
+            {**PROCESSES, **SETTINGS, **WORKERS, **SOME},
+            processes=3,
+        ),
         Scenario(
             "everything",
             "All of it at once, with three of four workers ill.",
-            {**ANSWERS, **CONNECTIONS, **WORKERS, **PUBLISHERS, **ROUTER},
+            {**ANSWERS, **CONNECTIONS, **WORKERS, **PUBLISHERS, **ROUTER, **SETTINGS},
             beds=3,
             nats=True,
         ),

@@ -43,8 +43,11 @@ class Settling:
         await self._holds("The workers serve", self._serving)
         await self._holds("Nothing is booked", self._booked)
         await self._holds("No engine works on anything", self._engines)
-        await self._holds("The index is what the engines hold", self._index)
-        await self._holds("Nothing is left open", self._open)
+        if self._fleet.router.processes > 1:
+            await self._holds("Each process knows how much the engines hold", self._indexes)
+        else:
+            await self._holds("The index is what the engines hold", self._index)
+            await self._holds("Nothing is left open", self._open)
         for actor in self._fleet.actors:
             if not actor.alive:
                 self._ledger.violate(f"{actor.name} has died by itself")
@@ -74,7 +77,7 @@ class Settling:
     async def _booked(self) -> str:
         metrics = await self._fleet.router.metrics(self._fleet.session)
         left = {name: metrics[name] for name in _IDLE if metrics[name]}
-        queue = (await self._fleet.router.tell())["queue"]
+        queue = (await self._fleet.router.tell())["queue"] if self._fleet.router.processes == 1 else 0
         return str({**left, "queue": queue}) if left or queue else ""
 
     async def _engines(self) -> str:
@@ -98,6 +101,17 @@ class Settling:
                 wrong.append(f"{worker.name} ({view}): {counts}")
         self._ledger.notes["index"] = ", ".join(f"{count} {view}" for view, count in Counter(views.values()).items())
         return "; ".join(wrong)
+
+    async def _indexes(self) -> str:
+        known = await self._fleet.router.indexed(self._fleet.session)
+        if len(known) < self._fleet.router.processes:
+            return f"of processes {', '.join(known)} only"
+        held = {}
+        for worker in self._fleet.workers:
+            held[worker.name] = len((await worker.get(self._fleet.session, "/sim/cache"))["ranks"][0])
+        return "; ".join(
+            f"process {number}: {blocks}, not {held}" for number, blocks in known.items() if blocks != held
+        )
 
     async def _open(self) -> str:
         rest = self._rest(await self._fleet.router.tell())
