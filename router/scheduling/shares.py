@@ -8,9 +8,14 @@ forgotten.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from router.scheduling.decision import Seconds
+
+MOST_IDLE: Final = 1024
+"""Tenants that do not wait and are remembered: names may come from a header, and then be as many as requests."""
 
 
 class Shares:
@@ -83,16 +88,18 @@ class Shares:
         return number
 
     def _lift(self, number: int) -> None:
-        """And forget those that had no more than they would be lifted to."""
+        """And forget those that had no more than they would be lifted to; of too many, those that had least."""
         least = min((self._served[each] for each, waiting in enumerate(self._waiting) if waiting), default=None)
         if least is None:
             return
         self._served[number] = max(self._served[number], least)
         idle = [
-            (name, each)
+            (self._served[each], name)
             for name, each in self._numbers.items()
-            if not self._waiting[each] and each != number and self._served[each] <= least
+            if not self._waiting[each] and each != number
         ]
-        for name, each in idle:
-            del self._numbers[name]
-            self._free.append(each)
+        if len(idle) > MOST_IDLE:
+            least = max(least, sorted(idle)[MOST_IDLE // 2][0])
+        for served, name in idle:
+            if served <= least:
+                self._free.append(self._numbers.pop(name))
