@@ -14,6 +14,8 @@ from indexer.types import SequenceHash, Tier, WorkerRank
 
 _MICRO: Final = 1e6
 """In a second."""
+_LONGEST: Final = 1e9
+"""Seconds, thirty years: moments in microseconds are numbers of 64 bits."""
 
 
 class AssumedPrefixes:
@@ -22,7 +24,7 @@ class AssumedPrefixes:
     def __init__(self, index: PrefixIndex, ttl: float, max_bytes: int | None = None) -> None:
         """`max_bytes`: for what is remembered here; beyond that, what was assumed first is dropped first."""
         self._index = index
-        self._ttl = ttl
+        self._ttl = min(ttl, _LONGEST)
         self._most = sys.maxsize if max_bytes is None else max_bytes // BYTES_PER_LIFE
         self._lives = Lives()
         self._ranks: dict[WorkerRank, int] = {}

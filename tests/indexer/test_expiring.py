@@ -95,3 +95,11 @@ def test_one_rank_forgotten_leaves_the_other() -> None:
     assert index.find_matches([1]) == {B: Overlap(1, 1)}
     assumed.expire(TTL)
     assert index.entries() == 0
+
+
+def test_a_time_to_live_may_be_longer_than_any_clock_counts() -> None:
+    index = PrefixIndex()
+    assumed = AssumedPrefixes(index, 1e300)
+    assumed.assume(A, [1, 2], 100.0)
+    assert not assumed.expire(1e8)
+    assert index.find_matches([1, 2, 3]) == {A: Overlap(2, 2)}
