@@ -147,6 +147,10 @@ class PackedTable:
         """Blocks that `slot` holds."""
         return int(self._counts[slot])
 
+    def is_held_beside(self, slot: int) -> bool:
+        """Whether another slot, that is not condemned, holds anything."""
+        return int(np.count_nonzero(self._counts)) > (self.count(slot) > 0)
+
     def store(self, slot: int, hashes: Words) -> int:
         """Returns how many were not there before."""
         created = 0

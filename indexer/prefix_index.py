@@ -112,12 +112,15 @@ class PrefixIndex:
             bound.discard(slot)
         self._bound = {window: bound for window, bound in self._bound.items() if bound}
         holding = {part for part, table in self._tables.items() if table.count(slot)}
-        if not holding:
+        if holding:
+            self._busy[slot] = holding
+        else:
             self._free.append(slot)
-            return
-        self._busy[slot] = holding
-        for part in holding:
-            self._tables[part].condemn(slot)
+        for part, table in list(self._tables.items()):
+            if not table.is_held_beside(slot):
+                self._begin_anew(part)
+            elif part in holding:
+                table.condemn(slot)
 
     def find_matches(self, hashes: SequenceHashes | Sequence[SequenceHash]) -> Matches:
         """Of `hashes`, a prompt's sequence hashes in order."""
@@ -289,14 +292,26 @@ class PrefixIndex:
         """Bytes: first come, first served."""
         return (self._max_bytes or 0) - self._reserved + self._tables[part].reserved
 
+    def _begin_anew(self, part: int) -> None:
+        """Nobody holds anything there: no call might ever sweep it, and others need the memory."""
+        table = self._tables.pop(part)
+        self._evicted, self._refused = self._evicted + table.evicted, self._refused + table.refused
+        if part >= 0 or -part in self._bound:
+            self._tables[part] = self._empty_table(part)
+            self._tables[part].widen(self._live_slots.shape[1])
+        for slot in [slot for slot, parts in self._busy.items() if part in parts]:
+            self._sweep_out(slot, part)
+
     def _set_free(self, part: int) -> None:
         freed = self._tables[part].freed
         while freed:
-            slot = freed.pop()
-            self._busy[slot].discard(part)
-            if not self._busy[slot]:
-                del self._busy[slot]
-                self._free.append(slot)
+            self._sweep_out(freed.pop(), part)
+
+    def _sweep_out(self, slot: int, part: int) -> None:
+        self._busy[slot].discard(part)
+        if not self._busy[slot]:
+            del self._busy[slot]
+            self._free.append(slot)
 
 
 def warm_up() -> None:

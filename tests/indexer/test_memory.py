@@ -207,6 +207,26 @@ def test_windows_that_come_late_get_their_share_and_never_more_is_known_than_is_
     assert index.find_matches(prompt)[RANKS[0]].blocks < 500
 
 
+@pytest.mark.parametrize("part", ["tier", "window"])
+def test_what_only_ranks_had_that_have_left_takes_no_memory(part: str) -> None:
+    """Nobody stores there any more, and what is condemned is swept out by and by with each call."""
+    fresh, index = PrefixIndex(1 << 20), PrefixIndex(1 << 20)
+    for turn, prompt in zip(range(200), prompts(14), strict=False):
+        if part == "tier":
+            index.store(RANKS[turn % 2], Tier.CPU, prompt)
+        else:
+            index.store_window(RANKS[turn % 2], 8, prompt)
+    lost = index.evicted + index.refused
+    for rank in RANKS[:2]:
+        index.clear(rank)
+    assert index.evicted + index.refused == lost > 0
+    for _, prompt in zip(range(200), prompts(15), strict=False):
+        for one in (index, fresh):
+            one.store(RANKS[2], Tier.GPU, prompt)
+        assert index._reserved <= 1 << 20
+    assert index.blocks(RANKS[2], Tier.GPU) == fresh.blocks(RANKS[2], Tier.GPU)
+
+
 def test_one_event_of_more_than_fits() -> None:
     """It takes what it can of the head, which is what look-ups begin with."""
     index = PrefixIndex(1 << 18)

@@ -163,3 +163,16 @@ def test_a_slot_that_serves_another_is_no_longer_bound_by_windows() -> None:
     index.store(RANKS[1], Tier.GPU, [1])
     assert index.find_matches([1]) == {RANKS[1]: Overlap(1, 1)}
     assert index.windows(RANKS[1]) == []
+
+
+def test_a_fleet_may_have_other_windows_again_and_again() -> None:
+    """Only so many at a time are kept; those of ranks that have left do not count."""
+    index = PrefixIndex()
+    for window in range(1, 20):
+        rank = WorkerRank(str(window), 0)
+        index.store(rank, Tier.GPU, [1, 2, 3])
+        index.store_window(rank, window, [1, 2, 3])
+        index.store_window(RANKS[0], window, [])
+        assert index.find_matches([1, 2, 3]) == {rank: Overlap(3, 3)}
+        index.clear(RANKS[0])
+        index.clear(rank)
