@@ -72,7 +72,7 @@ def worker_status(brain: Brain, worker: Worker) -> WorkerStatus:
 
 
 def _rank_status(brain: Brain, rank: WorkerRank) -> RankStatus:
-    metrics = brain.book.get_metrics(brain.clock()).get(rank)
+    metrics = brain.book.metrics(rank, brain.clock())
     view = brain.indexer.view(rank)
     return RankStatus(
         dp_rank=rank.dp_rank,

@@ -296,6 +296,11 @@ class LoadBook:
         """Latest load of every rank; `now` on the same clock as the reports' times."""
         return {rank: self._metrics(rank, place, now) for rank, place in self._places.ranks().items()}
 
+    def metrics(self, rank: WorkerRank, now: float) -> Metrics | None:
+        """The same of one rank; None where it is not known."""
+        place = self._places.get(rank)
+        return None if place is None else self._metrics(rank, place, now)
+
     def _metrics(self, rank: WorkerRank, place: int, now: float) -> Metrics:
         report = self._reports.get(rank)
         age = now - float(self._reported_at[place]) if report else None

@@ -239,6 +239,13 @@ def test_a_report_expires(age: float, requests: int) -> None:
     assert metrics.report == report(running=4)
 
 
+def test_of_one_rank_there_is_as_much_to_tell_without_a_look_at_the_others() -> None:
+    book = watching(A)
+    book.on_report(report(running=4), 100.0)
+    assert book.metrics(A, 101.0) == book.get_metrics(101.0)[A]
+    assert book.metrics(B, 101.0) is None
+
+
 def test_metrics_without_a_report_have_no_age() -> None:
     assert watching(A).get_metrics(7.0) == {A: (Load(), None, None)}
 
