@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Any, Final, TypeGuard
 
 import aiohttp
@@ -70,6 +70,8 @@ class Prompts:
         self._folders = folders
         self._by_model: dict[str, PromptTokens] = {}
         self._tokenizers: dict[str, Tokenizer | None] = {}
+        self._serving: dict[str, set[str]] = {}
+        """Workers by base model, as they were described last."""
         self._differing: dict[str, set[str]] = {}
         """Workers by model whose engine makes other tokens."""
         self._takers = TokenTakers() if send_ids else None
@@ -107,6 +109,8 @@ class Prompts:
         """A worker was described: find its models' tokenizers, each once, and hold them against this engine's own."""
         self.forget(worker.id, still={model.id for model in bases(worker.models)})
         for model in bases(worker.models):
+            self._serving.setdefault(model.id, set()).add(worker.id)
+        for model in bases(worker.models):
             async with self._finding:  # workers come at once: the others take what the first finds
                 if model.id not in self._tokenizers:
                     self._tokenizers[model.id] = await self._find(worker, model)
@@ -122,14 +126,25 @@ class Prompts:
             if self._takers:
                 await self._takers.learn(worker, model.id, self._engine(worker), self._post_to(worker, TIMEOUT))
 
-    def forget(self, worker_id: str, still: Collection[str] = ()) -> None:
+    def forget(self, worker_id: str, still: Set[str] = frozenset()) -> None:
         """It has left, and what its engine made of texts with it; but of models that it serves `still`."""
         for model, differing in self._differing.items():
             if worker_id in differing and model not in still:
                 differing.remove(worker_id)
                 self._settle(model)
+        for model in self._serving.keys() - still:
+            self._serving[model].discard(worker_id)
+            if not self._serving[model]:
+                self._drop(model)
         if self._takers:
             self._takers.forget(worker_id, still)
+
+    def _drop(self, model: str) -> None:
+        """Nobody serves it any more: what comes under its name may have another tokenizer, and it takes memory."""
+        del self._serving[model]
+        self._tokenizers.pop(model, None)
+        self._differing.pop(model, None)
+        self._by_model.pop(model, None)
 
     def ends(self, model: str) -> Callable[[Sequence[int]], bool] | None:
         """Whether tokens of a base model end with a whole character; None where it has no tokenizer here."""

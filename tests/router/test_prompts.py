@@ -308,6 +308,34 @@ async def test_an_engine_that_differs_no_more_is_believed(folder: Path, referenc
         assert made.asked_engine == 0
 
 
+async def test_what_comes_under_the_name_of_a_model_that_nobody_serves_any_more_is_known_anew(
+    folder: Path, reference: tokenizers.Tokenizer
+) -> None:
+    async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url) as made:
+        successor = Worker(parse_worker(f"{engine.url},name=v"), Pool(engine.url, 1.0))
+        successor.description = EngineDescription(
+            "vllm", models=made.worker.models, block_size=BLOCK, tokenizer_path=str(folder)
+        )
+        made.prompts.forget("w")
+        await made.prompts.learn(successor)
+        assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
+        assert made.asked_engine == 0
+        made.prompts.forget("v")
+        assert made.prompts.ends("m") is None
+
+
+async def test_the_tokenizer_stays_as_long_as_anybody_serves_its_model(
+    folder: Path, reference: tokenizers.Tokenizer
+) -> None:
+    async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url, folder=folder) as made:
+        other = Worker(parse_worker(f"{engine.url},name=v"), Pool(engine.url, 1.0))
+        other.description = EngineDescription("vllm", models=made.worker.models, block_size=BLOCK)
+        await made.prompts.learn(other)
+        made.prompts.forget("w")
+        assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
+        assert made.asked_engine == 0
+
+
 async def test_an_engine_that_serves_another_model_by_now_is_believed_of_the_first(
     folder: Path, reference: tokenizers.Tokenizer
 ) -> None:
