@@ -196,10 +196,16 @@ class Roster:
             if name in self._fleet.workers:
                 self.leave(self._fleet.workers[name], timeout)
         changed = [spec for name, spec in now.items() if before.get(name) != spec]
-        # Those that are here first: one that moves away leaves its URL to one that comes.
-        for spec in sorted(changed, key=lambda one: one.worker_id not in self._fleet.workers):
+        for spec in sorted(changed, key=self._turn):
             self._take_one(spec, timeout)
         return [*gone, *(spec.worker_id for spec in changed)]
+
+    def _turn(self, spec: WorkerSpec) -> int:
+        """Whoever moves away leaves its URL to one that stays after all, or to one that comes."""
+        worker = self._fleet.workers.get(spec.worker_id)
+        if worker is None:
+            return 2
+        return 1 if worker.spec.url == spec.url else 0
 
     def _take_one(self, spec: WorkerSpec, timeout: float) -> None:
         worker = self._fleet.workers.get(spec.worker_id)

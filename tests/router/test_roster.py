@@ -382,6 +382,14 @@ async def test_who_comes_may_have_the_address_of_one_that_moves_whatever_their_o
     await until(lambda: {each.id: each.spec.url for each in state.fleet.workers.values()} == MOVED)
 
 
+async def test_who_stays_after_all_may_have_the_address_back_from_one_that_moves(state: State) -> None:
+    state.take("http://a:1,name=a")
+    state.take("http://a:1,name=b")
+    assert state.take("http://a:1,name=a", "http://b:1,name=b") == ["a", "b"]
+    await until(lambda: state.fleet.workers["b"].spec.url == "http://b:1")
+    assert {name: worker.draining for name, worker in state.fleet.workers.items()} == {"a": False, "b": False}
+
+
 async def test_who_could_not_join_is_tried_with_the_next_reading(state: State) -> None:
     state.roster.join(spec("mine", host="a"))
     state.take("http://a:1,name=a")
