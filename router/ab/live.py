@@ -141,7 +141,7 @@ def _values(arm: ArmCounts, whole: float) -> dict[str, float]:
         **_times("TTFT s", arm.first_byte, (50, 90)),
         TTFT_P99: arm.first_byte.quantile(0.99),
         **_times("E2E s", arm.duration, (50, 99)),
-        "prompt tokens mean": tokens["prompt_tokens"] / requests if tokens["prompt_tokens"] else math.nan,
+        "prompt tokens mean": tokens["prompt_tokens"] / requests if tokens["prompt_tokens"] and requests else math.nan,
         HITS: _share(tokens["reported_cached_tokens"], tokens["reported_prompt_tokens"]),
         "expected cached prompt tokens %": _share(tokens["predicted_cached_tokens"], tokens["prompt_tokens"]),
     }

@@ -114,6 +114,18 @@ def test_arms_side_by_side() -> None:
     assert compared.mean(TTFT_MEAN, "kv", 1.0).half == pytest.approx(0.1 * 0.6 / math.sqrt(200) * 1.96, rel=0.2)
 
 
+def test_an_arm_whose_first_request_is_under_way_has_nothing_to_tell_yet() -> None:
+    lines = ['router_ab_requests_total{arm="random",end="complete"} 1.0']
+    lines += [f'router_ab_prompt_tokens_total{{arm="{arm}"}} 100.0' for arm in ("kv", "random")]
+    compared = comparison(
+        read_arms(["\n".join(["# TYPE router_ab_requests counter", *lines, ""])]), None, ["http://r"], ()
+    )
+    values = {result.policy: result.values["prompt tokens mean"] for result in compared.results}
+    assert values["random"] == 100
+    assert math.isnan(values["kv"])
+    assert "random" in page(compared)
+
+
 def test_processes_and_routers_add_up() -> None:
     one = told(kv=0.1, random=0.2)
     both = read_arms([merge({0: one.encode(), 1: one.encode()}).decode(), one])
