@@ -449,11 +449,11 @@ class Exchange:
         relay = self._relay
         last = relay.broken(error_event(status, message)) if relay else None
         self._finish(status, "broken")
-        if last is None:
+        if relay is None or last is None:
             self._connection.abort()
         else:
             self._connection.write(last)
-            self._connection.finish(self._request.head.keep_alive)
+            self._connection.finish(self._request.head.keep_alive and not relay.until_close)
 
     def _alternatives(self, leg: Leg, failure: Failure) -> list[frozenset[str]]:
         """Whom to do without, in the order of preference."""

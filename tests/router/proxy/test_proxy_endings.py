@@ -157,11 +157,14 @@ async def test_a_broken_answer_to_an_old_client_breaks_the_connection(a: Scripte
             await client.rest()
 
 
-async def test_an_old_client_gets_an_event_before_the_next_is_sent(a: ScriptedWorker) -> None:
-    """Such as a proxy between us and a browser; and it is told in an event that the stream broke."""
+@pytest.mark.parametrize("header", [b"", b"connection: keep-alive\r\n"])
+async def test_an_old_client_gets_an_event_before_the_next_is_sent(a: ScriptedWorker, header: bytes) -> None:
+    """Such as a proxy between us and a browser; and it is told in an event that the stream broke. The end is where the
+    connection ends, whatever the client would like."""
     a.then(in_two(OK + EVENTS + CHUNKED + b"\r\n" + WHOLE, chunk(b"data: 2\n\n"), Dialogue.drop))
     async with running(a) as router, router.client() as client:
-        client.send(b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY))
+        head = b"POST /v1/completions HTTP/1.0\r\n%scontent-length: %d\r\n\r\n" % (header, len(BODY))
+        client.send(head + BODY)
         await client.head()
         assert await client.read_until(b"\n\n") == b"data: 1\n\n"
         a.go_on.set()
