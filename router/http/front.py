@@ -34,7 +34,7 @@ from router.http.messages import (
 from router.http.repeated import RepeatedRequest, repeated_request
 
 MAX_HEAD = 64 * 1024
-"""Bytes of request line and headers; more is answered with 431."""
+"""Bytes of request line and headers, or of trailers; more is answered with 431."""
 MAX_PIPELINED = 16
 """Requests read ahead on one connection; beyond that reading pauses."""
 LINGER = 1.0
@@ -207,8 +207,7 @@ class Connection(protocol.Protocol):
         return rest
 
     def _feed(self, data: bytes) -> None:
-        if not self._headers_done:
-            self._head_bytes += len(data)
+        self._no_content += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -216,8 +215,9 @@ class Connection(protocol.Protocol):
             self._decline_upgrade()
             if rest and not self._closing:
                 self._feed(rest)
-        if not self._headers_done and self._head_bytes > MAX_HEAD and not self._closing:
-            self._refuse_message(431, f"The request's head is larger than {MAX_HEAD} bytes.")
+        if self._no_content > MAX_HEAD and not self._closing:
+            part = "trailer" if self._headers_done else "head"
+            self._refuse_message(431, f"The request's {part} is larger than {MAX_HEAD} bytes.")
 
     def _decline_upgrade(self) -> None:
         """An offer to switch protocols may be declined by just answering. The parser ends such a message with its head:
@@ -245,7 +245,7 @@ class Connection(protocol.Protocol):
         self._headers: Headers = []
         self._body = []
         self._body_size = 0
-        self._head_bytes = 0
+        self._no_content = 0  # bytes in a row that are of no body: the parser gathers a line of any length
         self._headers_done = False
 
     def on_url(self, url: bytes) -> None:
@@ -257,6 +257,7 @@ class Connection(protocol.Protocol):
 
     def on_headers_complete(self) -> None:
         self._headers_done = True
+        self._no_content = 0
         if self._offers_upgrade:
             return
         if fault := _fault(self._parser.get_http_version(), [name for name, _ in self._headers]):
@@ -279,6 +280,7 @@ class Connection(protocol.Protocol):
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
+        self._no_content = 0
         self._body_size += len(body)
         if self._body_size > self._limits.max_body:
             self._refuse_body()

@@ -170,6 +170,30 @@ def test_a_head_that_never_ends_is_refused() -> None:
     assert site.transport.status == 431
 
 
+@pytest.mark.parametrize("begun", [b"", chunk(b"hello")])
+@pytest.mark.parametrize("line", [b"0\r\nx-t: ", b"1;a="], ids=["trailer", "extension"])
+def test_what_is_no_content_does_not_go_on_for_ever_either(begun: bytes, line: bytes) -> None:
+    """The parser would gather all of a trailer, and copy it with each piece."""
+    site = Site()
+    site.feed(request(b"transfer-encoding: chunked") + begun + line)
+    for _ in range(MAX_HEAD // 1000 + 1):
+        assert not site.transport.written
+        site.feed(b"x" * 1000)
+    assert site.transport.status == 431
+    assert site.connection.closing
+
+
+def test_a_body_in_small_chunks_may_have_any_number_of_them() -> None:
+    """Though their sizes are more than a head may be, and each comes alone."""
+    site = Site(max_body=MAX_HEAD)
+    site.feed(request(b"transfer-encoding: chunked"))
+    for _ in range(MAX_HEAD // 3):
+        site.feed(b"1\r\n")
+        site.feed(b"x\r\n")
+    site.feed(b"0\r\n\r\n")
+    assert len(site.requests[0].body) == MAX_HEAD // 3
+
+
 def test_pipelined_requests_are_answered_in_order_and_not_read_without_end() -> None:
     site = Site(slow=True)
     site.feed(GET * (MAX_PIPELINED + 1))
