@@ -207,17 +207,21 @@ class Connection(protocol.Protocol):
         return rest
 
     def _feed(self, data: bytes) -> None:
-        self._no_content += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            rest = data[upgrade.args[0] :]
-            self._decline_upgrade()
-            if rest and not self._closing:
-                self._feed(rest)
+        while data and not self._closing:  # behind each of thousands of offers to upgrade it goes on
+            self._no_content += len(data)
+            data = self._parse(data)
         if self._no_content > MAX_HEAD and not self._closing:
             part = "trailer" if self._headers_done else "head"
             self._refuse_message(431, f"The request's {part} is larger than {MAX_HEAD} bytes.")
+
+    def _parse(self, data: bytes) -> bytes:
+        """Returns what is left to parse."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade()
+            return data[upgrade.args[0] :]
+        return b""
 
     def _decline_upgrade(self) -> None:
         """An offer to switch protocols may be declined by just answering. The parser ends such a message with its head:

@@ -276,6 +276,14 @@ def test_an_offer_to_upgrade_is_declined_by_answering(upgrade: bytes) -> None:
     assert [r.head.target for r in site.requests] == [b"/v1/x", b"/a?b"]
 
 
+def test_thousands_of_offers_to_upgrade_in_one_read_are_declined_one_after_the_other() -> None:
+    """Within each other they would be too deep."""
+    site = Site()
+    site.feed(request(b"connection: upgrade", b"upgrade: h2c", method=b"GET") * 3000)
+    assert len(site.requests) == 3000
+    assert site.transport.written.endswith(b"\r\n\r\n3000")
+
+
 @pytest.mark.parametrize("framing", [b"content-length: 10", b"transfer-encoding: chunked"])
 @pytest.mark.parametrize("cuts", [[], [20], [70, 100], list(range(300))])
 def test_the_body_behind_an_offer_to_upgrade_is_no_request(framing: bytes, cuts: list[int]) -> None:
