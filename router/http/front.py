@@ -280,8 +280,13 @@ class Connection(protocol.Protocol):
                 self._refuse_message(501, "Of transfer codings only chunked is understood.")
             elif name == VIA and self._passing.router_id and self._passing.router_id in value:
                 self._refuse_message(508, _CAME_BACK)
-            elif name == b"expect" and value.lower() == b"100-continue" and not self._closing and not self._current:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            elif name == b"expect" and value.lower() == b"100-continue":
+                self._let_continue()
+
+    def _let_continue(self) -> None:
+        """An old client knows no interim answer, whatever it says: RFC 9110 section 10.1.1."""
+        if not self._closing and not self._current and self._parser.get_http_version() != "1.0":
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         self._no_content = 0

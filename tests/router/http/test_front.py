@@ -263,6 +263,15 @@ def test_expect_continue_is_answered_before_the_body() -> None:
     assert site.requests[0].body == b"hello"
 
 
+def test_an_old_client_is_told_of_no_interim_answer() -> None:
+    """It would take that for the answer (RFC 9110 section 10.1.1)."""
+    site = Site()
+    site.feed(b"POST /v1/x HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
+    assert site.transport.written == b""
+    site.feed(b"hello")
+    assert site.transport.status == 200
+
+
 def test_expect_continue_of_a_body_too_large_is_refused() -> None:
     site = Site()
     site.feed(request(b"content-length: 5000", b"expect: 100-continue"))
