@@ -64,7 +64,7 @@ def refusal(endpoint: Endpoint, body: Body) -> str | None:
         return "it has several prompts"
     if not all(isinstance(value_of(body, name), int | None) for name in _COUNTS):
         return "its limits are no whole numbers"
-    unknown = _unknown(body)
+    unknown = _unknown(body, endpoint)
     if unknown:
         return f"the request has {unknown!r}"
     if endpoint == "chat" and not _only_text(body):
@@ -72,8 +72,10 @@ def refusal(endpoint: Endpoint, body: Body) -> str | None:
     return None
 
 
-def _unknown(body: Body) -> str | None:
+def _unknown(body: Body, endpoint: Endpoint) -> str | None:
     """A field that may make the rest of an answer another."""
+    if endpoint == "completions" and value_of(body, "logprobs") is not None:
+        return "logprobs"  # 0 asks for the one of each token, and for no others beside it
     if not _is_text(value_of(body, "response_format")):
         return "response_format"
     return next((name for name in body.keys() - _KNOWN if value_of(body, name) not in _NEUTRAL), None)

@@ -50,6 +50,13 @@ def test_others(endpoint: Endpoint, more: dict[str, Any]) -> None:
     assert refused(endpoint, **more)
 
 
+def test_no_others_beside_it_are_log_probabilities_too() -> None:
+    """A completion says how many others; a chat whether there are to be any."""
+    assert refused("completions", logprobs=0)
+    assert refused("completions", logprobs=False)  # as vLLM reads it, that is 0
+    assert refused("chat", logprobs=False, top_logprobs=0) is None
+
+
 def test_batches_and_pictures() -> None:
     assert refused("completions", prompt=["a"]) is None
     assert refused("completions", prompt=[[1, 2]]) is None
