@@ -14,7 +14,7 @@ from router.failures import RETRY_STATUSES, Failure, answered
 from router.fleet import Worker
 from router.http.edited import EditedBody
 from router.http.front import Connection
-from router.http.messages import Request, Response, with_request_id
+from router.http.messages import Request, Response, unencoded, with_request_id
 from router.http.relay import LAST_CHUNK, Events, Relay, chunk, relay_for
 from router.http.upstream import Head
 from router.legs import Leg, Pair, response_head
@@ -107,7 +107,7 @@ class Exchange:
     ) -> None:
         """Is in `under_way` until it is over. `streamed`: an answer is to come piece by piece. `migration`: it may go
         on from another worker. `noted`: told who answers, and how the answer begins."""
-        self._request = request
+        self._request = unencoded(request) if migration else request
         self._request_id = request_id
         self._connection = connection
         self._routing = routing
@@ -224,6 +224,7 @@ class Exchange:
     def _send_both(self, pair: Pair) -> None:
         """Both legs at once, or the second when the first has answered."""
         self._sending = None
+        self._request = unencoded(self._request)
         self._parts = TwoParts(pair, self._request, self._request_id, self, self._clock)
         self._parts.start()
         if pair.decode:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Collection, Iterable
 from http import HTTPStatus
 from typing import NamedTuple, TypeAlias
@@ -98,6 +99,16 @@ def request_head(
     path = target.partition(b"?")[0]
     own = (first(headers, name) for name in (REQUEST_ID, TARGET_WORKER, TTFT_SLO, PRIORITY))
     return RequestHead(method, target, path, headers, keep_alive, http_1_0, passed_on, *own)
+
+
+_ENCODINGS = re.compile(rb"^accept-encoding: .*\r\n", re.MULTILINE)
+
+
+def unencoded(request: Request) -> Request:
+    """The same, for an answer that the router reads itself."""
+    head = request.head
+    passed_on = _ENCODINGS.sub(b"accept-encoding: identity\r\n", head.passed_on)
+    return Request(head._replace(passed_on=passed_on), request.body)
 
 
 def new_request_id() -> bytes:

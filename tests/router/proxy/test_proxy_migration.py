@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
@@ -147,6 +148,37 @@ async def test_what_the_next_worker_is_asked() -> None:
     wanted = asking("completions", temperature=0.5, user="u", return_token_ids=True)
     assert json.loads(next_asked.body) == {**wanted, "prompt": PROMPT + ANSWER[:2], "max_tokens": len(ANSWER) - 2}
     assert asked.values(b"x-request-id") == next_asked.values(b"x-request-id") == [got.header(b"x-request-id")]
+
+
+def compressing(events: Script) -> Script:
+    """An engine behind a proxy that compresses where that is accepted."""
+
+    async def script(dialogue: Dialogue) -> None:
+        if dialogue.request.values(b"accept-encoding") == [b"gzip"]:
+            dialogue.head(200, b"content-type: text/event-stream", b"content-encoding: gzip")
+            dialogue.chunk(gzip.compress(b"data: [DONE]\n\n"))
+            dialogue.end()
+        else:
+            await events(dialogue)
+
+    return script
+
+
+async def test_a_stream_that_is_to_be_understood_is_not_compressed() -> None:
+    async with fleet(compressing(engine("a", 4)), compressing(engine("b"))) as (router, client, workers):
+        client.send(post(path_of("chat"), json.dumps(asking("chat")).encode(), b"accept-encoding: gzip"))
+        head = await client.head()
+        workers[0].go_on.set()
+        body = b"".join([content async for content in contents(client)])
+        assert head.header(b"content-encoding") is None
+        assert_whole(seen(body), "chat")
+        assert migrations(router) == {"continued": 1}
+
+
+async def contents(client: RawClient) -> AsyncIterator[bytes]:
+    """Of the chunks that are left."""
+    while content := (await client.chunk())[1]:
+        yield content
 
 
 async def test_a_chat_without_a_maximum_may_become_as_long_as_its_model_allows() -> None:

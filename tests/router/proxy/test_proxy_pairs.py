@@ -82,6 +82,17 @@ async def test_what_the_prefill_worker_answered_goes_to_the_decode_worker_as_it_
     assert json.loads(first.body)["max_tokens"] == 1
 
 
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+async def test_answers_that_the_router_reads_are_not_compressed(
+    p: ScriptedWorker, d: ScriptedWorker, connector: str
+) -> None:
+    """Whatever the client accepts: the one goes on to the other worker, and the other's cached tokens are corrected."""
+    async with router_of(connector, p, d) as router:
+        await ask(router, BODY, b"accept-encoding: gzip, br")
+    asked = [worker.requests[0].values(b"accept-encoding") for worker in (p, d)]
+    assert asked == [[b"identity"], [b"identity"]]
+
+
 async def test_blocks_that_were_handed_over_are_counted(p: ScriptedWorker, d: ScriptedWorker) -> None:
     async with router_of("nixl", p, d, router_mode="kv") as router:
         await ask(router, b'{"prompt": "of thirteen ch"}')
