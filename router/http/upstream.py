@@ -310,7 +310,8 @@ class WorkerConnection(protocol.Protocol):
         self._chunked = self._events_to = None
         if receiver is None:
             return  # the receiver aborted while it was given the last bytes
-        usable = head.keep_alive and not excess
+        # what is unsent of a request that was answered early, and may never be read, would stand before the next one
+        usable = head.keep_alive and not excess and not self._transport.get_write_buffer_size()
         if usable:
             self.resume()  # the client may have paused it; the next request's answer is to be read
         else:

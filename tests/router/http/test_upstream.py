@@ -455,6 +455,16 @@ def test_a_connection_that_the_worker_closes_is_not_given_back(head: bytes, body
     assert (line.given_back, line.transport.aborted) == (0, True)
 
 
+def test_a_connection_whose_request_was_answered_before_it_was_sent_is_not_given_back() -> None:
+    """What the worker has not taken of it, and may never take, would stand before the next one."""
+    line = Line()
+    client = line.ask()
+    line.transport.unsent = 1000
+    line.feed(SIZED, b"hello")
+    assert (client.body, client.end) == (b"hello", "end")
+    assert (line.given_back, line.transport.aborted) == (0, True)
+
+
 @pytest.mark.parametrize("noise", [b"x", SIZED + b"hello"])
 def test_what_nobody_asked_for_ends_the_connection(noise: bytes) -> None:
     line = Line()
