@@ -111,13 +111,18 @@ def parse_head(
     parser.feed_data(raw)
     headers, status = parts.headers, parser.get_status_code()
     framing = "empty" if head_only or status in {204, 304} else _framing(headers)
-    keep_alive = parts.keep_alive or (head_only and parser.get_http_version() == "1.1")
+    stays = head_only and parser.get_http_version() == "1.1" and not _closes(headers)  # the parser awaits a body
+    keep_alive = parts.keep_alive or stays
     passed_on = status_line(status) + header_lines(may_pass(headers, passing))
     events = (first(headers, b"content-type") or b"").startswith(b"text/event-stream")
     stated = first(headers, b"content-length")
     # RFC 9112 section 6.3: the transfer coding wins over a stated length
     length = None if stated is None or framing == "chunked" else int(stated)
     return Head(status, framing, events, keep_alive, passed_on), length
+
+
+def _closes(headers: Headers) -> bool:
+    return any(name == b"connection" and b"close" in value.lower() for name, value in headers)
 
 
 def _framing(headers: Headers) -> Framing:

@@ -101,6 +101,14 @@ def test_a_worker_that_closes_behind_an_answer_without_a_body_is_believed(status
     assert not head.keep_alive
 
 
+@pytest.mark.parametrize("length", [b"", b"content-length: 5\r\n"])
+def test_so_is_one_that_closes_behind_an_answer_to_head(length: bytes) -> None:
+    head, _ = parse_head(b"HTTP/1.1 200 OK\r\n%s\r\n" % length, head_only=True)
+    assert head.keep_alive
+    head, _ = parse_head(b"HTTP/1.1 200 OK\r\n%sConnection: Close\r\n\r\n" % length, head_only=True)
+    assert not head.keep_alive
+
+
 def test_a_length_without_a_number_is_not_taken_for_the_last() -> None:
     known = KnownHeads()
     known.read(b"HTTP/1.1 200 OK\r\ncontent-length:5\r\n\r\n", False)
