@@ -14,7 +14,7 @@ from router.failures import RETRY_STATUSES, Failure, answered
 from router.fleet import Worker
 from router.http.edited import EditedBody
 from router.http.front import Connection
-from router.http.messages import Request, Response, unencoded, with_request_id
+from router.http.messages import Request, Response, connection_line, unencoded, with_request_id
 from router.http.relay import LAST_CHUNK, Events, Relay, chunk, relay_for
 from router.http.upstream import Head
 from router.legs import Leg, Pair, response_head
@@ -422,7 +422,7 @@ class Exchange:
         keep_alive = self._request.head.keep_alive and not relay.until_close and not self._connection.closing
         edited = isinstance(relay, EditedBody)  # which states its own
         length = b"" if self._length is None or edited else b"content-length: %d\r\n" % self._length
-        framing = length + relay.framing if keep_alive else b"%sconnection: close\r\n" % (length + relay.framing)
+        framing = length + relay.framing + connection_line(keep_alive, self._request.head.http_1_0)
         return response_head(head, leg, self._request_id, framing)
 
     @property

@@ -18,6 +18,7 @@ import httptools
 from router.http import protocol
 from router.http.clients import LARGE, READ_AHEAD, SPARE, Clients, Doing, Stay
 from router.http.messages import (
+    CLOSES,
     REQUEST_ID,
     VIA,
     Headers,
@@ -25,6 +26,7 @@ from router.http.messages import (
     Request,
     RequestHead,
     Response,
+    connection_line,
     first,
     header_lines,
     request_head,
@@ -366,7 +368,8 @@ class Connection(protocol.Protocol):
         if request is None:
             return
         keep_alive = request.head.keep_alive and not self._closing
-        self._transport.write(write_response(response, keep_alive, request.head.method == b"HEAD"))
+        line = connection_line(keep_alive, request.head.http_1_0)
+        self._transport.write(write_response(response, line, request.head.method == b"HEAD"))
         self.finish(keep_alive)
 
     def finish(self, keep_alive: bool = True) -> None:
@@ -429,7 +432,7 @@ class Connection(protocol.Protocol):
             return
         self._closing = True
         if self._current is None:
-            self._transport.write(write_response(self._named(response), keep_alive=False))
+            self._transport.write(write_response(self._named(response), CLOSES))
             self._linger()
         self._drop_waiting()
 

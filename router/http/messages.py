@@ -39,6 +39,10 @@ RESPONSE_HEADERS = frozenset(
 """What of an answer's headers goes to the client: what it needs to read the answer. Not who made it (Server, Via),
 where it is (Location), nor what would act on a browser in this router's name (Set-Cookie, CORS)."""
 
+CLOSES = b"connection: close\r\n"
+STAYS = b"connection: keep-alive\r\n"
+"""For clients of HTTP/1.0, which take the end of the connection for the answer's end where they are not told this."""
+
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
@@ -125,6 +129,13 @@ def first(headers: Headers, name: bytes) -> bytes | None:
     return next((value for key, value in headers if key == name), None)
 
 
+def connection_line(keep_alive: bool, http_1_0: bool) -> bytes:
+    """What a client is to be told of its connection."""
+    if keep_alive:
+        return STAYS if http_1_0 else b""
+    return CLOSES
+
+
 def status_line(status: int) -> bytes:
     return b"HTTP/1.1 %d %s\r\n" % (status, _REASONS.get(status, b"Unknown"))
 
@@ -139,9 +150,9 @@ def may_pass(headers: Headers, names: Collection[bytes]) -> Headers:
     return [header for header in headers if header[0] in names and header[0] not in hop]
 
 
-def write_response(response: Response, keep_alive: bool, head_only: bool = False) -> bytes:
-    """The bytes of a whole answer; `head_only` for HEAD."""
+def write_response(response: Response, connection: bytes, head_only: bool = False) -> bytes:
+    """The bytes of a whole answer; `connection`: what is said of that, as a line; `head_only` for HEAD."""
     head = status_line(response.status) + header_lines(response.headers)
     head += b"content-type: %s\r\ncontent-length: %d\r\n" % (response.content_type, len(response.body))
-    head += b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
+    head += connection + b"\r\n"
     return head if head_only else head + response.body

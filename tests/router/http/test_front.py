@@ -1,6 +1,7 @@
 """The client's connection, driven byte by byte through a transport that only remembers."""
 
 import asyncio
+import re
 from collections.abc import Callable
 
 import pytest
@@ -233,18 +234,19 @@ def test_a_slow_reader_pauses_its_exchange() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "stays"),
+    ("message", "stays", "told"),
     [
-        (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", True),
-        (b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", False),
-        (b"GET / HTTP/1.0\r\n\r\n", False),
-        (b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", True, []),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", False, [b"close"]),
+        (b"GET / HTTP/1.0\r\n\r\n", False, [b"close"]),
+        (b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n", True, [b"keep-alive"]),
     ],
 )
-def test_keep_alive(message: bytes, stays: bool) -> None:
+def test_keep_alive(message: bytes, stays: bool, told: list[bytes]) -> None:
     site = Site()
     site.feed(message)
     assert site.transport.status == 200
+    assert re.findall(rb"connection: (.*)\r\n", site.transport.written) == told
     assert site.transport.closed is not stays
 
 

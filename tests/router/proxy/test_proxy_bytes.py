@@ -295,6 +295,17 @@ async def test_an_old_client_gets_no_chunks(a: ScriptedWorker) -> None:
         assert await client.rest() == b"data: 1\n\ndata: [DONE]\n\n"
 
 
+async def test_an_old_client_that_wants_to_stay_is_told_that_it_may(a: ScriptedWorker) -> None:
+    """It would wait for the connection's end otherwise."""
+    request = (
+        b"POST /v1/completions HTTP/1.0\r\nconnection: keep-alive\r\ncontent-length: 14\r\n\r\n" + b'{"prompt":"x"}'
+    )
+    a.then(answer(), events(b"[DONE]"))
+    async with running(a) as router, router.client() as client:
+        assert (await client.ask(request)).header(b"connection") == b"keep-alive"
+        assert (await client.ask(request)).header(b"connection") == b"close"  # which ends that answer
+
+
 async def test_an_event_arrives_before_the_next_is_sent(a: ScriptedWorker) -> None:
     seen = asyncio.Semaphore(0)
 
