@@ -39,6 +39,8 @@ MAX_HEAD = 64 * 1024
 """Bytes of request line and headers, or of trailers; more is answered with 431."""
 MAX_PIPELINED = 16
 """Requests read ahead on one connection; beyond that reading pauses."""
+PIECES = 1024
+"""In which a body is kept, besides one for each 256 bytes of it: each takes some 50 bytes of its own."""
 LINGER = 1.0
 """Seconds in which a client may still send what was refused, before the connection is closed for good."""
 _TOO_LATE = "The router is stopping, and the request was not here whole in time (--drain-timeout)."
@@ -297,6 +299,8 @@ class Connection(protocol.Protocol):
             self._refuse_body()
         elif not self._closing:
             self._body.append(body)
+            if len(self._body) > PIECES + self._body_size // 256:
+                self._body = [b"".join(self._body)]
             self._count()
 
     def on_message_complete(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.http.clients import Clients, Limits
-from router.http.front import MAX_HEAD, MAX_PIPELINED, Connection
+from router.http.front import MAX_HEAD, MAX_PIPELINED, PIECES, Connection
 from router.http.messages import Request, Response
 from router.openai_errors import error_response
 from tests.router.http.test_chunked import chunk, pieces_of
@@ -193,6 +193,17 @@ def test_a_body_in_small_chunks_may_have_any_number_of_them() -> None:
         site.feed(b"x\r\n")
     site.feed(b"0\r\n\r\n")
     assert len(site.requests[0].body) == MAX_HEAD // 3
+
+
+def test_a_body_in_tiny_chunks_is_not_kept_in_as_many_pieces() -> None:
+    """Each would take twenty times its bytes, of which only these are counted."""
+    site = Site(max_body=100_000)
+    site.feed(request(b"transfer-encoding: chunked"))
+    for _ in range(50):
+        site.feed(chunk(b"ab") * 1000)
+        assert len(site.connection._body) <= PIECES + 100_000 // 256
+    site.feed(b"0\r\n\r\n")
+    assert site.requests[0].body == b"ab" * 50_000
 
 
 def test_pipelined_requests_are_answered_in_order_and_not_read_without_end() -> None:
