@@ -37,7 +37,7 @@ class Head(NamedTuple):
     status: int
     framing: Framing
     events: bool
-    """The body is a stream of server-sent events."""
+    """The body is a stream of server-sent events, and can be read as such."""
     keep_alive: bool
     passed_on: bytes
     """The status line, and the header lines that may pass to the client, as they came."""
@@ -114,11 +114,15 @@ def parse_head(
     stays = head_only and parser.get_http_version() == "1.1" and not _closes(headers)  # the parser awaits a body
     keep_alive = parts.keep_alive or stays
     passed_on = status_line(status) + header_lines(may_pass(headers, passing))
-    events = (first(headers, b"content-type") or b"").startswith(b"text/event-stream")
+    events = (first(headers, b"content-type") or b"").startswith(b"text/event-stream") and not _encoded(headers)
     stated = first(headers, b"content-length")
     # RFC 9112 section 6.3: the transfer coding wins over a stated length
     length = None if stated is None or framing == "chunked" else int(stated)
     return Head(status, framing, events, keep_alive, passed_on), length
+
+
+def _encoded(headers: Headers) -> bool:
+    return (first(headers, b"content-encoding") or b"identity") != b"identity"
 
 
 def _closes(headers: Headers) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import zlib
 
 import pytest
 
@@ -325,6 +326,28 @@ async def test_an_event_arrives_before_the_next_is_sent(a: ScriptedWorker) -> No
             assert await client.chunk() == (b"9\r\ndata: %d\n\n\r\n" % number, b"data: %d\n\n" % number)
             seen.release()
         assert await client.read_exactly(5) == b"0\r\n\r\n"
+
+
+async def test_compressed_events_are_not_held_back(a: ScriptedWorker) -> None:
+    """Where one ends cannot be seen."""
+    packer, seen = zlib.compressobj(wbits=31), asyncio.Event()
+    first = packer.compress(b"data: 1\n\n") + packer.flush(zlib.Z_SYNC_FLUSH)
+    last = packer.compress(b"data: 2\n\n") + packer.flush()
+
+    async def one_after_the_other(dialogue: Dialogue) -> None:
+        dialogue.head(200, b"content-type: text/event-stream", b"content-encoding: gzip")
+        dialogue.chunk(first)
+        await seen.wait()
+        dialogue.chunk(last)
+        dialogue.end()
+
+    a.then(one_after_the_other)
+    async with running(a) as router, router.client() as client:
+        client.send(post("/v1/completions", b'{"prompt":"x","stream":true}', b"accept-encoding: gzip"))
+        assert (await client.head()).header(b"content-encoding") == b"gzip"
+        assert (await client.chunk())[1] == first
+        seen.set()
+        assert (await client.chunk())[1] == last
 
 
 async def test_an_event_cut_anywhere_arrives_as_it_was(a: ScriptedWorker) -> None:
