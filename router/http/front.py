@@ -280,14 +280,19 @@ class Connection(protocol.Protocol):
             self._refuse_with(refusal)
             return
         for name, value in self._headers:
-            if name == b"content-length" and int(value) > self._limits.max_body:
-                self._refuse_body()
-            elif name == b"transfer-encoding" and value.lower() != b"chunked":
-                self._refuse_message(501, "Of transfer codings only chunked is understood.")
-            elif name == VIA and self._passing.router_id and self._passing.router_id in value:
-                self._refuse_message(508, _CAME_BACK)
-            elif name == b"expect" and value.lower() == b"100-continue":
-                self._let_continue()
+            self._heed(name, value)
+
+    def _heed(self, name: bytes, value: bytes) -> None:
+        if name == b"content-length" and int(value) > self._limits.max_body:
+            self._refuse_body()
+        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+            self._refuse_message(501, "Of transfer codings only chunked is understood.")
+        elif name == b"content-encoding" and value.lower() != b"identity":
+            self._refuse_message(415, "The body is compressed, which engines do not take; send it as it is.")
+        elif name == VIA and self._passing.router_id and self._passing.router_id in value:
+            self._refuse_message(508, _CAME_BACK)
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self._let_continue()
 
     def _let_continue(self) -> None:
         """An old client knows no interim answer, whatever it says: RFC 9110 section 10.1.1."""

@@ -13,7 +13,7 @@ from tests.fuzz.targets.http_messages import WORDS, requests
 from tests.router.http.test_front import Site
 from tests.router.http.test_repeated import told, with_ids_alike
 
-_STATUSES = {100, 200, 400, 413, 431, 501}
+_STATUSES = {100, 200, 400, 413, 415, 431, 501}
 
 
 def _connection(data: bytes) -> Hashable:

@@ -140,6 +140,7 @@ def request(*headers: bytes, body: bytes = b"", method: bytes = b"POST") -> byte
         (request(b"content-length: 99999999999999999999999"), 400),
         (request(b"transfer-encoding: chunked", body=b"xyz\r\n"), 400),
         (request(b"transfer-encoding: gzip, chunked", body=b"0\r\n\r\n"), 501),
+        (request(b"content-encoding: gzip", b"content-length: 5", body=b"hello"), 415),
         (request(b"name : value"), 400),
         (request(b"content-length: 1001"), 413),
         (request(b"transfer-encoding: chunked", body=chunk(b"x" * 600) + chunk(b"x" * 600)), 413),
