@@ -16,6 +16,12 @@ _WILDCARDS = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - recognised, not b
 """All interfaces: the engine listens there, and the worker URL's host is where to find it."""
 
 
+def is_endpoint(text: str) -> bool:
+    """Whether it can be connected to, or listened on where its host is `*`."""
+    tcp = re.fullmatch(r"tcp://(?:\*|\[[\w:.%]+\]|[^\s:*\[\]/]+):([0-9]{1,5})", text)
+    return 0 < int(tcp[1]) < 65536 if tcp else bool(re.fullmatch(r"ipc://\S+", text))
+
+
 def reachable(endpoint: str | None, worker_host: str, port_offset: int = 0) -> str | None:
     """The endpoint with the worker's host for a wildcard and its port moved by `port_offset`.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from engines.command_line import Parser
+from engines.endpoints import is_endpoint
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.load_poller import INTERVAL
@@ -169,11 +170,7 @@ def _engine(text: str) -> str:
 
 
 def _endpoint(text: str) -> str:
-    def valid(text: str) -> bool:
-        tcp = re.fullmatch(r"tcp://(\*|\[[0-9A-Fa-f:]+\]|[^\s:*\[\]/]+):([0-9]{1,5})", text)
-        return 0 < int(tcp[2]) < 65536 if tcp else bool(re.fullmatch(r"ipc://\S+", text))
-
-    return _takes("a ZMQ endpoint such as tcp://HOST:5557", valid, text)
+    return _takes("a ZMQ endpoint such as tcp://HOST:5557", is_endpoint, text)
 
 
 def _host(text: str) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from engines.description import Role
 from engines.disaggregation import CONNECTORS
-from engines.endpoints import url_host
+from engines.endpoints import is_endpoint, url_host
 from publishers.urls import is_host, split_url
 
 StatedRole = Role | Literal["auto"]
@@ -171,7 +171,7 @@ def _name(mapping: Mapping[str, object]) -> str | None:
 
 def _endpoint(mapping: Mapping[str, object], key: str) -> str | None:
     value = _text(mapping, key)
-    if value is not None and not re.fullmatch(r"(tcp|ipc)://[^\s*]+", value):
+    if value is not None and ("*" in value or not is_endpoint(value)):
         raise ValueError(f"a worker's {key} takes a ZMQ endpoint such as tcp://HOST:5557, not {value!r}.")
     return value
 
