@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import aiohttp
 import msgspec
 
+from publishers.reasons import reason_of
 from router.ab.errors import RunError
 from router.security.worker_access import WorkerAccess
 
@@ -45,9 +46,9 @@ async def _model(session: aiohttp.ClientSession, url: str) -> str:
             raise RunError(f"the worker {url} wants a key: status {answer.status}; give it with --worker-api-key-file")
         return msgspec.json.decode(body, type=_Models).data[0].id
     except aiohttp.ClientSSLError as error:
-        raise RunError(f"the worker {url} and we do not agree on TLS: {error}; see --worker-ca") from None
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        raise RunError(f"the worker {url} does not answer; start it or leave it out") from None
+        raise RunError(f"the worker {url} cannot be asked: {reason_of(error)}; see --worker-ca") from None
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise RunError(f"the worker {url} does not answer: {reason_of(error)}; start it or leave it out") from None
     except (msgspec.DecodeError, IndexError):
         raise RunError(f"{url}/v1/models lists no model; is {url} an engine?") from None
 

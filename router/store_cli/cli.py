@@ -154,5 +154,6 @@ async def _worker(session: aiohttp.ClientSession, text: str) -> Worker:
     worker = Worker(spec, Pool(spec.url, TIMEOUT))
     worker.description = await describe(session, worker)
     if problems.NO_ANSWER in worker.description.problems:
+        await Peer(session, "The worker", spec.url).ask("GET", "/v1/models")  # tells why, if it still does not
         raise Away(f"The worker does not answer at {spec.url}.")
     return worker

@@ -84,7 +84,8 @@ async def test_whoever_does_not_answer_is_named_in_one_sentence(run: Run, master
     assert another.status == 1
     assert "404" in another.err
     nobody = await run("status", "--store", master.url, "--worker", "http://127.0.0.1:1")
-    assert (nobody.status, "The worker does not answer" in nobody.err) == (1, True)
+    assert (nobody.status, nobody.out, nobody.err.count("\n")) == (1, "", 1)
+    assert "The worker does not answer at http://127.0.0.1:1: Connection refused." in nobody.err
 
 
 async def test_nonsense_is_no_answer(run: Run, master: Master) -> None:
