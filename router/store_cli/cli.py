@@ -156,4 +156,6 @@ async def _worker(session: aiohttp.ClientSession, text: str) -> Worker:
     if problems.NO_ANSWER in worker.description.problems:
         await Peer(session, "The worker", spec.url).ask("GET", "/v1/models")  # tells why, if it still does not
         raise Away(f"The worker does not answer at {spec.url}.")
+    if not worker.models:
+        raise Away(worker.description.problems[0])  # which is why
     return worker

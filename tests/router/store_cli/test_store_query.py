@@ -41,6 +41,24 @@ async def test_a_worker_that_wants_a_key_gets_it_and_the_master_does_not(
     assert (await run(*asked, "--worker-api-key-file", str(tmp_path / "nowhere"), TEXT)).status == 2
 
 
+@pytest.mark.parametrize(
+    ("statuses", "says"),
+    [
+        ({"/v1/models": 401}, "give the key with --worker-api-key-file"),
+        ({"/v1/models": 500}, "answered no list of models"),
+        ({"/v1/models": 404, "/metrics": 404}, "like neither vLLM nor SGLang"),
+    ],
+)
+async def test_a_worker_that_tells_no_model_is_told_why(
+    run: Run, worker: ScriptedWorker, asked: tuple[str, ...], statuses: dict[str, int | None], says: str
+) -> None:
+    worker.pages.statuses = statuses
+    worker.pages.models = []
+    ended = await run(*asked, TEXT)
+    assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1)
+    assert says in ended.err
+
+
 async def test_a_prompt_is_told_with_where_it_lies(run: Run, master: Master, worker: ScriptedWorker) -> None:
     master.put(TOKENS, 3)
     ended = await run("query", "--store", f"{master.url},tp=2", "--worker", worker.url, TEXT)
