@@ -24,6 +24,12 @@ def test_nothing_fails(target: Target) -> None:
     assert result.kept >= len(target.seeds())
 
 
+def test_the_page_names_every_target_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text("utf-8")
+    rows = page.partition("| target | what must hold |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert {name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row.split("|")[1])} == set(ALL)
+
+
 def fails_at_a_word(data: bytes) -> int:
     if b"ab" in data:
         raise KeyError("found")
