@@ -151,7 +151,7 @@ def _from_variables(environ: Mapping[str, str]) -> dict[str, Any]:
         if name in known:
             values[known[name].attribute] = known[name].read(text, name, text=True)
         else:
-            _log.warning("The variable %s means nothing to the router%s", name, _hint(name, known))
+            _log.warning("The variable %s means nothing to the router%s", name, _variable_hint(name, known))
     return values
 
 
@@ -189,6 +189,13 @@ def _read_yaml(path: Path, place: str) -> dict[Any, Any]:
 def _hint(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else "; --help lists all."
+
+
+def _variable_hint(name: str, known: Iterable[str]) -> str:
+    """By what follows ROUTER_, which all begin with: alike by that alone is not alike."""
+    bare = {variable.removeprefix(VARIABLE_PREFIX): variable for variable in known}
+    near = difflib.get_close_matches(name.replace(VARIABLE_PREFIX, ""), list(bare), 1)
+    return f"; did you mean {bare[near[0]]}?" if near else "; --help lists all."
 
 
 def _version() -> str:

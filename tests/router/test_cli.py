@@ -162,10 +162,22 @@ def test_mistakes_in_a_file_name_file_and_key(tmp_path: Path, text: str, says: s
     assert file in str(caught.value) or not text
 
 
-def test_an_unknown_variable_is_a_warning_with_the_nearest_name(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("ROUTER_PROT", "did you mean ROUTER_PORT?"),
+        ("ROUTER_WORKERS", "did you mean ROUTER_WORKER?"),
+        ("ROUTER_ROUTER_MODE", "did you mean ROUTER_MODE?"),
+        ("ROUTER_FOO", "--help lists all."),
+        ("ROUTER_REPLICAS", "--help lists all."),
+    ],
+)
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name(
+    caplog: pytest.LogCaptureFixture, name: str, hint: str
+) -> None:
     with caplog.at_level(logging.WARNING):
-        load_settings(WORKER, {"ROUTER_PROT": "1", "OTHER": "x"})
-    assert caplog.messages == ["The variable ROUTER_PROT means nothing to the router; did you mean ROUTER_PORT?"]
+        load_settings(WORKER, {name: "1", "OTHER": "x"})
+    assert caplog.messages == [f"The variable {name} means nothing to the router; {hint}"]
 
 
 def test_what_kubernetes_says_of_a_service_named_router_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
