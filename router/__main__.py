@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from logging.handlers import MemoryHandler
 from typing import cast
 
+from publishers.logs import configure_logging
 from router.cli import Source
 from router.settings import Settings, SettingsError
 
@@ -33,9 +36,9 @@ def _main(arguments: list[str]) -> int:
     if arguments and arguments[0] in _OTHERS:
         other = cast("Callable[[list[str]], int]", importlib.import_module(_OTHERS[arguments[0]]).main)
         return other(arguments[1:])
+    source = Source(arguments, os.environ)
     try:
-        source = Source(arguments, os.environ)
-        settings = source.read()
+        settings = _read(source)
     except SettingsError as error:
         print(f"kv-router: {error}", file=sys.stderr)  # noqa: T201 - there are no logs before settings
         return 2
@@ -44,6 +47,22 @@ def _main(arguments: list[str]) -> int:
     module = "router.app" if settings.processes == 1 else "router.processes"
     run = cast("Callable[[Settings, Source], int]", importlib.import_module(module).run)
     return run(settings, source)
+
+
+def _read(source: Source) -> Settings:
+    """How logs are written is only known with the settings: what reading them warns of is held back until then."""
+    root, early = logging.getLogger(), MemoryHandler(sys.maxsize)
+    root.addHandler(early)
+    try:
+        settings = source.read()
+        if early.buffer:
+            configure_logging(settings.log_level, settings.log_format)
+    finally:
+        root.removeHandler(early)
+        for record in early.buffer:
+            if root.isEnabledFor(record.levelno):
+                root.handle(record)
+    return settings
 
 
 def _raise_open_files() -> None:

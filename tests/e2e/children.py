@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -35,14 +35,14 @@ def get(url: str) -> tuple[int, str]:
 class Child:
     """`python -m MODULE ARGUMENTS…`, with its log in a file."""
 
-    def __init__(self, module: str, *arguments: str, log: Path) -> None:
+    def __init__(self, module: str, *arguments: str, log: Path, variables: Mapping[str, str] | None = None) -> None:
         self._log = log / f"{module}-{len(list(log.iterdir()))}.log"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ROUTER_")}
         with self._log.open("wb") as error:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
                 cwd=ROOT,
-                env={**environment, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+                env={**environment, **(variables or {}), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=error,

@@ -136,6 +136,27 @@ def test_the_port_of_the_admin_surface_in_use(logs: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
+def test_what_reading_the_settings_warns_of_is_a_line_of_the_log(logs: Path, processes: str) -> None:
+    arguments = ("--worker", "http://127.0.0.1:1", "--host", "a..b", "--log-format", "json", "--processes", processes)
+    with Child("router", *arguments, log=logs, variables={"ROUTER_FOO": "1"}) as router:
+        assert router.ended() == 1
+        warning, error = map(json.loads, router.log.splitlines())
+        assert (warning["level"], "ROUTER_FOO" in warning["message"]) == ("warning", True)
+        assert error["level"] == "error"
+    with Child("router", *arguments, "--log-level", "error", log=logs, variables={"ROUTER_FOO": "1"}) as router:
+        assert router.ended() == 1
+        assert "ROUTER_FOO" not in router.log
+
+
+def test_settings_that_cannot_be_used_are_told_with_what_reading_them_warned_of(logs: Path) -> None:
+    with Child("router", log=logs, variables={"ROUTER_WORKERS": "http://127.0.0.1:1"}) as router:
+        assert router.ended() == 2
+        warning, error = router.log.splitlines()
+        assert "did you mean ROUTER_WORKER?" in warning
+        assert error.startswith("kv-router: There is no worker")
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_host_whose_name_none_can_be(logs: Path, processes: str) -> None:
     arguments = ("--worker", "http://127.0.0.1:1", "--host", "a..b", "--processes", processes)
     with Child("router", *arguments, log=logs) as router:
