@@ -20,7 +20,7 @@ from publishers.credentials import client_context, read_key
 from publishers.urls import split_url
 from router.ab.errors import RunError
 from router.ab.report import check_writable, table
-from router.ab.scrape import ArmCounts, Times, fetch, read_arms
+from router.ab.scrape import ArmCounts, Times, fetch, metrics_of, read_arms
 from router.page.html import page
 from router.page.results import HITS, TTFT_MEAN, TTFT_P99, Comparison, Figure, Result
 
@@ -73,6 +73,14 @@ def _router(text: str) -> str:
     return text
 
 
+def _check_distinct(urls: Sequence[str]) -> None:
+    """Counts are added up: those of a router that is named twice would pass for twice as many requests."""
+    pages = [metrics_of(url) for url in urls]
+    for place, url in enumerate(urls):
+        if pages[place] in pages[:place]:
+            raise RunError(f"{url} is named twice, and would be counted twice; name each router once")
+
+
 def _access(given: argparse.Namespace) -> tuple[str | None, ssl.SSLContext | None]:
     try:
         key = read_key("--key-file", given.key_file) if given.key_file else None
@@ -85,6 +93,7 @@ def main(argv: list[str]) -> int:
     """Exit status: 2 for what cannot be reported."""
     try:
         given = make_parser().parse_args(argv)
+        _check_distinct(given.url)
         check_writable("--html", given.html)
         arms = read_arms(asyncio.run(fetch(given.url, *_access(given))))
         compared = comparison(arms, given.baseline, given.url, ("kv-router", "ab", "report", *argv))

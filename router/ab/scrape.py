@@ -128,9 +128,14 @@ async def fetch(urls: Sequence[str], key: str | None, context: ssl.SSLContext | 
         return list(await asyncio.gather(*(_fetch(session, url) for url in urls)))
 
 
+def metrics_of(url: str) -> str:
+    """Where a router's are, however its URL is written."""
+    return f"{url.rstrip('/').removesuffix('/metrics')}/metrics"
+
+
 async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
     try:
-        async with session.get(f"{url.rstrip('/').removesuffix('/metrics')}/metrics") as answer:
+        async with session.get(metrics_of(url)) as answer:
             status, page = answer.status, await answer.text()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise RunError(f"{url} does not answer: {reason_of(error)}; is a router there?") from None

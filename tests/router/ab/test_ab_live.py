@@ -195,6 +195,8 @@ def test_a_router_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
         (["foo"], "'foo' is not a router's address; it looks like http://HOST:PORT"),
         (["host:80"], "'host:80' is not a router's address"),
         (["http://"], "'http://' is not a router's address"),
+        (["http://h:1", "http://g:1", "http://h:1/"], "http://h:1/ is named twice"),
+        (["http://h:1", "http://h:1/metrics"], "http://h:1/metrics is named twice"),
         (["http://h:99999"], "'http://h:99999' is not a URL: Port out of range"),
         (["http://[::1]8000"], "'http://[::1]8000' is not a URL: something stands beside"),
     ],
