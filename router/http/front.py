@@ -29,7 +29,6 @@ from router.http.messages import (
     connection_line,
     first,
     header_lines,
-    origin_form,
     request_head,
     with_request_id,
     write_response,
@@ -269,7 +268,6 @@ class Connection(protocol.Protocol):
         self._no_content = 0
         if self._offers_upgrade:
             return
-        self._target = origin_form(self._target)
         if fault := _fault(self._parser.get_http_version(), [name for name, _ in self._headers]):
             self._refuse_message(400, fault)
             return

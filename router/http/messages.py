@@ -105,16 +105,6 @@ def request_head(
     return RequestHead(method, target, path, headers, keep_alive, http_1_0, passed_on, *own)
 
 
-def origin_form(target: bytes) -> bytes:
-    """A target as clients write it to a proxy, as they write it to a server, which must take both: RFC 9112 section
-    3.2.2. Others stay: `*` is nothing here."""
-    if target.startswith(b"/") or not (whose := _WHOSE.match(target)):
-        return target
-    path = target[whose.end() :]
-    return path if path.startswith(b"/") else b"/" + path
-
-
-_WHOSE = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
 _ENCODINGS = re.compile(rb"^accept-encoding: .*\r\n", re.MULTILINE)
 
 

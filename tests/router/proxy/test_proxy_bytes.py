@@ -253,14 +253,6 @@ async def test_an_answer_that_ends_with_the_connection_becomes_chunked(a: Script
         assert (await client.ask(post())).status == 200
 
 
-@pytest.mark.parametrize("target", [b"http://whoever:80/v1/files?a=b", b"HTTPS://whoever/v1/files?a=b"])
-async def test_a_target_as_for_a_proxy(a: ScriptedWorker, target: bytes) -> None:
-    async with running(a) as router, router.client() as client:
-        client.send(b"GET %s HTTP/1.1\r\nhost: whoever\r\n\r\n" % target)
-        assert (await client.answer()).status == 200
-    assert a.requests[0].target == b"/v1/files?a=b"
-
-
 @pytest.mark.parametrize("status", [204, 304])
 async def test_answers_that_have_no_body(a: ScriptedWorker, status: int) -> None:
     a.then(says(b"HTTP/1.1 %d X\r\nretry-after: 1\r\n%s\r\n" % (status, b"content-length: 0\r\n" * (status == 204))))
