@@ -9,8 +9,8 @@ NOT_AN_ENGINE = (
 )
 NO_MODELS = "GET /v1/models answered no list of models, so it is unknown which models the worker serves."
 WANTS_KEY = (
-    "GET /v1/models is refused without the engine's API key, so it is unknown which models the worker serves; give the "
-    "key with --worker-api-key-file FILE."
+    "GET /v1/models is refused: the engine's API key is missing or wrong, so it is unknown which models the worker "
+    "serves; state the right one with --worker-api-key-file FILE."
 )
 NO_BLOCK_SIZE = "The engine does not tell its block size; state it with --worker URL,block_size=N."
 NO_REPLAY = (

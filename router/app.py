@@ -23,6 +23,7 @@ from publishers.plane import EventPlane
 from router.admin.access import by_keys
 from router.admin.surface import AdminSurface, CannotAdminister
 from router.arms import check_mode, make_arms, reads_prompts
+from router.brain import Brain
 from router.breaker import Breaker
 from router.cli import Source
 from router.exchange import Exchange
@@ -48,7 +49,6 @@ from router.readings import Readings
 from router.reloading import Reloading
 from router.retry_budget import RetryBudget
 from router.roster import Roster
-from router.routing import Brain
 from router.scheduling.admission import Admission, Objectives
 from router.scheduling.backlog import Backlog
 from router.scheduling.load import LoadBook

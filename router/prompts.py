@@ -21,10 +21,11 @@ from indexer.hashing import Tokens, pack_tokens
 from indexer.types import Namespace
 from publishers.dialogue import read_whole
 from publishers.logs import log_event
+from router.brain import Brain, Prompt
 from router.fleet import Worker
 from router.inference import Inference
 from router.openai_errors import BadRequest
-from router.routing import Brain, Prompt, RequestRouting
+from router.routing import RequestRouting
 from router.settings import SettingsError
 from router.token_takers import TIMEOUT, TokenTakers
 from router.tokens import (

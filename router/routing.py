@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from engines.disaggregation.answer import Prefilled
 from engines.shaping import rank_headers
-from indexer.hashing import SequenceHashes, Tokens, pack_tokens
-from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
 from indexer.matches import Matches
-from indexer.types import Namespace, WorkerRank
+from indexer.types import WorkerRank
 from publishers.logs import log_event
 from router.arms import Arm
+from router.brain import Brain, Prompt
 from router.failures import Failure
-from router.fleet import Fleet, Worker
+from router.fleet import Worker
 from router.http.messages import ARM, Response, header_lines
-from router.index_audit import Claim, IndexAudit
+from router.index_audit import Claim
 from router.legs import Leg, Pair
-from router.metrics import Metrics
 from router.migrating import Migration, can_take_part
+from router.nobody import cannot, nobody
 from router.openai_errors import error_response
 from router.outcome import Outcome
-from router.pairing import loneliness
 from router.parting import Parting
 from router.refusals import refused
-from router.retry_budget import RetryBudget
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking
 from router.scheduling.decision import Candidates, Decision, Prediction
-from router.scheduling.load import LoadBook
-from router.scheduling.queue import Queue
-from router.scheduling.scheduler import Scheduler
 from router.scheduling.waiting import AnyRefusal
-from router.sent import SentPrompts
-from router.unheard import Unheard
 
 logger = logging.getLogger("router.routing")
 
@@ -46,22 +38,6 @@ _SLOWEST_TOKEN = 0.5
 """Seconds: ten times what a crowded engine takes."""
 _MOST_TOKENS = 1 << 31
 """Beyond any answer; what a client may ask for has no end, and may be below 0."""
-_NO_WORKER = (
-    "The router knows no worker; add one with --worker http://HOST:PORT, or with POST /admin/workers on its admin "
-    "surface (--admin-listen)."
-)
-
-
-class Prompt(NamedTuple):
-    """What is known of a prompt. `hashes` None: overlaps are not looked up; `tokens` may then be an estimate, or 0."""
-
-    tokens: int = 0
-    hashes: PromptHashes | None = None
-    ids: Tokens | None = None
-    """Kept where a shared store is to be asked, with what else decides a block's name there."""
-    namespace: Namespace = Namespace()
-    guessed: bool = False
-    """Tokens and hashes are of stand-ins."""
 
 
 class Asked(NamedTuple):
@@ -84,71 +60,6 @@ class Asked(NamedTuple):
     migration: Migration | None = None
     """Its answer may go on from another worker."""
     request_id: bytes = b""
-
-
-class Brain(NamedTuple):
-    """The state that requests are routed on, and the pure parts that decide."""
-
-    fleet: Fleet
-    book: LoadBook
-    scheduler: Scheduler
-    queue: Queue
-    indexer: KVIndexer
-    metrics: Metrics
-    clock: Callable[[], float]
-    retries: RetryBudget
-    leg_timeout: float = 300.0
-    """Seconds that either part of a split request may take before anything comes of it."""
-    has_store: bool = False
-    """The workers share one."""
-    audit: IndexAudit | None = None
-    unheard: Unheard | None = None
-    sent: SentPrompts | None = None
-    """By this process, and by others on its port."""
-
-    def hash_prompt(self, token_ids: Sequence[int] | Tokens, namespace: Namespace) -> Prompt:
-        """Raises OverflowError or TypeError for what is no token id."""
-        hashes = hash_prompt(token_ids, self.fleet.block_sizes, namespace)
-        if not self.has_store:
-            return Prompt(len(token_ids), hashes)
-        return Prompt(len(token_ids), hashes, pack_tokens(token_ids), namespace)
-
-    def guess_prompt(self, stand_ins: Tokens, namespace: Namespace) -> Prompt:
-        """Of what stands for a prompt whose tokens cannot be known."""
-        return Prompt(len(stand_ins), hash_prompt(stand_ins, self.fleet.block_sizes, namespace), guessed=True)
-
-    def matches(self, prompt: Prompt) -> Matches | None:
-        if prompt.hashes is None:
-            return None
-        self.take_in()
-        self.indexer.expire(self.clock())
-        find = self.indexer.find_assumed if prompt.guessed else self.indexer.find_matches
-        return find(prompt.hashes)
-
-    def take_in(self) -> None:
-        """What other processes have sent."""
-        if self.sent:
-            for rank, chain, guessed, refused in self.sent.news():
-                if refused:
-                    self.indexer.retract(rank, chain, guessed)
-                else:
-                    self._note(rank, chain, guessed)
-
-    def predict(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
-        """What a prompt will leave there counts at once, here and in other processes."""
-        self._note(rank, chain, guessed)
-        if self.sent:
-            self.sent.tell(rank, chain, guessed=guessed)
-
-    def retract(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
-        """It will not hold these, which were predicted: it refused the prompt."""
-        self.indexer.retract(rank, chain, guessed)
-        if self.sent:
-            self.sent.tell(rank, chain, guessed=guessed, refused=True)
-
-    def _note(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
-        note = self.indexer.assume if guessed else self.indexer.predict
-        note(rank, chain, self.clock())
 
 
 class RequestRouting:
@@ -309,7 +220,11 @@ class RequestRouting:
         self._answer(refused(refusal))
 
     def nobody(self) -> None:
-        self._answer(self._nobody())
+        fleet, model = self._brain.fleet, self._model
+        if self._pinned:
+            self._answer(cannot(self._pinned, model))
+        else:
+            self._answer(nobody(fleet, model, self._parting.refusal, retried=bool(self._exclude)))
 
     def _answer(self, response: Response) -> None:
         if self._arm:
@@ -424,23 +339,6 @@ class RequestRouting:
         found = fleet.candidates(self._model, exclude | self.unfit if self.unfit else exclude)
         return found if found.split is None or self._parting.can(found.split) else found.whole
 
-    def _nobody(self) -> Response:
-        fleet, pinned = self._brain.fleet, self._pinned
-        if pinned:
-            draining = "it is draining" if pinned.draining else None
-            why = pinned.trouble or draining or _not_alone(pinned) or f"it does not serve the model {self._model!r}"
-            return error_response(503, f"Worker {pinned.id}, which alone may serve the request, cannot: {why}.")
-        if not fleet.workers:
-            return error_response(503, _NO_WORKER)
-        up = [worker for worker in fleet.up if worker.serves(self._model)]
-        if up and self._parting.refusal:
-            message = f"The request cannot be served in two parts, because {self._parting.refusal}; "
-            return error_response(400, f"{message}and no worker that serves requests whole is up.")
-        if up and not self._exclude:
-            return error_response(503, f"No worker can serve the request: {_lonely(up)}. See /ready.")
-        what = "No worker is up" if self._model is None else f"No worker that serves {self._model!r} is up"
-        return error_response(503, f"{what}; see /ready for what each worker lacks.")
-
     def _note(self, decision: Decision, now: float) -> None:
         """It was decided at `now`."""
         brain = self._brain
@@ -496,16 +394,6 @@ def _told(predicted: Prediction | None) -> str | None:
 
 def _readable(request_id: bytes) -> str:
     return request_id[:_LONGEST_NAME].decode("latin-1")
-
-
-def _not_alone(worker: Worker) -> str | None:
-    return None if worker.role == "both" else f"it is a {worker.role} worker, which serves no request alone"
-
-
-def _lonely(up: Sequence[Worker]) -> str:
-    """What is wrong with a fleet in which somebody is up and nobody serves."""
-    reasons = (f"{worker.id}: {why}" for worker in up if (why := loneliness(worker, up)))
-    return next(reasons, "its workers serve /v1/completions and /v1/chat/completions only, in two parts")
 
 
 def _nowhere(leg: Leg | Pair | Response) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from engines.description import Model
 from router.arms import Arms
+from router.brain import Brain
 from router.exchange import Exchange
 from router.fleet import Worker
 from router.hot_page import PATH as HOT
@@ -35,7 +36,7 @@ from router.metrics import merge
 from router.migrating import Migration, Migrations
 from router.openai_errors import BadRequest, error_response
 from router.prompts import Prompts
-from router.routing import Asked, Brain, RequestRouting
+from router.routing import Asked, RequestRouting
 from router.security.guard import Guard, Tenant
 from router.security.passed_on import check_passed_on, content_kind
 from router.shared_store import SharedStore

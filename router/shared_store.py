@@ -16,11 +16,11 @@ from engines.description import Model, bases
 from engines.store import SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout, names_model, seed_of
 from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
+from router.brain import Prompt
 from router.fleet import Fleet, Worker
 from router.hot_prefixes import HotPrefix
 from router.hot_prompts import HotPrompt, HotPrompts
 from router.model_config import read_config
-from router.routing import Prompt
 from router.store_lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
 from router.store_master import StoreMaster
 from router.store_spec import StoreSpec

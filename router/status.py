@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from indexer.types import WorkerRank
+from router.brain import Brain
 from router.fleet import State, Worker
 from router.index_audit import DriftStatus
 from router.pairing import loneliness
-from router.routing import Brain
 
 
 class RankStatus(msgspec.Struct, kw_only=True):

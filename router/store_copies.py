@@ -64,6 +64,8 @@ class StoreCopies(Collector):
                 self._failing = False
             except (Unanswered, ClientFailed) as error:
                 self._fail(error)
+            except Exception:  # else nothing would ever be copied again
+                logger.exception("Hot prefixes could not be copied in the store")
 
     def _fail(self, error: Exception) -> None:
         self._copied["failed"] += 1

@@ -44,6 +44,8 @@ class StoreKeeper:
                 await self.renew()
             except Unanswered as error:
                 log_event(logger, logging.DEBUG, "The store's leases could not be renewed", reason=error)
+            except Exception:  # else none would ever be renewed again
+                logger.exception("The store's leases could not be renewed")
 
     async def renew(self) -> int:
         """One round, the hottest first; returns how many objects have a lease now."""

@@ -60,7 +60,10 @@ class WorkerWatch:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await self._look()
+            try:
+                await self._look()
+            except Exception:  # else the worker would count for ever as what it was before
+                logger.exception("A worker could not be looked at", extra={"fields": {"worker": self._worker.id}})
             self.first_look.set()
             await asyncio.sleep(self._interval)
 

@@ -27,10 +27,10 @@ from router.admin.shapes import (
     read_timeout,
     read_worker,
 )
+from router.brain import Brain
 from router.fleet import Worker
 from router.openai_errors import error_body
 from router.roster import Conflict, Roster
-from router.routing import Brain
 from router.settings.administration import Address
 from router.settings.logs import LogLevel as Level
 from router.status import worker_status

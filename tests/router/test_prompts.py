@@ -19,6 +19,7 @@ from engines.description import EngineDescription, EngineKind, Model
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Namespace
 from publishers.logs import JsonFormatter
+from router.brain import Brain, Prompt
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
 from router.inference import Endpoint, parse_inference
@@ -26,7 +27,7 @@ from router.metrics import Metrics
 from router.openai_errors import BadRequest
 from router.prompts import Prompts
 from router.retry_budget import RetryBudget
-from router.routing import Brain, Prompt, RequestRouting
+from router.routing import RequestRouting
 from router.scheduling.admission import Admission
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.load import LoadBook

@@ -9,6 +9,7 @@ from indexer.events import EventBatch, Stored, pack_hashes
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.predicted import LIFE
 from indexer.types import PLAIN, Tier, WorkerRank
+from router.brain import Brain, Prompt
 from router.fleet import Fleet, Worker
 from router.http.messages import Response
 from router.http.pool import Pool
@@ -17,7 +18,7 @@ from router.legs import Leg, Pair
 from router.metrics import Metrics
 from router.outcome import Outcome
 from router.retry_budget import RetryBudget
-from router.routing import Brain, Prompt, RequestRouting
+from router.routing import RequestRouting
 from router.scheduling.admission import Admission
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.load import LoadBook

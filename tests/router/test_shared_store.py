@@ -15,9 +15,9 @@ from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.kv_indexer import hash_prompt
 from indexer.types import PLAIN
+from router.brain import Prompt
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
-from router.routing import Prompt
 from router.shared_store import SharedStore, layout_of
 from router.store_spec import StoreSpec
 from router.worker_spec import parse_worker

@@ -189,7 +189,7 @@ async def test_a_bad_status_counts_at_once(caplog: pytest.LogCaptureFixture) -> 
 
 # -- scripted, answer by answer
 
-SLOW, REFUSED, WELL, BAD = "slow", "refused", "well", "bad"
+SLOW, REFUSED, WELL, BAD, UNFORESEEN = "slow", "refused", "well", "bad", "unforeseen"
 DETAILS = {"/v1/models": models("m")}
 
 
@@ -219,6 +219,8 @@ class ScriptedSession:
             raise TimeoutError
         if step == REFUSED:
             raise aiohttp.ClientConnectionError
+        if step == UNFORESEEN:
+            raise RuntimeError("of whatever kind")
         yield _Response(503 if step == BAD else 200, b"")
 
 
@@ -355,6 +357,15 @@ async def test_a_failure_to_take_it_in_is_told_and_tried_again(caplog: pytest.Lo
         watched.failing = None
         await until(lambda: watched.worker.up)
     assert told(caplog, "A worker could not be taken in")[0] == {"worker": "w"}
+
+
+async def test_what_nobody_thought_of_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+    session = ScriptedSession([WELL, UNFORESEEN, REFUSED, UNFORESEEN, WELL])
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        session.watched = watched
+        await until(lambda: session.checks > len(session.script))
+    assert session.seen[: len(session.script) + 1] == [False, True, True, False, False, True]
+    assert told(caplog, "A worker could not be looked at") == [{"worker": "w"}] * 2
 
 
 async def test_one_that_does_not_answer_what_it_is_does_not_serve_yet() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -11,12 +12,19 @@ import pytest
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.types import Namespace
-from router import store_keeper
+from router import store_copies, store_keeper
+from router.fleet import Fleet
+from router.hot_prompts import HotPrompt
+from router.mooncake_client import MooncakeClient
+from router.shared_store import SharedStore
+from router.store_copies import StoreCopies
 from router.store_keeper import StoreKeeper, handed_over
+from router.store_lookup import StoreLookup
 from router.store_spec import StoreSpec
 from tests.fakes.raw_client import RawClient, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, drop, never
 from tests.fakes.store_master import Master, serving
+from tests.fakes.waiting import until
 from tests.router.proxy.running import RunningRouter, running
 
 SIZE = 16
@@ -99,6 +107,51 @@ async def test_hot_prefixes_that_are_there_get_leases_within_the_budget(
         assert await StoreKeeper(store, budget).renew() == leased
         digests = LAYOUT.hashes(pack_tokens(SYSTEM), Namespace()) or []
         assert sorted(master.leased) == sorted(key for digest in digests for key in LAYOUT.keys(digest))[:leased]
+
+
+class _FailingOnce(SharedStore):
+    """As far as both rounds over it ask; the second time there is nothing hot."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def hot_prompts(self, most: int) -> Iterator[tuple[str, StoreLookup, list[HotPrompt]]]:
+        self.asked += 1
+        if self.asked == 1:
+            raise RuntimeError("of whatever kind")
+        return iter(())
+
+
+async def test_what_nobody_thought_of_does_not_end_the_renewals(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store_keeper, "INTERVAL", 0)
+    store = _FailingOnce()
+    task = asyncio.create_task(StoreKeeper(store, budget=1).run())
+    await until(lambda: store.asked > 2)
+    task.cancel()
+    assert [each.getMessage() for each in caplog.records] == ["The store's leases could not be renewed"]
+
+
+async def test_what_nobody_thought_of_does_not_end_the_copies(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store_copies, "INTERVAL", 0)
+    asked = 0
+
+    async def spread(_: StoreCopies) -> int:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise RuntimeError("of whatever kind")
+        return 0
+
+    monkeypatch.setattr(StoreCopies, "spread", spread)
+    copies = StoreCopies(_FailingOnce(), Fleet([]), lambda _: 0, MooncakeClient("127.0.0.1:1"), 1)
+    task = asyncio.create_task(copies.run())
+    await until(lambda: asked > 2)
+    task.cancel()
+    assert [each.getMessage() for each in caplog.records] == ["Hot prefixes could not be copied in the store"]
 
 
 async def test_a_worker_may_leave_when_the_store_has_what_is_hot_there(a: ScriptedWorker, master: Master) -> None:
