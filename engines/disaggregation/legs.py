@@ -24,6 +24,7 @@ _TAKES_HALF_A_CALL: Version = (0, 21, 0)
 
 _decode_body = msgspec.json.Decoder(Body).decode
 _decode = msgspec.json.Decoder().decode
+_decode_count = msgspec.json.Decoder(int | None, strict=False).decode
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -134,6 +135,15 @@ def value_of(body: Body, name: str) -> Any:
         return None
 
 
+def count_of(body: Body, name: str) -> int | None:
+    """A whole number, in each form that engines take for one, as 2.0 and "2"; None for what is none."""
+    given = body.get(name)
+    try:
+        return None if given is None else _decode_count(given)
+    except ValueError:
+        return None
+
+
 def raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
@@ -147,14 +157,14 @@ def prompts_in(body: Body) -> int:
 
 def answers_wanted(body: Body) -> int:
     """For each prompt."""
-    wanted = [value for name in ("n", "best_of") if isinstance(value := value_of(body, name), int)]
-    return max(wanted, default=1)
+    wanted = (count_of(body, name) for name in ("n", "best_of"))
+    return max((count for count in wanted if count is not None), default=1)
 
 
 def answer_limit(body: Body) -> int | None:
     """Tokens that each answer may have, as far as the request says."""
-    given = [value_of(body, name) for name in ("max_completion_tokens", "max_tokens")]
-    return next((limit for limit in given if isinstance(limit, int)), None)
+    given = (count_of(body, name) for name in ("max_completion_tokens", "max_tokens"))
+    return next((limit for limit in given if limit is not None), None)
 
 
 def several_sequences(body: Body) -> str | None:

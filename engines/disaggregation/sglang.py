@@ -16,10 +16,10 @@ from engines.disaggregation.legs import (
     Body,
     Handover,
     Prefiller,
+    count_of,
     probabilities_of_prompt,
     prompts_in,
     raw,
-    value_of,
 )
 from engines.endpoints import url_host
 
@@ -32,8 +32,7 @@ class Sglang:
     pushes = True
 
     def refuses(self, body: Body) -> str | None:
-        wanted = value_of(body, "n")
-        if isinstance(wanted, int) and wanted > 1:
+        if (count_of(body, "n") or 1) > 1:
             return "it asks for several answers (n), which SGLang gives one bootstrap room"
         return probabilities_of_prompt(body)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engines.disaggregation import CONNECTORS, Handover, Prefiller
 from engines.disaggregation.answer import Prefilled, coordinates, read_answer
-from engines.disaggregation.legs import answers_wanted, prompts_in, raw, read_body, write_body
+from engines.disaggregation.legs import answer_limit, answers_wanted, prompts_in, raw, read_body, write_body
 from engines.disaggregation.mooncake import bootstrap_url, own_engines, read_bootstrap
 from tests.engines.recordings import exchanges
 
@@ -195,6 +195,9 @@ def test_a_decode_that_pulls_needs_the_prefills_answer(connector: str) -> None:
         (b'{"messages":[],"n":2}', 1, 2),
         (b'{"prompt":"x","n":1,"best_of":3}', 1, 3),
         (b'{"prompt":"x","n":null,"best_of":null}', 1, 1),
+        (b'{"prompt":"x","n":2.0}', 1, 2),
+        (b'{"prompt":"x","n":"3"}', 1, 3),
+        (b'{"messages":[],"n":1.0,"best_of":"2"}', 1, 2),
         (b'{"prompt":"x","n":"many"}', 1, 1),
         (b'{"prompt":"x","n":1e400}', 1, 1),
         (b'{"prompt":["x","y"],"n":2}', 2, 2),
@@ -211,6 +214,22 @@ def test_what_can_be_split(body: bytes, prompts: int, answers: int) -> None:
             assert (why is not None) == (answers > 1 and b"best_of" not in body)
         else:
             assert (why is not None) == (prompts > 1 or answers > 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit"),
+    [
+        (b'"max_tokens":9', 9),
+        (b'"max_tokens":9.0', 9),
+        (b'"max_tokens":"9"', 9),
+        (b'"max_tokens":9,"max_completion_tokens":null', 9),
+        (b'"max_tokens":9,"max_completion_tokens":8.0', 8),
+        (b'"max_tokens":9.5', None),
+        (b'"max_tokens":[9]', None),
+    ],
+)
+def test_the_most_tokens_however_they_are_written(asked: bytes, limit: int | None) -> None:
+    assert answer_limit(read_body(b"{%s}" % asked)) == limit
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)

@@ -37,6 +37,7 @@ def test_plain_requests(endpoint: Endpoint, more: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "more",
     [
+        *({"n": 2.0}, {"n": "2"}, {"best_of": "2"}),
         *({"n": 2}, {"best_of": 2}, {"use_beam_search": True}, {"echo": True}, {"suffix": "x"}, {"logprobs": 1}),
         *({"logprobs": True}, {"prompt_logprobs": 1}, {"stop": "x"}, {"stop": ["x"]}, {"tools": [{}]}),
         *({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json": {}}, "x": 0}),
