@@ -4,13 +4,14 @@ of them fails."""
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 
 from engines.disaggregation.answer import Prefilled
 from router.failures import Failure
 from router.http.edited import EditedBody, EditedEvents
 from router.http.messages import Request
-from router.http.relay import Relay, relay_for
+from router.http.relay import HELD, Relay, Unchunked, relay_for
 from router.http.upstream import Head, Receiver
 from router.late_usage import LateUsage
 from router.legs import Leg, Pair, Parted
@@ -97,8 +98,9 @@ class TwoParts:
         """The way for the other's answer, in which the client is told what was cached where its prompt was computed."""
         if head.is_error or head.framing == "close":
             return relay_for(head, http_1_0)
-        if head.events and head.framing == "chunked" and not http_1_0:
-            return EditedEvents(CACHED, self._with_cached)
+        if head.events and head.framing == "chunked":
+            edited = EditedEvents(CACHED, self._with_cached, sys.maxsize if http_1_0 else HELD)
+            return Unchunked(edited) if http_1_0 else edited
         return EditedBody(head, self._with_cached)
 
     def _with_cached(self, answer: bytes) -> bytes:

@@ -43,7 +43,8 @@ class Relay(Protocol):
 def relay_for(head: Head, http_1_0: bool) -> Relay:
     """The way for an answer with this head to a client of HTTP/1.1, or of HTTP/1.0, which knows no chunks."""
     if http_1_0:
-        return Unchunked(head.events) if head.framing == "chunked" else AsIs(until_close=head.framing == "close")
+        whole = Events(sys.maxsize) if head.events else None
+        return Unchunked(whole) if head.framing == "chunked" else AsIs(until_close=head.framing == "close")
     if head.framing == "chunked":
         return Events() if head.events else AsIs(framing=b"transfer-encoding: chunked\r\n")
     return Rechunked(head.events) if head.framing == "close" else AS_IS
@@ -149,8 +150,9 @@ class Unchunked:
     until_close = True
     clean = False
 
-    def __init__(self, events: bool) -> None:
-        self._events = Events(sys.maxsize) if events else None
+    def __init__(self, events: Events | None) -> None:
+        """`events`: what is done with a stream of them; it holds each until it is whole, however long."""
+        self._events = events
         self._pieces: list[bytes] = []
 
     def body(self, data: bytes, boundary: int) -> bytes:

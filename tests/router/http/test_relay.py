@@ -1,5 +1,7 @@
 """What the client gets of a worker's body, cut in any way, whole or broken off."""
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,7 +106,7 @@ def test_a_body_that_ends_with_its_connection_gets_chunks() -> None:
 
 
 def test_http_1_0_gets_the_content_without_chunks() -> None:
-    relay = Unchunked(events=False)
+    relay = Unchunked(None)
     stream = chunk(b"hello ") + chunk(b"world") + b"0\r\n\r\n"
     assert [relay.body(piece, 0) for piece in pieces_of(stream, [3, 9])] == [b"", b"", b""]
     assert relay.end() == b"hello world"
@@ -112,7 +114,7 @@ def test_http_1_0_gets_the_content_without_chunks() -> None:
 
 
 def test_http_1_0_gets_events_as_they_come() -> None:
-    relay, body = Unchunked(events=True), ChunkedBody()
+    relay, body = Unchunked(Events(sys.maxsize)), ChunkedBody()
     stream = chunk(b"data: 1\n\n") + chunk(b"data: 2\n\n") + b"0\r\n\r\n"
     sent = [relay.body(piece, body.feed(piece)) for piece in pieces_of(stream, [20, 25])]
     assert sent == [b"data: 1\n\n", b"", b"data: 2\n\n"]

@@ -461,6 +461,24 @@ async def test_the_client_is_told_what_was_cached_where_its_prompt_was_computed(
         assert router.samples("router_reported_cached_tokens_total") == ({} if cached == b"null" else {"p": 32})
 
 
+async def test_an_old_client_gets_an_event_before_the_next_is_sent(p: ScriptedWorker, d: ScriptedWorker) -> None:
+    async def stream(dialogue: Dialogue) -> None:
+        dialogue.events_head()
+        dialogue.event(b"1")
+        await dialogue.go_on.wait()
+        dialogue.event(TOLD % b"40")
+        dialogue.event(b"[DONE]")
+        dialogue.end()
+
+    d.then(stream)
+    async with router_of("nixl", p, d) as router, router.client() as client:
+        client.send(post(body=STREAMED).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert (await client.head()).header(b"transfer-encoding") is None
+        assert await client.read_until(b"\n\n") == b"data: 1\n\n"
+        d.go_on.set()
+        assert await client.rest() == b"data: %b\n\ndata: [DONE]\n\n" % (TOLD % b"32")
+
+
 waits_to_tell = once_told(PREFILLED)
 
 
