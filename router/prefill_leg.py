@@ -120,6 +120,9 @@ class PrefillLeg:
         except ValueError:
             self.fail(Failure("error", "answered its part with something else than JSON"))
             return
+        if answer.aborted:
+            self.fail(Failure("error", "aborted its part"))
+            return
         self._end()
         self._release(done=True)
         self._owner.on_prefilled(answer)

@@ -18,7 +18,12 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Choice(msgspec.Struct):
+    finish_reason: Any = None
+
+
 class _Answer(msgspec.Struct):
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     kv_transfer_params: msgspec.Raw = msgspec.Raw()
 
@@ -29,6 +34,8 @@ class Prefilled(NamedTuple):
     params: msgspec.Raw | None = None
     """`kv_transfer_params` as they came."""
     cached_tokens: int | None = None
+    aborted: bool = False
+    """The engine gave it up, as vLLM does when it is told to stop: there is no KV to hand over."""
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
@@ -43,7 +50,8 @@ def read_answer(body: bytes) -> Prefilled:
         raise ValueError("nested too deeply") from error
     params = answer.kv_transfer_params if bytes(answer.kv_transfer_params).startswith(b"{") else None
     details = answer.usage.prompt_tokens_details if answer.usage else None
-    return Prefilled(params, details.cached_tokens if details else None)
+    aborted = any(choice.finish_reason == "abort" for choice in answer.choices or ())
+    return Prefilled(params, details.cached_tokens if details else None, aborted)
 
 
 def coordinates(params: msgspec.Raw) -> dict[str, Any] | None:

@@ -461,6 +461,20 @@ def test_what_an_answer_tells(body: bytes, params: bytes | None, cached: int | N
     assert (None if answer.params is None else bytes(answer.params), answer.cached_tokens) == (params, cached)
 
 
+@pytest.mark.parametrize(
+    ("body", "aborted"),
+    [
+        (b'{"choices":[{"finish_reason":"abort"}]}', True),
+        (b'{"choices":[{"finish_reason":"length"},{"finish_reason":"abort"}]}', True),
+        (b'{"choices":[{"finish_reason":"stop","text":"abort"}]}', False),
+        (b'{"choices":[{"finish_reason":null},{}]}', False),
+        (b'{"choices":null}', False),
+    ],
+)
+def test_a_prefill_that_was_aborted(body: bytes, aborted: bool) -> None:
+    assert read_answer(body).aborted is aborted
+
+
 def test_only_a_worker_that_pushes_tells_where_to_register() -> None:
     answered = {**COORDINATES, "dcp_size": None, "remote_block_ids": [[1]], "transfer_mode": "push"}
     assert coordinates(raw(answered)) == COORDINATES

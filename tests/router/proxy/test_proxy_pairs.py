@@ -165,6 +165,7 @@ FAILING: dict[str, Script] = {
     "no object": answer(b"[]"),
     "not UTF-8": answer(b"\xff{}"),
     "a stream": events(b"{}"),
+    "aborted": answer(b'{"choices":[{"finish_reason":"abort"}],"kv_transfer_params":null}'),
     **{str(status): answer(b"{}", status) for status in (301, *BUSY)},
 }
 
