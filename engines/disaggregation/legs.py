@@ -182,6 +182,18 @@ def several_sequences(body: Body) -> str | None:
     return None
 
 
+def cut_to_fit(body: Body) -> str | None:
+    """Why no connector of vLLM can serve the request; None when it can.
+
+    vLLM cuts such a prompt to what the answer leaves of the context (renderers/params.py). The prefill makes one token,
+    so that it keeps others than the decode, which would then go on from another prompt's KV.
+    """
+    kept = count_of(body, "truncate_prompt_tokens")
+    if kept is None or kept >= 0:
+        return None
+    return "its prompt is cut to what the answer leaves room for (truncate_prompt_tokens), so that both parts differ"
+
+
 def probabilities_of_prompt(body: Body) -> str | None:
     """Why no connector can serve the request; None when it can.
 

@@ -15,6 +15,7 @@ from engines.disaggregation.legs import (
     Body,
     Handover,
     Prefiller,
+    cut_to_fit,
     first_token_by_length,
     probabilities_of_prompt,
     several_sequences,
@@ -31,7 +32,7 @@ class Mooncake:
     pushes = True
 
     def refuses(self, body: Body) -> str | None:
-        return several_sequences(body) or probabilities_of_prompt(body)
+        return several_sequences(body) or cut_to_fit(body) or probabilities_of_prompt(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:
         if prefiller.dp_rank in prefiller.engine_ids:

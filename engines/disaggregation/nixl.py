@@ -13,6 +13,7 @@ from engines.disaggregation.legs import (
     Body,
     Handover,
     Prefiller,
+    cut_to_fit,
     first_token_by_length,
     probabilities_of_prompt,
     read_body,
@@ -35,7 +36,7 @@ class Nixl:
     pushes = False
 
     def refuses(self, body: Body) -> str | None:
-        return several_sequences(body) or probabilities_of_prompt(body)
+        return several_sequences(body) or cut_to_fit(body) or probabilities_of_prompt(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
         return None

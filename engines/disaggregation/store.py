@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
-from engines.disaggregation.legs import Body, Handover, Prefiller, first_token_only, probabilities_of_prompt
+from engines.disaggregation.legs import Body, Handover, Prefiller, cut_to_fit, first_token_only, probabilities_of_prompt
 
 
 class Store:
     pushes = False
 
     def refuses(self, body: Body) -> str | None:
-        return probabilities_of_prompt(body)
+        return cut_to_fit(body) or probabilities_of_prompt(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
         return None

@@ -261,6 +261,16 @@ def test_the_probabilities_of_a_prompt_are_known_where_it_is_computed(
     assert ("log probabilities of its prompt" in why) if why else not wanted
 
 
+@pytest.mark.parametrize(
+    ("kept", "differs"), [(b"-1", True), (b'"-1"', True), (b"-1.0", True), (b"100", False), (b"null", False)]
+)
+@pytest.mark.parametrize("connector", CONNECTORS)
+def test_a_prompt_that_is_cut_to_what_its_answer_leaves_room_for(connector: str, kept: bytes, differs: bool) -> None:
+    """The parts make answers of other lengths. SGLang has no such field."""
+    why = CONNECTORS[connector].refuses(read_body(b'{"prompt":"x","truncate_prompt_tokens":%s}' % kept))
+    assert ("is cut" in why) if why else (not differs or connector == "sglang")
+
+
 def test_a_batch_for_sglang_has_a_room_for_each_prompt() -> None:
     first, second = (json.loads(leg) for leg in split("sglang", b'{"prompt":["a","b","c"]}'))
     for leg in (first, second):
