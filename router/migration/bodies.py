@@ -26,9 +26,10 @@ def tokens_left(body: Body, endpoint: Endpoint, prompt: int, output: int, max_mo
     """How many may follow `prompt` and `output` tokens; None: nobody knows."""
     stated = value_of(body, "max_tokens")
     if endpoint == "completions":
-        return (COMPLETION_TOKENS if stated is None else stated) - output
-    preferred = value_of(body, "max_completion_tokens")
-    stated = stated if preferred is None else preferred
+        stated = stated if "max_tokens" in body else COMPLETION_TOKENS  # null is no limit
+    else:
+        preferred = value_of(body, "max_completion_tokens")
+        stated = stated if preferred is None else preferred
     if stated is None:
         return None if max_model_len is None else max_model_len - prompt - output
     return int(stated) - output

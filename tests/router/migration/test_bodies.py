@@ -86,6 +86,7 @@ def test_tokens_are_asked_for() -> None:
     ("endpoint", "stated", "left"),
     [
         ("completions", {}, 13),
+        ("completions", {"max_tokens": None}, 87),
         ("completions", {"max_tokens": 20, "max_completion_tokens": 30}, 17),
         ("chat", {"max_tokens": 20, "max_completion_tokens": 30}, 27),
         ("chat", {"max_tokens": 20, "max_completion_tokens": None}, 17),
