@@ -150,9 +150,13 @@ def raw(value: object) -> msgspec.Raw:
 
 def prompts_in(body: Body) -> int:
     """How many prompts a request holds."""
-    given = body.get("prompt")
-    batch = given is not None and _BATCH.match(bytes(given))  # one of tokens is long, and not looked through
-    return len(_decode_items(given)) if given is not None and batch else 1
+    return max(1, _entries(body.get("prompt")))
+
+
+def _entries(given: msgspec.Raw | None) -> int:
+    if given is None or (written := memoryview(given)) == _NULL:
+        return 0
+    return len(_decode_items(given)) if _BATCH.match(written) else 1  # one of tokens is long, and not looked through
 
 
 def answers_wanted(body: Body) -> int:
@@ -173,7 +177,7 @@ def several_sequences(body: Body) -> str | None:
     Each answer to a prompt fetches the KV anew, and vLLM 0.32's prefill workers let it go with the first that did: the
     next waits for it until VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT (480 s), or reads what another prompt wrote over it.
     """
-    if prompts_in(body) > 1:
+    if _entries(body.get("prompt")) + _entries(body.get("prompt_embeds")) > 1:  # vLLM answers to both
         return "it holds several prompts, and the connector is told of one sequence's KV"
     if answers_wanted(body) > 1:
         return "it asks for several answers (n or best_of), and the connector hands over KV for one"

@@ -232,6 +232,23 @@ def test_the_most_tokens_however_they_are_written(asked: bytes, limit: int | Non
     assert answer_limit(read_body(b"{%s}" % asked)) == limit
 
 
+@pytest.mark.parametrize(
+    ("asked", "several"),
+    [
+        (b'"prompt_embeds":"x"', False),
+        (b'"prompt":null,"prompt_embeds":["x"]', False),
+        (b'"prompt":"x","prompt_embeds":null', False),
+        (b'"prompt":"x","prompt_embeds":"y"', True),
+        (b'"prompt_embeds":["x","y"]', True),
+    ],
+)
+@pytest.mark.parametrize("connector", ["nixl", "nixl-push", "mooncake"])
+def test_embeddings_are_prompts_too(connector: str, asked: bytes, several: bool) -> None:
+    """Of those beside a prompt vLLM makes answers too."""
+    why = CONNECTORS[connector].refuses(read_body(b"{%b}" % asked))
+    assert ("several prompts" in why) if why else not several
+
+
 @pytest.mark.parametrize("connector", CONNECTORS)
 def test_beams_are_several_sequences(connector: str) -> None:
     """vLLM asks itself for each step of each beam, without the parameters of the transfer."""
