@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -248,6 +249,7 @@ class RequestRouting:
 
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
         self._parting = Parting(None)  # it goes on whole
+        self.ttft_slo = math.inf  # its first token is out: to refuse it now would lose what was made of it
         tokens = migration.tokens
         if tokens is not None and not self.prompt.guessed:
             hashed = self.prompt.hashes is not None

@@ -110,8 +110,8 @@ class Admission:
         return math.inf if limit is None else limit - self._counted(waited)
 
     def concerns(self, ttft: float | None) -> bool:
-        """Whether a request with this objective of its own, or None, has any."""
-        return ttft is not None or self.objectives != NO_OBJECTIVES
+        """Whether a request with this objective of its own, or None, has any; one of `math.inf` has none at all."""
+        return ttft != math.inf and (ttft is not None or self.objectives != NO_OBJECTIVES)
 
     def _violation(self, predicted: Prediction, waited: float, ttft: float | None) -> Refusal | None:
         limit, tbt = ttft or self.objectives.ttft, self.objectives.tbt

@@ -32,7 +32,9 @@ class Waiting(Protocol):
         """Its candidates are of the worker that it named: it waits for nothing but room there."""
 
     @property
-    def ttft_slo(self) -> float | None: ...
+    def ttft_slo(self) -> float | None:
+        """Seconds; None: the general objectives hold. `math.inf`: none do."""
+
     @property
     def stored_tokens(self) -> int:
         """Of the prompt's leading ones, those in a shared store."""

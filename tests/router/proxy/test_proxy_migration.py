@@ -14,7 +14,7 @@ import pytest
 from router import app
 from router.inference import Endpoint
 from tests.fakes.raw_client import Answered, RawClient, get, post
-from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer
+from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, never
 from tests.fakes.waiting import until
 from tests.router.migration.client import Seen, seen
 from tests.router.migration.engine import Engine, text_of
@@ -352,6 +352,20 @@ async def test_what_another_answers_to_a_retry_is_not_judged_by_the_stream_that_
         await router.at_rest()
         assert [len(worker.requests) for worker in workers] == [1, 1, 0]
         assert (await client.ask(asked)).status == 200  # nothing came after the answer
+
+
+@pytest.mark.parametrize("objective", [{"ttft_slo": 1e-9}, {"tbt_slo": 1e-9}])
+async def test_objectives_are_for_who_has_nothing_yet(objective: dict[str, Any]) -> None:
+    """What was made of the answer would be lost."""
+    async with fleet(engine("a", 4), engine("b"), router_mode="kv", kv_events=False, **objective) as found:
+        router, client, workers = found
+        workers[1].then(never)  # so that it is no idle worker, which is always asked
+        async with router.client() as other:
+            other.send(post(path_of("chat"), json.dumps(asking("chat")).encode(), b"x-router-target-worker: w1"))
+            await until(lambda: workers[1].requests)
+            assert_whole((await ask(client, workers, "chat"))[1], "chat")
+            assert migrations(router) == {"continued": 1}
+            other.vanish()
 
 
 async def test_the_rest_goes_where_its_prefix_is() -> None:

@@ -71,6 +71,15 @@ def test_a_requests_own_objective_stands_for_the_general_one(own: float | None, 
     assert (Admission().judge(prediction(2.0), 0.0, own) is ADMIT) is (own != 0.5)
 
 
+@pytest.mark.parametrize("action", ["reject", "queue"])
+def test_one_that_may_take_for_ever_has_no_objective(action: SloAction) -> None:
+    """Nor the general ones."""
+    admission = Admission(Objectives(1.0, 0.1), action, patience=10.0)
+    assert not admission.concerns(math.inf)
+    assert admission.limit(math.inf) == admission.most(99.0, math.inf) == math.inf
+    assert admission.missed(99.0, math.inf) is None
+
+
 @pytest.mark.parametrize(
     ("predicted", "limit", "seconds"), [(1.5, 1.0, 1), (4.0, 1.0, 3), (4.1, 1.0, 4), (0.2, 0.1, 1)]
 )
