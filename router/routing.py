@@ -288,7 +288,7 @@ class RequestRouting:
     def _retract(self, leg: Leg) -> None:
         """The worker has refused the prompt: it will hold of it what it held before, and no more."""
         hashes, held = self.prompt.hashes, leg.decision.overlap_tokens
-        if leg.part == "whole" and hashes and held is not None:
+        if leg.part != "decode" and hashes and held is not None:  # of who decodes the decision does not tell
             size = leg.worker.block_size
             self._brain.retract(leg.decision.rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
 
@@ -321,7 +321,7 @@ class RequestRouting:
         tally.duration.observe(outcome.duration)
         if outcome.first_byte is not None:
             tally.first_byte.observe(outcome.first_byte)
-        if 400 <= outcome.status < 500 and outcome.end == "complete" and outcome.leg:
+        if 400 <= outcome.status < 500 and outcome.leg and _has_refused(outcome.leg, outcome):
             self._retract(outcome.leg)
         parted = outcome.parted
         if outcome.cached_tokens is not None:
@@ -392,6 +392,11 @@ def _tell(decision: Decision, request_id: bytes) -> None:
 
 def _told(predicted: Prediction | None) -> str | None:
     return predicted and ", ".join(f"{name} {value:.3g}" for name, value in predicted._asdict().items())
+
+
+def _has_refused(leg: Leg, outcome: Outcome) -> bool:
+    """Whether the answer is the worker's own; what a prefill worker says is passed on by the router."""
+    return outcome.end == "complete" or (leg.part == "prefill" and outcome.end == "failed")
 
 
 def _readable(request_id: bytes) -> str:

@@ -144,6 +144,19 @@ async def test_a_prefill_worker_that_refuses_a_request_answers_again(
         assert router.breaker(p) == "closed"
 
 
+@pytest.mark.parametrize("status", [429, 503, 400])
+async def test_a_prefill_worker_that_refuses_a_prompt_is_not_thought_to_hold_it(
+    p: ScriptedWorker, d: ScriptedWorker, status: int
+) -> None:
+    body = b'{"prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9]}'
+    async with router_of("nixl", p, d, router_mode="kv") as router:
+        overlaps = []
+        for refusal in (answer(b"{}", status), PREFILLED, PREFILLED):
+            p.then(refusal)
+            overlaps.append((await ask(router, body)).header(b"x-router-overlap-tokens"))
+    assert overlaps == [None, b"0", b"8"]
+
+
 def once_told(script: Script) -> Script:
     """Not before the test says so."""
 
