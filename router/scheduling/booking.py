@@ -68,7 +68,8 @@ class PrefillBooking(Booking):
     def __init__(
         self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool, begun: bool = False
     ) -> None:
-        """`begun`: the first token counts as there, since nobody will hear of it."""
+        """`streamed`: it is heard of when the prefill is done. `begun`: the first token counts as there, since nobody
+        will hear of it."""
         tokens = decision.prefill_tokens
         prefill_tokens = 0 if begun else tokens
         reservation = scheduler.book.reserve(decision.rank, prefill_tokens, decision.prompt_tokens, decision.new_tokens)

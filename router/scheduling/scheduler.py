@@ -127,10 +127,12 @@ class Scheduler:
         """Book the decision's prefill and active tokens; the caller must release it, however the request ends.
 
         Of an answer that is not `streamed` nobody hears before its end: its prefill counts as done when it should be.
+        Who only prefills answers when it is done.
         """
-        predicted = decision.predicted if decision.stored_tokens or not streamed else None
-        booking = PrefillBooking(self, decision, now, streamed, begun=not streamed and predicted is None)
-        if predicted and not streamed:
+        heard = streamed or decision.split is not None
+        predicted = decision.predicted if decision.stored_tokens or not heard else None
+        booking = PrefillBooking(self, decision, now, heard, begun=not heard and predicted is None)
+        if predicted and not heard:
             heappush(self._unheard, (now + predicted.ttft, next(self._numbers), booking))
         return booking
 

@@ -15,6 +15,7 @@ from indexer.types import WorkerRank
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.booking import Booking
 from router.scheduling.decision import Candidates, Choice, Decision, Split
+from router.scheduling.latency import Prefill
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.scheduler import Scheduler
 from tests.router.scheduling.candidates import HeldOnGpu, Scripted, named, rank
@@ -206,6 +207,20 @@ def test_whatever_happens_both_bookings_are_given_back(
     assert not choosing.handing_over
     seconds = choosing.backlog.seconds(named(["p", "d1", "d2"]), np.ones(3), 100.0)
     assert seconds.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_prefill_lasts_until_its_worker_says_that_it_is_done(streamed: bool) -> None:
+    """It does, whether the answer comes in pieces or not; and that is what is learned from."""
+    choosing, prefill = scheduler(), Prefill(50_000, 50_000)
+    expected = choosing.latency.prefill_seconds_on(P, prefill)
+    booking = choosing.reserve(choosing.select(fleet(whole=()), 50_000, HeldOnGpu({}), 0.0), 0.0, streamed)
+    late = 3 * expected
+    choosing.select(fleet(whole=()), 16, HeldOnGpu({}), late)
+    assert choosing.book.load(P, late).prefill_tokens == 50_000
+    booking.first_token(late)
+    booking.release(late)
+    assert choosing.latency.prefill_seconds_on(P, prefill) > expected
 
 
 @pytest.mark.parametrize("pushes", [False, True])
