@@ -73,6 +73,8 @@ class Onward(NamedTuple):
     open: bool
     """It has room now, or none of ours to wait for."""
     overlap_tokens: int
+    idle: bool
+    """Nothing is in flight there."""
 
     @property
     def rank(self) -> WorkerRank:
@@ -244,11 +246,11 @@ class Prediction(NamedTuple):
     prefill: float
     step: float
     idle: bool
-    """Nothing is in flight there."""
+    """Nothing is in flight there, nor where it decodes."""
     load: float = 0.0
     """What comes of its KV from a store, and what the rank loads before that."""
     transfer: float = 0.0
-    """Of its KV to another rank where that decodes; `step` is that one's."""
+    """Of its KV to another rank where that decodes, and what that has to do before; `step` is that one's."""
 
     @property
     def ttft(self) -> float:

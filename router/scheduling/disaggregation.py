@@ -81,4 +81,5 @@ class Disaggregation:
             float(steps[best]),
             bool(memory[best] == 0 or present.own_requests[best] == 0),
             int(present.overlap_tokens[best]),
+            not present.requests[best],
         )

@@ -190,4 +190,9 @@ def _predict(present: Present, position: int) -> Prediction:
 
 def _predict_split(onward: Onward, prefills: Present, position: int) -> Prediction:
     prediction = _predict(prefills, position)
-    return prediction._replace(step=onward.step, transfer=onward.transfer + onward.memory)
+    behind = max(0.0, onward.queue - prediction.queue - prediction.prefill)  # what it still has to compute by then
+    return prediction._replace(
+        step=onward.step,
+        transfer=onward.transfer + onward.memory + behind,
+        idle=prediction.idle and onward.idle,
+    )

@@ -14,7 +14,7 @@ from indexer.events import LoadReport
 from indexer.types import WorkerRank
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.booking import Booking
-from router.scheduling.decision import Candidates, Choice, Decision, Split
+from router.scheduling.decision import Candidates, Choice, Decision, Prediction, Split
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.scheduler import Scheduler
@@ -168,6 +168,33 @@ def test_a_push_counts_only_the_tail() -> None:
     assert pushed
     assert pushed.prefill == pulled.prefill
     assert 0 < pushed.transfer < pulled.transfer / 5
+
+
+def predicted(choosing: Scheduler, tokens: int) -> Prediction:
+    found = choosing.select(fleet(whole=()), tokens, HeldOnGpu({}), 0.0).predicted
+    assert found
+    return found
+
+
+def test_who_decodes_is_to_be_idle_too_for_a_request_to_be_taken_whatever_is_predicted() -> None:
+    choosing = scheduler()
+    assert predicted(choosing, 1000).idle
+    occupy(choosing, "d1", 3000)
+    assert predicted(choosing, 1000).idle, "d2 is"
+    occupy(choosing, "d2", 3000)
+    assert not predicted(choosing, 1000).idle
+
+
+def test_what_is_predicted_counts_the_prompts_that_the_decode_worker_computes_before() -> None:
+    choosing = scheduler()
+    before = predicted(choosing, 100).ttft
+    for name in ("d1", "d2"):
+        choosing.reserve(Decision(named([name]), Choice(0, None, ""), 50_000, None, None), 0.0)
+    queued = float(choosing.backlog.seconds(named(["d1"]), np.ones(1), 0.0)[0])
+    assert queued > before
+    assert predicted(choosing, 100).ttft > 0.9 * queued
+    free = predicted(scheduler(), 500_000).transfer
+    assert predicted(choosing, 500_000).transfer == free, "these are done long before this one's own prefill is"
 
 
 STEPS = ("first token", "generated", "prefilled", "released")
