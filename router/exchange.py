@@ -458,7 +458,7 @@ class Exchange:
 
     def _alternatives(self, leg: Leg, failure: Failure) -> list[frozenset[str]]:
         """Whom to do without, in the order of preference."""
-        if self._parts is None or failure.untold:
+        if self._parts is None or failure.untold or failure.kind == "busy":  # of which the KV is not to blame
             return [frozenset((leg.worker.id,))]
         return self._parts.others(leg)
 

@@ -389,6 +389,25 @@ async def test_a_lone_decode_workers_5xx_is_passed_on_and_counted(
         assert failures(router) == (0, 1)
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_decode_workers_prompt_is_computed_where_it_is_cached(
+    p: ScriptedWorker, d: ScriptedWorker, status: int
+) -> None:
+    """Others decode, as many as there are; another prefill worker would begin from nothing."""
+    busy = answer(b'{"error":"theirs"}', status)
+    d._default = busy
+    async with (
+        ScriptedWorker("p2", default=PREFILLED) as other,
+        ScriptedWorker("d2", default=busy) as second,
+        router_of("nixl", p, other, d, second, router_mode="kv") as router,
+    ):
+        got = await ask(router, b'{"prompt":%s}' % str(list(range(64))).encode())
+        assert (got.status, got.body) == (status, b'{"error":"theirs"}')
+        assert (len(d.requests), len(second.requests)) == (1, 1)
+        assert sorted((len(p.requests), len(other.requests))) == [0, 2]
+        assert failures(router) == (0, 2)
+
+
 async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker, d: ScriptedWorker) -> None:
     """Its time is its own: the limit of a part is not for it."""
 
