@@ -9,7 +9,7 @@ from typing import Protocol
 from engines.disaggregation.answer import Prefilled, read_answer
 from router.failures import Failure, answered
 from router.http.chunked import decode_chunks
-from router.http.messages import Request, Response
+from router.http.messages import Request, Response, first
 from router.http.upstream import Head
 from router.legs import Leg
 from router.sending import Sending
@@ -17,6 +17,7 @@ from router.sending import Sending
 MOST_BYTES = 16 * 1024**2
 """Of an answer; it holds one token, and block ids."""
 _BUSY = 429
+_TYPE = b"content-type"
 
 
 class Owner(Protocol):
@@ -102,9 +103,9 @@ class PrefillLeg:
         elif 400 <= head.status < 500 and head.status != _BUSY:
             self._end()
             self._release(done=False)
-            self._owner.on_prefill_refused(Response(head.status, body))
+            self._owner.on_prefill_refused(_response(head, body))
         else:
-            own = Response(head.status, body) if head.status >= _BUSY else None
+            own = _response(head, body) if head.status >= _BUSY else None
             self.fail(answered(head.status), own)
 
     def on_broken(self, reason: str) -> None:
@@ -147,3 +148,11 @@ class PrefillLeg:
         if sending:
             sending.drop()
         return not over
+
+
+def _response(head: Head, body: bytes) -> Response:
+    """The worker's answer with what of its headers may pass, such as when to try again."""
+    lines = head.passed_on.split(b"\r\n")[1:-1]
+    headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
+    kind = first(headers, _TYPE) or b"application/json"
+    return Response(head.status, body, kind, tuple(header for header in headers if header[0] != _TYPE))

@@ -128,6 +128,19 @@ async def test_a_request_that_the_prefill_worker_refuses_is_refused(
     assert len(p.requests) == 2
 
 
+@pytest.mark.parametrize("status", [401, 429, 503])
+async def test_what_a_prefill_worker_says_beside_its_refusal(p: ScriptedWorker, d: ScriptedWorker, status: int) -> None:
+    said = b"HTTP/1.1 %d No\r\ncontent-type: text/plain\r\nretry-after: 7\r\nserver: x\r\ncontent-length: 2\r\n\r\nno"
+    p.then(says(said % status))
+    async with router_of("nixl", p, d) as router:
+        got = await ask(router, BODY, b"x-request-id: mine")
+        assert (got.status, got.body) == (status, b"no")
+        assert sorted(got.headers) == [
+            *((b"content-length", b"2"), (b"content-type", b"text/plain")),
+            *((b"retry-after", b"7"), (b"x-request-id", b"mine")),
+        ]
+
+
 @pytest.mark.parametrize("connector", ["nixl", "sglang"])
 async def test_a_prefill_worker_that_refuses_a_request_answers_again(
     p: ScriptedWorker, d: ScriptedWorker, connector: str
