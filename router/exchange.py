@@ -521,7 +521,7 @@ class Exchange:
             self._routing.failed(leg, failure, retried=False)
             self._end_stream(end)
             return True
-        if not migration.cut():
+        if not migration.cut(unbegun=self._resuming and failure.harmless):
             return False
         others = self._routing.resume(migration, self._excluded | {leg.worker.id})
         if others is None:

@@ -119,8 +119,10 @@ class Migration:
             self.count("ended")
         return end
 
-    def cut(self) -> bool:
-        """The worker has broken off; whether another may go on."""
+    def cut(self, unbegun: bool) -> bool:
+        """The worker has broken off; whether another may go on. `unbegun`: it was to go on itself, and had no room or
+        could not be reached, so that this was not one of the times."""
+        self._tries -= unbegun
         reason = self._reason()
         if reason is None:
             self._tries += 1

@@ -265,11 +265,22 @@ async def test_the_only_worker() -> None:
 
 
 async def test_a_worker_that_cannot_be_reached_takes_no_stream_over() -> None:
-    async with fleet(engine("a", 4), engine("b"), engine("c"), migration_limit=2) as (router, client, workers):
+    """So that it is none of the times that a stream may go on."""
+    async with fleet(engine("a", 4), engine("b"), engine("c")) as (router, client, workers):
         await workers[1].refuse()
         assert_whole((await ask(client, workers, "chat"))[1], "chat")
         assert migrations(router) == {"continued": 1}
         assert not router.is_up(workers[1])
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_nor_does_a_busy_one(status: int) -> None:
+    busy = answer(b"{}", status)
+    async with fleet(engine("a", 4), busy, busy, engine("d", 4), engine("e")) as (router, client, workers):
+        _, found = await ask(client, workers, "chat")
+        assert migrations(router) == {"continued": 1, "failed": 1}
+        assert len(found.errors) == 1, "the second time is one too many"
+        assert [len(worker.requests) for worker in workers] == [1, 1, 1, 1, 0]
 
 
 async def test_a_stream_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
