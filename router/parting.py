@@ -26,12 +26,12 @@ class Parting:
     def _body(self) -> Body:
         return read_body(self._raw or b"{}")
 
-    def can(self, split: Split) -> bool:
-        """Whether the fleet's connectors can serve it in two parts."""
+    def can(self, split: Split, room: int | None) -> bool:
+        """Whether the fleet's connectors can serve it in two parts; `room` as for these."""
         if self._raw is None:
             return False
         try:
-            reasons = [CONNECTORS[name].refuses(self._body) for name in split.connectors]
+            reasons = [CONNECTORS[name].refuses(self._body, room) for name in split.connectors]
         except ValueError:
             reasons = ["its body cannot be read"]
         self.refusal = next(filter(None, reasons), None)

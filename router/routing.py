@@ -339,7 +339,16 @@ class RequestRouting:
         if self._pinned is not None:
             return fleet.candidates_of(self._pinned, self._model, exclude)
         found = fleet.candidates(self._model, exclude | self.unfit if self.unfit else exclude)
-        return found if found.split is None or self._parting.can(found.split) else found.whole
+        return found if found.split is None or self._parting.can(found.split, self._context_left()) else found.whole
+
+    def _context_left(self) -> int | None:
+        """What the prompt leaves of the longest context that a worker has, in tokens, where all tell theirs."""
+        fleet, prompt = self._brain.fleet, self.prompt
+        base = fleet.base_model(self._model)
+        if base is None or prompt.hashes is None or prompt.guessed:
+            return None
+        most = fleet.context_lengths(base.id).most
+        return None if most is None else most - prompt.tokens
 
     def _note(self, decision: Decision, now: float) -> None:
         """It was decided at `now`."""

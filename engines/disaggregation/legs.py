@@ -63,8 +63,9 @@ class Connector(Protocol):
     def pushes(self) -> bool:
         """The prefill worker writes while it computes, so what is left of the transfer after it is short."""
 
-    def refuses(self, body: Body) -> str | None:
-        """Why this request cannot be split, for people; None when it can."""
+    def refuses(self, body: Body, room: int | None = None) -> str | None:
+        """Why this request cannot be split, for people; None when it can. `room`: tokens of the model's context that
+        its prompt leaves; None: nobody knows."""
 
     def lacks(self, prefiller: Prefiller) -> str | None:
         """What is not known of the worker, so that nothing can be split with it yet; None when all is."""
@@ -186,16 +187,21 @@ def several_sequences(body: Body) -> str | None:
     return None
 
 
-def cut_to_fit(body: Body) -> str | None:
-    """Why no connector of vLLM can serve the request; None when it can.
+def length_matters(body: Body, room: int | None) -> str | None:
+    """Why no connector of vLLM can serve the request; None when it can. The prefill is for one token, and vLLM judges a
+    prompt by what the answer leaves of the context (renderers/params.py).
 
-    vLLM cuts such a prompt to what the answer leaves of the context (renderers/params.py). The prefill makes one token,
-    so that it keeps others than the decode, which would then go on from another prompt's KV.
+    One that is to be cut so would be another prompt to the decode, which would go on from the prefill's KV all the
+    same. And one that is too long would be computed first, and its KV kept until its lease ends.
     """
-    kept = count_of(body, "truncate_prompt_tokens")
-    if kept is None or kept >= 0:
-        return None
-    return "its prompt is cut to what the answer leaves room for (truncate_prompt_tokens), so that both parts differ"
+    kept, limit = count_of(body, "truncate_prompt_tokens"), answer_limit(body)
+    if kept is not None and kept < 0:
+        return (
+            "its prompt is cut to what the answer leaves room for (truncate_prompt_tokens), so that both parts differ"
+        )
+    if room is not None and limit is not None and limit > room:
+        return f"it asks for {limit} tokens, and its prompt leaves room for {max(0, room)} in the model's context"
+    return None
 
 
 def probabilities_of_prompt(body: Body) -> str | None:

@@ -15,8 +15,8 @@ from engines.disaggregation.legs import (
     Body,
     Handover,
     Prefiller,
-    cut_to_fit,
     first_token_by_length,
+    length_matters,
     probabilities_of_prompt,
     several_sequences,
     with_transfer,
@@ -31,8 +31,8 @@ BOOTSTRAP_PORT = 8998
 class Mooncake:
     pushes = True
 
-    def refuses(self, body: Body) -> str | None:
-        return several_sequences(body) or cut_to_fit(body) or probabilities_of_prompt(body)
+    def refuses(self, body: Body, room: int | None = None) -> str | None:
+        return several_sequences(body) or length_matters(body, room) or probabilities_of_prompt(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:
         if prefiller.dp_rank in prefiller.engine_ids:

@@ -13,8 +13,8 @@ from engines.disaggregation.legs import (
     Body,
     Handover,
     Prefiller,
-    cut_to_fit,
     first_token_by_length,
+    length_matters,
     probabilities_of_prompt,
     read_body,
     several_sequences,
@@ -35,8 +35,8 @@ TO_PREFILL = {
 class Nixl:
     pushes = False
 
-    def refuses(self, body: Body) -> str | None:
-        return several_sequences(body) or cut_to_fit(body) or probabilities_of_prompt(body)
+    def refuses(self, body: Body, room: int | None = None) -> str | None:
+        return several_sequences(body) or length_matters(body, room) or probabilities_of_prompt(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
         return None

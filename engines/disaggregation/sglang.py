@@ -31,7 +31,7 @@ _LARGEST_ROOM = 2**63 - 1
 class Sglang:
     pushes = True
 
-    def refuses(self, body: Body) -> str | None:
+    def refuses(self, body: Body, room: int | None = None) -> str | None:  # noqa: ARG002 -- a Connector
         if (count_of(body, "n") or 1) > 1:
             return "it asks for several answers (n), which SGLang gives one bootstrap room"
         return probabilities_of_prompt(body)

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import msgspec
 
-from engines.disaggregation.legs import Body, Handover, Prefiller, cut_to_fit, first_token_only, probabilities_of_prompt
+from engines.disaggregation.legs import (
+    Body,
+    Handover,
+    Prefiller,
+    first_token_only,
+    length_matters,
+    probabilities_of_prompt,
+)
 
 
 class Store:
     pushes = False
 
-    def refuses(self, body: Body) -> str | None:
-        return cut_to_fit(body) or probabilities_of_prompt(body)
+    def refuses(self, body: Body, room: int | None = None) -> str | None:
+        return length_matters(body, room) or probabilities_of_prompt(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
         return None

@@ -288,6 +288,15 @@ def test_a_prompt_that_is_cut_to_what_its_answer_leaves_room_for(connector: str,
     assert ("is cut" in why) if why else (not differs or connector == "sglang")
 
 
+@pytest.mark.parametrize(("room", "fits"), [(None, True), (9, True), (8, False), (-1, False)])
+@pytest.mark.parametrize("connector", CONNECTORS)
+def test_a_prompt_that_leaves_no_room_for_its_answer(connector: str, room: int | None, fits: bool) -> None:
+    """Only who decodes would say so. SGLang is asked for as much in both parts."""
+    why = CONNECTORS[connector].refuses(read_body(b'{"prompt":"x","max_tokens":9}'), room)
+    assert ("it asks for 9 tokens" in why) if why else (fits or connector == "sglang")
+    assert CONNECTORS[connector].refuses(read_body(b'{"prompt":"x"}'), room) is None
+
+
 def test_a_batch_for_sglang_has_a_room_for_each_prompt() -> None:
     first, second = (json.loads(leg) for leg in split("sglang", b'{"prompt":["a","b","c"]}'))
     for leg in (first, second):

@@ -75,6 +75,21 @@ async def test_the_probabilities_of_a_prompt(connector: str) -> None:
         assert not any(pairs.worker(name).ranks[0].scheduler.counters.prompt_tokens for name in ("p0", "d0"))
 
 
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_what_is_too_long_with_its_answer_is_not_computed_first(connector: str) -> None:
+    """Only a decode worker of vLLM would have refused it, and the KV waited for its lease to end."""
+    sim = {"max_model_len": 64}
+    for boths in (0, 1):
+        async with fleet(connector, boths=boths, sim=sim, router_mode="kv") as pairs:
+            status, answer = await pairs.post({**BODY, "max_tokens": 25})
+            assert status == 400, answer
+            assert boths or connector == "sglang" or "leaves room for 24" in answer["error"]["message"]
+            await pairs.settled()
+            assert not any(rank.scheduler.counters.prompt_tokens for rank in pairs.worker("p0").ranks)
+            status, answer = await pairs.post({**BODY, "max_tokens": 24})
+            assert status == 200, answer
+
+
 @pytest.mark.parametrize("connector", ["mooncake", "sglang", "nixl", "nixl-push"])
 async def test_ranks(connector: str) -> None:
     """Of several each has its own engine id, room or place; the answer is the same."""
