@@ -33,6 +33,7 @@ from router.migration.rewriting import NAMES, Fields, Rewriting
 MOST_HELD = 64
 """Events that wait for text: a character has at most four bytes, special tokens have none."""
 _SERVER_ERROR = 500
+_END = b"data: [DONE]"
 _PARSED = "its engine reads tools or reasoning out of the answer, or says what is not known here"
 
 Ends = Callable[[Sequence[int]], bool]
@@ -66,9 +67,11 @@ class Record:
             return b""
         if self._rewriting:
             event = self._rewritten(self._rewriting, event)
-        if not is_data(event):
-            self._done |= event.startswith(b"data: [DONE]")
+        if event.startswith(_END):
+            self._done = True
             return self._release() + event
+        if not is_data(event):  # a comment, which says nothing of what waits
+            return event
         return self._shown(event) if self._trouble else self._note(event)
 
     @staticmethod
@@ -115,10 +118,10 @@ class Record:
         self._finished |= finished
         if text and (not ids or self.prompt is None):
             return self._give_up("the engine does not tell its tokens", event)
-        if ids and not text and not finished:
-            return self._hold(ids, event)
+        if not text and not finished:
+            return self._hold(ids, event) if ids else self._shown(event)
+        self.output += self._held_ids
         if ids:
-            self.output += self._held_ids
             self.output.extend(ids)
             self._loose = len(ids) - 1
         return self._release() + self._shown(event)
@@ -182,7 +185,7 @@ class Record:
         if with_usage and not self._counted and self.prompt is not None:
             whole = Rewriting({}, self._chat, len(self.prompt), len(self.output))
             yield write_event({**self._names, "choices": [], "usage": whole.usage({})})
-        yield b"data: [DONE]\n\n"
+        yield _END + b"\n\n"
 
     def cut(self, ends: Ends | None) -> str | None:
         """Forget what was not sent. Returns why the stream cannot go on, None if it can: from `output`, or anew where

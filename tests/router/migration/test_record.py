@@ -171,3 +171,23 @@ def test_what_is_no_event_of_tokens_passes() -> None:
     record = opened()
     for odd in (b": ping\n\n", b"event: x\ndata: y\n\n"):
         assert record.feed(odd) == odd
+
+
+@pytest.mark.parametrize("odd", [b": ping\n\n", told("", None), told("", [])])
+def test_what_comes_within_a_character_loses_none_of_its_tokens(odd: bytes) -> None:
+    """A proxy before the engine may keep the connection alive so."""
+    record = opened()
+    assert record.feed(told("", [6])) == b""
+    assert record.feed(odd) == (odd if odd.startswith(b":") else told("", None))
+    assert record.feed(told("\u00e9", [7])) == told("", None) + told("\u00e9", None)
+    assert record.cut(ends_whole) is None
+    assert list(record.output) == [5, 6, 7]
+
+
+def test_the_last_event_may_tell_no_tokens() -> None:
+    record = opened()
+    for each in (told("", [6]), told("", None, reason="length")):
+        record.feed(each)
+    end = record.ending(with_usage=True)
+    assert end is not None
+    assert json.loads(end.split(b"\n\n")[0][6:])["usage"]["completion_tokens"] == 2
