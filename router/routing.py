@@ -327,6 +327,8 @@ class RequestRouting:
         if outcome.cached_tokens is not None:
             reporter = tallies.worker(parted.prefill_worker) if parted else tally
             reporter.reported_tokens += outcome.cached_tokens
+        if parted and not self.streamed:  # the first byte of its answer says nothing of the transfer
+            parted = parted._replace(transfer=None)
         tallies.parted.finished(parted, outcome.duration - (outcome.first_byte or outcome.duration))
         self._brain.metrics.lifecycle.finished(outcome)
         if self._arm:

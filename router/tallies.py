@@ -214,8 +214,8 @@ _COUNTERS = (
 )
 _PARTS = {
     "prefill": "From sending the first part of a request to its answer.",
-    "transfer": "From the first part's answer to the first byte of the second's.",
-    "decode": "From the first byte of the second part's answer to its end.",
+    "transfer": "From the first part's answer to the first byte of the second's, where it is streamed.",
+    "decode": "From the first byte of the second part's answer to its end, where it is streamed.",
 }
 _HISTOGRAMS = (
     (

@@ -603,8 +603,12 @@ async def test_what_is_said_of_requests_in_two_parts(p: ScriptedWorker, d: Scrip
         assert router.total("router_pd_requests_total") == 1
         assert router.total("router_pd_leg_failures_total", leg="prefill") == 1
         assert router.samples("router_worker_failures_total") == {"p": 1}
+        timed = {name: router.total(f"router_pd_{name}_seconds_count") for name in ("prefill", "transfer", "decode")}
+        assert timed == {"prefill": 1, "transfer": 0, "decode": 0}, "the first byte came with the last"
+        d.then(events(b"1", b"[DONE]"))
+        assert (await ask(router, STREAMED)).status == 200
         for name in ("prefill", "transfer", "decode"):
-            assert router.total(f"router_pd_{name}_seconds_count") == 1
+            assert router.total(f"router_pd_{name}_seconds_count") == timed[name] + 1
 
 
 async def test_workers_that_lack_their_others_are_named_at_the_start(
