@@ -1,7 +1,7 @@
 """The beginning of a decode worker's stream, held back until it shows that the KV has come (pure).
 
 Engines answer 200 before they know. Where it has not come an error event follows, in a chat behind the chunk with the
-role.
+role; where the engine is told to stop meanwhile, the end of the answer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 
 _ERROR = re.compile(rb'(?:[0-9a-fA-F]+\r\n)?data: ?\{"(?:error": ?\{|object": ?"error")')
 """A chunk's first event, as vLLM and SGLang write it when the first token failed."""
+_ABORTED = re.compile(rb'"finish_reason": ?"abort"')
 _ROLE = re.compile(rb'"delta": ?\{"role": ?"assistant"(?:, ?"content": ?(?:""|null))?(?:, ?"[a-z_]+": ?null)*\}')
 
 
@@ -31,6 +32,8 @@ class Opening:
         return True
 
     def fails(self, data: bytes) -> bool:
-        """Whether an error comes before anything that a client could use. `data`: all so far."""
+        """Whether an error or the end comes before anything that a client could use. `data`: all so far."""
         first, _, rest = data.partition(b"\n\n")
-        return bool(_ERROR.match(data) or (_ROLE.search(first) and _ERROR.match(rest.lstrip(b"\r\n"))))
+        if _ROLE.search(first):
+            first = rest.lstrip(b"\r\n").partition(b"\n\n")[0]
+        return bool(_ERROR.match(first) or _ABORTED.search(first))

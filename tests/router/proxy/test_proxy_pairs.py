@@ -421,6 +421,33 @@ async def test_a_busy_decode_workers_prompt_is_computed_where_it_is_cached(
         assert failures(router) == (0, 2)
 
 
+ABORTED = {
+    "/v1/completions": [b'{"choices":[{"index":0,"text":"","finish_reason":"abort"}]}'],
+    "/v1/chat/completions": [
+        b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}',
+        b'{"choices":[{"index":0,"delta":{"content":""},"finish_reason":"abort"}]}',
+    ],
+}
+
+
+@pytest.mark.parametrize("path", ABORTED)
+async def test_a_decode_worker_that_is_told_to_stop_before_its_first_token(
+    p: ScriptedWorker, d: ScriptedWorker, path: str
+) -> None:
+    aborted, whole = events(*ABORTED[path], b"[DONE]"), events(b'{"choices":[]}', b"[DONE]")
+    body = STREAMED.replace(b'"prompt": "hello"', b'"messages": []') if "chat" in path else STREAMED
+    async with ScriptedWorker("d2") as other, router_of("nixl", p, d, other) as router:
+        d._default, other._default = aborted, whole
+        for _ in range(2):  # whichever is asked first
+            got = await ask(router, body, path=path)
+            assert got.body == b'data: {"choices":[]}\n\ndata: [DONE]\n\n'
+        assert failures(router) == (0, len(d.requests))
+        assert d.requests
+        router.app._fleet.mark_down(router.app._fleet.workers["d2"], "gone")
+        got = await ask(router, body, path=path)
+        assert (got.status, b'"abort"' in got.body) == (200, True), "nobody else is there"
+
+
 async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker, d: ScriptedWorker) -> None:
     """Its time is its own: the limit of a part is not for it."""
 
