@@ -103,7 +103,8 @@ class Record:
         self._take_prompt(chunk)
         if not self._names and not _tells_error(chunk):
             fields = decode_fields(data)
-            self._names = {name: fields[name] for name in NAMES if name in fields}
+            # copied, or they would keep all of the event, which tells the prompt's tokens
+            self._names = {name: fields[name].copy() for name in NAMES if name in fields}
         return chunk
 
     def _take(self, choice: Choice, event: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -191,3 +192,18 @@ def test_the_last_event_may_tell_no_tokens() -> None:
     end = record.ending(with_usage=True)
     assert end is not None
     assert json.loads(end.split(b"\n\n")[0][6:])["usage"]["completion_tokens"] == 2
+
+
+def test_of_a_long_prompt_its_tokens_are_kept_and_no_more() -> None:
+    """Four bytes each."""
+    first = told("a", [5], list(range(100_000, 200_000)))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        record = Record(chat=False, shows_ids=False)
+        record.feed(bytes(bytearray(first)))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert record.prompt is not None
+    assert after - before < 4 * len(record.prompt) * 1.2
