@@ -33,7 +33,10 @@ logger = logging.getLogger(__name__)
 PROBE_TIMEOUT = 5.0
 PROBE_INTERVAL = 1.0
 """Seconds between attempts to find out about an engine that does not answer yet."""
+RESTART_DELAY = 5.0
+"""Seconds from a failure that nobody foresaw until all begins anew."""
 
+FAILED = "A publisher has failed and begins anew"
 NO_EVENTS = (
     "The engine does not say where it publishes KV events: start it with --kv-events-config, or state the endpoint "
     "(--events tcp://HOST:PORT)"
@@ -64,8 +67,8 @@ class EnginePublisher:
 
     `description` None: the engine is asked, as often as it takes. `events` and `replay` are ZMQ endpoints that take the
     place of what is found out (rank 0's; other ranks' ports follow; a `*` in `replay` is the host of `url`),
-    `block_size` likewise. `connect_patience`: as of `ZmqSource`. `now_ns` is the wall clock; a session that is given
-    stays open.
+    `block_size` likewise. `connect_patience` and `restart_delay`: as of `ZmqSource`, in seconds. `now_ns` is the wall
+    clock; a session that is given stays open.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class EnginePublisher:
         replay_timeout: float = REPLAY_TIMEOUT,
         connect_patience: float | None = CONNECT_PATIENCE,
         event_hosts: Collection[str] = (),
+        restart_delay: float = RESTART_DELAY,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.worker_id = worker_id
@@ -99,6 +103,7 @@ class EnginePublisher:
         self._replay_timeout = replay_timeout
         self._connect_patience = connect_patience
         self._event_hosts = event_hosts
+        self._restart_delay = restart_delay
         self._epochs = Epochs(now_ns)
         self._ranks: dict[int, EngineRank] = {}
         self._sources: dict[int, ZmqSource] = {}
@@ -127,6 +132,18 @@ class EnginePublisher:
             self._session = None
 
     async def _run(self, session: aiohttp.ClientSession) -> None:
+        told = ""
+        while True:
+            try:
+                await self._publish(session)
+            except Exception as error:
+                # Whatever it is: else nothing more would be known of the engine until somebody reads the log.
+                fields = {"worker": self.worker_id, "error": repr(error)}
+                logger.exception(FAILED, exc_info=repr(error) != told, extra={"fields": fields})
+                told = repr(error)
+            await asyncio.sleep(self._restart_delay)
+
+    async def _publish(self, session: aiohttp.ClientSession) -> None:
         try:
             found = self._description or await self._probe(session)
             while True:
@@ -135,7 +152,10 @@ class EnginePublisher:
                 log_event(logger, logging.INFO, "The engine has changed", worker=self.worker_id, engine=self._url)
                 await self._leave()
         except Exception:
-            logger.exception("A publisher has failed and stops")
+            await self._leave()
+            for rank in self._ranks.values():
+                rank.disown()
+            raise
 
     async def _begin(self, found: EngineDescription, session: aiohttp.ClientSession) -> LoadPoller:
         description = with_overrides(found, *self._overrides)
@@ -205,6 +225,7 @@ class EnginePublisher:
             self._ranks[number],
             replay_timeout=self._replay_timeout,
             connect_patience=self._connect_patience,
+            restart_delay=self._restart_delay,
         )
         try:
             listener.start()

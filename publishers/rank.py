@@ -86,6 +86,11 @@ class RankPublisher:
         mark = (relay.rank.worker_id, relay.rank.dp_rank, epoch, relay.event_id, exact)
         self._plane.publish(self._load_subject, encode(LoadReport(*mark, **msgspec.structs.asdict(load))))
 
+    def disown(self) -> None:
+        """Nobody follows the engine for now: receivers are not sure of the rank until they hear more of it."""
+        self.has_events = False
+        self.report(RankLoad())
+
     def new_epoch(self) -> None:
         self.relay.restart(self._epochs.next())
         # Receivers should forget the old epoch now, not when the engine happens to store something.

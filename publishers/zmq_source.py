@@ -39,6 +39,9 @@ REPLAY_TIMEOUT = 5.0
 CONNECT_PATIENCE = 10.0
 """Seconds for the first connection to come about, after which that it has not is said."""
 
+RESTART_DELAY = 5.0
+"""Seconds from a failure that nobody foresaw until a new connection is made."""
+
 MOST_BYTES = 64 * 1024**2
 """Of one message, some ten thousand times what an engine sends. A larger one ends the connection for good, as it does
 with libzmq."""
@@ -47,6 +50,7 @@ _UNKNOWN = "what it held before now, and what gets lost, stays unknown until it 
 NO_REPLAY = f"The engine offers no replay of its events: {_UNKNOWN}"
 NOBODY_TO_ASK = f"No replay of the engine's events can be asked for: {_UNKNOWN}"
 NOBODY_THERE = "No KV events can be had of the engine yet: nothing that speaks ZMQ is connected here"
+NOT_FOLLOWED = "The events of %s are not followed any more, until that begins anew"
 UNEXPECTED = "A message is not what the protocol says; further ones are only counted"
 
 _SEQ_BYTES = 8
@@ -82,11 +86,14 @@ class ZmqSource:
         *,
         replay_timeout: float = REPLAY_TIMEOUT,
         connect_patience: float | None = CONNECT_PATIENCE,
+        restart_delay: float = RESTART_DELAY,
     ) -> None:
         """`connect_patience`: None where others say that nobody is there."""
         self.counts = SourceCounts()
         self._connect_patience = connect_patience
         self._missing: asyncio.TimerHandle | None = None
+        self._restart_delay = restart_delay
+        self._again: asyncio.TimerHandle | None = None
         self._source = source
         self._sink = sink
         self._replay_timeout = replay_timeout
@@ -102,17 +109,21 @@ class ZmqSource:
         """Raises ValueError for an endpoint that is no ZMQ address, or that cannot be listened on."""
         if self._source.replay is None:
             log_event(logger, logging.WARNING, NO_REPLAY, endpoint=self._source.endpoint)
-        self._sockets = _Sockets(self._source, self._replay_timeout, self.counts, self._take)
+        self._connect()
         if self._connect_patience is not None:
             self._missing = asyncio.get_running_loop().call_later(self._connect_patience, self._miss)
+
+    def _connect(self) -> None:
+        self._sockets = _Sockets(self._source, self._replay_timeout, self.counts, self._take)
 
     def _miss(self) -> None:
         if not self.counts.connections:
             log_event(logger, logging.WARNING, NOBODY_THERE, endpoint=self._source.endpoint)
 
     async def close(self) -> None:
-        if self._missing is not None:
-            self._missing.cancel()
+        for timer in (self._missing, self._again):
+            if timer is not None:
+                timer.cancel()
         if self._sockets is not None:
             await self._sockets.close()
             self._sockets = None
@@ -122,9 +133,24 @@ class ZmqSource:
             self._feed(stimulus, sockets)
             self._follow(sockets.connected and self._sequence.caught_up)
         except Exception:
-            logger.exception("The events of %s are not followed any more", self._source.endpoint)
+            logger.exception(NOT_FOLLOWED, self._source.endpoint)
             sockets.end()
+            self._begin_later()
+            self._caught_up = False
             self._sink.follow(False)
+
+    def _begin_later(self) -> None:
+        """With a new epoch, as after any lost connection: what the engine says meanwhile is not heard."""
+        self._again = asyncio.get_running_loop().call_later(self._restart_delay, self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        try:
+            self._connect()
+        except ValueError as error:  # where we listen, another may have taken the port
+            log_event(
+                logger, logging.ERROR, "Events cannot be followed yet", endpoint=self._source.endpoint, error=error
+            )
+            self._begin_later()
 
     def _follow(self, caught_up: bool) -> None:
         if caught_up != self._caught_up:

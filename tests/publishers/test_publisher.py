@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from engines import problems
 from engines.description import EngineDescription, EventSource
+from indexer.cursor import View
 from indexer.events import (
     NO_EVENTS,
     Cleared,
@@ -27,10 +28,11 @@ from indexer.events import (
     unpack_hashes,
 )
 from indexer.hashing import chain_hashes, pack_tokens
+from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
 from publishers.local_plane import LocalPlane
 from publishers.plane import all_events, all_loads, replay_subject
-from publishers.publisher import EnginePublisher, with_overrides
+from publishers.publisher import FAILED, EnginePublisher, with_overrides
 from tests.fakes.http_engine import HttpEngine, models, running
 from tests.fakes.waiting import until
 from tests.fakes.zmq_engine import BLOCK_SIZE, CLEARED, FakeEngine, removed, stored
@@ -568,3 +570,66 @@ async def test_closing_can_be_cancelled_and_done_again() -> None:
     with pytest.raises(asyncio.CancelledError):
         await closing
     await publisher.close()
+
+
+class FailingPlane(LocalPlane):
+    """Raises what nobody expects to the publisher's own task."""
+
+    failures = 0
+
+    def publish(self, subject: str, payload: bytes) -> None:
+        task = asyncio.current_task()
+        if self.failures and task and task.get_name() == "publisher of w":
+            self.failures -= 1
+            raise RuntimeError("theirs")
+        super().publish(subject, payload)
+
+
+@asynccontextmanager
+async def failing(engine: FakeEngine, restart_delay: float) -> AsyncIterator[tuple[FailingPlane, Receiver, KVIndexer]]:
+    """A publisher, what it says, and what a router makes of it."""
+    receiver, indexer = Receiver(), KVIndexer()
+    plane = receiver.plane = FailingPlane()
+    indexer.watch(RANK)
+    await receiver.start()
+    await plane.subscribe(all_events("default"), lambda payload: none(indexer.on_batch(decode_batch(payload))))
+    await plane.subscribe(all_loads("default"), lambda payload: none(indexer.on_report(decode_load(payload))))
+    publisher = EnginePublisher(
+        worker_id="w",
+        url=NOWHERE,
+        plane=plane,
+        description=EngineDescription("vllm", event_sources=(engine.source,)),
+        load_interval=0.01,
+        restart_delay=restart_delay,
+    )
+    await publisher.start()
+    await engine.subscribed()
+    await engine.publish(stored(1))
+    await until(lambda: receiver.held == ours(1) and indexer.view(RANK) is View.EXACT)
+    try:
+        yield plane, receiver, indexer
+    finally:
+        await publisher.close()
+
+
+def none(_: object) -> None:
+    pass
+
+
+async def test_after_a_failure_that_nobody_foresaw_it_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeEngine() as engine, failing(engine, restart_delay=0) as (plane, receiver, indexer):
+        old = receiver.batches[-1].epoch
+        plane.failures = 5
+        await until(lambda: receiver.batches[-1].epoch > old and receiver.held == ours(1))
+        await until(lambda: indexer.view(RANK) is View.EXACT)
+        await engine.publish(stored(2, parent=1))
+        await until(lambda: receiver.held == ours(1, 2))
+    told = [record.exc_info for record in caplog.records if record.getMessage() == FAILED]
+    assert len(told) > 1
+    assert [bool(trace) for trace in told] == [True] + [False] * (len(told) - 1)
+
+
+async def test_what_nobody_follows_after_a_failure_is_not_taken_for_exact() -> None:
+    async with FakeEngine() as engine, failing(engine, restart_delay=1000) as (plane, _, indexer):
+        plane.failures = 1
+        await until(lambda: indexer.view(RANK) is View.RECOVERING)

@@ -298,6 +298,28 @@ async def test_a_fault_that_ends_the_stream_is_said_and_does_not_hinder_closing(
     assert "a fault of the sink's own" in caplog.text
 
 
+async def test_after_a_fault_that_ended_the_stream_it_begins_anew() -> None:
+    class Faulty(Log):
+        faults = 2
+
+        def follow(self, caught_up: bool) -> None:
+            super().follow(caught_up)
+            if caught_up and self.faults:
+                self.faults -= 1
+                raise RuntimeError("a fault of the sink's own")
+
+    async with FakeEngine() as engine:
+        await engine.lose(stored(0))
+        log = Faulty()
+        subject = ZmqSource(engine.source, log, restart_delay=0)
+        subject.start()
+        await until(lambda: log.caught_up == [True, False, True, False, True])
+        assert this_epoch(log.said) == engine.payloads
+        await engine.publish(stored(1))
+        await until(lambda: this_epoch(log.said) == engine.payloads)
+        await subject.close()
+
+
 async def test_other_topics_are_not_ours() -> None:
     async with FakeEngine() as engine, following(engine.source) as (log, subject):
         await engine.subscribed()
