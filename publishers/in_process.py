@@ -11,7 +11,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -25,10 +26,14 @@ from publishers.rank import Decode, EngineRank, Epochs
 
 logger = logging.getLogger(__name__)
 
+FAILED = "Publishing from inside the engine has failed and begins anew"
+
 QUEUE_LIMIT = 10_000
 """Batches waiting for the thread, as many as vLLM keeps for replay; more are dropped."""
 
 REPORT_INTERVAL = 1.0
+RESTART_DELAY = 5.0
+"""Seconds from a failure that nobody foresaw until all begins anew."""
 STOP_TIMEOUT = 3.0
 TURN = 64
 """Batches handled before the rest of the thread's loop gets its turn."""
@@ -40,13 +45,19 @@ def figures_subject(namespace: str, rank: WorkerRank) -> str:
 
 
 class PlaneThread:
-    """Runs `main(plane, stop)` in a daemon thread; it should return soon after `stop` is set."""
+    """Runs `main(plane, stop)` in a daemon thread; it should return soon after `stop` is set, and is run anew where it
+    fails."""
 
     def __init__(
-        self, name: str, settings: Settings, main: Callable[[EventPlane, asyncio.Event], Awaitable[None]]
+        self,
+        name: str,
+        settings: Settings,
+        main: Callable[[EventPlane, asyncio.Event], Awaitable[None]],
+        restart_delay: float,
     ) -> None:
         self._main = main
         self._settings = settings
+        self._restart_delay = restart_delay
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name=name)
@@ -63,11 +74,19 @@ class PlaneThread:
         self._thread.join(STOP_TIMEOUT)
 
     def _run(self) -> None:
-        try:
-            with contextlib.closing(self._loop):
-                self._loop.run_until_complete(self._with_plane())
-        except Exception:
-            logger.exception("Publishing from inside the engine has failed and stops")
+        with contextlib.closing(self._loop):
+            self._loop.run_until_complete(self._until_stopped())
+
+    async def _until_stopped(self) -> None:
+        told = ""
+        while not self._stop.is_set():
+            try:
+                await self._with_plane()
+            except Exception as error:
+                # Whatever it is: else nothing more would be known of the engine until it is restarted.
+                logger.exception(FAILED, exc_info=repr(error) != told, extra={"fields": {"error": repr(error)}})
+                told = repr(error)
+                await _wait(self._stop, self._restart_delay)
 
     async def _with_plane(self) -> None:
         plane = make_plane(self._settings.nats, self._settings.files)
@@ -81,18 +100,27 @@ class PlaneThread:
 class EventThread:
     """Publishes batches of engine events, which may be any objects that msgspec encodes to what `make_decode` reads."""
 
-    def __init__(self, settings: Settings, dp_rank: int, make_decode: Callable[[], Decode]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        dp_rank: int,
+        make_decode: Callable[[], Decode],
+        restart_delay: float = RESTART_DELAY,
+    ) -> None:
         self.dropped = 0
         """Batches for which there was no room."""
         self._rank = WorkerRank(settings.worker_id, dp_rank)
         self._namespace = settings.namespace
+        self._epochs = Epochs(time.time_ns)
         self._make_decode = make_decode
         self._queue: deque[object] = deque()
         self._told_of_drops = 0
         self._wake = asyncio.Event()
         self._woken = False
+        self._heard = False
+        """Something of the engine was taken from the queue."""
         self._load = RankLoad()
-        self._thread = PlaneThread(f"kv-router events {self._rank}", settings, self._main)
+        self._thread = PlaneThread(f"kv-router events {self._rank}", settings, self._main, restart_delay)
 
     def publish(self, batch: object) -> None:
         """From the engine's thread; never blocks. The batch must not change any more."""
@@ -110,22 +138,26 @@ class EventThread:
         self._thread.stop()
 
     async def _main(self, plane: EventPlane, stop: asyncio.Event) -> None:
-        rank = EngineRank(self._rank, plane, self._namespace, Epochs(time.time_ns), self._make_decode)
+        rank = EngineRank(self._rank, plane, self._namespace, self._epochs, self._make_decode)
+        if self._heard:  # before a failure, and what the engine held by then it does not say again
+            rank.lose_track()
         await rank.start()
         await plane.subscribe(figures_subject(self._namespace, self._rank), self._on_figures)
-        tasks = [asyncio.create_task(self._forward(rank)), asyncio.create_task(self._report(rank))]
-        await stop.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._drain(rank)
-        await rank.close()
+        try:
+            await _until(stop, self._forward(rank), self._report(rank))
+            await self._drain(rank)
+        except Exception:
+            rank.disown()
+            raise
+        finally:
+            await rank.close()
 
     def _on_figures(self, payload: bytes) -> None:
         with contextlib.suppress(msgspec.DecodeError):
             self._load = msgspec.msgpack.decode(payload, type=RankLoad)
 
     async def _forward(self, rank: EngineRank) -> None:
+        self._wake.set()  # for what has come before
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -146,6 +178,7 @@ class EventThread:
             rank.lose_track()
 
     def _apply(self, rank: EngineRank, batch: object) -> None:
+        self._heard = True
         try:
             rank.apply(msgspec.msgpack.encode(batch))
         except Exception:
@@ -160,6 +193,24 @@ class EventThread:
             await asyncio.sleep(REPORT_INTERVAL)
 
 
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    """For so long at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+
+
+async def _until(stop: asyncio.Event, *work: Coroutine[Any, Any, object]) -> None:
+    """Does what has no end by itself. Raises what ends it all the same."""
+    tasks: list[asyncio.Task[object]] = [asyncio.create_task(one) for one in (*work, stop.wait())]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
 class FiguresThread:
     """Sends the latest figures of one rank to where its events are published, whenever they have changed."""
 
@@ -167,7 +218,7 @@ class FiguresThread:
         self._subject = figures_subject(settings.namespace, WorkerRank(settings.worker_id, dp_rank))
         self._interval = interval
         self._latest = RankLoad()
-        self._thread = PlaneThread(f"kv-router figures {dp_rank}", settings, self._main)
+        self._thread = PlaneThread(f"kv-router figures {dp_rank}", settings, self._main, RESTART_DELAY)
 
     def update(self, load: RankLoad) -> None:
         """From any thread; never blocks."""
@@ -182,6 +233,4 @@ class FiguresThread:
             if (latest := self._latest) != sent:
                 sent = latest
                 plane.publish(self._subject, msgspec.msgpack.encode(latest))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval):
-                    await stop.wait()
+            await _wait(stop, self._interval)

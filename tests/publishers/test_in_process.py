@@ -17,16 +17,17 @@ import pytest
 import publishers.in_process
 from engines.rank_load import RankLoad
 from engines.vllm.decode import Decoder
-from indexer.events import EventBatch, LoadReport, Stored, decode_batch, decode_load, unpack_hashes
+from indexer.events import NO_EVENTS, EventBatch, LoadReport, Stored, decode_batch, decode_load, unpack_hashes
 from indexer.types import WorkerRank
 from publishers.embedded_nats import NatsServer
-from publishers.in_process import EventThread, FiguresThread, figures_subject
+from publishers.in_process import FAILED, EventThread, FiguresThread, figures_subject
+from publishers.local_plane import LocalPlane
 from publishers.nats_plane import NatsPlane
 from publishers.plane import all_events, all_loads
 from publishers.plugin_settings import Settings, settings_from
 from publishers.vllm_plugin import register
 from tests.fakes.waiting import until
-from tests.fakes.zmq_engine import stored
+from tests.fakes.zmq_engine import CLEARED, stored
 from tests.nats_fixture import nats_server
 
 __all__ = ["nats_server"]
@@ -111,6 +112,49 @@ async def test_an_unusable_batch_is_said_and_the_next_one_published(
         await until(lambda: router.batches)
     thread.stop()
     assert "A batch of the engine cannot be published" in caplog.text
+
+
+class FailingPlane(LocalPlane):
+    """With a receiver of its own; raises what nobody expects for as many load reports as it is told."""
+
+    failures = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router()
+
+    async def start(self) -> None:
+        await super().start()
+        await self.subscribe(all_events("ns"), lambda payload: self.router.batches.append(decode_batch(payload)))
+        await self.subscribe(all_loads("ns"), lambda payload: self.router.reports.append(decode_load(payload)))
+
+    def publish(self, subject: str, payload: bytes) -> None:
+        if self.failures and subject.startswith("kv.ns.load."):
+            self.failures -= 1
+            raise RuntimeError("theirs")
+        super().publish(subject, payload)
+
+
+async def test_after_a_failure_that_nobody_foresaw_it_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plane = FailingPlane()
+    monkeypatch.setattr(publishers.in_process, "REPORT_INTERVAL", 0.001)
+    monkeypatch.setattr(publishers.in_process, "make_plane", lambda *_: plane)
+    router, thread = plane.router, EventThread(Settings("local", "w", "ns"), 0, Decoder, restart_delay=0.001)
+    thread.publish(BATCH)
+    await until(lambda: router.reports and router.reports[-1].event_id == 0 and router.reports[-1].exact)
+    old = router.batches[-1].epoch
+    plane.failures = 1
+    await until(lambda: router.reports[-1].epoch > old)
+    assert NO_EVENTS in [report.epoch for report in router.reports]  # meanwhile nobody takes it for exact
+    assert not router.reports[-1].exact  # what the engine held before it does not say again
+    thread.publish([1.0, [CLEARED, stored(8)], None])
+    await until(lambda: router.batches[-1].epoch > old and router.reports[-1].exact)
+    thread.stop()
+    told = [record for record in caplog.records if record.getMessage() == FAILED]
+    assert [bool(record.exc_info) for record in told] == [True]
+    assert our_threads() == []
 
 
 def test_nobody_is_harmed_after_the_end_and_without_a_server() -> None:
