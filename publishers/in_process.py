@@ -44,6 +44,14 @@ def figures_subject(namespace: str, rank: WorkerRank) -> str:
     return f"kv.{namespace}.figures.{load_subject(namespace, rank).split('.', 3)[3]}"
 
 
+class _Figures(msgspec.Struct, frozen=True):
+    """Of several front ends of one engine each gets some: the latest of any are true. They are on one machine."""
+
+    at: int
+    """Nanoseconds of its steady clock."""
+    load: RankLoad
+
+
 class PlaneThread:
     """Runs `main(plane, stop)` in a daemon thread; it should return soon after `stop` is set, and is run anew where it
     fails."""
@@ -119,7 +127,7 @@ class EventThread:
         self._woken = False
         self._heard = False
         """Something of the engine was taken from the queue."""
-        self._load = RankLoad()
+        self._figures = _Figures(0, RankLoad())
         self._thread = PlaneThread(f"kv-router events {self._rank}", settings, self._main, restart_delay)
 
     def publish(self, batch: object) -> None:
@@ -154,7 +162,9 @@ class EventThread:
 
     def _on_figures(self, payload: bytes) -> None:
         with contextlib.suppress(msgspec.DecodeError):
-            self._load = msgspec.msgpack.decode(payload, type=RankLoad)
+            figures = msgspec.msgpack.decode(payload, type=_Figures)
+            if figures.at >= self._figures.at:
+                self._figures = figures
 
     async def _forward(self, rank: EngineRank) -> None:
         self._wake.set()  # for what has come before
@@ -189,7 +199,7 @@ class EventThread:
 
     async def _report(self, rank: EngineRank) -> None:
         while True:
-            rank.report(self._load)
+            rank.report(self._figures.load)
             await asyncio.sleep(REPORT_INTERVAL)
 
 
@@ -212,25 +222,28 @@ async def _until(stop: asyncio.Event, *work: Coroutine[Any, Any, object]) -> Non
 
 
 class FiguresThread:
-    """Sends the latest figures of one rank to where its events are published, whenever they have changed."""
+    """Sends the latest figures of one rank to where its events are published: when they have changed, and again every
+    second, since an engine that is idle makes no others and one message may be lost."""
 
     def __init__(self, settings: Settings, dp_rank: int, interval: float = 0.25) -> None:
         self._subject = figures_subject(settings.namespace, WorkerRank(settings.worker_id, dp_rank))
         self._interval = interval
-        self._latest = RankLoad()
+        self._latest: _Figures | None = None
         self._thread = PlaneThread(f"kv-router figures {dp_rank}", settings, self._main, RESTART_DELAY)
 
     def update(self, load: RankLoad) -> None:
         """From any thread; never blocks."""
-        self._latest = load
+        self._latest = _Figures(time.monotonic_ns(), load)
 
     def stop(self) -> None:
         self._thread.stop()
 
     async def _main(self, plane: EventPlane, stop: asyncio.Event) -> None:
         sent: RankLoad | None = None
+        due = 0.0
         while not stop.is_set():
-            if (latest := self._latest) != sent:
-                sent = latest
+            latest, now = self._latest, time.monotonic()
+            if latest and (latest.load != sent or now >= due):
+                sent, due = latest.load, now + REPORT_INTERVAL
                 plane.publish(self._subject, msgspec.msgpack.encode(latest))
             await _wait(stop, self._interval)

@@ -23,7 +23,7 @@ from publishers.embedded_nats import NatsServer
 from publishers.in_process import FAILED, EventThread, FiguresThread, figures_subject
 from publishers.local_plane import LocalPlane
 from publishers.nats_plane import NatsPlane
-from publishers.plane import all_events, all_loads
+from publishers.plane import EventPlane, all_events, all_loads
 from publishers.plugin_settings import Settings, settings_from
 from publishers.vllm_plugin import register
 from tests.fakes.waiting import until
@@ -36,7 +36,9 @@ BATCH: Any = [1.0, [stored(1, 2)], None]
 
 
 class Router:
-    def __init__(self) -> None:
+    def __init__(self, plane: EventPlane) -> None:
+        self.plane = plane
+        self.figures: list[bytes] = []
         self.batches: list[EventBatch] = []
         self.reports: list[LoadReport] = []
 
@@ -48,7 +50,8 @@ class Router:
 
 @asynccontextmanager
 async def listening(server: NatsServer) -> AsyncIterator[Router]:
-    router, plane = Router(), NatsPlane([server.url])
+    plane = NatsPlane([server.url])
+    router = Router(plane)
     await plane.start()
     await plane.subscribe(all_events("ns"), lambda payload: router.batches.append(decode_batch(payload)))
     await plane.subscribe(all_loads("ns"), lambda payload: router.reports.append(decode_load(payload)))
@@ -81,6 +84,45 @@ async def test_events_and_figures_of_two_processes_become_one_workers(
         front_end.stop()
         await until(lambda: router.held == 3002)
     assert our_threads() == []
+
+
+@pytest.mark.nats
+async def test_figures_that_were_lost_come_again(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an engine that is idle since would be taken for busy, get nothing to do, and make no others."""
+    monkeypatch.setattr(publishers.in_process, "REPORT_INTERVAL", 0.01)
+    settings = Settings(nats_server.url, "w", "ns")
+    async with listening(nats_server) as router:
+        await router.plane.subscribe(figures_subject("ns", WorkerRank("w", 0)), router.figures.append)
+        front_end = FiguresThread(settings, 0, interval=0.01)
+        front_end.update(RankLoad(request_active_slots=0))
+        await until(lambda: router.figures)  # nobody else has heard them
+        core = EventThread(settings, 0, Decoder)
+        await until(lambda: router.reports and router.reports[-1].request_active_slots == 0)
+        core.stop()
+        front_end.stop()
+
+
+@pytest.mark.nats
+async def test_of_several_front_ends_the_one_that_has_heard_last_is_believed(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishers.in_process, "REPORT_INTERVAL", 0.01)
+    settings = Settings(nats_server.url, "w", "ns")
+    async with listening(nats_server) as router:
+        await router.plane.subscribe(figures_subject("ns", WorkerRank("w", 0)), router.figures.append)
+        core = EventThread(settings, 0, Decoder)
+        front_ends = [FiguresThread(settings, 0, interval=0.01) for _ in range(3)]
+        front_ends[0].update(RankLoad(request_active_slots=5))
+        await until(lambda: router.reports and router.reports[-1].request_active_slots == 5)
+        front_ends[1].update(RankLoad(request_active_slots=1))
+        await until(lambda: router.reports[-1].request_active_slots == 1)
+        told = len(router.figures)
+        router.reports.clear()
+        await until(lambda: len(router.figures) > told + 10 and len(router.reports) > 5)
+        assert {report.request_active_slots for report in router.reports} == {1}
+        core.stop()
+        for front_end in front_ends:
+            front_end.stop()
 
 
 @pytest.mark.nats
@@ -121,7 +163,7 @@ class FailingPlane(LocalPlane):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router = Router()
+        self.router = Router(self)
 
     async def start(self) -> None:
         await super().start()
