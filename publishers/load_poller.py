@@ -20,6 +20,9 @@ INTERVAL = 1.0
 TIMEOUT = 2.0
 """Seconds for one request. Reports must not wait long for figures: they also say which batch was the last."""
 
+MOST_SILENT = 30
+"""Rounds in a row in which an engine that answers tells no figures, until it is asked anew what it is."""
+
 OnLoad = Callable[[dict[int, RankLoad]], None]
 """Told after every round what was found, by dp rank; nothing for ranks that the engine said nothing of."""
 
@@ -52,13 +55,19 @@ class LoadPoller:
         self._on_load = on_load
         self._interval = interval
         self._failing = False
+        self._away = False
+        """It told nothing, and not all that was asked was answered."""
 
     async def until_back(self) -> None:
-        """Returns once the engine tells its load again after it did not: it may be another by then."""
+        """Returns once the engine may be another than it was: it tells its load, or answers at all, after it did not;
+        or it has told none for a while, so that nobody would see when it is started anew."""
+        silent = 0
         while True:
-            was_failing = self._failing
+            was_failing, was_away = self._failing, self._away
             await self.once()
-            if was_failing and not self._failing:
+            silent = silent + 1 if self._failing and not self._away else 0
+            back = (was_failing and not self._failing) or (was_away and not self._away)
+            if back or silent == MOST_SILENT:
                 return
             await asyncio.sleep(self._interval)
 
@@ -66,6 +75,7 @@ class LoadPoller:
         loads, trouble = await converse(poll(self._description), self._session, self._url, TIMEOUT)
         self.counts.polls += 1
         self.counts.failures += not loads
+        self._away = bool(trouble) and not loads
         self._say(not loads, trouble)
         self._on_load(loads)
 

@@ -471,6 +471,40 @@ async def test_an_engine_that_comes_back_as_it_was_is_followed_on() -> None:
         await publisher.close()
 
 
+EVERYTHING = ("/v1/models", "/metrics", "/version", "/kv_event_sources", "/server_info", "/get_server_info")
+
+
+@pytest.mark.parametrize("before", [(200, b"{}"), models("m")], ids=["unknown", "vllm"])
+@pytest.mark.parametrize("seen_away", [False, True])
+async def test_an_engine_that_tells_no_load_and_becomes_another_is_followed_as_that(
+    before: tuple[int, bytes], seen_away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM tells none with --disable-log-stats, and what is not known none either."""
+    monkeypatch.setattr("publishers.publisher.PROBE_INTERVAL", 0.01)
+    receiver = Receiver()
+    await receiver.start()
+    async with FakeEngine() as engine, running(HttpEngine({"/v1/models": before})) as http:
+        publisher = EnginePublisher(worker_id="w", url=http.url, plane=receiver.plane, load_interval=0.001)
+        await publisher.start()
+        await until(lambda: publisher.stats.load.polls > 2)
+        if seen_away:
+            http.answers = dict.fromkeys(EVERYTHING, (503, b""))
+            polls = publisher.stats.load.polls
+            await until(lambda: publisher.stats.load.polls > polls + 2)
+        config = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": engine.source.endpoint,
+            "topic": "kv@",
+        }
+        sources = (200, msgspec.json.encode({"0": config}))
+        http.answers = {"/v1/models": models("m"), "/kv_event_sources": sources}
+        await engine.subscribed()
+        await engine.publish(stored(1))
+        await until(lambda: receiver.held == ours(1))
+        await publisher.close()
+
+
 def troubles(caplog: pytest.LogCaptureFixture, message: str) -> list[object]:
     """What such lines of the log name as the cause; None where they name none."""
     said = [record for record in caplog.records if record.getMessage() == message]
