@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import SplitResult
 
 from publishers.credentials import NatsFiles
-from publishers.embedded_nats import EmbeddedNatsPlane
+from publishers.embedded_nats import EmbeddedNatsPlane, NatsServer
 from publishers.local_plane import LocalPlane
 from publishers.nats_access import nats_access
 from publishers.nats_plane import NatsPlane
@@ -30,14 +30,23 @@ def make_plane(url: str, files: NatsFiles = _NO_FILES) -> EventPlane:
     if url == "local":
         return LocalPlane()
     if url.startswith("nats+embedded://"):
-        parts = _split(url)
-        return EmbeddedNatsPlane(parts.hostname or "127.0.0.1", parts.port or 0)
+        return EmbeddedNatsPlane(embedded_server(url))
     urls = url.split(",")
     for one in urls:
         parts = _split(one)
         if parts.scheme not in ("nats", "tls") or not parts.hostname:
             raise _wrong(one)
     return NatsPlane(urls, access=nats_access(urls, files))
+
+
+def embedded_server(url: str) -> NatsServer:
+    """The one that `nats+embedded://[HOST][:PORT]` names, not yet started. Raises ValueError."""
+    parts = _split(url)
+    if parts.username is not None:
+        raise ValueError(
+            "nats+embedded:// starts a server that asks nobody who he is: it takes no user and no password."
+        )
+    return NatsServer(parts.hostname or "127.0.0.1", parts.port or 0)
 
 
 def _split(url: str) -> SplitResult:

@@ -16,6 +16,7 @@ from engines.endpoints import url_host
 from publishers.logs import log_event
 from publishers.nats_plane import NatsPlane
 from publishers.plane import OnMessage, OnRequest, Unsubscribe
+from publishers.urls import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,11 @@ START_TIMEOUT = 10.0
 STOP_TIMEOUT = 5.0
 RESTART_DELAY = 0.5
 """Seconds; one that ends again and again must not fill the log."""
+
+OPEN = (
+    "The nats-server that is started here can be reached from other machines and asks nobody who he is: whoever "
+    "connects can say what workers hold. Let it listen on 127.0.0.1, or use one of your own, with users"
+)
 
 _LISTENING = re.compile(rb"Listening for client connections on .*:(\d+)\s*$")
 _READY = b"Server is ready"
@@ -75,6 +81,8 @@ class NatsServer:
 
     async def start(self) -> None:
         """Returns when it takes connections; raises NatsServerError, with what the server said, when it does not."""
+        if not is_loopback(self.host):
+            log_event(logger, logging.WARNING, OPEN, host=self.host)
         self._process = await self._launch()
         self._care = asyncio.create_task(self._keep_running(self._process), name="nats-server")
 
@@ -135,8 +143,9 @@ class NatsServer:
 class EmbeddedNatsPlane:
     """An `EventPlane` over a nats-server of its own, which others may use too while it runs."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.server = NatsServer(host, port)
+    def __init__(self, server: NatsServer) -> None:
+        """`server`: not yet started."""
+        self.server = server
         self._plane: NatsPlane | None = None
         self._on_reconnect: list[Callable[[], None]] = []
 

@@ -35,3 +35,11 @@ def is_bare_host(text: str) -> bool:
     """Whether it is what may stand for a host alone: an IPv6 address with or without its brackets."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     return is_host(bare.lower())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches who listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -18,11 +18,11 @@ import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import BinaryIO, cast
-from urllib.parse import urlsplit
 
 import msgspec
 
-from publishers.embedded_nats import NatsServer, NatsServerError
+from publishers.connect import embedded_server
+from publishers.embedded_nats import NatsServerError
 from publishers.logs import configure_logging, log_event
 from router.cli import Source
 from router.member import Member, Start, map_memory, memory_size
@@ -71,8 +71,10 @@ async def _embedded_server(plane: str) -> AsyncIterator[str]:
     if not plane.startswith("nats+embedded://"):
         yield plane
         return
-    parts = urlsplit(plane)
-    server = NatsServer(parts.hostname or "127.0.0.1", parts.port or 0)
+    try:
+        server = embedded_server(plane)
+    except ValueError as error:
+        raise NatsServerError(str(error)) from None
     await server.start()
     try:
         yield server.url

@@ -48,6 +48,13 @@ def test_a_wrong_url_is_shown_without_its_password() -> None:
     assert "secret" not in str(refused.value)
 
 
+def test_a_password_for_a_server_that_asks_for_none_is_refused() -> None:
+    """Who states one believes that nobody else can publish."""
+    with pytest.raises(ValueError, match="takes no user and no password") as refused:
+        make_plane("nats+embedded://user:secret@0.0.0.0:4222")
+    assert "secret" not in str(refused.value)
+
+
 @pytest.mark.nats
 async def test_embedded_serves_itself_and_others_and_ends() -> None:
     plane = make_plane("nats+embedded://")
