@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from urllib.parse import urlsplit
 
@@ -39,6 +40,9 @@ ROUND_TRIP_TIMEOUT = 2.0
 _NO_RESPONDERS = "503"
 _BROKEN = (OSError, nats.errors.StaleConnectionError)
 """What becomes of it is told when nats-py says that it is disconnected."""
+_PERMISSIONS = "permissions violation"
+_MOST_TOLD = 20
+"""Errors that are told of one connection: each subject makes another."""
 _OnMsg = Callable[[Msg], Awaitable[None]]
 
 
@@ -65,6 +69,8 @@ class NatsPlane:
         self._attempted = asyncio.Event()
         self._away = False
         self._slow = False
+        self._told: set[str] = set()
+        """Errors, since the last connection was made."""
         self._subscriptions: list[_Subscription] = []
         self._on_reconnect: list[Callable[[], None]] = []
 
@@ -225,17 +231,26 @@ class NatsPlane:
         if not self._attempted.is_set():
             self._attempted.set()
             self._away = True
-            reason = getattr(error, "strerror", None) or error
-            log_event(logger, logging.WARNING, "NATS cannot be reached yet", server=self._name, error=reason)
+            self._tell_once("NATS cannot be reached yet", getattr(error, "strerror", None) or error)
         elif isinstance(error, nats.errors.SlowConsumerError):
             if not self._slow:
                 self._slow = True
                 log_event(logger, logging.WARNING, "Messages came too fast; some are lost", subject=error.subject)
+        elif not self.connected and _is_refusal(error):
+            self._tell_once("NATS cannot be reached yet", error)
+        elif self.connected and _PERMISSIONS in str(error).lower():
+            self._tell_once("NATS does not permit our user all that is needed", error)
         elif isinstance(error, _BROKEN):
             log_event(logger, logging.DEBUG, "The connection to NATS broke", server=self._name, error=error)
         elif self.connected:
             # Also where nats-py reports what a subscriber raised.
             logger.error("An error of NATS or of a subscriber", exc_info=error)
+
+    def _tell_once(self, message: str, error: object) -> None:
+        """While nothing changes: attempts to connect, and messages, are many."""
+        if str(error) not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(str(error))
+            log_event(logger, logging.WARNING, message, server=self._name, error=error)
 
     def _went_down(self) -> None:
         if not self._away:
@@ -245,6 +260,7 @@ class NatsPlane:
     async def _came_up(self) -> None:
         was_away, self._away = self._away, False
         self._slow = False
+        self._told.clear()
         self._attempted.set()
         log_event(logger, logging.INFO, "Connected to NATS", server=self._name)
         for callback in self._on_reconnect if was_away else ():
@@ -268,6 +284,12 @@ class _Subscription:
             await _unsubscribe(self._carried)
         if client is not None:
             await _round_trip(client)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """By somebody who is there: as when credentials or a certificate were changed."""
+    lost = isinstance(error, nats.errors.StaleConnectionError)
+    return isinstance(error, ssl.SSLError | nats.errors.Error) and not lost
 
 
 async def _round_trip(client: SafeClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -193,3 +194,51 @@ async def test_a_publish_that_would_have_to_wait_is_not_sent() -> None:
 
     with pytest.raises(nats.errors.Error, match="has ended"):
         Waiting().publish_now("x", b"", "")
+
+
+def warnings(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
+    """Errors that name `word`, of the log's warnings; whatever is worse fails."""
+    assert not [record for record in caplog.records if record.levelno > logging.WARNING]
+    told = [str(record.__dict__["fields"].get("error")) for record in caplog.records if "fields" in record.__dict__]
+    return [error for error in told if word in error.lower()]
+
+
+@pytest.mark.nats
+async def test_a_server_that_refuses_who_was_let_in_before_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nothing would say why a broker that is there again is not used."""
+    async with configured("", tmp_path, monkeypatch) as server:
+        plane = NatsPlane([server.url])
+        await plane.start()
+        await server.stop()
+        (tmp_path / "nats.conf").write_text("authorization { token: other }")
+        await server.start()
+        await until(lambda: warnings(caplog, "authorization"))
+        for _ in range(3):  # attempts
+            await plane._on_error(nats.errors.Error("nats: 'Authorization Violation'"))
+        (tmp_path / "nats.conf").write_text("")
+        await server.stop()
+        await server.start()
+        await until(lambda: plane.connected)
+        await plane.close()
+    assert len(warnings(caplog, "authorization")) == 1
+
+
+@pytest.mark.nats
+async def test_what_may_not_be_published_is_told_once_for_each_subject(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    users = 'authorization { users = [ { user: a, password: b, permissions: { publish: ["right", "_INBOX.>"] } } ] }'
+    async with configured(users, tmp_path, monkeypatch) as server:
+        plane = make_plane(server.url.replace("nats://", "nats://a:b@"))
+        await plane.start()
+        got = asyncio.Event()
+        await plane.subscribe("right", lambda _: got.set())
+        for _ in range(50):
+            plane.publish("wrong", b"x")
+        plane.publish("right", b"x")
+        async with asyncio.timeout(10):
+            await got.wait()
+        await plane.close()
+    assert len(warnings(caplog, '"wrong"')) == 1
