@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from indexer.hashing import SequenceHashes
-from indexer.removals import Removals
+from indexer.removals import KEPT, Removals
 from indexer.types import WorkerRank
 
 RANK, OTHER = WorkerRank("w", 0), WorkerRank("w", 1)
@@ -54,3 +58,35 @@ def test_of_a_rank_that_was_cleared_or_has_left_nothing_before_is_known() -> Non
     assert since(removals, removals.position(RANK)) == []
     removals.drop(RANK)
     assert since(removals, moment) is None
+
+
+def test_it_takes_what_is_promised_however_little_is_dropped_at_a_time() -> None:
+    """Engines with a full cache drop a block or a few with each step."""
+    removals = Removals()
+    events = [np.arange(at, at + 1, dtype=np.uint64).tobytes() for at in range(2 * KEPT)]
+    tracemalloc.start()
+    for event in events:
+        removals.note(RANK, np.frombuffer(bytearray(event), np.uint64))
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert since(removals, KEPT) == list(range(KEPT, 2 * KEPT))
+    assert taken < 1.5 * 8 * KEPT
+
+
+@given(st.lists(st.integers(0, 9) | st.none()), st.integers(1, 100))
+def test_it_knows_the_last_of_what_was_dropped(sizes: list[int | None], kept: int) -> None:
+    """None: everything."""
+    removals, dropped, known = Removals(kept), list[int | None](), 0
+    for size in sizes:
+        if size is None:
+            removals.forget(RANK)
+            dropped.append(None)
+            known = len(dropped)
+        else:
+            new = list(range(len(dropped), len(dropped) + size))
+            removals.note(RANK, hashes(*new))
+            dropped += new
+        assert removals.position(RANK) == len(dropped)
+    known = max(known, len(dropped) - kept)
+    for position in range(len(dropped) + 1):
+        assert since(removals, position) == (dropped[position:] if position >= known else None)
