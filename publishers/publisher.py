@@ -171,10 +171,20 @@ class EnginePublisher:
         who will see to that."""
         while True:
             await poller.until_back()
+            self._doubt_unconnected()
             if self._description is None:
                 now = await self._probe(session)
                 if _publishes_otherwise(found, now):
                     return now
+                if found.event_sources and not now.event_sources:
+                    self._warn(now, with_overrides(now, *self._overrides))
+
+    def _doubt_unconnected(self) -> None:
+        """The engine was away and is back: where its events do not come, and perhaps never will, what it held before
+        is no more."""
+        for number, source in self._sources.items():
+            if not source.connected:
+                self._ranks[number].has_events = False
 
     async def _leave(self) -> None:
         for source in self._sources.values():

@@ -667,3 +667,31 @@ async def test_what_nobody_follows_after_a_failure_is_not_taken_for_exact() -> N
     async with FakeEngine() as engine, failing(engine, restart_delay=1000) as (plane, _, indexer):
         plane.failures = 1
         await until(lambda: indexer.view(RANK) is View.RECOVERING)
+
+
+async def test_what_an_engine_held_that_came_back_without_events_is_not_taken_for_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It would be for ever: nothing more is ever said of it."""
+    receiver = Receiver()
+    await receiver.start()
+    behaviour = {"status": 200, "asked": 0}
+    ranks: list[FakeEngine] = []
+    async with FakeEngine() as engine, TestServer(vllm_over_http(ranks, behaviour)) as server:
+        ranks.append(engine)
+        url = str(server.make_url("/"))
+        publisher = EnginePublisher(worker_id="w", url=url, plane=receiver.plane, load_interval=0.01)
+        await publisher.start()
+        await engine.subscribed()
+        await engine.publish(stored(1))
+        await until(lambda: receiver.held == ours(1) and receiver.reports[-1].exact)
+        behaviour["status"] = 503
+        await engine._close()
+        await until(lambda: publisher.stats.load.failures and not receiver.reports[-1].exact)
+        ranks.clear()
+        behaviour["status"] = 200
+        await until(lambda: receiver.reports[-1].epoch == NO_EVENTS)
+        engine._open()  # after all
+        await until(lambda: receiver.reports[-1].exact)
+        await publisher.close()
+    assert "does not say where it publishes KV events" in caplog.text
