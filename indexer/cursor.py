@@ -25,6 +25,8 @@ SILENCE = 10
 counts. Publishers report every second, later by the two that an engine has to tell its load."""
 _LONGEST_GAP = 60
 """Looks between two reports that are taken for a publisher's habit; one that missed two of them is silent."""
+_MOST_RIVALS = 5
+"""Times that somebody else spoke between two reports: late news of a publisher that has ended is less."""
 _MOST_OVER = 8
 """Epochs remembered as being over; a clock is seldom set back twice while messages are under way."""
 
@@ -86,6 +88,8 @@ class Cursor:
         """The rank may have said things that never came; its next report will tell."""
         self._contested = False
         """Somebody reports for the rank in an epoch that seems to be over."""
+        self._rivals = 0
+        """Times that this was so between two reports of this epoch."""
         self._torn = False
         """A snapshot has begun and is not complete."""
         self._anew = False
@@ -108,6 +112,11 @@ class Cursor:
     def epoch(self) -> int:
         """−1 while nothing was heard."""
         return self._epoch
+
+    @property
+    def rivalled(self) -> bool:
+        """Two publishers speak for the rank, again and again."""
+        return self._rivals >= _MOST_RIVALS
 
     def on_batch(self, batch: EventBatch) -> list[Instruction]:
         asking = self._asking
@@ -137,6 +146,7 @@ class Cursor:
             return []  # late, and so no sign of life
         fresh = report.epoch > self._epoch or self._doubted
         out = self._enter(report.epoch)
+        self._rivals += self._contested
         self._doubted = self._contested = False
         self._gap = 0 if self._gap is None else min(self._looks, _LONGEST_GAP)
         self._looks = 0

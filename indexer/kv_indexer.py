@@ -195,6 +195,10 @@ class KVIndexer:
         for cursor in self._cursors.values():
             cursor.on_look(connected)
 
+    def rivalled(self) -> list[WorkerRank]:
+        """Ranks for which two publishers speak."""
+        return [rank for rank, cursor in self._cursors.items() if cursor.rivalled]
+
     def ask_anew(self, rank: WorkerRank) -> list[ReplayRequest]:
         """What is indexed of `rank` turned out to be wrong: ask its publisher for all of it."""
         return self._stimulate(rank, Cursor.ask_anew)

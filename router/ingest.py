@@ -20,6 +20,7 @@ logger = logging.getLogger("router.ingest")
 LOOK = 1.0
 """Seconds between two looks at who has fallen silent: `indexer.cursor.SILENCE` counts them."""
 
+RIVALS = "Two publishers speak for one rank, of which one counts at a time; each engine needs one, with its --worker-id"
 _MOST_STRANGERS = 100
 """Told of; their names come from the network."""
 _LONGEST_NAME = 128
@@ -51,6 +52,7 @@ class Ingest:
         self._knows = knows
         self._told: set[str] = set()
         self._strangers: set[str] = set()
+        self._rivalled: set[WorkerRank] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -70,8 +72,13 @@ class Ingest:
         await asyncio.gather(*self._replays, return_exceptions=True)
 
     def look(self) -> None:
-        """Which ranks are not heard any more."""
+        """Which ranks are not heard any more, and which twice."""
         self._indexer.on_look(self._plane.connected)
+        rivalled = self._indexer.rivalled()
+        for rank in rivalled:
+            if rank not in self._rivalled:
+                log_event(logger, logging.WARNING, RIVALS, worker=rank.worker_id, dp_rank=rank.dp_rank)
+        self._rivalled = set(rivalled)
 
     def ask_anew(self, rank: WorkerRank) -> None:
         """What is indexed of `rank` turned out to be wrong: its publisher is asked for all of it."""

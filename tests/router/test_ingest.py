@@ -147,6 +147,31 @@ async def test_reports_reach_the_book_with_the_time_they_came() -> None:
         assert ends.book.load(OTHER, ends.now) == Load()
 
 
+async def test_two_publishers_that_speak_for_one_rank_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As with a --worker-id that was copied, or a publisher beside the plug-in: what each says of its engine comes and
+    goes, and nothing would say why."""
+
+    def warned() -> int:
+        return caplog.text.count("Two publishers speak for one rank")
+
+    async with following() as ends:
+        await ends.publisher.store(1)
+        await ends.other.report()
+        older = LoadReport(*RANK, 0, 7, True)
+        for _ in range(3):  # the last of one that has ended, late
+            ends.plane.publish(load_subject(NAMESPACE, RANK), encode(older))
+        await ends.publisher.report()
+        ends.ingest.look()
+        assert not warned()
+        for _ in range(10):
+            ends.plane.publish(load_subject(NAMESPACE, RANK), encode(older))
+            await ends.publisher.report()
+            ends.ingest.look()
+        assert warned() == 1
+        told = [record.__dict__["fields"] for record in caplog.records if "Two publishers" in record.getMessage()]
+        assert told == [{"worker": "w.1:80", "dp_rank": 0}]
+
+
 async def test_another_namespace_is_not_heard() -> None:
     async with following() as ends:
         batch = ends.publisher.make(Stored(Tier.GPU, pack_hashes([1])))
