@@ -18,6 +18,8 @@ from publishers.zmtp import Kind, Peer, Violation
 
 FIRST_DELAY, MOST_DELAY = 0.1, 1.0
 """Seconds before the first attempt to connect again, and the longest between two."""
+CONNECT_TIMEOUT = 5.0
+"""Seconds for one attempt: a host that is no more answers nothing, and its name may be another's by then."""
 HANDSHAKE: Final = 30.0
 """Seconds in which the other side must have greeted, as with libzmq."""
 TURN = 64
@@ -172,8 +174,9 @@ async def _listen(bound: socket.socket, make: Callable[[], Connection]) -> None:
 async def _keep_connecting(address: Address, make: Callable[[], Connection]) -> None:
     delay = FIRST_DELAY
     while True:
-        with suppress(OSError, ValueError):  # ValueError: a name or a path that none can be
-            connection = await _connect(address, make)
+        with suppress(OSError, ValueError):  # TimeoutError is the former, a name or a path that none can be the latter
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                connection = await _connect(address, make)
             await connection.over
             if connection.agreed and connection.broken:
                 return

@@ -96,6 +96,24 @@ NUMBERS = [b"%d" % number for number in range(COUNT)]
 MESSAGES = b"".join(message([number]) for number in NUMBERS)
 
 
+async def test_an_address_where_nobody_answers_is_left_and_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a container that was moved: else it takes two minutes until its name is asked for again."""
+    monkeypatch.setattr(publishers.zmtp_socket, "CONNECT_TIMEOUT", 0.01, raising=False)
+    monkeypatch.setattr(publishers.zmtp_socket, "FIRST_DELAY", 0.0)
+    tried = 0
+
+    async def never(*_: object) -> None:
+        nonlocal tried
+        tried += 1
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", never)
+    socket = ZmtpSocket("SUB", "tcp://engine-1:5557", nothing(), LIMIT)
+    await until(lambda: tried > 2)
+    socket.close()
+    await asyncio.gather(socket.task, return_exceptions=True)
+
+
 async def test_many_messages_at_once_leave_others_their_turn_and_are_all_told_of_before_the_end() -> None:
     told: list[bytes] = []
     lost = asyncio.Event()
