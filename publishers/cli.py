@@ -162,10 +162,12 @@ def _engine(text: str) -> str:
     def valid(text: str) -> bool:
         parts = split_url(text)
         _ = parts.port  # raises ValueError for what is no port number
-        plain = parts.username is None and not parts.query and not parts.fragment and not re.search(r"\s", text)
+        plain = not parts.query and not parts.fragment and not re.search(r"\s", text)
         whole = parts.scheme in _DEFAULT_PORTS and bool(parts.hostname)
         return plain and whole and not parts.path.rstrip("/").endswith("/v1")  # below which no engine says what it is
 
+    if re.match(r"[^/]*//[^/]*@", text):  # and so what is wrong is not shown either
+        raise argparse.ArgumentTypeError("it takes an address without a user or a password, since it is shown in logs")
     return _takes("an address such as http://127.0.0.1:8000, without /v1", valid, text).rstrip("/")
 
 

@@ -96,9 +96,17 @@ def test_endpoints_that_can_be_used(endpoint: str) -> None:
     assert parse([*GIVEN, "--events", endpoint, "--replay", endpoint]).events == endpoint
 
 
-def test_a_password_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--nats", "nats://user:secret@h:port"),
+        ("--engine", "http://user:secret@h:8000"),
+        ("--engine", "http://:secret@[::1]8000"),
+    ],
+)
+def test_a_password_is_not_repeated(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse([*GIVEN, "--nats", "nats://user:secret@h:port"])
+        parse([*GIVEN, flag, value])
     assert "secret" not in capsys.readouterr().err
 
 
