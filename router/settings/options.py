@@ -129,7 +129,8 @@ class Option(NamedTuple):
         return checked
 
     def _wrong(self, value: object, place: str) -> SettingsError:
-        return SettingsError(f"{place} takes {self.takes}, not {value!r}.")
+        shown = re.sub(r"(?<=//)[^/\s]*@", "", repr(value))  # a URL may hold a password
+        return SettingsError(f"{place} takes {self.takes}, not {shown}.")
 
     @property
     def _extra(self) -> dict[str, Any]:

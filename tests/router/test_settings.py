@@ -81,6 +81,12 @@ def test_bad_text_is_told_with_what_is_taken(key: str, text: str) -> None:
     assert str(caught.value) == f"{option.flag} takes {option.takes}, not {text!r}."
 
 
+def test_a_password_is_not_repeated() -> None:
+    with pytest.raises(SettingsError, match="not 'nat://h:4222'") as caught:
+        BY_KEY["event_plane"].read("nat://user:secret@h:4222", "--event-plane", text=True)
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("key", "value"), [("port", "8080"), ("host", 1), ("kv_events", 1), ("log_level", None)])
 def test_typed_sources_are_not_converted(key: str, value: object) -> None:
     with pytest.raises(SettingsError, match=f"f.yaml: {key} takes "):
