@@ -17,7 +17,7 @@ from engines.description import EngineDescription, EngineKind, EventSource
 from engines.endpoints import confined, reachable
 from engines.load import RankLoad
 from engines.probe import probe
-from engines.problems import OLD_EVENTS, WANTS_KEY, other_block_size
+from engines.problems import BAD_ENDPOINT, FOREIGN_ENDPOINT, OLD_EVENTS, WANTS_KEY, other_block_size
 from indexer.types import WorkerRank
 from publishers.counts import RelayCounts, SourceCounts
 from publishers.credentials import make_session
@@ -41,6 +41,15 @@ NO_EVENTS = (
     "The engine does not say where it publishes KV events: start it with --kv-events-config, or state the endpoint "
     "(--events tcp://HOST:PORT)"
 )
+FOREIGN_EVENTS = (
+    "The engine names an event endpoint on a host that is not its URL's, which is not followed: allow the host with "
+    "--event-host HOST, or state the endpoint (--events tcp://HOST:PORT)"
+)
+BAD_EVENTS = (
+    "The engine names an event endpoint that nobody can connect to: state a right one (--events tcp://HOST:PORT)"
+)
+_WHY_NONE = {WANTS_KEY: WANTS_KEY, OLD_EVENTS: OLD_EVENTS, FOREIGN_ENDPOINT: FOREIGN_EVENTS, BAD_ENDPOINT: BAD_EVENTS}
+"""By what was found wrong, in the words of our own flags."""
 
 
 class RankStats(msgspec.Struct, frozen=True):
@@ -206,7 +215,7 @@ class EnginePublisher:
             await asyncio.sleep(PROBE_INTERVAL)
 
     def _warn(self, found: EngineDescription, description: EngineDescription) -> None:
-        untold = next((why for why in (WANTS_KEY, OLD_EVENTS) if why in found.problems), NO_EVENTS)
+        untold = next((why for problem, why in _WHY_NONE.items() if problem in found.problems), NO_EVENTS)
         lacking = () if description.event_sources else (untold,)
         for problem in (*lacking, *other_block_size(description.block_size, found.block_size)):
             log_event(logger, logging.WARNING, problem, worker=self.worker_id, engine=self._url)

@@ -292,6 +292,29 @@ async def test_an_engine_that_wants_a_key_is_not_said_to_have_no_events(caplog: 
     assert "--kv-events-config" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "says"),
+    [("tcp://10.9.9.9:5557", "--event-host HOST"), ("tcp://*:99999", "nobody can connect to"), (None, "does not say")],
+)
+async def test_why_an_engines_events_are_not_followed_is_said(
+    endpoint: str | None, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver = Receiver()
+    await receiver.start()
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint, "topic": ""}
+    answers = {"/v1/models": models("m")}
+    if endpoint:
+        answers["/kv_event_sources"] = (200, msgspec.json.encode({"0": config}))
+    async with running(HttpEngine(answers)) as engine:
+        publisher = EnginePublisher(worker_id="w", url=engine.url, plane=receiver.plane)
+        await publisher.start()
+        await until(lambda: publisher.stats.ranks)
+        await publisher.close()
+    told = [record.getMessage() for record in caplog.records if "--events tcp://HOST:PORT" in record.getMessage()]
+    assert len(told) == 1
+    assert says in told[0]
+
+
 async def test_events_that_are_too_old_are_neither_followed_nor_called_missing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
