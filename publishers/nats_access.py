@@ -49,9 +49,9 @@ def _check_seed(path: str) -> None:
 
 
 class SafeClient(Client):
-    """nats-py's, but for three things: its `publish` is a coroutine; asked for tls://, it goes on in the clear with a
-    server which says that it has no TLS, as anybody between may say; and an attempt to connect again is its last where
-    that ends in an error which it does not expect."""
+    """nats-py's, but for four things: its `publish` is a coroutine; asked for tls://, it goes on in the clear with a
+    server which says that it has no TLS, as anybody between may say; an attempt to connect again is its last where that
+    ends in an error which it does not expect; and what such an attempt had connected stays open."""
 
     def publish_now(self, subject: str, payload: bytes, reply: str) -> None:
         """Below the limit of what is pending it only appends to a list, and has nothing to wait for. Raises
@@ -69,9 +69,15 @@ class SafeClient(Client):
         try:
             await super()._process_connect_init()
         except (OSError, TimeoutError, nats.errors.Error):
+            self._hang_up()
             raise
         except Exception as error:
+            self._hang_up()
             raise nats.errors.Error(f"the server could not be greeted: {error!r}") from error
+
+    def _hang_up(self) -> None:
+        if self._transport:
+            self._transport.close()  # type: ignore[no-untyped-call]
 
     def _connect_command(self) -> bytes:
         """The first that is sent; a password may be in it."""

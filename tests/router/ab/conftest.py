@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import cast
 
 import pytest
 
@@ -18,7 +19,12 @@ Serve = Callable[[Answer], Awaitable[Address]]
 
 @asynccontextmanager
 async def scripted(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[Address]:
+    under_way = set[asyncio.Task[None]]()
+
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             length = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
@@ -29,8 +35,10 @@ async def scripted(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIt
             writer.close()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
-    async with server:
+    async with server:  # which waits for those under way, from Python 3.12 on
         yield Address("127.0.0.1", server.sockets[0].getsockname()[1], tls=tls)
+        for task in under_way:
+            task.cancel()
 
 
 @pytest.fixture

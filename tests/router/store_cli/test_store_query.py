@@ -44,7 +44,7 @@ async def test_a_worker_that_wants_a_key_gets_it_and_the_master_does_not(
 @pytest.mark.parametrize(
     ("statuses", "says"),
     [
-        ({"/v1/models": 401}, "give the key with --worker-api-key-file"),
+        ({"/v1/models": 401}, "state the right one with --worker-api-key-file"),
         ({"/v1/models": 500}, "answered no list of models"),
         ({"/v1/models": 404, "/metrics": 404}, "like neither vLLM nor SGLang"),
     ],
