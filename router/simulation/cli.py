@@ -13,13 +13,15 @@ from rich.console import Console
 from router.ab.errors import RunError
 from router.simulation.crediting import credit_table, credit_verdicts, run_credit
 from router.simulation.figures import Figures
-from router.simulation.knee import Knee
+from router.simulation.knee import FURTHEST, GROWTH, LIGHT, Knee
 from router.simulation.plan import BASELINES, Plan, read_plan
 from router.simulation.report import as_json, page, suite_table, table, verdicts
 from router.simulation.run import Runner, runner
 from router.simulation.suite import cases, find_knees, judge, run_suite
 
 NAME = "kv-router simulate"
+_NO_KNEE = f"There is no knee up to rate {FURTHEST:g}: mean TTFT stays within {GROWTH:g} times that at rate {LIGHT:g}"
+_CROWDED = f"requests wait for each other at rate {LIGHT:g} already, by which a knee is told; give more --workers"
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -59,12 +61,19 @@ def _study(plan: Plan, runs: Runner, console: Console, argv: Sequence[str]) -> d
     if plan.suite:
         return _suite_knees(plan, runs, console) if plan.knee else _suite(plan, runs, console, argv)
     if plan.knee:
-        knee = Knee(plan.run, BASELINES, plan.seeds, runs, console.print).find()
-        console.print(f"The knee is at rate {knee:g}")
-        return {"knee": knee}
+        return {"knee": _knee(plan, runs, console)}
     if plan.store_sweep:
         return _store_sweep(plan, runs, console)
     return {"runs": _compare(plan, runs, console)}
+
+
+def _knee(plan: Plan, runs: Runner, console: Console) -> float | None:
+    search = Knee(plan.run, BASELINES, plan.seeds, runs, console.print)
+    if not search.is_light():
+        raise RunError(_CROWDED)
+    knee = search.find()
+    console.print(f"The knee is at rate {knee:g}" if knee else _NO_KNEE)
+    return knee
 
 
 def _compare(plan: Plan, runs: Runner, console: Console) -> list[Result]:
@@ -116,7 +125,8 @@ def _suite_knees(plan: Plan, runs: Runner, console: Console) -> dict[str, object
     knees = []
     for case in find_knees(cases(plan.suite_workloads), plan.seeds, runs, console.print):
         knees.append(case)
-        console.print(f'    Case("{case.workload}", {case.seconds}, {case.knee}),')
+        more = "" if case.saturates else ", saturates=False"
+        console.print(f'    Case("{case.workload}", {case.seconds}, {case.knee}{more}),')
     return {"knees": knees}
 
 

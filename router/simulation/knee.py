@@ -18,7 +18,8 @@ GROWTH: Final = 3.0
 _FINE: Final = 1.23
 """The search ends when the knee lies between two rates of this ratio; what is said is the middle."""
 _STRIDE: Final = 1.5
-_FURTHEST: Final = 16.0
+FURTHEST: Final = 16.0
+"""The search goes no further."""
 
 MakeRun = Callable[[str, int, float], Run]
 """(policy, seed, rate)"""
@@ -38,18 +39,23 @@ class Knee:
         self._runs = runs
         self._say = say
 
-    def find(self) -> float:
-        """The greatest rate at which some policy's mean TTFT is at most `GROWTH` times that at `LIGHT`."""
+    def is_light(self) -> bool:
+        """Whether requests at `LIGHT` hardly wait for each other: else what is found by it is no knee."""
+        return self._ttft(AT_LIGHT, LIGHT) <= GROWTH * self._ttft(AT_LIGHT, LIGHT / 10)
+
+    def find(self) -> float | None:
+        """The greatest rate at which some policy's mean TTFT is at most `GROWTH` times that at `LIGHT`. None: it is so
+        at every rate up to `FURTHEST`."""
         limit = GROWTH * self._ttft(AT_LIGHT, LIGHT)
-        low, high = LIGHT, _FURTHEST
+        low, high = LIGHT, math.inf
         at = 1.0
-        while high / low > _FINE and at < _FURTHEST:
+        while high / low > _FINE and low < FURTHEST:
             if self._kept(at, limit):
                 low = at
             else:
                 high = at
             at = _next(low, high)
-        return round(math.sqrt(low * min(high, _FURTHEST)), 2)
+        return None if high == math.inf else round(math.sqrt(low * high), 2)
 
     def _ttft(self, policy: str, rate: float, limit: float | None = None) -> float:
         # A run that alone takes the mean over all seeds beyond the limit need not go on.
@@ -73,6 +79,6 @@ class Knee:
 
 def _next(low: float, high: float) -> float:
     """Further up or down, until the knee lies between two rates that were tried; then in their middle."""
-    if high == _FURTHEST:
-        return low * _STRIDE
+    if high == math.inf:
+        return min(low * _STRIDE, FURTHEST)
     return high / _STRIDE if low == LIGHT else math.sqrt(low * high)

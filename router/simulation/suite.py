@@ -29,6 +29,8 @@ GOAL_NO_REUSE: Final = 1.02
 JUDGED: Final = "auto"
 CONTROL: Final = "no-reuse"
 CONTROL_POLICY: Final = "least-loaded"
+STANDS_FOR_A_KNEE: Final = 2.0
+"""Where there is none."""
 
 
 class Case(NamedTuple):
@@ -152,4 +154,5 @@ def find_knees(
     """The cases with their knees as found anew."""
     for case in chosen:
         say(case.workload)
-        yield case._replace(knee=Knee(case.run, BASELINES, seeds, runs, say).find())
+        knee = Knee(case.run, BASELINES, seeds, runs, say).find()
+        yield case._replace(knee=knee or STANDS_FOR_A_KNEE, saturates=knee is not None)

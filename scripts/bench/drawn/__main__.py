@@ -15,7 +15,7 @@ from router.ab.flags import count, taking
 from router.ab.trace import Row
 from router.simulation.figures import Figures
 from router.simulation.fleet import FleetSettings
-from router.simulation.knee import Knee
+from router.simulation.knee import FURTHEST, Knee
 from router.simulation.plan import BASELINES, POLICIES
 from router.simulation.run import Run, Runner, runner
 from router.simulation.source import Requests
@@ -47,7 +47,7 @@ def _lines(rows: list[Row], fleet: FleetSettings, number: int, folder: Path, run
     def make(policy: str, seed: int, rate: float) -> Run:
         return Run(trace, fleet, policy, seed, rate)
 
-    knee = Knee(make, BASELINES, (0,), runs, lambda _: None).find()
+    knee = Knee(make, BASELINES, (0,), runs, lambda _: None).find() or FURTHEST
     print(f"{number}: {_about(rows, fleet)}; knee at {knee:g}", flush=True)
     found = runs(make(policy, 0, load * knee) for load in LOADS for policy in POLICIES)
     for load in LOADS:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -8,11 +9,12 @@ import pytest
 
 from router.ab.errors import RunError
 from router.ab.statistics import spread
+from router.ab.trace import Row
 from router.scheduling.cheapest import Cheapest
 from router.simulation.changes import parse_change
 from router.simulation.figures import Figures, Goal, summarise
 from router.simulation.fleet import FleetSettings
-from router.simulation.knee import GROWTH, Knee
+from router.simulation.knee import FURTHEST, GROWTH, Knee
 from router.simulation.plan import BASELINES, POLICIES
 from router.simulation.run import Run, find_policy, runner
 from router.simulation.source import Requests
@@ -92,6 +94,7 @@ def test_the_knee_is_where_the_best_baseline_gives_in() -> None:
         return SMALL._replace(policy=policy, seed=seed, rate=rate)
 
     knee = Knee(run, BASELINES, (0, 1), runs, said.append).find()
+    assert knee is not None
     assert 5.0 / 1.12 <= knee <= 5.0 * 1.12
     assert "round-robin keeps to" in said[-1] or "nobody keeps to" in said[-1]
     assert {one.seed for one in asked} == {0, 1}
@@ -99,3 +102,41 @@ def test_the_knee_is_where_the_best_baseline_gives_in() -> None:
     # Who failed at a rate is not asked at a greater one.
     affinity = [one.rate for one in asked if one.policy == "affinity" and one.most_ttft]
     assert max(affinity, default=0.0) <= 8.0
+
+
+def test_what_stands_every_rate_has_no_knee() -> None:
+    said: list[str] = []
+
+    def unmoved(asked: Iterable[Run]) -> Iterator[Figures]:
+        return fake([one._replace(rate=0.1) for one in asked])
+
+    def run(policy: str, seed: int, rate: float) -> Run:
+        return SMALL._replace(policy=policy, seed=seed, rate=rate)
+
+    assert Knee(run, BASELINES, (0,), unmoved, said.append).find() is None
+    assert said[-1].startswith(f"rate {FURTHEST:.3f}: overlap keeps to")
+
+
+def knee_of_steps(a_second: float, folder: Path) -> Knee:
+    """Of one worker that gets prompts that fill a step of 0.37 s each, so many a second by chance, and nothing else."""
+    trace = folder / "t.jsonl"
+    ids = [tuple(range(16 * number, 16 * number + 16)) for number in range(400)]
+    rows = [Row(1000 / a_second * number, 8192, 1, blocks) for number, blocks in enumerate(ids)]
+    trace.write_bytes(b"\n".join(msgspec.json.encode(row) for row in rows))
+
+    def run(policy: str, seed: int, rate: float) -> Run:
+        return Run(Requests(trace=str(trace), arrivals="poisson"), FleetSettings(workers=1), policy, seed, rate)
+
+    return Knee(run, ("least-loaded",), (0, 1), partial(map, Run.figures), lambda _: None)
+
+
+def test_the_knee_of_a_fleet_is_a_little_below_what_it_can_do(tmp_path: Path) -> None:
+    """It can do 2.7 a second, and at 0.8 of that TTFT is three times as long, in endless time (M/D/1)."""
+    search = knee_of_steps(2, tmp_path)
+    assert search.is_light()
+    assert search.find() == pytest.approx(0.8 * 2.7 / 2, rel=0.2)
+
+
+def test_there_is_no_knee_above_a_rate_that_is_too_much_already(tmp_path: Path) -> None:
+    """What comes in seconds cannot wait much longer than it does at a tenth of that rate."""
+    assert not knee_of_steps(100, tmp_path).is_light()

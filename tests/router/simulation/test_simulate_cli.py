@@ -53,9 +53,22 @@ def test_the_same_seed_prints_the_same(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "knee.json"
-    assert main(["simulate", *SMALL, "--limit", "5", "--knee", "--out", str(out)]) == 0
+    assert main(["simulate", *SMALL, "--workers", "1", "--knee", "--out", str(out)]) == 0
     assert "The knee is at rate" in capsys.readouterr().out
     assert json.loads(out.read_bytes())["knee"] > 0.1
+
+
+def test_no_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Five requests on eight workers never wait; nor is one worker idle at a tenth of three hundred a second."""
+    out = tmp_path / "knee.json"
+    assert main(["simulate", *SMALL, "--limit", "5", "--knee", "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "There is no knee up to rate 16" in told
+    assert "The knee is at" not in told
+    assert json.loads(out.read_bytes())["knee"] is None
+    crowd = ["--workload", "hot-prompt", "--duration", "2", "--jobs", "1", "--workers", "1", "--prefill-tokens-per-s"]
+    assert main(["simulate", *crowd, "500", "--knee"]) == 2
+    assert "requests wait for each other at rate 0.1 already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ def test_each_case_runs_below_and_above_its_knee() -> None:
 def test_knees_are_found_anew() -> None:
     (found,) = find_knees(cases(("chat",)), (0,), fake, lambda _: None)
     assert found.knee == pytest.approx(0.3, rel=0.12)  # here TTFT is the rate, and thrice that at a tenth is allowed
+    (found,) = find_knees(cases(("chat",)), (0,), lambda runs: (figures(1.0) for _ in runs), lambda _: None)
+    assert (found.knee, found.saturates) == (2.0, False)
 
 
 def test_the_page_has_a_row_for_each_run() -> None:
