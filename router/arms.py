@@ -135,7 +135,8 @@ def make_arms(settings: Settings) -> Arms | None:
     specs = read_arms(settings.ab)
     arms = [Arm(spec.name, _policy(settings, spec)) for spec in specs]
     sticky = settings.ab_sticky.lower().encode() if settings.ab_sticky else None
-    draw = random.Random(settings.seed)  # noqa: S311 -- not for secrets
+    # Not the draw of the scheduler: with a seed, who gets an arm would decide on the worker too.
+    draw = random.Random(None if settings.seed is None else f"arms {settings.seed}")  # noqa: S311 -- not for secrets
     return Arms(arms, [spec.weight for spec in specs], sticky, draw)
 
 

@@ -35,6 +35,15 @@ async def test_requests_are_split_and_told_of_it(a: ScriptedWorker, b: ScriptedW
             assert router.total("router_ab_request_seconds_count", arm=name) == count
 
 
+async def test_arms_meet_the_same_workers_with_a_seed_too(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    """Else the same arm twice would compare two workers."""
+    async with running(a, b, ab="random:1,random:1", seed=0) as router, router.client() as client:
+        answers = [await client.ask(post()) for _ in range(60)]
+    met = Counter((one.header(b"x-router-arm"), one.header(b"x-router-worker")) for one in answers)
+    assert len(met) == 4
+    assert min(met.values()) > 5
+
+
 async def test_a_session_stays_with_its_arm(a: ScriptedWorker) -> None:
     async with running(a, ab="random:50,round-robin:50", ab_sticky="X-Session-Id") as router:
         found = {number: {await arm_of(router, b"x-session-id: %d" % number) for _ in range(3)} for number in range(8)}
