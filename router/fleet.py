@@ -48,6 +48,8 @@ class Worker:
         """As its connector's bootstrap server tells them, by the engine's own numbers of its data-parallel ranks."""
         self.coordinates: dict[int, Mapping[str, object]] = {}
         """Where decode workers register for pushes of each of its data-parallel ranks, as their answers tell it."""
+        self._leaves_out_zero: bool | None = None
+        """Whether it tells nothing where nothing was cached; None: it has told no number yet."""
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} {self.state}{': ' + self.trouble if self.trouble else ''}>"
@@ -123,6 +125,15 @@ class Worker:
     @property
     def models(self) -> tuple[Model, ...]:
         return self.description.models if self.description else ()
+
+    def reported(self, cached: int | None) -> int | None:
+        """What an answer that tells its usage means by `cached` tokens. SGLang to 0.5.18, and older vLLM, leave out a
+        zero: whoever has told numbers, and never 0, means one by telling none."""
+        if cached is None:
+            return 0 if self._leaves_out_zero else None
+        if self._leaves_out_zero is None or not cached:
+            self._leaves_out_zero = cached > 0
+        return cached
 
     def serves(self, model: str | None) -> bool:
         """A worker that could not be asked for its models may serve any."""

@@ -311,6 +311,7 @@ class RequestRouting:
             fleet.failed(worker, self._brain.clock())
 
     def finished(self, outcome: Outcome) -> None:
+        outcome = _as_meant(outcome)
         self._routed = _nowhere  # so that nothing of the request is left to the garbage collector
         tallies = self._brain.metrics.tallies
         tallies.in_flight -= 1
@@ -412,6 +413,15 @@ def _has_refused(leg: Leg, outcome: Outcome) -> bool:
 
 def _readable(request_id: bytes) -> str:
     return request_id[:_LONGEST_NAME].decode("latin-1")
+
+
+def _as_meant(outcome: Outcome) -> Outcome:
+    """With the zero that its worker may have left out; of two parts, the one that prefilled tells for itself."""
+    leg, told = outcome.leg, outcome.cached_tokens
+    if leg is None or outcome.prompt_tokens is None or outcome.parted:
+        return outcome
+    meant = leg.worker.reported(told)
+    return outcome if meant == told else outcome._replace(cached_tokens=meant)
 
 
 def _nowhere(leg: Leg | Pair | Response) -> None:

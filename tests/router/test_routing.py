@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from engines.description import EngineDescription, Model
@@ -85,6 +87,27 @@ def test_what_no_events_will_tell_of_is_expected_for_longer_and_never_audited(gu
     routing.finished(Outcome(leg, 200, "complete", 0.1, 0.2, 10, 8, None))  # far more than was expected
     audit.look(10.0)
     assert (audit.status(RANK) is None) == guessed
+
+
+def test_an_engine_that_leaves_out_a_zero_is_audited_all_the_same() -> None:
+    """An engine that lost all that it held tells nothing any more, if it is SGLang to 0.5.18."""
+    indexer = KVIndexer()
+    audit = IndexAudit(indexer, lambda _: None, has_store=False)
+    clock = itertools.count(10)
+    made = brain()._replace(indexer=indexer, audit=audit, clock=lambda: float(next(clock)))
+    indexer.watch(RANK)
+    indexer.on_batch(EventBatch("w", 0, 1, 0, [Stored(Tier.GPU, pack_hashes(HASHES.chains[BLOCK]))]))
+    for cached in (8, None):
+        routing, legs = RequestRouting(made, "m"), list[Leg | Pair | Response]()
+        routing.prompt = Prompt(10, HASHES)
+        routing.route(frozenset(), legs.append)
+        (leg,) = legs
+        assert isinstance(leg, Leg)
+        routing.finished(Outcome(leg, 200, "complete", 0.1, 0.2, 10, cached, None))
+    audit.look(100.0)
+    status = audit.status(RANK)
+    assert status
+    assert status.bias == pytest.approx(8 / 20, abs=0.01)  # of two requests the second had none of what was believed in
 
 
 def test_what_cannot_be_sent_is_given_back_and_answered() -> None:

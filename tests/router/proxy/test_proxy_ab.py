@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -70,6 +71,34 @@ async def test_arms_that_look_at_prompts_make_all_be_read(a: ScriptedWorker, mod
             assert router.total("router_ab_prompt_tokens_total", arm=arm) > 0
             assert router.total("router_ab_reported_prompt_tokens_total", arm=arm) == 100 * requests
             assert router.total("router_ab_reported_cached_tokens_total", arm=arm) == 60 * requests
+
+
+async def test_a_zero_that_an_engine_leaves_out_counts(a: ScriptedWorker) -> None:
+    """SGLang to 0.5.18 tells `null` where nothing was cached: hits alone would be in the arm's hit rate."""
+
+    def telling(cached: bytes) -> Callable[[Dialogue], Awaitable[None]]:
+        usage = b'{"usage":{"prompt_tokens":100,"prompt_tokens_details":%s}}' % cached
+
+        async def tell(dialogue: Dialogue) -> None:
+            dialogue.head(200, b"content-type: application/json", length=len(usage))
+            dialogue.send(usage)
+
+        return tell
+
+    hit, nothing, zero = (telling(told) for told in (b'{"cached_tokens":60}', b"null", b'{"cached_tokens":0}'))
+    a.then(nothing, hit, nothing, nothing, zero, nothing)
+    async with running(a, ab="random:1,round-robin:1") as router, router.client() as client:
+
+        async def reported() -> tuple[float, float]:
+            await client.ask(post())
+            await router.at_rest()
+            names = (f"router_ab_reported_{which}_tokens_total" for which in ("cached", "prompt"))
+            cached, prompt = (router.total(name) for name in names)
+            return cached, prompt
+
+        assert [await reported() for _ in range(4)] == [(0, 0), (60, 100), (60, 200), (60, 300)]
+        # Whoever tells a zero means nothing by leaving it out.
+        assert [await reported() for _ in range(2)] == [(60, 400), (60, 400)]
 
 
 async def test_other_requests_take_no_part(a: ScriptedWorker) -> None:
