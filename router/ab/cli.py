@@ -27,7 +27,7 @@ from router.ab.plan import UNROUTED, Plan, mode_of, read_plan
 from router.ab.progress import progress
 from router.ab.replay import Pace, Prompts, replay
 from router.ab.report import ModeReport, Report, check_writable, comparison, run_name, show, warnings
-from router.ab.statistics import Record, Summary, summarise
+from router.ab.statistics import NOTHING, Record, Summary, summarise
 from router.ab.trace import Row, describe
 from router.page.html import page
 from router.security.worker_access import WorkerAccess
@@ -41,7 +41,8 @@ Loads = Mapping[int, list[Row]]
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 2 for what cannot be run, 1 when a mode answered no request at all, 130 when it was interrupted."""
+    """Exit status: 2 for what cannot be run, 1 when a mode answered no request at all, 130 when it was interrupted. The
+    runs that were over by then are reported."""
     if argv[:1] == ["report"]:
         return live.main(argv[1:])
     try:
@@ -50,18 +51,38 @@ def main(argv: list[str]) -> int:
         loads = {seed: plan.rows(seed) for seed in plan.seeds}
         check_writable("--out", plan.out)
         check_writable("--html", plan.html)
-        console = Console(width=None if sys.stdout.isatty() else 120)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(_run(plan, access, loads, argv, console))
     except RunError as error:
         sys.stderr.write(f"kv-router ab: {error}\n")
         return 2
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        sys.stderr.write("kv-router ab: interrupted; the fleet and the router were ended\n")
-        return 130
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    measured: list[_Measured] = []
+    status = _run_all(plan, access, loads, console, measured)
+    if not measured:
+        return status
+    report = _report(plan, argv, started, measured)
     show(report, console)
     _write(plan, report, console)
-    return 1 if any(mode.summary.errors == mode.summary.requests for mode in report.modes) else 0
+    return status or (1 if any(mode.summary.errors == mode.summary.requests for mode in report.modes) else 0)
+
+
+def _run_all(plan: Plan, access: WorkerAccess, loads: Loads, console: Console, measured: list[_Measured]) -> int:
+    """Fills `measured`, run by run. Returns the exit status."""
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(plan, access, loads, console, measured))
+    except RunError as error:
+        sys.stderr.write(f"kv-router ab: {error}{_so_far(plan, measured)}\n")
+        return 2
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        sys.stderr.write(f"kv-router ab: interrupted; the fleet and the router were ended{_so_far(plan, measured)}\n")
+        return 130
+    return 0
+
+
+def _so_far(plan: Plan, measured: Sequence[_Measured]) -> str:
+    runs = len(plan.rates) * len(plan.seeds) * len(plan.modes)
+    return f"; reported of {runs} runs: the first {len(measured)}" if measured else ""
 
 
 def _write(plan: Plan, report: Report, console: Console) -> None:
@@ -92,17 +113,16 @@ class _Measured(NamedTuple):
     workers: int
 
 
-async def _run(plan: Plan, access: WorkerAccess, loads: Loads, argv: Sequence[str], console: Console) -> Report:
+async def _run(plan: Plan, access: WorkerAccess, loads: Loads, console: Console, measured: list[_Measured]) -> None:
     """Modes of one rate and seed follow each other: what the machine does besides is then most alike for them."""
     _cancel_on_signals()
-    started = datetime.now(UTC).isoformat(timespec="seconds")
     runs = [_Run(label, rate, seed, loads[seed]) for rate in plan.rates for seed in plan.seeds for label in plan.modes]
     try:
-        measured = [await _measure(plan, access, run, console) for run in runs]
+        for run in runs:
+            measured.append(await _measure(plan, access, run, console))  # noqa: PERF401 -- they stay when one fails
     finally:
         if any(url_of(worker).startswith("https:") for worker in plan.workers):
             await asyncio.sleep(_GOODBYE)
-    return _report(plan, argv, started, measured)
 
 
 def _cancel_on_signals() -> None:
@@ -182,7 +202,7 @@ def _mode_report(plan: Plan, one: _Measured, summaries: Mapping[tuple[str, float
         summary=summary,
         cost=one.cost,
         warnings=warnings(one.records, summary, one.cost, one.refused, plan),
-        ratios=ratios(summary, summaries[plan.baseline, rate, seed]),
+        ratios=ratios(summary, summaries.get((plan.baseline, rate, seed), NOTHING)),
         requests=tuple(one.records),
     )
 

@@ -173,8 +173,8 @@ def table(compared: Comparison, rate: float, *, real: bool, gaps: bool = False) 
 
 def _busy(results: Sequence[Result]) -> str:
     """Of the busiest run."""
-    busy, own = max(result.busy for result in results if result.busy)
-    return f"{busy * 100:.0f}, {own * 100:.0f}"
+    shares = [result.busy for result in results if result.busy]
+    return "{:.0f}, {:.0f}".format(*(share * 100 for share in max(shares))) if shares else "–"
 
 
 def _heading(report: Report) -> str:

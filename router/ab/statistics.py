@@ -148,3 +148,7 @@ def summarise(records: Sequence[Record], workers: int, ttft_slo: float | None = 
         in_time=in_time / len(records) if records else math.nan,
         goodput=in_time / duration if duration > 0 else math.nan,
     )
+
+
+NOTHING = summarise((), 1)
+"""Of a run that there was not."""

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from router.ab import cli
 from router.ab.access import read_access, router_flags
 from router.ab.children import read_listening
 from router.ab.cli import main
@@ -27,9 +30,10 @@ ROW = '{"timestamp": 0, "input_length": 8, "output_length": 2, "hash_ids": [0]}\
 
 @contextmanager
 def engine(
-    *, resets: bool, tls: ssl.SSLContext | None = None, key: bytes | None = None
+    *, resets: bool, tls: ssl.SSLContext | None = None, key: bytes | None = None, runs: int | None = None
 ) -> Iterator[tuple[str, list[bytes]]]:
-    """A scripted engine in a thread of its own, because `main` brings its own loop. Yields its URL and the heads."""
+    """A scripted engine in a thread of its own, because `main` brings its own loop. Yields its URL and the heads.
+    `runs`: so many it serves."""
     heads: list[bytes] = []
     replies = {
         b"GET /v1/models": plain(b"200 OK", b'{"data":[{"id":"m"}]}'),
@@ -40,7 +44,8 @@ def engine(
     async def answer(head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
         asked = head.rpartition(b" HTTP/")[0].split(b" HTTP/")[0]
         heads.append(asked)
-        reply = replies.get(asked, plain(b"404 Not Found", b""))
+        over = runs is not None and heads.count(b"GET /v1/models") > runs
+        reply = replies.get(b"" if over else asked, plain(b"404 Not Found", b""))
         if key is not None and b"\r\nauthorization: bearer %s\r\n" % key not in head.lower():
             reply = plain(b"401 Unauthorized", b"{}")
         writer.write(reply.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
@@ -161,6 +166,42 @@ def test_a_series_goes_through_every_rate_seed_and_mode(
     said = capsys.readouterr().out
     assert "none#2 at rate 2, seed 4: 3 of 3 requests done" in said
     assert f"Written to {html}" in said
+
+
+def test_what_was_measured_before_a_run_failed_is_reported(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hours may lie behind it. Of the last mode there is a run at the first rate only."""
+    out, html = tmp_path / "ab.json", tmp_path / "ab.html"
+    with engine(resets=True, runs=3) as (url, _):
+        flags = ["--worker", url, "--rates", "1,2", "--out", str(out), "--html", str(html)]
+        assert main(["--trace", trace, *flags, "--modes", "none,none", "--baseline", "none#2"]) == 2
+    said = capsys.readouterr()
+    assert "lists no model; is " in said.err
+    assert said.err.endswith("; reported of 4 runs: the first 3\n")
+    assert "TTFT s mean" in said.out
+    modes = json.loads(out.read_bytes())["modes"]
+    assert [(mode["rate"], mode["mode"]) for mode in modes] == [(1, "none"), (1, "none#2"), (2, "none")]
+    assert set(modes[2]["ratios"].values()) == {None}
+    assert "<svg" in html.read_text("utf-8")
+
+
+def test_what_was_measured_before_an_interruption_is_reported(
+    trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure, begun = cli._measure, itertools.count()
+
+    async def interrupted(*run: Any) -> Any:
+        if next(begun):
+            raise asyncio.CancelledError
+        return await measure(*run)
+
+    monkeypatch.setattr(cli, "_measure", interrupted)
+    with engine(resets=True) as (url, _):
+        assert main(["--trace", trace, "--worker", url, "--modes", "none,none"]) == 130
+    said = capsys.readouterr()
+    assert said.err.startswith("kv-router ab: interrupted; ")
+    assert "TTFT s mean" in said.out
 
 
 def test_a_worker_that_keeps_its_cache_is_named(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
