@@ -91,7 +91,7 @@ def _write(plan: Plan, report: Report, console: Console) -> None:
     if plan.html:
         Path(plan.html).write_text(page(comparison(report)), "utf-8")
     for path in filter(None, (plan.out, plan.html)):
-        console.print(f"Written to {path}", highlight=False)
+        console.print(f"Written to {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 class _Run(NamedTuple):

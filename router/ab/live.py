@@ -174,7 +174,7 @@ def _warnings(arm: ArmCounts) -> list[str]:
 
 
 def _show(compared: Comparison, console: Console) -> None:
-    console.print(compared.about, highlight=False, soft_wrap=True)
+    console.print(compared.about, markup=False, highlight=False, soft_wrap=True)
     console.print(table(compared, compared.rates[0], real=True))
     told = f"In brackets: the ratio to {compared.baseline}. {compared.intervals}"
     console.print(told, highlight=False, soft_wrap=True)

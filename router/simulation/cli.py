@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     if plan.out:
         report = {"command": [*NAME.split(), *argv], "settings": plan, **found}
         Path(plan.out).write_bytes(as_json(report))
-        console.print(f"Written to {plan.out}")
+        console.print(f"Written to {plan.out}", markup=False)
     return 0
 
 

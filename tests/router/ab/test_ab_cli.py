@@ -149,7 +149,10 @@ def test_a_run_against_engines(trace: str, tmp_path: Path, capsys: pytest.Captur
 def test_a_series_goes_through_every_rate_seed_and_mode(
     trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, html = tmp_path / "ab.json", tmp_path / "ab.html"
+    out, html = (
+        tmp_path / "ab.json",
+        tmp_path / "ab [new] of a path that does not fit into what is a line without a terminal.html",
+    )
     series = ["--rates", "1,2", "--seeds", "3,4", "--no-reuse", "--arrivals", "poisson", "--ttft-slo", "60"]
     with engine(resets=True) as (url, heads):
         flags = ["--worker", url, "--modes", "none,none", "--out", str(out), "--html", str(html)]

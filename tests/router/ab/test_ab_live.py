@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import math
 import random
 import statistics
@@ -13,7 +14,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from rich.console import Console
 
+from router.ab import live
 from router.ab.cli import main
 from router.ab.errors import RunError
 from router.ab.live import comparison
@@ -142,6 +145,12 @@ def test_the_page_says_how_sure_it_is() -> None:
     assert text.count("<svg") == 4
     assert "±" in text
     assert "fewer than" not in text
+
+
+def test_an_address_is_told_as_it_is() -> None:
+    stream = io.StringIO()
+    live._show(comparison(read_arms([told(kv=1)]), None, ["http://[fd00::1]:8080"], ()), Console(file=stream))
+    assert stream.getvalue().startswith("201 requests since the start of http://[fd00::1]:8080\n")
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,11 @@ def plan(text: str) -> Plan:
 
 
 def test_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "sim.json"
+    out = tmp_path / "sim [new].json"
     flags = ["--policies", "auto,round-robin", "--seeds", "0,1", "--sweep", "0.5,1", "--out", str(out)]
     assert main(["simulate", *SMALL, *flags]) == 0
     told = capsys.readouterr().out
+    assert f"Written to {out}" in told
     for words in (
         "TTFT s mean",
         "goodput /s",
