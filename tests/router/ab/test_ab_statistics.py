@@ -102,6 +102,8 @@ def test_goodput_counts_what_was_in_time() -> None:
     assert found.goodput == pytest.approx(2 / found.duration)
     assert summarise(records, 2, ttft_slo=1.5).in_time == 0
     assert math.isnan(summarise(records, 2).goodput)
+    failed = summarise([made(error="x")], 2, ttft_slo=1.7)
+    assert (failed.in_time, failed.goodput) == (0, 0)  # else a mean over seeds would be of the others
 
 
 def at(moment: float, worker: str, tokens: int = 100) -> Record:
