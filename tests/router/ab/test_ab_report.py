@@ -26,10 +26,11 @@ def made(ttft: float = 1.0, *, cached: int = 40, lag: float = 0.0, error: str = 
     )
 
 
-def told(*records: Record, cost: Cost = IDLE, refused: tuple[str, ...] = (), simulated: bool = True) -> str:
-    plan = Plan(
-        trace="", modes=(), baseline="", workers=() if simulated else ("http://w",), speedup=4 if simulated else 1
-    )
+def told(
+    *records: Record, cost: Cost = IDLE, refused: tuple[str, ...] = (), simulated: bool = True, no_reuse: bool = False
+) -> str:
+    workers, speedup = ((), 4) if simulated else (("http://w",), 1)
+    plan = Plan(trace="", modes=(), baseline="", workers=workers, speedup=speedup, no_reuse=no_reuse)
     return "; ".join(warnings(records, summarise(records, 1), cost, refused, plan))
 
 
@@ -168,6 +169,7 @@ def test_warnings() -> None:
     assert "http://w would not empty the prefix cache" in told(made(), refused=("http://w",))
     assert "--enable-prompt-tokens-details" in told(made(cached=0), simulated=False)
     assert told(made(cached=0)) == ""
+    assert told(made(cached=0), simulated=False, no_reuse=True) == ""
 
 
 def test_a_generator_that_is_late_by_itself_is_told_of_a_flag_that_helps() -> None:
