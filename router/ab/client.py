@@ -19,7 +19,7 @@ from publishers.urls import split_url
 from router.security.worker_access import WorkerAccess
 
 _TAIL_KEPT, _TAIL_CUT = 4096, 16_384
-WORKER_HEADER = b"x-router-worker"
+WORKER_HEADER, PREFILL_HEADER = b"x-router-worker", b"x-router-prefill-worker"
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -70,6 +70,8 @@ class Outcome(msgspec.Struct):
     chunks: int = 0
     size: int = 0
     worker: str = ""
+    prefill_worker: str = ""
+    """Who computed the prompt, if another."""
     error: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -128,8 +130,11 @@ class Exchange(asyncio.Protocol):
     # httptools callbacks
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == WORKER_HEADER:
+        name = name.lower()
+        if name == WORKER_HEADER:
             self.outcome.worker = value.decode("latin-1")
+        elif name == PREFILL_HEADER:
+            self.outcome.prefill_worker = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self.outcome.status = self._parser.get_status_code()

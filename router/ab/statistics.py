@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,6 +28,8 @@ class Record(msgspec.Struct, frozen=True):
     cached_tokens: int
     output_tokens: int
     chunks: int
+    prefill_worker: str = ""
+    """Who computed the prompt, if another than `worker`."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -49,8 +52,9 @@ class Summary(msgspec.Struct, frozen=True):
     e2e: Spread
     hit_ratio: float
     imbalance_prefill: float
-    """Of prompt tokens that were not cached."""
+    """Of prompt tokens that were not cached, over the workers that compute prompts."""
     imbalance_requests: float
+    """Over the workers that answer."""
     duration: float
     """Simulated seconds from the first arrival to the last answer."""
     output_tokens_per_second: float
@@ -81,6 +85,7 @@ def record(index: int, due: float, outcome: Outcome, start: float, speedup: floa
         cached_tokens=outcome.cached_tokens,
         output_tokens=outcome.output_tokens,
         chunks=outcome.chunks,
+        prefill_worker=outcome.prefill_worker,
     )
 
 
@@ -107,6 +112,28 @@ def imbalance(per_worker: Mapping[str, float], workers: int) -> float:
     return max(per_worker.values()) * max(workers, len(per_worker)) / total if total else 1.0
 
 
+class _Parts(NamedTuple):
+    """Of a fleet of which some only prefill and others only decode, as far as answers tell."""
+
+    prefilling: int
+    answering: int
+
+
+def _parts(fine: Sequence[Record], workers: int) -> _Parts:
+    whole = {one.worker for one in fine if not one.prefill_worker}
+    decoding = {one.worker for one in fine if one.prefill_worker} - whole
+    prefilling = {one.prefill_worker for one in fine if one.prefill_worker} - whole
+    return _Parts(workers - len(decoding - prefilling), workers - len(prefilling - decoding))
+
+
+def _computed(fine: Iterable[Record]) -> Counter[str]:
+    """Prompt tokens that were not cached, by who computed them."""
+    tokens: Counter[str] = Counter()
+    for one in fine:
+        tokens[one.prefill_worker or one.worker] += one.prompt_tokens - one.cached_tokens
+    return tokens
+
+
 WINDOWS = 24
 """Of a run, at most; fewer where there would not be two requests for each worker."""
 
@@ -116,19 +143,17 @@ def balance(records: Sequence[Record], workers: int) -> list[tuple[float, float]
     fine = [one for one in records if not one.error]
     windows = max(1, min(WINDOWS, len(fine) // (2 * workers)))
     width = max((one.at for one in fine), default=0.0) / windows or 1.0
-    prefill: list[Counter[str]] = [Counter() for _ in range(windows)]
+    within: list[list[Record]] = [[] for _ in range(windows)]
     for one in fine:
-        prefill[min(windows - 1, int(one.at / width))][one.worker] += one.prompt_tokens - one.cached_tokens
-    return [(index * width, imbalance(tokens, workers)) for index, tokens in enumerate(prefill) if tokens.total()]
+        within[min(windows - 1, int(one.at / width))].append(one)
+    prefilling, computed = _parts(fine, workers).prefilling, map(_computed, within)
+    return [(index * width, imbalance(tokens, prefilling)) for index, tokens in enumerate(computed) if tokens.total()]
 
 
 def summarise(records: Sequence[Record], workers: int, ttft_slo: float | None = None) -> Summary:
     """The records of one mode, run against `workers` workers."""
     fine = [one for one in records if not one.error]
-    requests = Counter(one.worker for one in fine)
-    prefill: Counter[str] = Counter()
-    for one in fine:
-        prefill[one.worker] += one.prompt_tokens - one.cached_tokens
+    prefilling, answering = _parts(fine, workers)
     prompt = sum(one.prompt_tokens for one in fine)
     duration = max((one.at + one.lag + (one.e2e or 0.0) for one in fine), default=math.nan)
     in_time = math.nan if ttft_slo is None else sum(one.ttft is not None and one.ttft <= ttft_slo for one in fine)
@@ -139,8 +164,8 @@ def summarise(records: Sequence[Record], workers: int, ttft_slo: float | None = 
         tpot=spread(one.tpot for one in fine),
         e2e=spread(one.e2e for one in fine),
         hit_ratio=sum(one.cached_tokens for one in fine) / prompt if prompt else 0.0,
-        imbalance_prefill=imbalance(prefill, workers),
-        imbalance_requests=imbalance(requests, workers),
+        imbalance_prefill=imbalance(_computed(fine), prefilling),
+        imbalance_requests=imbalance(Counter(one.worker for one in fine), answering),
         duration=duration,
         output_tokens_per_second=sum(one.output_tokens for one in fine) / duration if duration > 0 else 0.0,
         requests_per_second=len(fine) / duration if duration > 0 else 0.0,

@@ -45,6 +45,13 @@ async def test_byte_by_byte() -> None:
     assert (outcome.error, outcome.output_tokens) == ("", 3)
 
 
+async def test_who_computed_the_prompt() -> None:
+    assert (await feed([WHOLE])).prefill_worker == ""
+    parted = WHOLE.replace(b"X-Router-Worker: w1\r\n", b"X-Router-Worker: w1\r\nX-Router-Prefill-Worker: w2\r\n")
+    outcome = await feed([parted])
+    assert (outcome.worker, outcome.prefill_worker) == ("w1", "w2")
+
+
 async def test_only_the_body_starts_the_clock() -> None:
     head, body = WHOLE.split(b"\r\n\r\n", 1)
     exchange = Exchange(b"", 0.0, asyncio.get_running_loop().create_future())

@@ -88,6 +88,19 @@ def test_a_summary() -> None:
     assert found.output_tokens_per_second == pytest.approx(10 / 14)
 
 
+def test_who_computes_prompts_and_who_answers_are_balanced_apart() -> None:
+    """One of two computes three quarters of the prompts; two others answer half of the requests each."""
+    parts = [("p", "a"), ("p", "b"), ("p", "a"), ("q", "b")]
+    records = [made(prefill_worker=prefill, worker=answer) for prefill, answer in parts]
+    found = summarise(records, workers=4)
+    assert (found.imbalance_prefill, found.imbalance_requests) == (1.5, 1.0)
+    assert balance(records, 4) == [(0.0, 1.5)]
+    # Whoever serves some whole does both.
+    mixed = summarise([*records, made(worker="a"), made(worker="p")], workers=4)
+    assert mixed.imbalance_prefill == 4 * 3 / 6
+    assert mixed.imbalance_requests == 3 * 3 / 6
+
+
 def test_a_summary_of_errors_only() -> None:
     found = summarise([made(error="no")], workers=2)
     assert (found.errors, found.hit_ratio, found.requests_per_second) == (1, 0.0, 0.0)
