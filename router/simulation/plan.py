@@ -72,7 +72,7 @@ def read_plan(argv: Sequence[str]) -> Plan:
     if given.suite:
         _refuse(parser, given, vars(given).keys() - _OF_SUITE, "--suite has its own traffic, fleets and policies")
     elif given.knee:
-        _refuse(parser, given, _NOT_OF_KNEE, "--knee tries rates and policies of its own")
+        _refuse(parser, given, _NOT_OF_KNEE, "--knee tries rates and policies of its own, and refuses nothing")
     requests, policies = _requests(given), given.policies
     fleet = _fleet(given, requests)
     for policy in policies:
@@ -108,7 +108,9 @@ def read_plan(argv: Sequence[str]) -> Plan:
 
 
 _OF_SUITE = frozenset({"suite", "knee", "workload", "seeds", "jobs", "out", "page", "flags"})
-_NOT_OF_KNEE = frozenset({"policies", "baseline", "rate", "sweep", "store_sweep"})
+_SLOS = frozenset({"ttft_slo", "tbt_slo", "slo_action", "slo_patience"})
+"""Who is refused does not queue."""
+_NOT_OF_KNEE = frozenset({"policies", "baseline", "rate", "sweep", "store_sweep"}) | _SLOS
 _NEGATIVE = {"reuse": "no-reuse", "store_credit": "no-store-credit"}
 
 

@@ -94,9 +94,10 @@ def test_no_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--suite --knee --no-reuse --prefill 1", "leave out --no-reuse, --prefill"),
         (
             "--knee --sweep 1,2 --policies kv",
-            "--knee tries rates and policies of its own; leave out --policies, --sweep",
+            "--knee tries rates and policies of its own, and refuses nothing; leave out --policies, --sweep",
         ),
         ("--knee --rate 2 --baseline kv", "leave out --baseline, --rate"),
+        ("--knee --ttft-slo 1 --slo-action queue", "and refuses nothing; leave out --slo-action, --ttft-slo"),
         ("--page suite.md", "--page is of --suite, without --knee"),
         ("--slow 0=inf", "argument --slow: it takes INDEX=FACTOR, such as 0=2, not '0=inf'"),
         ("--change nan:kill:0", "argument --change: it takes T:slow:INDEX=FACTOR"),
