@@ -211,6 +211,17 @@ def test_a_bound_belongs_to_the_bucket_that_it_ends(bound: float) -> None:
     both.check()
 
 
+def test_answers_that_take_minutes_are_told_apart() -> None:
+    """Beyond the last bound Prometheus tells that bound for any quantile: thousands of tokens take minutes."""
+    both = Both()
+    for minutes in (1, 3, 8):
+        both.time("a", "duration", 60.0 * minutes)
+    told = exposed(both.registry)["router_request_seconds"][2]
+    bounds = ("60.0", "120.0", "300.0", "600.0", "+Inf")
+    counts = [told["router_request_seconds_bucket", frozenset({("worker", "a"), ("le", le)})] for le in bounds]
+    assert counts == [1, 1, 2, 3, 3]
+
+
 def test_asking_twice_counts_once() -> None:
     both = Both()
     both.decide(0.5, 3, 5)
