@@ -168,7 +168,8 @@ def answers_wanted(body: Body) -> int:
 
 def answer_limit(body: Body) -> int | None:
     """Tokens that each answer may have, as far as the request says."""
-    given = (count_of(body, name) for name in ("max_completion_tokens", "max_tokens"))
+    names = ("max_completion_tokens", "max_tokens") if "messages" in body else ("max_tokens",)
+    given = (count_of(body, name) for name in names)
     return next((limit for limit in given if limit is not None), None)
 
 
