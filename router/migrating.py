@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from prometheus_client.core import Metric
@@ -88,7 +88,7 @@ class Migration:
         if not self._asks:
             return leg
         if record and self._resumed and record.prompt is not None and record.output:
-            body = continuation(self._body, record.prompt, record.output, self._left(record) or 0)
+            body = continuation(self._body, record.prompt, record.output, self._left(record, leg.worker) or 0)
             return leg._replace(body=body, target=_COMPLETIONS)
         return leg._replace(body=with_ids(self._body))
 
@@ -148,11 +148,28 @@ class Migration:
             return "nobody knows how long its model lets it become"
         return None if left > 0 else "it has all tokens that it may have"
 
-    def _left(self, record: Record) -> int | None:
-        base = self._all.fleet.base_model(self._inference.model)
-        longest = base.max_model_len if base else None
-        prompt = len(record.prompt or ())
+    def takes(self, worker: Worker) -> bool:
+        """Whether it can go on, and has room for what is left."""
+        if not can_take_part(worker):
+            return False
+        record, tokens = self._record, self.tokens
+        if record is None or tokens is None or not record.output:  # it is asked as the first was
+            return True
+        left, longest = self._left(record, worker), self._lengths.get(worker.id)
+        return left is not None and left > 0 and (longest is None or len(tokens) + left <= longest)
+
+    def _left(self, record: Record, worker: Worker | None = None) -> int | None:
+        """How many tokens may follow at `worker`; None: at whoever takes most."""
+        lengths, prompt = self._lengths, len(record.prompt or ())
+        longest = lengths.get(worker.id) if worker else max(lengths.values(), default=None)
         return tokens_left(self._body, self._inference.endpoint, prompt, len(record.output), longest)
+
+    @property
+    def _lengths(self) -> Mapping[str, int]:
+        """Of its model's context, by worker."""
+        fleet = self._all.fleet
+        base = fleet.base_model(self._inference.model)
+        return fleet.context_lengths(base.id).by_worker if base else {}
 
     @property
     def tokens(self) -> Sequence[int] | None:

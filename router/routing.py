@@ -19,7 +19,7 @@ from router.fleet import Worker
 from router.http.messages import ARM, Response, header_lines
 from router.index_audit import Claim
 from router.legs import Leg, Pair
-from router.migrating import Migration, can_take_part
+from router.migrating import Migration
 from router.nobody import cannot, nobody
 from router.openai_errors import error_response
 from router.outcome import Outcome
@@ -255,7 +255,7 @@ class RequestRouting:
             hashed = self.prompt.hashes is not None
             self.prompt = self._brain.hash_prompt(tokens, migration.namespace) if hashed else Prompt(len(tokens))
         fleet = self._brain.fleet
-        exclude |= {worker.id for worker in fleet.workers.values() if not can_take_part(worker)}
+        exclude |= {worker.id for worker in fleet.workers.values() if not migration.takes(worker)}
         return exclude if self.can_retry(exclude) else None
 
     def answered(self, leg: Leg) -> None:

@@ -65,10 +65,13 @@ def engine(name: str, after: int | None = None, way: Way = Dialogue.drop) -> Scr
 
 @asynccontextmanager
 async def fleet(
-    *scripts: Script, unknown: Collection[int] = (), **settings: Any
+    *scripts: Script, unknown: Collection[int] = (), contexts: Collection[int] = (), **settings: Any
 ) -> AsyncIterator[tuple[RunningRouter, RawClient, list[ScriptedWorker]]]:
-    """A worker for each; they are asked in this order. `unknown`: of these nobody can tell what engine they are."""
+    """A worker for each; they are asked in this order. `unknown`: of these nobody can tell what engine they are.
+    `contexts`: how long each one's is."""
     workers = [ScriptedWorker(f"w{number}", default=script) for number, script in enumerate(scripts)]
+    for worker, length in zip(workers, contexts, strict=False):
+        worker.pages.max_model_len = length
     for number in unknown:
         workers[number].pages.statuses |= dict.fromkeys(
             ("/version", "/v1/models", "/metrics", "/kv_event_sources"), 404
@@ -185,6 +188,17 @@ async def test_a_chat_without_a_maximum_may_become_as_long_as_its_model_allows()
     async with fleet(engine("a", 4), engine("b")) as (_, client, workers):
         assert_whole((await ask(client, workers, "chat", max_tokens=None))[1], "chat")
         assert json.loads(workers[1].requests[0].body)["max_tokens"] == 4096 - len(PROMPT) - 2
+
+
+@pytest.mark.parametrize(("most", "asked"), [(None, 59), (len(ANSWER), len(ANSWER) - 2)])
+async def test_who_goes_on_has_room_for_the_rest(most: int | None, asked: int) -> None:
+    """And without a maximum as much as its own context leaves."""
+    scripts, contexts = [engine("a", 4), engine("b"), engine("c")], [32, 5 if most is None else 16, 64]
+    async with fleet(*scripts, contexts=contexts) as (router, client, workers):
+        assert_whole((await ask(client, workers, "chat", max_tokens=most))[1], "chat")
+        assert [len(worker.requests) for worker in workers] == [1, 0, 1]
+        assert json.loads(workers[2].requests[0].body)["max_tokens"] == asked
+        assert migrations(router) == {"continued": 1}
 
 
 async def test_an_engine_of_another_kind_takes_no_stream_over() -> None:
