@@ -10,6 +10,8 @@ import re
 
 _ERROR = re.compile(rb'(?:[0-9a-fA-F]+\r\n)?data: ?\{"(?:error": ?\{|object": ?"error")')
 """A chunk's first event, as vLLM and SGLang write it when the first token failed."""
+_REQUESTS_OWN = re.compile(rb'"code": ?4(?!29)\d\d\b')
+"""Of an error that another worker would answer too: SGLang tells of a grammar that is none so, once it streams."""
 _ABORTED = re.compile(rb'"finish_reason": ?"abort"')
 _ROLE = re.compile(rb'"delta": ?\{"role": ?"assistant"(?:, ?"content": ?(?:""|null))?(?:, ?"[a-z_]+": ?null)*\}')
 
@@ -32,8 +34,11 @@ class Opening:
         return True
 
     def fails(self, data: bytes) -> bool:
-        """Whether an error or the end comes before anything that a client could use. `data`: all so far."""
+        """Whether an error of the worker's, or the end, comes before anything that a client could use. `data`: all so
+        far."""
         first, _, rest = data.partition(b"\n\n")
         if _ROLE.search(first):
             first = rest.lstrip(b"\r\n").partition(b"\n\n")[0]
-        return bool(_ERROR.match(first) or _ABORTED.search(first))
+        if _ERROR.match(first):
+            return not _REQUESTS_OWN.search(first)
+        return bool(_ABORTED.search(first))

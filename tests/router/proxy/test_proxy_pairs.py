@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from router import app
+from router.breaker import FAILURES
 from router.exchange import Exchange
 from router.worker_spec import parse_worker
 from tests.fakes.raw_client import Answered, post
@@ -419,6 +420,24 @@ async def test_a_busy_decode_workers_prompt_is_computed_where_it_is_cached(
         assert (len(d.requests), len(second.requests)) == (1, 1)
         assert sorted((len(p.requests), len(other.requests))) == [0, 2]
         assert failures(router) == (0, 2)
+
+
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+@pytest.mark.parametrize(("code", "own"), [(400, True), (422, True), (429, False), (500, False)])
+async def test_an_error_that_is_the_requests_own_is_the_clients(
+    p: ScriptedWorker, d: ScriptedWorker, code: int, own: bool, connector: str
+) -> None:
+    """As a status is: nobody else is asked, and nobody to blame."""
+    error = b'{"error": {"message": "The \\"code\\": 500 is no grammar", "type": "BAD_REQUEST", "code": %d}}' % code
+    d._default = events(error, b"[DONE]")
+    async with ScriptedWorker("p2", default=PREFILLED) as other, router_of(connector, p, other, d) as router:
+        got = await ask(router, STREAMED)
+        assert (got.status, got.body) == (200, b"data: %b\n\ndata: [DONE]\n\n" % error)
+        assert (failures(router) == (0, 0), len(d.requests) == 1) == (own, own)
+        if own:
+            for _ in range(FAILURES):
+                await ask(router, STREAMED)
+            assert {router.breaker(worker) for worker in (p, other, d)} == {"closed"}
 
 
 ABORTED = {
