@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from router.http.relay import HELD
+
 _ERROR = re.compile(rb'(?:[0-9a-fA-F]+\r\n)?data: ?\{"(?:error": ?\{|object": ?"error")')
 """A chunk's first event, as vLLM and SGLang write it when the first token failed."""
 _REQUESTS_OWN = re.compile(rb'"code": ?4(?!29)\d\d\b')
@@ -27,8 +29,8 @@ class Opening:
         return held + data, len(held) + boundary if boundary else self._boundary
 
     def hold(self, data: bytes, boundary: int) -> bool:
-        """Keep it, if it is no more than the role."""
-        if data.count(b"data:") != 1 or not _ROLE.search(data):
+        """Keep it, if it is no more than the role and a part of what follows."""
+        if _first(data)[1] or len(data) > HELD:
             return False
         self._held, self._boundary = data, boundary
         return True
@@ -36,9 +38,15 @@ class Opening:
     def fails(self, data: bytes) -> bool:
         """Whether an error of the worker's, or the end, comes before anything that a client could use. `data`: all so
         far."""
-        first, _, rest = data.partition(b"\n\n")
-        if _ROLE.search(first):
-            first = rest.lstrip(b"\r\n").partition(b"\n\n")[0]
-        if _ERROR.match(first):
-            return not _REQUESTS_OWN.search(first)
-        return bool(_ABORTED.search(first))
+        event, whole = _first(data)
+        if _ERROR.match(event):
+            return whole and not _REQUESTS_OWN.search(event)
+        return bool(_ABORTED.search(event))
+
+
+def _first(data: bytes) -> tuple[bytes, bool]:
+    """The first event that says more than the role, as far as it is here, and whether that is all of it."""
+    event, end, rest = data.partition(b"\n\n")
+    if _ROLE.search(event):
+        event, end, _ = rest.lstrip(b"\r\n").partition(b"\n\n")
+    return event, bool(end)
