@@ -26,7 +26,7 @@ from router.outcome import Outcome
 from router.parting import Parting
 from router.refusals import refused
 from router.scheduling.admission import Refusal
-from router.scheduling.booking import Booking
+from router.scheduling.booking import Booking, DecodeBooking
 from router.scheduling.decision import Candidates, Decision, Prediction
 from router.scheduling.waiting import AnyRefusal
 
@@ -287,10 +287,12 @@ class RequestRouting:
 
     def _retract(self, leg: Leg) -> None:
         """The worker has refused the prompt: it will hold of it what it held before, and no more."""
-        hashes, held = self.prompt.hashes, leg.decision.overlap_tokens
-        if leg.part != "decode" and hashes and held is not None:  # of who decodes the decision does not tell
-            size = leg.worker.block_size
-            self._brain.retract(leg.decision.rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
+        rank, held = leg.decision.rank, leg.decision.overlap_tokens
+        if isinstance(leg.reservation, DecodeBooking):  # the decision is of who prefills
+            rank, held = leg.reservation.onward.rank, leg.reservation.onward.overlap_tokens
+        hashes, size = self.prompt.hashes, leg.worker.block_size
+        if hashes and held is not None:
+            self._brain.retract(rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
 
     def _doubt_prefiller(self, leg: Leg, failure: Failure) -> None:
         prefiller = self._brain.fleet.workers.get(leg.decision.rank.worker_id)

@@ -164,7 +164,7 @@ class PrefillBooking(Booking):
 class DecodeBooking(Booking):
     """Where the answer is made of a prompt that another rank, `source`, computes and keeps until it was fetched."""
 
-    __slots__ = ("_begun", "_handing_over", "_onward", "_prefilled", "_source", "_streamed", "moved_tokens")
+    __slots__ = ("_begun", "_handing_over", "_prefilled", "_source", "_streamed", "moved_tokens", "onward")
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class DecodeBooking(Booking):
         reservation = scheduler.book.reserve(onward.rank, 0, prompt_tokens, new_tokens=self.moved_tokens)
         super().__init__(scheduler, onward.rank, reservation, now)
         self._source = source
-        self._onward = onward
+        self.onward = onward
         self._streamed = streamed
         self._begun = self._handing_over = False
         self._prefilled: float | None = None
@@ -198,7 +198,7 @@ class DecodeBooking(Booking):
         self._begin()
         self._token_at = now
         if self._streamed and self._prefilled is not None:
-            onward = self._onward
+            onward = self.onward
             seconds = max(0.0, now - self._prefilled - onward.step)
             self._scheduler.disaggregation.transfers.observe(onward.near, onward.work, seconds)
 

@@ -384,6 +384,19 @@ async def test_a_limit_of_tokens_below_0_is_for_the_engine_to_refuse(
         assert failures(router) == (0, 0)
 
 
+@pytest.mark.parametrize("status", [400, 429, 503])
+async def test_a_decode_worker_that_refuses_a_prompt_is_not_thought_to_hold_it(
+    p: ScriptedWorker, d: ScriptedWorker, status: int
+) -> None:
+    body = b'{"prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9]}'
+    async with router_of("nixl", p, d, router_mode="kv") as router:
+        d.then(answer(b"{}", status))
+        assert (await ask(router, body)).status == status
+        before = sum(router.samples("router_kv_migrated_blocks_total").values())
+        assert (await ask(router, body)).status == 200
+        assert router.samples("router_kv_migrated_blocks_total") == {"d": before + 2}
+
+
 async def test_a_decode_worker_refuses_a_request(p: ScriptedWorker, d: ScriptedWorker) -> None:
     d.then(answer(b'{"error":"too long"}', 400))
     async with router_of("nixl", p, d) as router:
