@@ -404,7 +404,7 @@ class Exchange:
         self._first_byte = now - self.began
         self._connection.write(self._answer_head(leg, head, relay) + body)
         if self._parts:
-            self._parts.answers()
+            self._parts.answers(head.is_error)
         if self._noted and head.status == 200:
             self._noted(leg.worker, body)
         if head.status not in RETRY_STATUSES:

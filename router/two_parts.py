@@ -107,10 +107,10 @@ class TwoParts:
         cached = self.parted.answer.cached_tokens if self.parted else None
         return answer if cached is None else with_cached(answer, cached)
 
-    def answers(self) -> None:
-        """The first byte of the other's answer is here."""
+    def answers(self, error: bool) -> None:
+        """The first byte of the other's answer is here; an `error` tells of no transfer."""
         self._unwatch()
-        if self.parted:
+        if self.parted and not error:
             self.parted = self.parted._replace(transfer=self._clock() - self._prefilled_at)
 
     def prefill_over(self) -> None:

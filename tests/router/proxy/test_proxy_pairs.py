@@ -392,17 +392,19 @@ async def test_a_decode_worker_that_refuses_a_prompt_is_not_thought_to_hold_it(
     async with router_of("nixl", p, d, router_mode="kv") as router:
         d.then(answer(b"{}", status))
         assert (await ask(router, body)).status == status
-        before = sum(router.samples("router_kv_migrated_blocks_total").values())
+        assert not router.total("router_kv_migrated_blocks_total")
         assert (await ask(router, body)).status == 200
-        assert router.samples("router_kv_migrated_blocks_total") == {"d": before + 2}
+        assert router.samples("router_kv_migrated_blocks_total") == {"d": 2}
 
 
-async def test_a_decode_worker_refuses_a_request(p: ScriptedWorker, d: ScriptedWorker) -> None:
+@pytest.mark.parametrize("body", [BODY, STREAMED])
+async def test_a_decode_worker_refuses_a_request(p: ScriptedWorker, d: ScriptedWorker, body: bytes) -> None:
     d.then(answer(b'{"error":"too long"}', 400))
     async with router_of("nixl", p, d) as router:
-        got = await ask(router)
+        got = await ask(router, body)
         assert (got.status, got.body) == (400, b'{"error":"too long"}')
         assert failures(router) == (0, 0)
+        assert not router.total("router_pd_transfer_seconds_count")
 
 
 @pytest.mark.parametrize("status", [500, 502, 503])
