@@ -20,7 +20,7 @@ from router.http.upstream import Head
 from router.legs import Leg, Pair, response_head
 from router.migrating import Migration
 from router.openai_errors import error_event, error_response
-from router.opening import Opening
+from router.opening import Opening, is_aborted
 from router.outcome import End, Outcome, Silence
 from router.sending import Sending
 from router.two_parts import TwoParts
@@ -318,7 +318,8 @@ class Exchange:
         opening = self._opening
         if opening and self._first_byte is None:
             data, boundary = opening.add(data, boundary)
-            if self._fails_in_stream(sending.leg, opening.fails(data)) or opening.hold(data, boundary):
+            reason = "answered 200, and an error where its stream should begin"
+            if self._fails_unsaid(sending.leg, opening.fails(data), reason) or opening.hold(data, boundary):
                 return
         out = relay.body(data, boundary)
         if isinstance(relay, EditedBody) or (self._migration and self._breaks_down(self._migration, out)):
@@ -329,11 +330,12 @@ class Exchange:
             self._connection.write(out)
         sending.connection.pass_events(self._connection.write if relay.clean else None)
 
-    def _fails_in_stream(self, leg: Leg, fails: bool) -> bool:
-        """Whether others are asked, since the worker says where its stream should begin that the KV did not come."""
+    def _fails_unsaid(self, leg: Leg, fails: bool, reason: str) -> bool:
+        """Whether others are asked, since the worker says in its answer, of which the client has nothing yet, that it
+        has failed."""
         if not fails:
             return False
-        failure = Failure("error", "answered 200, and an error where its stream should begin")
+        failure = Failure("error", reason)
         if self._other(failure, self._alternatives(leg, failure)):
             self._give_up_on_worker(failure)
             return True
@@ -355,6 +357,8 @@ class Exchange:
             return
         held = relay.body(*self._opening.add(b"", 0)) if self._opening else b""
         out = held + relay.end()
+        if isinstance(relay, EditedBody) and self._fails_unsaid(leg, is_aborted(out), "aborted its answer"):
+            return
         if self._first_byte is None:
             self._begin_answer(leg, head, relay, out)
         elif out:

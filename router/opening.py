@@ -41,7 +41,12 @@ class Opening:
         event, whole = _first(data)
         if _ERROR.match(event):
             return whole and not _REQUESTS_OWN.search(event)
-        return bool(_ABORTED.search(event))
+        return is_aborted(event)
+
+
+def is_aborted(answer: bytes) -> bool:
+    """Whether its engine gave an answer up, or what came of it in an event."""
+    return bool(_ABORTED.search(answer))
 
 
 def _first(data: bytes) -> tuple[bytes, bool]:

@@ -482,6 +482,21 @@ async def test_a_decode_worker_that_is_told_to_stop_before_its_first_token(
         assert (got.status, b'"abort"' in got.body) == (200, True), "nobody else is there"
 
 
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+async def test_a_whole_answer_that_its_decode_worker_aborted_is_asked_for_again(
+    p: ScriptedWorker, d: ScriptedWorker, connector: str
+) -> None:
+    d._default = aborted = answer(b'{"choices":[{"index":0,"text":"half of","finish_reason":"abort"}]}')
+    async with ScriptedWorker("d2") as other, router_of(connector, p, d, other) as router, router.client() as client:
+        for _ in range(2):  # whichever is asked first
+            assert (await client.ask(post(body=BODY))).body == b'{"ok":true}'
+        assert failures(router) == (0, len(d.requests))
+        assert d.requests
+        other._default = aborted
+        got = await client.ask(post(body=BODY))
+        assert (got.status, b'"abort"' in got.body) == (200, True), "there is nobody who would answer"
+
+
 async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker, d: ScriptedWorker) -> None:
     """Its time is its own: the limit of a part is not for it."""
 
