@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import nats.errors
 from nats.aio.client import Client
 
 from publishers.credentials import NatsFiles, client_context, read_file
 
+_CONNECT = b"CONNECT "
 _CREDS = re.compile(r"-BEGIN NATS USER JWT-.*-BEGIN USER NKEY SEED-", re.DOTALL)
 
 
@@ -49,9 +52,10 @@ def _check_seed(path: str) -> None:
 
 
 class SafeClient(Client):
-    """nats-py's, but for four things: its `publish` is a coroutine; asked for tls://, it goes on in the clear with a
+    """nats-py's, but for some things: its `publish` is a coroutine; asked for tls://, it goes on in the clear with a
     server which says that it has no TLS, as anybody between may say; an attempt to connect again is its last where that
-    ends in an error which it does not expect; and what such an attempt had connected stays open."""
+    ends in an error which it does not expect; what such an attempt had connected stays open; it takes a URL's user and
+    password as they are written, with what is encoded in them; and shows them to nobody else of a cluster."""
 
     def publish_now(self, subject: str, payload: bytes, reply: str) -> None:
         """Below the limit of what is pending it only appends to a list, and has nothing to wait for. Raises
@@ -87,4 +91,21 @@ class SafeClient(Client):
         creds = self._user_credentials
         if isinstance(creds, str) and not _CREDS.search(Path(creds).read_text()):  # where nats-py would look for ever
             raise nats.errors.Error(f"{creds} holds no NATS credentials")
-        return bytes(super()._connect_command())
+        command = bytes(super()._connect_command())
+        return command if creds or self._nkeys_seed else _with_user(command, self._user_of_url())
+
+    def _user_of_url(self) -> dict[str, str]:
+        """As URLs have it: the server's own, and of one that others of its cluster told of what they were shown."""
+        server = self._current_server
+        uris = [server.uri] if server else []
+        if server and server.discovered:
+            uris += [each.uri for each in self._server_pool]
+        user, password = next(((uri.username, uri.password) for uri in uris if uri.username is not None), (None, None))
+        if user is None:
+            return {}
+        return {"auth_token": unquote(user)} if password is None else {"user": unquote(user), "pass": unquote(password)}
+
+
+def _with_user(command: bytes, user: dict[str, str]) -> bytes:
+    said = json.loads(command.removeprefix(_CONNECT)) | user
+    return _CONNECT + json.dumps(said).encode() + b"\r\n"

@@ -6,9 +6,11 @@ import asyncio
 import gc
 import logging
 import random
+import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import nats.errors
 import pytest
@@ -74,6 +76,45 @@ async def test_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert await connects(server.url, NatsFiles(creds=str(theirs)))
         assert not await connects(server.url, NatsFiles(creds=str(strangers)))
         assert not await connects(server.url, NatsFiles())
+
+
+@pytest.mark.nats
+@pytest.mark.parametrize("who", ["user", "token"])
+async def test_what_a_url_cannot_hold_is_encoded_in_it(
+    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "p:/?#%@,ss w\u00f6rd"
+    authorization = f'authorization {{ user: "u/@:", password: "{secret}" }}'
+    given = f"{quote('u/@:', safe='')}:{quote(secret, safe='')}"
+    if who == "token":
+        authorization, given = f'authorization {{ token: "{secret}" }}', quote(secret, safe="")
+    async with configured(authorization, tmp_path, monkeypatch) as server:
+        assert await connects(server.url.replace("nats://", f"nats://{given}@"), NatsFiles())
+
+
+@pytest.mark.nats
+async def test_all_of_a_cluster_are_shown_what_one_was_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is told of one server alone goes on with another where that one ends."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        route = free.getsockname()[1]
+    names = (tmp_path / "one", tmp_path / "other")
+    for name in names:
+        name.mkdir()
+    asking = "authorization { user: a, password: b }"
+    cluster = 'cluster {{ name: c, listen: "127.0.0.1:{}", routes: ["nats://127.0.0.1:{}"] }}'
+    async with AsyncExitStack() as stack:
+        one, other = [
+            await stack.enter_async_context(
+                configured(f"{asking}\nserver_name: {name.name}\n{cluster.format(port, route)}", name, monkeypatch)
+            )
+            for name, port in zip(names, (route, -1), strict=True)
+        ]
+        plane = NatsPlane([one.url.replace("nats://", "nats://a:b@")])
+        await plane.start()
+        await until(lambda: plane._client and len(plane._client.discovered_servers) > 0)
+        await one.stop()
+        await until(lambda: plane.connected and f":{other.port}" in str(plane._client and plane._client.connected_url))
+        await plane.close()
 
 
 @pytest.mark.nats
