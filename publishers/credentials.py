@@ -108,7 +108,8 @@ def make_session(
 ) -> aiohttp.ClientSession:
     """For asking the engines at `urls`, those of the moment, which alone are shown `key`. It follows no redirect, which
     could lead anywhere, and keeps no cookie."""
-    connector = aiohttp.TCPConnector(ssl=context or True)
+    # No limit: engines are as many as were stated, and those that do not answer must not keep others waiting.
+    connector = aiohttp.TCPConnector(ssl=context or True, limit=0)
     middlewares = () if key is None else (_ShowKey(urls, key),)
     watch = aiohttp.TraceConfig()
     watch.on_request_redirect.append(_refuse_redirect)

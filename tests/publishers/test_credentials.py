@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from pathlib import Path
@@ -21,6 +22,7 @@ from publishers.credentials import client_context, make_session, read_key, warn_
 from router.watch import fetch
 from tests.certificates import Authority
 from tests.fakes.http_engine import HttpEngine, running
+from tests.fakes.waiting import until
 
 
 @pytest.fixture
@@ -121,6 +123,29 @@ async def test_no_redirect_is_followed() -> None:
                 with pytest.raises(aiohttp.ClientError, match="redirect"):
                     await session.post(f"{engine.url}/x", data=b"a prompt")
     assert stranger.asked == []
+
+
+async def test_those_who_do_not_answer_keep_nobody_else_from_being_asked() -> None:
+    """Else, where a hundred are gone, all others are asked late how they are and what their load is, or too late."""
+    asked = 0
+
+    async def never(_: bytes) -> tuple[int, bytes]:
+        nonlocal asked
+        asked += 1
+        await asyncio.Event().wait()
+        return 200, b""
+
+    async with (
+        running(HttpEngine({"/health": never})) as gone,
+        running(HttpEngine()) as well,
+        make_session(list) as session,
+    ):
+        waiting = [asyncio.create_task(fetch(session, gone.url, "/health", 60.0)) for _ in range(150)]
+        await until(lambda: asked >= 100)
+        assert (await fetch(session, well.url, "/health", 2.0)).status == 200
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_an_answer_without_end_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
