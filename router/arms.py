@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import get_args
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.arm_spec import ArmSpec, read_arms
 from router.http.messages import ARM, RequestHead, first, header_lines
-from router.outcome import Outcome
+from router.outcome import End, Outcome
 from router.policies import make_policy
 from router.scheduling.decision import Decision, Policy, Uniform
 from router.settings import Settings, SettingsError
@@ -33,7 +34,7 @@ class ArmTally:
     """What one arm's requests come to."""
 
     def __init__(self) -> None:
-        self.ends: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter(dict.fromkeys(get_args(End), 0))
         self.prompt_tokens = 0
         self.predicted_tokens = 0
         self.reported_prompt_tokens = 0

@@ -237,6 +237,9 @@ def test_what_an_arms_requests_come_to() -> None:
         'router_ab_reported_prompt_tokens_total{arm="kv"} 100.0',
         'router_ab_reported_cached_tokens_total{arm="kv"} 40.0',
         'router_ab_prompt_tokens_total{arm="random"} 0.0',
+        # A rate is of what was there before, the first failure's too.
+        *(f'router_ab_requests_total{{arm="random",end="{end}"}} 0.0' for end in ("complete", "broken", "failed")),
+        'router_ab_requests_total{arm="kv",end="cancelled"} 0.0',
     ):
         assert line in text
 
