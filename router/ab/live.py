@@ -37,9 +37,10 @@ FIGURES = (
     Figure("expected cached prompt tokens %", "{:.1f}"),
 )
 INTERVALS = (
-    "Intervals (95 %) are of means, from their standard errors: deviations are read from histograms, in which requests "
-    "are taken to lie evenly within each bucket; those of ratios are of their logarithms. Requests are taken to be "
-    "independent. Those of one session or one rush are not, so the truth is less certain than that."
+    "Intervals (95 %) are from standard errors. Those of means: deviations are read from histograms, in which requests "
+    "are taken to lie evenly within each bucket; those of quantiles are by rank, whatever the distribution; those of "
+    "ratios are of their logarithms. Requests are taken to be independent. Those of one session or one rush are not, "
+    "so the truth is less certain than that."
 )
 _POINTS = 200
 """Of the curve of a distribution."""
@@ -135,7 +136,7 @@ def _result(name: str, arm: ArmCounts, whole: float) -> Result:
         rate=1.0,
         seed=0,
         values=_values(arm, whole),
-        errors={TTFT_MEAN: arm.first_byte.mean_error, "E2E s mean": arm.duration.mean_error},
+        errors={**_errors("TTFT s", arm.first_byte, (50, 90, 99)), **_errors("E2E s", arm.duration, (50, 99))},
         ttft=[arm.first_byte.quantile(step / _POINTS) for step in range(1, _POINTS)] if arm.first_byte.count else (),
         warnings=_warnings(arm),
     )
@@ -158,6 +159,10 @@ def _values(arm: ArmCounts, whole: float) -> dict[str, float]:
 
 def _times(title: str, times: Times, cuts: Sequence[int]) -> dict[str, float]:
     return {f"{title} mean": times.mean} | {f"{title} p{cut}": times.quantile(cut / 100) for cut in cuts}
+
+
+def _errors(title: str, times: Times, cuts: Sequence[int]) -> dict[str, float]:
+    return {f"{title} mean": times.mean_error} | {f"{title} p{cut}": times.quantile_error(cut / 100) for cut in cuts}
 
 
 def _share(part: float, whole: float) -> float:

@@ -65,6 +65,14 @@ class Times:
             passed += count
         return math.nan
 
+    def quantile_error(self, share: float) -> float:
+        """A quantile's standard error, whatever the distribution: half the way between those that lie a standard error
+        of its rank below and above."""
+        if self.count < 2:
+            return math.nan
+        rank = math.sqrt(share * (1 - share) / self.count)
+        return (self.quantile(min(1.0, share + rank)) - self.quantile(max(0.0, share - rank))) / 2
+
     def _buckets(self) -> list[tuple[float, float, float]]:
         """(low, high, count); the last has no end, so that it is as wide as the sum leaves room for."""
         bounds = [0.0, *sorted(self._up_to)]
