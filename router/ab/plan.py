@@ -111,6 +111,8 @@ def read_plan(argv: Sequence[str]) -> Plan:
     stated = [name for name, value in simulated.items() if value]
     if workers and stated:
         raise RunError(f"--{stated[0].replace('_', '-')} is for a simulated fleet, and --worker names another")
+    if given["out"] is not None and given["out"] == given["html"]:
+        raise RunError("--out and --html name the same file; give each its own")
     speedup = given.pop("speedup") or (1.0 if workers else SIM_SPEEDUP)
     baseline = given.pop("baseline") or next((mode for mode in modes if mode_of(mode) != "kv"), modes[0])
     if baseline not in modes:

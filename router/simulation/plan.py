@@ -85,6 +85,8 @@ def read_plan(argv: Sequence[str]) -> Plan:
         raise RunError(f"--change: there is no worker {unknown} then; workers are counted from 0")
     if given.page and (given.knee or not given.suite):
         raise RunError("--page is of --suite, without --knee")
+    if given.page and given.page == given.out:
+        raise RunError("--out and --page name the same file; give each its own")
     if given.store_sweep and not fleet.store_tokens:
         raise RunError("--store-sweep needs a store; give --store-tokens")
     return Plan(

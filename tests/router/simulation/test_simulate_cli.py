@@ -111,6 +111,7 @@ def test_no_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--rate x", "argument --rate: it takes a number, not 'x'"),
         ("--workers 1 --cache-tokens 64 --duration 1 --jobs 1", "does not fit a cache of 64"),
         ("--out /nowhere/x.json", "cannot write /nowhere/x.json"),
+        ("--suite --out x --page x", "--out and --page name the same file; give each its own"),
     ],
 )
 def test_what_cannot_be_run_is_told(flags: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
