@@ -218,7 +218,7 @@ class App:
         self._arms = make_arms(settings)
         if self._arms:
             self._metrics.registry.register(self._arms)
-        self._sockets = Sockets(member, self._metrics.render) if member else None
+        self._sockets = Sockets(member, self._metrics.page) if member else None
         tally = self._metrics.tallies.clients
         self._clients: Clients[Connection] = Clients(_client_limits(settings), tally.refused)
         self._connections = self._clients.open

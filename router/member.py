@@ -8,7 +8,7 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,7 +99,7 @@ def _books_shape(count: int, columns: int) -> tuple[int, int, int]:
 class Sockets:
     """Each process tells its metrics on a socket of its own, and asks the others on theirs."""
 
-    def __init__(self, member: Member, tell: Callable[[], bytes]) -> None:
+    def __init__(self, member: Member, tell: Callable[[], Awaitable[bytes]]) -> None:
         self._member = member
         self._tell = tell
         self._server: asyncio.Server | None = None
@@ -115,7 +115,7 @@ class Sockets:
 
     async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            writer.write(self._tell())
+            writer.write(await self._tell())
             await writer.drain()
         writer.close()
 
@@ -126,7 +126,7 @@ class Sockets:
 
     async def _ask(self, number: int) -> bytes:
         if number == self._member.number:
-            return self._tell()
+            return await self._tell()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(ANSWER_TIMEOUT):
                 reader, writer = await asyncio.open_unix_connection(_socket_of(self._member.folder, number))

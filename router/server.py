@@ -82,10 +82,10 @@ class Server:
         self._tenant_header = tenant_header
         self.under_way: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pages: dict[bytes, Callable[[RequestHead, Tenant | None], Response]] = {
+        self._pages: dict[bytes, Callable[[RequestHead, Tenant | None], Response | None]] = {
             b"/health": lambda *_: Response(200, b'{"status":"ok"}'),
             b"/ready": self._ready,
-            b"/metrics": lambda *_: Response(200, brain.metrics.render(), _TEXT),
+            b"/metrics": lambda *_: None,  # see `_show_metrics`
             b"/v1/models": self._models,
         }
         if store:
@@ -107,14 +107,15 @@ class Server:
     def _serve(self, request: Request, connection: Connection) -> Exchange | None:
         tenant = None if self._guard is None else self._guard.enter(request.head)
         path, method = request.head.path, request.head.method
-        if path == b"/metrics" and method == b"GET" and self._everybodys_metrics:
-            self._keep(self._merge_metrics(self._everybodys_metrics, connection))
-            return None
         page = self._pages.get(path) or (self._model if path.startswith(_ONE_MODEL) else None)
         if page:
             if method not in {b"GET", b"HEAD"}:
                 raise _wrong_method("GET, HEAD")
-            connection.respond(page(request.head, tenant))
+            shown = page(request.head, tenant)
+            if shown is None:
+                self._keep(self._show_metrics(connection))
+            else:
+                connection.respond(shown)
             return None
         endpoint = ENDPOINTS.get(path)
         if endpoint:
@@ -172,10 +173,10 @@ class Server:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _merge_metrics(
-        self, everybodys: Callable[[], Awaitable[dict[int, bytes]]], connection: Connection
-    ) -> None:
-        connection.respond(Response(200, merge(await everybodys()), _TEXT))
+    async def _show_metrics(self, connection: Connection) -> None:
+        everybodys = self._everybodys_metrics
+        page = merge(await everybodys()) if everybodys else await self._brain.metrics.page()
+        connection.respond(Response(200, page, _TEXT))
 
     def _pass_on(self, request: Request, connection: Connection, tenant: Tenant | None) -> Exchange:
         check_passed_on(request.head, self._own_paths)

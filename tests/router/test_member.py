@@ -11,6 +11,10 @@ from router import member
 from router.member import Member, Sockets
 
 
+async def mine() -> bytes:
+    return b"mine"
+
+
 async def test_a_process_that_does_not_answer_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -24,6 +28,6 @@ async def test_a_process_that_does_not_answer_is_not_waited_for(
         writer.close()
 
     async with await asyncio.start_unix_server(stand_still, tmp_path / "1"):
-        sockets = Sockets(Member(0, 2, 0, -1, str(tmp_path)), lambda: b"mine")
+        sockets = Sockets(Member(0, 2, 0, -1, str(tmp_path)), mine)
         assert await sockets.everybodys() == {0: b"mine"}
         await asyncio.wait_for(left.wait(), 5.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from prometheus_client import generate_latest
 
 from engines.description import EngineDescription
 from indexer.cursor import View
@@ -36,7 +37,7 @@ class State:
         Readings(self.fleet, self.book, self.indexer, self.plane, lambda: self.now).register(self.metrics)
 
     def read(self, name: str, **labels: str) -> float | None:
-        self.metrics.render()  # must not fail, whatever the state
+        generate_latest(self.metrics.registry)  # must not fail, whatever the state
         return self.metrics.registry.get_sample_value(name, labels)
 
     def of(self, name: str, rank: WorkerRank, **labels: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -238,12 +239,34 @@ def test_histograms_do_not_share_their_counts() -> None:
     assert sum(Histogram(_SECONDS)._counts) == 0
 
 
-def test_a_models_name_does_not_end_a_line_of_the_common_page() -> None:
+async def test_a_models_name_does_not_end_a_line_of_the_common_page() -> None:
     metrics, name = Metrics(), "a\u2028b\x85c\x0cd"
     metrics.tokenizer_mismatches.labels(name).inc()
-    page = merge({0: metrics.render(), 1: metrics.render()}).decode()
+    page = merge({0: await metrics.page(), 1: await metrics.page()}).decode()
     told = [line for line in page.split("\n") if line.startswith("router_tokenizer_mismatches_total{")]
     assert told == [f'router_tokenizer_mismatches_total{{process="{number}",model="{name}"}} 1.0' for number in (0, 1)]
+
+
+async def test_the_page_is_made_in_turns_with_all_else() -> None:
+    """Tokens of streams wait for one family of it at most."""
+    metrics, turns = Metrics(), 0
+    for number in range(200):
+        metrics.tallies.worker(f"w{number}").retries += 1
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            metrics.tallies.worker(f"late {turns}")  # what is told of may change meanwhile
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(take_turns())
+    page = await metrics.page()
+    others.cancel()
+    assert turns >= page.count(b"# TYPE router_") / 2  # counters tell of their beginning in a family of its own
+    again = await metrics.page()
+    assert again.count(b"late") > 0
+    assert again == generate_latest(metrics.registry)
 
 
 def test_workers_that_have_left_are_told_no_more() -> None:

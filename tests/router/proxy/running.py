@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.app import App
@@ -43,7 +44,7 @@ class RunningRouter:
         return sum(value for labels, value in self._samples(name) if wanted.items() <= labels.items())
 
     def _samples(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
-        for family in text_string_to_metric_families(self.app._metrics.render().decode()):
+        for family in text_string_to_metric_families(generate_latest(self.app._metrics.registry).decode()):
             yield from ((sample.labels, sample.value) for sample in family.samples if sample.name == name)
 
     @property
