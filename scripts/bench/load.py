@@ -126,8 +126,13 @@ class Load:
                 self._ask(connection)
             await asyncio.sleep(seconds)
         self._stopping = True
-        if self._outstanding:
+        if not self._outstanding:
+            return
+        try:
             await asyncio.wait_for(self._idle.wait(), GRACE)
+        except TimeoutError:
+            lost = sum(connection.transport is None for connection in self._connections)
+            sys.exit(f"{self._outstanding} requests had no answer after {GRACE:g} s; {lost} connections were closed")
 
     async def _open_loop(self, seconds: float) -> None:
         now = time.perf_counter()
@@ -157,6 +162,8 @@ class Load:
         """A connection closed with so many requests unanswered; it is not opened again."""
         self._errors += requests
         self._outstanding -= requests
+        if self._stopping and not self._outstanding:
+            self._idle.set()
 
     def _cpu(self) -> float:
         return tree_seconds(self._args.pid) if self._args.pid else 0.0

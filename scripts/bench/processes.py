@@ -20,12 +20,14 @@ class CannotStart(Exception):
 
 
 class Child:
-    """`name` also names its log in the cache folder."""
+    """`name` also names its log in the cache folder, where the log of the one before stays too."""
 
     def __init__(self, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
         self.name = name
         self.log = cache_folder() / "logs" / f"{name}.log"
         self.log.parent.mkdir(exist_ok=True)
+        if self.log.exists():
+            self.log.replace(self.log.with_suffix(".before.log"))
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
