@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
-from publishers.urls import split_url
+from publishers.urls import is_loopback, split_url
 from router.settings.options import SettingsError, about
 
 
@@ -21,10 +20,7 @@ class Address(msgspec.Struct, frozen=True):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 def read_address(value: object) -> object:
