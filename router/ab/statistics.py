@@ -171,7 +171,7 @@ def summarise(records: Sequence[Record], workers: int, ttft_slo: float | None = 
         requests_per_second=len(fine) / duration if duration > 0 else 0.0,
         lag_p99=percentile(sorted(one.lag for one in records), 0.99),
         in_time=in_time / len(records) if records else math.nan,
-        goodput=in_time / duration if duration > 0 else 0.0 * in_time,
+        goodput=in_time / duration if duration > 0 else 0.0 * in_time,  # no number without an objective
     )
 
 
