@@ -1,4 +1,4 @@
-"""What policy `auto` has each candidate cost, as one compiled loop; `auto` says why."""
+"""The costs of policy `auto`, computed for all candidates in one compiled loop. `auto` explains them."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from router.scheduling.figures import (
 )
 
 SOON: Final = 0.05
-"""A rank that has so few seconds of prefill before it may get any prompt: it must not fall idle while the router hears
-of its progress."""
+"""Seconds of queued prefill below which a rank may get any prompt, so that it does not fall idle while the news of its
+progress is on its way to the router."""
 _SHARE: Final = 0.03
-"""Of a prompt's own seconds, which it may find there too: to the longest that is nothing, and held back they would be
-overtaken again and again."""
+"""Share of a prompt's own prefill seconds that may be queued before it instead, if that is more. Long prompts hardly
+notice such a queue, and would be overtaken again and again if they were held until it is gone."""
 ENOUGH: Final = 0.35
-"""Seconds of prefill that a rank may get together, about a step of 8,192 tokens: short prompts share what a step costs,
-and a long one makes whoever is in a step with it wait for all of it (docs/adr/0005-auto-policy.md compares)."""
+"""Seconds of prefill that a rank may have queued together, about one step of 8,192 tokens. Short prompts share the
+fixed cost of a step; a long one makes all others in its step wait for it (compared in docs/adr/0005-auto-policy.md)."""
 _ROOM: Final = 0.95
-"""Share of a rank's KV that may be booked: requests in flight grow, and their blocks are rounded up."""
+"""Share of a rank's KV memory that may be booked: requests in flight grow, and their memory is rounded up to blocks."""
 _SPREAD: Final = 0.1
-"""Of a request's own prefill, which costs so much more on the rank that computed most of late: what it stores drives
-out what was stored before, and where little is asked for nothing else would tell idle ranks apart, but for the noise in
-what they were seen to take. The busier the fleet, the less: its queues tell them apart."""
+"""Up to this share of a request's own prefill is added on the rank that computed most within the last minute. New
+blocks evict older ones, and in a fleet that is mostly idle nothing else but noise in the learned speeds would tell idle
+ranks apart. The busier the fleet, the less is added, since queues then tell ranks apart."""
 _STEPS: Final = 1.5
-"""A new prefill waits for the step that is under way, half of one on average, and its own step decodes as well."""
+"""Decode steps in a first token's time: half of the step that is under way, on average, and the prefill's own step."""
 
 
 def memory_seconds(taken: Figures, new: Figures, capacity: Figures, residence: float) -> Seconds:
-    """The wait for memory: until so many requests have ended that the prompt fits, at the mean rate of release."""
+    """Seconds until enough requests have ended for the prompt to fit into memory, at the mean rate of release."""
     excess = np.maximum(0.0, taken + new - _ROOM * capacity)
     waits: Seconds = excess * residence / np.maximum(1, taken)
     return waits
@@ -55,10 +55,10 @@ def memory_seconds(taken: Figures, new: Figures, capacity: Figures, residence: f
 
 @inlined
 def _crowd(requests: int) -> float:
-    """The fourth root. The requests themselves would make it LMetric's product, which trades too much waiting for even
-    batches where prompts share nothing; 1 makes it predicted time to first token, which piles requests onto the holders
-    of hot prefixes. Of the powers 0, 0.15, 0.25, 0.5 and 1 the best over six simulated workloads, by little
-    (docs/adr/0005-auto-policy.md)."""
+    """The factor for a batch: its fourth root. Power 1 would be LMetric's product, which accepts too much waiting for
+    even batches where prompts share nothing. Power 0 would be the predicted time to first token, which piles requests
+    onto the holders of hot prefixes. Of 0, 0.15, 0.25, 0.5 and 1 this was the best over six simulated workloads, by a
+    small margin (docs/adr/0005-auto-policy.md)."""
     return math.sqrt(math.sqrt(requests + 1.0))
 
 
@@ -66,7 +66,7 @@ def _crowd(requests: int) -> float:
 def _seconds(
     counts: Counts, estimates: Seconds, at: int, base: float, work: float, weight: float, load_delay: float
 ) -> float:
-    """As in `auto_costs`, but for `_SPREAD`, which is no loss, and the wait for memory."""
+    """The cost as in `auto_costs`, without `_SPREAD` (nobody loses by that) and without the wait for memory."""
     seconds = estimates[QUEUE, at] + estimates[AHEAD, at] + base + weight * work
     seconds += estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at] + _STEPS * estimates[STEP, at]
     return float(seconds * _crowd(counts[IN_FLIGHT, at]))
@@ -81,9 +81,12 @@ def _rent(
     weight: float,
     load_delay: float,
 ) -> tuple[int, int, float]:
-    """The cheapest candidate; of those that hold less of the prompt the cheapest that it may go to, or −1; and how much
-    less than the first the best of those would cost if it held as much: 0 where that is nothing, or where the first has
-    no room."""
+    """What the request loses because a prefix has too few copies; see `copies`.
+
+    Returns the position of the cheapest candidate; that of the cheapest one that holds less of the prompt and is ready
+    (−1: there is none); and the rent: by how much the best of those that hold less would undercut the cheapest if it
+    held as much (0 if it would not, or if the cheapest is not ready).
+    """
     least, other, best = int(values.argmin()), -1, math.inf
     if not may_go[least]:
         return least, other, 0.0
@@ -94,7 +97,7 @@ def _rent(
             continue
         if may_go[at] and (other < 0 or values[at] < values[other]):
             other = at
-        # A step's base, which is in every prefill, tells how quick a rank is.
+        # A step's fixed cost is part of every prefill: its ratio tells how fast a rank is compared with the cheapest.
         quick = (estimates[OWN_PREFILL, at] - estimates[OWN_WORK, at]) / base if base > 0.0 else 1.0
         best = min(best, _seconds(counts, estimates, at, quick * base, quick * work, weight, load_delay))
     paid = _seconds(counts, estimates, least, base, work, weight, load_delay) - best
@@ -105,10 +108,10 @@ def _rent(
 def auto_costs(
     counts: Counts, estimates: Seconds, prompt: int, weight: float, load_delay: float, residence: float
 ) -> tuple[Seconds, npt.NDArray[np.bool_], int, int, float]:
-    """What each candidate costs, and which a request may be sent to now; and as of `_rent`.
+    """Returns the cost of each candidate, whether each is ready for the request, and the three results of `_rent`.
 
-    A rank that has none of ours is never waited for, whatever it reports: else others could keep us from it for ever.
-    The wait for memory is that of `memory_seconds`.
+    A rank that has no request from this router is always ready, whatever it reports: otherwise other clients of it
+    could keep this router away for ever. The wait for memory is that of `memory_seconds`.
     """
     ranks = counts.shape[1]
     values, may_go = np.zeros(ranks), np.zeros(ranks, np.bool_)

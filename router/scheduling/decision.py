@@ -1,4 +1,4 @@
-"""What goes into a choice and what comes out of it."""
+"""The input of a choice (candidates, situation) and its output (choice, decision, prediction)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Seconds: TypeAlias = npt.NDArray[np.float64]
 class Candidates(RankSet):
     """The ranks that could serve a request, in the order of their names, each with its block size in tokens.
 
-    With `split` there are others that could serve it in two parts: then they may be none themselves, and still be true.
+    With `split`, pairs of ranks could also serve it in two parts (prefill and decode). Candidates are truthy when
+    anything can serve the request, even if only such pairs can.
     """
 
     def __init__(
@@ -28,53 +29,54 @@ class Candidates(RankSet):
         split: Split | None = None,
         without_store: Collection[WorkerRank] = (),
     ) -> None:
-        """`without_store`: those that take nothing from a shared store."""
+        """`without_store`: ranks that do not load from a shared store."""
         pairs = list(ranks)
         super().__init__(rank for rank, _ in pairs)
         self.block_sizes: npt.NDArray[np.int64] = np.array([size for _, size in pairs], np.int64)
         self.stored = np.array([rank not in without_store for rank, _ in pairs], np.bool_)
-        """Who takes from a shared store what it does not hold itself."""
+        """Which of them load from a shared store what they do not hold themselves."""
         self.split = split
         self.whole: Candidates = self if split is None else Candidates(pairs, None, without_store)
-        """Those that could serve it alone."""
+        """The ranks that could serve the request alone."""
 
     def __bool__(self) -> bool:
         return self.split is not None or len(self) > 0
 
 
 class Split(NamedTuple):
-    """Who could serve a request in two parts. All but `prefills` have one entry for each of these."""
+    """The ranks that could serve a request in two parts. All fields but the first and last have one entry per prefill
+    rank."""
 
     prefills: Candidates
     decodes: tuple[Candidates, ...]
-    """Never empty; the same object for all that can hand over to the same ranks."""
+    """Where each prefill rank can hand over to; never empty. Prefill ranks with the same choice share one object."""
     near: tuple[npt.NDArray[np.bool_], ...]
-    """Which of those are on the prefill rank's own host."""
+    """Which of these decode ranks are on the prefill rank's host."""
     pushes: tuple[bool, ...]
-    """KV is written to the decode rank while it is computed: only a tail is left when the prefill is done."""
+    """Whether KV is sent while it is computed, so that only a tail is left when the prefill is done."""
     connectors: frozenset[str] = frozenset()
-    """How KV is moved between any of them."""
+    """Names of the connectors that move KV between them."""
 
 
 class Onward(NamedTuple):
-    """A decode rank for one prefill rank; seconds."""
+    """The decode rank chosen for one prefill rank, with predictions in seconds."""
 
     candidates: Candidates
     position: int
     transfer: float
     work: float
-    """Of the transfer, on hardware of factor 1."""
+    """Seconds of the transfer by the prior, before the learned factor."""
     near: bool
     memory: float
-    """Until its KV fits."""
+    """Until the request's KV fits there."""
     queue: float
-    """Until the rank has computed the prompts that it has before it: none gets a token meanwhile."""
+    """Until the rank has computed the prompts queued there, during which no stream of it gets a token."""
     step: float
     open: bool
-    """It has room now, or none of ours to wait for."""
+    """Whether it has room now, or no request of this router whose end could be waited for."""
     overlap_tokens: int
     idle: bool
-    """Nothing is in flight there."""
+    """Whether nothing is in flight there."""
 
     @property
     def rank(self) -> WorkerRank:
@@ -82,7 +84,7 @@ class Onward(NamedTuple):
 
 
 class Situation(Protocol):
-    """All that a policy may look at; each figure is worked out when it is first asked for."""
+    """All that a policy may read. Figures are computed when the first of them is read."""
 
     @property
     def now(self) -> float:
@@ -97,103 +99,106 @@ class Situation(Protocol):
 
     @property
     def limit(self) -> float:
-        """Seconds to its first token that the request may take; infinite where it has no objective."""
+        """Seconds until the first token must be there; infinite without an objective."""
 
     @property
     def requests(self) -> Figures:
-        """In flight."""
+        """Requests in flight."""
 
     @property
     def own_requests(self) -> Figures:
-        """Those of them that came through here."""
+        """Requests in flight that this router sent."""
 
     @property
     def prefill_tokens(self) -> Figures:
-        """Prompt tokens still to compute of requests without a first token."""
+        """Prompt tokens still to be computed, of requests that have no first token yet."""
 
     @property
     def active_tokens(self) -> Figures:
-        """Tokens of all requests in flight: what decoding reads at each step."""
+        """Tokens of all requests in flight, which each decode step reads."""
 
     @property
     def overlap_tokens(self) -> Figures:
-        """Leading prompt tokens held, in any tier."""
+        """Leading prompt tokens that each rank holds, in any tier."""
 
     def prefix_of(self, position: int) -> SequenceHash | None:
-        """What the leading blocks that a candidate holds are called: the sequence hash of the last of them; None where
-        it holds none."""
+        """The name of the prompt's prefix that a candidate holds: the sequence hash of its last block. None where it
+        holds nothing of the prompt."""
 
     @property
     def credit_tokens(self) -> Figures | Costs:
-        """The same, weighed by how cheap each tier is to use."""
+        """`overlap_tokens`, weighed by how cheaply each tier can be used."""
 
     @property
     def stored_tokens(self) -> Figures:
-        """Leading prompt tokens that a shared store has beyond a rank's own; 0 for ranks that do not use it."""
+        """Leading prompt tokens that a rank could load from a shared store beyond its own; 0 for ranks that do not use
+        it."""
 
     @property
     def memory_tokens(self) -> Figures:
-        """KV that the requests in flight take up; what they share counts once where the engine reports it."""
+        """Tokens of KV memory in use by requests in flight; shared blocks count once where the engine reports its
+        usage."""
 
     @property
     def capacity_tokens(self) -> Figures:
-        """KV that fits each rank; `UNBOUNDED` where it does not say."""
+        """Tokens of KV that fit each rank; `UNBOUNDED` where it does not say."""
 
     @property
     def queue_seconds(self) -> Seconds:
-        """Until this request's prefill would begin, by what was sent to each rank already."""
+        """Until this request's prefill would begin, given what was sent to each rank before."""
 
     @property
     def computed_seconds(self) -> Seconds:
-        """Prefill that each rank was given within the last minute or so, computed by now or not."""
+        """Seconds of prefill sent to each rank within about the last minute, computed by now or not."""
 
     @property
     def held_seconds(self) -> Seconds:
-        """Prefill of requests that wait in the router, ahead of this one, for each rank."""
+        """Seconds of prefill of the requests held in the router for each rank, ahead of this one."""
 
     @property
     def prefill_seconds(self) -> Seconds:
-        """Of this request, with what each rank holds of it and what it would load from a store."""
+        """Of this request's prefill, given what each rank holds and what it would load from a store."""
 
     @property
     def work_seconds(self) -> Seconds:
-        """Of that, what others cannot share: without what a step takes at least."""
+        """`prefill_seconds` without the fixed cost of a step, which requests in one step share."""
 
     @property
     def load_seconds(self) -> Seconds:
-        """Until what a rank takes from a store is there, after its loads before. It computes others meanwhile."""
+        """Until a rank has loaded its part from a store, after the loads queued before. It computes other prompts
+        meanwhile."""
 
     @property
     def own_load_seconds(self) -> Seconds:
-        """Of this request's load alone."""
+        """Of this request's own load."""
 
     @property
     def whole_prefill_seconds(self) -> float:
-        """The same with nothing held, on a rank that is neither faster nor slower than the fleet."""
+        """Of this request's prefill with nothing cached, on a rank of average speed."""
 
     @property
     def step_seconds(self) -> Seconds:
-        """Between two tokens of a stream, with this request beside those in flight."""
+        """Between two tokens of a stream, with this request added to those in flight."""
 
     @property
     def residence_seconds(self) -> float:
-        """How long a mean request takes up memory."""
+        """Mean time for which a request occupies memory."""
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """The same once more for compiled loops: all that counts, in the rows that `figures` names."""
+        """The counted figures above as one array for compiled loops, in the rows that `figures` names."""
 
     @property
     def estimates(self) -> Seconds:
-        """And all that is estimated."""
+        """The estimated figures above likewise."""
 
     @property
     def busy(self) -> float:
-        """The share of candidates, 0-1, that have a prefill to do."""
+        """Share of the candidates (0–1) that have a prefill to do."""
 
     @property
     def loading(self) -> float:
-        """The share of candidates, 0-1, that load from a store."""
+        """Share of the candidates (0–1) that are loading from a store."""
 
 
 UNBOUNDED = 1 << 62
@@ -201,29 +206,30 @@ UNBOUNDED = 1 << 62
 
 
 class Cost(NamedTuple):
-    """What each candidate would cost, in any unit; lower is better."""
+    """The cost of each candidate, in any unit; lower is better."""
 
     values: Costs
     prompt: float
-    """What a whole prompt's prefill costs in that unit: the scale on which temperature is meant."""
+    """Cost of the whole prompt's prefill in that unit: the scale of the temperature."""
     open: npt.NDArray[np.bool_] | None = None
-    """Which candidates a request may be sent to now; it is held while the one that it would take is not open."""
+    """Which candidates are ready for the request; it is held while the chosen one is not. None: all are."""
 
 
 class CostPolicy(Protocol):
-    """What third parties write: docs/policies.md."""
+    """What third parties implement (docs/policies.md)."""
 
     def cost(self, situation: Situation) -> Cost: ...
 
 
 class Choice(NamedTuple):
-    """A policy's answer: which candidate, what each would have cost (None where nothing costs), why."""
+    """A policy's answer: the position of a candidate, the cost of each (None for policies without costs), the
+    reason."""
 
     position: int
     costs: Costs | None
     reason: str
     hold: bool = False
-    """Not yet: the candidate is the best, but has enough to do."""
+    """The candidate is the best one, but has enough to do: the request should wait in the router."""
 
 
 class Uniform(Protocol):
@@ -237,20 +243,20 @@ class Policy(Protocol):
 
 
 class Prediction(NamedTuple):
-    """Of a request on its rank, in seconds from now."""
+    """Predicted seconds of one request on its rank."""
 
     queue: float
-    """What was sent to the rank before it."""
+    """Behind requests that were sent to the rank before."""
     held: float
-    """What waits in the router before it."""
+    """Behind requests that are held in the router."""
     prefill: float
     step: float
     idle: bool
-    """Nothing is in flight there, nor where it decodes."""
+    """Whether nothing is in flight there, nor on the rank that decodes."""
     load: float = 0.0
-    """What comes of its KV from a store, and what the rank loads before that."""
+    """Of its KV from a store, including the loads queued before."""
     transfer: float = 0.0
-    """Of its KV to another rank where that decodes, and what that has to do before; `step` is that one's."""
+    """Of its KV to the decode rank, including what that rank has to do first; `step` is then the decode rank's."""
 
     @property
     def ttft(self) -> float:
@@ -263,7 +269,7 @@ class Prediction(NamedTuple):
 
 
 class Decision:
-    """A choice that explains itself. `overlap_tokens` None: no overlap was looked up."""
+    """A choice with all that explains it. `overlap_tokens` is None where no overlap was looked up."""
 
     __slots__ = (
         "_costs",
@@ -292,9 +298,9 @@ class Decision:
         predict: Callable[[], Prediction] | None = None,
         split: Split | None = None,
     ) -> None:
-        """`best_overlap_tokens`: the longest overlap that any candidate had. `predict`: asked at most once, and only if
-        somebody wants to know before anything else is booked. `split`: the rank is to prefill, and another to decode,
-        for which `Scheduler.select_decode` is asked."""
+        """`best_overlap_tokens`: the longest overlap of any candidate. `predict`: called at most once, when `predicted`
+        is first read; that must happen before anything else is booked. `split`: the rank only prefills;
+        `Scheduler.select_decode` then chooses who decodes."""
         self.candidates = candidates
         self._costs = choice.costs
         self.position = choice.position
@@ -308,9 +314,9 @@ class Decision:
         self.best_overlap_tokens = best_overlap_tokens
         self.split = split
         self.stored_tokens = 0
-        """Beyond the overlap, that the rank will load from a store."""
+        """Prompt tokens beyond the overlap that the rank will load from a store."""
         self.onward: Onward | None = None
-        """Where it would decode, had it been prefilled already."""
+        """The decode rank as of now; it is chosen anew once the prompt is computed."""
 
     def __repr__(self) -> str:
         return (
@@ -319,19 +325,19 @@ class Decision:
 
     @property
     def predicted(self) -> Prediction | None:
-        """None where nothing was looked up."""
+        """None where no overlap was looked up."""
         if self._predict is not None:
             self._predicted, self._predict = self._predict(), None
         return self._predicted
 
     @property
     def costs(self) -> Mapping[WorkerRank, float]:
-        """What each candidate would have cost; {} where nothing costs."""
+        """The cost of each candidate; {} for policies without costs."""
         costs = [] if self._costs is None else self._costs.tolist()
         return dict(zip(self.candidates.ranks, costs, strict=False))
 
     def at(self, split: Split, position: int) -> Decision:
-        """The same, where the fleet has changed."""
+        """The same decision for a fleet that has changed: the chosen rank is now at `position` of `split`."""
         twin = Decision(
             split.prefills,
             Choice(position, self._costs, self.reason, self.hold),
@@ -351,5 +357,5 @@ class Decision:
 
     @property
     def new_tokens(self) -> int:
-        """Prompt tokens that take up memory of the chosen rank that was not taken before."""
+        """Prompt tokens that need new KV memory on the chosen rank."""
         return max(0, self.prompt_tokens - (self.overlap_tokens or 0))
