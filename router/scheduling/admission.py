@@ -1,8 +1,8 @@
-"""Admission: a request that would miss its objective is refused before any work is done for it, or held; and why one is
-refused that is held already, or cannot be.
+"""Admission: a request that is predicted to miss its objective is refused before any work is done for it, or held.
 
-Judged by predictions alone, made anew for each request, so that there is nothing to latch; and a request that would
-find its rank idle is always taken, for a rank that is asked nothing could never show that it has recovered.
+Only predictions count, and they are made anew for each request, so there is no state that could latch. A request whose
+rank is idle is always taken: a rank that gets nothing could never show that it has recovered. The reasons for refusing
+held requests are here too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ SloAction = Literal["reject", "queue"]
 
 
 class Objectives(NamedTuple):
-    """In seconds; None: none."""
+    """In seconds; None: no objective."""
 
     ttft: float | None = None
-    """Of arrival to first token; from when it is sent to a worker on, where requests are queued."""
+    """From arrival to first token; with `--slo-action queue`, from the moment when the request is sent to a worker."""
     tbt: float | None = None
     """Between two tokens."""
 
@@ -29,7 +29,7 @@ NO_OBJECTIVES = Objectives()
 
 
 class Refusal(NamedTuple):
-    """Why a request is not taken."""
+    """A request would miss its objective."""
 
     objective: Literal["ttft", "tbt"]
     predicted: float
@@ -43,12 +43,12 @@ class Refusal(NamedTuple):
 
     @property
     def retry_after(self) -> int:
-        """Seconds until what is ahead of the request has been worked off so far that it would be taken."""
+        """Seconds until enough of the work ahead of the request is done for it to be taken."""
         return max(1, math.ceil(self.predicted - self.limit))
 
 
 class QueueFull(NamedTuple):
-    """A request is not held, since too many are."""
+    """A request is not held because too many are."""
 
     held: int
     retry_after: int
@@ -80,13 +80,13 @@ class Admission:
     def __init__(
         self, objectives: Objectives = NO_OBJECTIVES, action: SloAction = "reject", patience: float = 10.0
     ) -> None:
-        """`patience`: seconds that a request is held for, with the action `queue`, before it is refused."""
+        """`patience`: seconds for which the action `queue` holds a request before it is refused."""
         self.objectives = objectives
         self._action = action
         self._patience = patience
 
     def judge(self, predicted: Prediction, waited: float, ttft: float | None = None) -> Verdict | Refusal:
-        """`waited`: seconds in the router so far. `ttft`: the request's own objective instead of the general one."""
+        """`waited`: seconds in the router so far. `ttft`: the request's own objective, in place of the general one."""
         if predicted.idle:
             return Verdict.ADMIT
         refusal = self._violation(predicted, waited, ttft)
@@ -95,22 +95,23 @@ class Admission:
         return Verdict.HOLD if self._action == "queue" and waited < self._patience else refusal
 
     def missed(self, waited: float, ttft: float | None = None) -> Refusal | None:
-        """What there is to say when the objective has passed, whatever would be predicted."""
+        """The refusal of a request whose objective has already passed; None while it has not."""
         limit = self.limit(ttft)
         return None if waited <= limit else Refusal("ttft", waited, limit, waited)
 
     def limit(self, ttft: float | None = None) -> float:
-        """Seconds in the router after which the objective has passed, whatever would be predicted."""
+        """Seconds in the router after which the objective is missed whatever is predicted."""
         limit = self._patience if self._action == "queue" else ttft or self.objectives.ttft
         return math.inf if limit is None or not self.concerns(ttft) else limit
 
     def most(self, waited: float, ttft: float | None = None) -> float:
-        """Seconds to its first token that may be predicted of a request which has `waited` in the router so far."""
+        """The longest predicted TTFT, in seconds, at which a request that has `waited` in the router is still taken."""
         limit = ttft or self.objectives.ttft
         return math.inf if limit is None else limit - self._counted(waited)
 
     def concerns(self, ttft: float | None) -> bool:
-        """Whether a request with this objective of its own, or None, has any; one of `math.inf` has none at all."""
+        """Whether any objective applies to a request with `ttft` of its own (None: the general ones; `math.inf`:
+        none)."""
         return ttft != math.inf and (ttft is not None or self.objectives != NO_OBJECTIVES)
 
     def _violation(self, predicted: Prediction, waited: float, ttft: float | None) -> Refusal | None:

@@ -1,10 +1,12 @@
-"""Prefill work that each rank still has before it, in seconds of a rank of factor 1, as far as this router booked it.
+"""The prefill work that this router has sent to each rank and that is not done yet, in seconds of a rank of factor 1.
 
-An engine computes prompts in the order in which they came, so between two first tokens of a rank lies the time that the
-later one's prefill took: what the latency model learns from. The first in line is already under way; what has passed
-since it came to be first counts as done, and once it is overdue it is expected to take as long again. Work is without
-what a step takes at least: those in line share their steps, and only that of the first counts, which is under way. One
-whose KV is loaded first joins the line when that should be done: others are computed meanwhile.
+An engine computes prompts in the order of their arrival, so the time between two first tokens of a rank is what the
+later prefill took. The latency model learns from that. The first prefill in line is under way: the time since it became
+first counts as done, and once it is overdue it is expected to take as long again as it is late.
+
+Work does not include the fixed cost of a step, since prefills in line share steps; only the step that is under way
+counts. A prefill whose KV is first loaded from a store joins the line when the load should be done, as others are
+computed meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from router.scheduling.places import Places, Positions
 
 
 class Entry:
-    """One prefill that is waited for."""
+    """One prefill in line."""
 
     __slots__ = ("done", "loaded", "place", "sent", "work")
 
@@ -49,34 +51,34 @@ class Entry:
 
 class Backlog:
     def __init__(self, shared: SharedTable | None = None) -> None:
-        """`shared`: of several router processes; a rank's backlog is the sum of theirs."""
+        """`shared`: the table of several router processes; a rank's backlog is the sum over them."""
         self._places = Places(shared.claim, shared.release) if shared else Places()
         self._lines: dict[int, deque[Entry]] = {}
         self._progress: dict[int, float] = {}
-        """When each rank's last first token came."""
+        """By place, when its latest first token came."""
         self._later: list[tuple[float, int, Entry]] = []
-        """A heap of those that have not joined their line yet, and when they will."""
+        """A heap of prefills that join their line later, with the time of that."""
         self._numbers = count()
         self._tables = shared.tables if shared else np.zeros((1, BACKLOG_ROWS, 17), np.int64)
         self._own = shared.own if shared else 0
         self._rows = self._views()
         self.wanted = True
-        """Whoever knows that nobody will ask how long a line is may say so; then it is not kept until somebody does."""
+        """False while nobody reads the backlog: then callers need not keep it. The first reader sets it."""
 
     def _views(self) -> list[memoryview[int]]:
-        """Single numbers are read and written there in half the time."""
+        """Rows as memoryviews, where single numbers are read and written in half the time."""
         return [row.data for row in self._tables[self._own]]
 
     def watch(self, rank: WorkerRank) -> None:
         place = self._places.add(rank)
-        if place >= self._tables.shape[2] - 1:  # the last column belongs to nobody and stays 0
+        if place >= self._tables.shape[2] - 1:  # the last column stands for ranks without a place and stays 0
             grown = np.zeros((1, BACKLOG_ROWS, 2 * place + 2), np.int64)
             grown[:, :, : self._tables.shape[2]] = self._tables
             self._tables = grown
             self._rows = self._views()
 
     def forget(self, rank: WorkerRank) -> None:
-        """What is still waited for there ends without effect."""
+        """Prefills that are still in line there end without effect."""
         place = self._places.drop(rank)
         if place is not None:
             later = [entry for _, _, entry in self._later if entry.place == place]
@@ -87,7 +89,7 @@ class Backlog:
             self._places.free(place)
 
     def add(self, rank: WorkerRank, work: float, now: float, joins: float | None = None) -> Entry:
-        """`work`: seconds that a rank of factor 1 would take. `joins`: when it can be begun, if not now."""
+        """`work`: seconds on a rank of factor 1. `joins`: when the prefill can begin, if not now."""
         place = self._places.get(rank)
         if place is None:
             raise KeyError(rank)
@@ -126,7 +128,8 @@ class Backlog:
             rows[WORK][place] = 0
 
     def done(self, entry: Entry, now: float) -> float | None:
-        """Its first token is there: the seconds that its rank spent on it alone. None when the rank was forgotten."""
+        """The first token is there. Returns the seconds that the rank spent on this prefill alone; None if it was
+        forgotten."""
         self._advance(now)
         overtakes = self._overtakes(entry)
         if not self._remove(entry, now):
@@ -137,22 +140,22 @@ class Backlog:
         return max(0.0, now - began)
 
     def _overtakes(self, entry: Entry) -> bool:
-        """Whether it was loaded and has come in the middle of another's prefill, which did not begin then."""
+        """Whether its KV was loaded, so that its first token came in the middle of another prefill."""
         line = self._lines.get(entry.place)
         return bool(entry.loaded and line and line[0] is not entry)
 
     def drop(self, entry: Entry, now: float) -> None:
-        """It ended without a first token."""
+        """The request ended without a first token."""
         self._advance(now)
         self._remove(entry, now)
 
     def _remove(self, entry: Entry, now: float) -> bool:
-        """Whether it had not ended before."""
+        """Returns whether it was still in line."""
         if entry.done:
             return False
         entry.done = True
         line = self._lines.get(entry.place)
-        if line is None or entry not in line:  # it was to join later
+        if line is None or entry not in line:  # it has not joined yet
             return True
         first = line[0] is entry
         line.remove(entry)
@@ -162,17 +165,17 @@ class Backlog:
         return True
 
     def seconds(self, ranks: RankSet, factors: Seconds, now: float, base: float = 0.0) -> Seconds:
-        """Until a request sent to each of `ranks` now would begin; `factors`: how much longer each takes; `base`: of
-        the step that is under way."""
+        """Seconds until a request sent to each of `ranks` now would begin. `factors`: of the ranks; `base`: fixed cost
+        of the step that is under way."""
         return seconds_left(*self.columns(ranks, now), factors, base, now)
 
     def columns(self, ranks: RankSet, now: float) -> tuple[Tables, Positions]:
-        """For `seconds_left`."""
+        """The first two arguments of `seconds_left`."""
         self._advance(now)
         return self._tables, self._places.of(ranks)
 
     def busy(self, ranks: RankSet, now: float) -> float:
-        """The share of `ranks`, 0-1, that have any."""
+        """Share of `ranks` (0–1) that have work left."""
         self._advance(now)
         work = self._tables[:, WORK, self._places.of(ranks)].max(axis=0)
         return float(np.count_nonzero(work)) / max(1, len(ranks))

@@ -1,4 +1,4 @@
-"""Policies that look at load alone, or at nothing."""
+"""Policies that use load alone, or nothing: round robin, random, least loaded, power of two choices."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from router.scheduling.decision import Candidates, Choice, Situation, Uniform
 from router.scheduling.least import least
 
 _MOST_TURNS = 1 << 16
-"""Ranks whose turns are remembered: twice as many as an index takes, since those that have left are among them."""
+"""Most ranks whose turns are remembered, including ranks that have left: twice as many as an index takes."""
 
 
 class RoundRobin:
-    """The rank whose last turn is longest ago, in the order of names among those that never had one.
+    """The rank whose last turn is longest ago; ranks that never had one come first, in the order of their names.
 
-    Candidates differ from request to request (models, retries, workers that come and go): a pointer into one order
-    would pass over the same rank again and again.
+    Candidates differ from request to request (models, retries, workers that come and go), so a simple pointer into one
+    list would skip the same rank again and again.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class RoundRobin:
         self._turn = 0
         self._candidates: Candidates | None = None
         self._queue: deque[int] = deque()
-        """Positions in `_candidates`, whoever waits longest first."""
+        """Positions in `_candidates`, the longest without a turn first."""
 
     def choose(self, situation: Situation, random: Uniform) -> Choice:  # noqa: ARG002 -- a Policy
         candidates = situation.candidates
@@ -57,7 +57,7 @@ class LeastLoaded:
 
 
 class PowerOfTwo:
-    """The less loaded of two drawn at random (Mitzenmacher 2001): no herd onto one worker when counts are stale."""
+    """The less loaded of two ranks drawn at random (Mitzenmacher 2001), which avoids herding when counts are stale."""
 
     def choose(self, situation: Situation, random: Uniform) -> Choice:
         requests, count = situation.requests, len(situation.candidates)
@@ -68,7 +68,7 @@ class PowerOfTwo:
 
 
 def least_cost(costs: npt.NDArray[Any], random: Uniform) -> Choice:
-    """The candidate of least cost; ties at random, so that equal views do not herd."""
+    """The candidate of least cost; ties at random, so that routers with equal views do not herd."""
     position, ties = least(np.ascontiguousarray(costs, np.float64))
     if ties == 1:
         return Choice(position, costs, "least cost")

@@ -1,4 +1,4 @@
-"""From costs to a choice: the least, or a softmax over all; ties at random."""
+"""From costs to a choice: the least cost, ties at random; or a sample from the softmax over all costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.scheduling.decision import Choice, CostPolicy, Costs, Situation, Uni
 
 
 class Cheapest:
-    """A policy that takes what costs least by `costs`.
+    """The policy that takes the candidate with the least cost.
 
     `temperature` ≥ 0: p ∝ exp(−(cost − least) / (temperature · cost of a whole prompt)); 0 takes the least, ties at
     random. At temperature 1 a candidate that costs one whole prompt more is e times less likely, whatever the unit.

@@ -1,8 +1,10 @@
-"""Whole or in two parts, and where the second goes: predicted seconds again, whatever the policy.
+"""Whether a request is served by one worker or by two, and which one decodes: by predicted seconds, whatever the
+policy.
 
-A request goes whole to one worker when that is predicted to cost less: its uncached part is short, or moving its KV
-takes longer than it saves. Else the policy chooses who prefills, and here it is chosen who decodes: least of transfer,
-wait for memory, and the steps of the tokens to come. What the decode rank holds already is not moved again.
+A request goes whole to one worker if that is predicted to cost less: because its uncached part is short, or because
+moving its KV takes longer than it saves. Otherwise the policy chooses the prefill rank. The decode rank is chosen here:
+least of transfer, wait for memory, queue, and the steps of the coming tokens. What the decode rank already holds is not
+moved again.
 """
 
 from __future__ import annotations
@@ -20,12 +22,11 @@ if TYPE_CHECKING:
     from router.scheduling.scheduler import Scheduler
 
 HORIZON: Final = 64
-"""Tokens of an answer that are weighed: a stream's steps count as much as the wait before it, and how long it will be
-is not known."""
+"""Tokens of an answer whose decode steps count in the comparison: the answer's length is not known."""
 STALL: Final = 0.5
-"""Of a second for which a prompt's prefill stops a stream of the same rank, against a second for which it makes a first
-token wait. With 1 too little is computed on ranks that could, with 0.1 streams stop for seconds (docs/disaggregation.md
-has the figures)."""
+"""Weight of a second for which a prefill stalls a stream of the same rank, compared with a second of waiting for a
+first token. With 1, ranks that could compute prompts idle; with 0.1, streams stall for seconds (figures in
+docs/disaggregation.md)."""
 
 
 class Disaggregation:
@@ -41,13 +42,13 @@ class Disaggregation:
         position = int(costs.argmin())
         onward = self.onward(scheduler, split, position, prefills)
         parted = float(costs[position]) + onward.transfer + onward.memory + onward.queue + HORIZON * onward.step
-        # A stream stands still while a prompt is computed beside it: its own by those to come, others by this one.
+        # A stream stalls while a prompt is computed beside it: this request's by later prompts, others by this prompt.
         steps = HORIZON * (1 + self._whole.delay(whole)) * whole.step_seconds
         stalls = STALL * whole.requests * whole.prefill_seconds
         return parted < float((self._whole.cost(whole).values + steps + stalls).min())
 
     def onward(self, scheduler: Scheduler, split: Split, position: int, prefills: Present) -> Onward:
-        """Where a request decodes that is prefilled at `position`."""
+        """The decode rank for a request that is prefilled at `position`."""
         prefill = float(prefills.prefill_seconds[position]) if split.pushes[position] else 0.0
         return self.decode(scheduler, split, position, prefill, prefills.prompt_tokens, prefills.matches, prefills.now)
 
@@ -61,7 +62,7 @@ class Disaggregation:
         matches: Matches | None,
         now: float,
     ) -> Onward:
-        """`hidden` as for `Transfers.work`."""
+        """`hidden`: seconds of transfer that overlap with the prefill, see `prior_seconds`."""
         candidates, near = split.decodes[position], split.near[position]
         present = Present(scheduler, candidates, prompt_tokens, matches, now)
         new = prompt_tokens - present.overlap_tokens

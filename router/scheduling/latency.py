@@ -1,10 +1,12 @@
-"""How long each rank takes, learned from what was observed: seconds of a prefill, of a decode step, of a whole request.
+"""How long each rank takes, learned online: seconds of a prefill, of a decode step, of a whole request.
 
-Two parts. The *shape* is the fleet's: prefill seconds as a + b · new tokens + c · pairs (Σ over new tokens of the
-tokens each attends to), a decode step as a base, a part for each sequence and one for each token of context. The
-*factor* is each rank's own: how much longer than the shape says it takes, so that slow, hot and mixed hardware shows
-within seconds, while the shape needs hundreds of requests. Before there is any observation, the priors hold; they only
-have to be right to an order of magnitude, for they are the same for all ranks.
+The *shape* is common to the fleet: a prefill takes a + b · new tokens + c · pairs seconds (pairs: Σ over new tokens of
+the tokens that each attends to); a decode step takes a base, a part for each sequence, and one for each token of
+context.
+
+The *factor* is each rank's own: observed over expected seconds. It shows slow, throttled and mixed hardware within
+seconds, while the shape takes hundreds of requests to learn. Before there are observations the priors hold; they are
+the same for all ranks, so the right order of magnitude is enough.
 """
 
 from __future__ import annotations
@@ -28,49 +30,53 @@ RESIDENCE_PRIOR = 10.0
 """Seconds from booking to release."""
 
 _SHAPE_MEMORY = 0.995
-"""Of the weight of all earlier samples, with each new one: the shape follows the last few hundred."""
+"""Each new sample multiplies the weight of all earlier ones by this: the shape follows the last few hundred."""
 _PRIOR_SAMPLES = 8.0
-"""Samples that the prior counts for: against a first sample that is off, and against features that never vary."""
+"""Samples that the prior counts for: it dampens a first sample that is off, and decides on features that never vary."""
 _OUTLIER = 4.0
-"""A sample further than this factor from what is expected counts as this far: one stall must not bend a model."""
+"""Samples are clipped to this factor from what was expected, either way, so that one stall does not bend the model."""
 _SOLVE_EVERY = 16
 """Samples."""
 _ANCHOR = 0.05
-"""Weight of the prior that is never forgotten, in samples."""
+"""Weight of the prior, in samples, that is never forgotten."""
 _LEAST = 0.02
-"""No coefficient falls below this share of its prior."""
+"""Least share of its prior that a coefficient may have."""
 _RESIDENCE_GAIN = 0.02
-"""Of one request in the mean residence."""
+"""Weight of one request in the mean residence."""
 _SAME_STEP = 0.5
-"""Of what a step takes at least: a prefill that is done sooner after another was computed in the same one."""
+"""Share of a step's fixed cost: a first token that comes sooner than this after another came out of the same step."""
 _FOLD_SECONDS = 0.25
-"""Steps of a rank are summed for so long before they make a sample."""
+"""Seconds for which decode steps of a rank are summed up to one sample."""
 _REFRESH = 0.5
 _FAST, _SLOW = 5.0, 60.0
-"""Seconds after which an observation of a rank's factor counts 1/e: to follow a change, and to remember a worker."""
+"""Seconds after which an observation of a rank's factor counts 1/e: the first to follow a change, the second to
+remember the worker."""
 _FAST_PRIOR, _SLOW_PRIOR = 0.3, 2.0
-"""Seconds of expected work that the slow factor, and the fleet's, count for beside what was observed of the rank."""
+"""Seconds of expected work for which the slow average counts in the fast one, and the fleet's average in the slow
+one."""
 _DOUBTED = 0.2
-"""How far apart, in logarithms, ranks that are alike seem to be, with what each happens to get. `auto` weighs what is
-left of it by up to five, so that of eight alike two got all the long prompts (docs/adr/0005-auto-policy.md)."""
+"""Natural logarithm of the ratio by which equal ranks seem to differ just because of the requests they happen to get.
+`auto` weighs such a difference by up to five: of eight equal ranks, two got all the long prompts
+(docs/adr/0005-auto-policy.md)."""
 _QUICKEST = 0.005
-"""Of what is expected: a first observation of next to nothing must not make all that follow look endless."""
+"""Least ratio of observed to expected seconds: a first observation near 0 must not make all later ones look endless."""
 _PREFILL_DOUBT, _STEP_DOUBT = 0.05, 2.0
-"""Seconds of expected work that the prior counts for beside what was observed of anybody."""
+"""Seconds of expected work for which the prior counts beside the observations of the whole fleet."""
 
 
 class Shape:
-    """Least squares with forgetting and a prior, over three features; coefficients never below 0.
+    """Least squares with forgetting and a prior, over three features; coefficients are always above 0.
 
     Samples are weighed by 1/expected², so that relative errors count: a short prefill tells as much as a long one.
-    Plain floats: an observation is made for each request.
+    Plain floats instead of arrays, since each request makes an observation.
     """
 
     def __init__(self, prior: Coefficients) -> None:
         self._prior = prior
         diagonal = _PRIOR_SAMPLES / 3
         self._moments = [diagonal, 0.0, 0.0, diagonal, 0.0, diagonal]
-        """Upper triangle, of features in units of the prior, where all coefficients are near 1."""
+        """Upper triangle of the moment matrix. Features are in units of the prior, so that all coefficients are near
+        1."""
         self._targets = [diagonal] * 3
         self._fresh = 0
         self.coefficients = prior
@@ -80,7 +86,7 @@ class Shape:
         return a * x + b * y + c * z
 
     def observe(self, x: float, y: float, z: float, seconds: float) -> None:
-        """Features, and what they took."""
+        """Take a sample: three features, and the seconds that were observed."""
         expected = self.expected(x, y, z)
         if expected <= 0:
             return
@@ -97,28 +103,29 @@ class Shape:
     def _solve(self) -> None:
         self._fresh = 0
         xx, xy, xz, yy, yz, zz = self._moments
-        anchor = _ANCHOR * np.eye(3)  # what the samples cannot tell apart stays where the prior has it
+        anchor = _ANCHOR * np.eye(3)  # keeps at the prior what samples cannot tell apart
         moments = np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]]) + anchor
         a, b, c = np.maximum(np.linalg.solve(moments, np.array(self._targets) + _ANCHOR), _LEAST).tolist()
         self.coefficients = a * self._prior[0], b * self._prior[1], c * self._prior[2]
 
 
 class Factors:
-    """Each rank's observed over expected seconds, by two memories: the fast one leans on the slow, that on the fleet's.
+    """The factor of each rank: observed over expected seconds.
 
-    Not on 1: where all are twice as slow as the shape says, one of which nothing is known would seem twice as fast as
-    the others, and get all the work; where all are quicker, it would never be tried. So whatever is left of the prior
-    is in the fleet's *level*, by which all are multiplied alike.
+    Two averages are kept of each rank. The fast one falls back on the slow one, and that on the fleet's average rather
+    than on 1. Otherwise, in a fleet that is twice as slow as the shape says, a rank without observations would seem
+    twice as fast as the others and get all the work; in a fleet that is faster, it would never be tried. What is left
+    of the prior is in the fleet's *level*, a common multiple of all factors.
     """
 
     def __init__(self, doubt: float) -> None:
-        """`doubt`: seconds of expected work that 1 counts for."""
+        """`doubt`: seconds of expected work for which a level of 1 counts."""
         self._doubt = doubt
         self._sums: dict[int, tuple[float, float, float, float, float]] = {}
-        """By place: fast observed and expected, slow observed and expected, and when."""
+        """By place: fast observed, fast expected, slow observed, slow expected, and when they were last updated."""
         self._fleets = self.level = 1.0
         self._known = np.ones(1)
-        """The last is nobody's: ranks without a place, −1, are read there."""
+        """Factors by place. The last element stands for ranks without a place (index −1)."""
         self._refreshed = -math.inf
 
     def forget(self, place: int) -> None:
@@ -126,12 +133,12 @@ class Factors:
             self._known[place] = self.level
 
     def reach(self, place: int) -> None:
-        """It may be asked for from now on."""
+        """Make `place` readable."""
         if place >= len(self._known) - 1:
             self._known = np.append(self._known, np.full(place + 1, self.level))
 
     def observe(self, place: int, observed: float, expected: float, now: float) -> None:
-        """Of a place that was `reach`ed."""
+        """Take an observation of a place that was `reach`ed."""
         fast_observed, fast_expected, slow_observed, slow_expected = self._decayed(place, now)
         sums = (fast_observed + observed, fast_expected + expected, slow_observed + observed, slow_expected + expected)
         self._sums[place] = (*sums, now)
@@ -148,8 +155,10 @@ class Factors:
         return float(self._known[place]) if place in self._sums else self.level
 
     def known(self, now: float) -> Seconds:
-        """By place. A rank of which nothing was observed takes what the fleet takes, and one that was not of late goes
-        back to it: who is avoided for having been slow must not be avoided for ever.
+        """Factors by place.
+
+        A rank without observations has the fleet's factor, and one without recent ones returns to it, so that a rank
+        which is avoided for having been slow is tried again.
         """
         if now - self._refreshed > _REFRESH:
             self._refreshed = now
@@ -166,7 +175,7 @@ class Factors:
             self._known[place] = self._factor(sums)
 
     def _factor(self, sums: tuple[float, float, float, float]) -> float:
-        """`sums`: fast observed and expected, slow observed and expected."""
+        """`sums` as in `_sums`, without the time."""
         fast_observed, fast_expected, slow_observed, slow_expected = sums
         lasting = (slow_observed + _SLOW_PRIOR * self._fleets) / (slow_expected + _SLOW_PRIOR)
         own = (fast_observed + _FAST_PRIOR * lasting) / (fast_expected + _FAST_PRIOR)
@@ -174,50 +183,50 @@ class Factors:
 
 
 def believed(ratio: float) -> float:
-    """What is far from 1 is taken as it is, what is near it for 1."""
+    """A ratio far from 1 is kept, one near 1 becomes 1 (see `_DOUBTED`)."""
     apart = math.log(ratio)
     return math.exp(apart**3 / (apart**2 + _DOUBTED**2))
 
 
 class Prefill(NamedTuple):
-    """What a prefill computes."""
+    """The work of a prefill."""
 
     new: int
-    """Tokens that no cache held."""
+    """Tokens that have to be computed."""
     prompt: int
 
     @property
     def pairs(self) -> float:
-        """Of tokens that attention looks at: each new one with all before it."""
+        """Pairs of tokens that attention reads: each new token with all tokens before it."""
         return self.new * (self.prompt - self.new / 2)
 
 
 class _Step(NamedTuple):
-    """The prefills that came out of one step of a rank."""
+    """The prefills that one step of a rank has computed together."""
 
     factor: float
-    """The rank's, before it."""
+    """The rank's factor before the step."""
     new: int = 0
     pairs: float = 0.0
     seconds: float = 0.0
     expected: float = 0.0
     counted: float = 0.0
-    """Of the seconds, towards the rank's factor."""
+    """Seconds, clipped, that count towards the rank's factor."""
 
 
 class LatencyModel:
-    """`now` and all times are seconds on one steady clock."""
+    """All times are in seconds on one steady clock."""
 
     def __init__(self) -> None:
         self._places = Places()
         self._prefill, self._step = Shape(PREFILL_PRIOR), Shape(STEP_PRIOR)
         self._prefill_factors, self._step_factors = Factors(_PREFILL_DOUBT), Factors(_STEP_DOUBT)
         self._latest: dict[int, _Step] = {}
-        """By place, not yet a sample."""
+        """By place: the latest step, which is not a sample yet."""
         self._steps: dict[int, tuple[int, float, float]] = {}
-        """By place, not yet a sample: steps, seconds, since when."""
+        """By place: decode steps that are not a sample yet, their seconds, and since when they are summed."""
         self.residence = RESIDENCE_PRIOR
-        """From booking to release, of a mean request: how long memory stays taken."""
+        """Mean seconds from booking to release: how long a request occupies memory."""
 
     def watch(self, rank: WorkerRank) -> None:
         place = self._places.add(rank)
@@ -225,7 +234,7 @@ class LatencyModel:
         self._step_factors.reach(place)
 
     def forget(self, rank: WorkerRank) -> None:
-        """Its place may serve another, of which nothing is known."""
+        """Forget all about `rank`; its place may be given to another."""
         place = self._places.drop(rank)
         if place is None:
             return
@@ -242,30 +251,34 @@ class LatencyModel:
         return self._prefill.expected(1.0, prefill.new, prefill.pairs)
 
     def prefill_share(self, prefill: Prefill) -> float:
-        """The same beside others, without what their step takes at least."""
+        """The same without the fixed cost of a step, which prefills in one step share."""
         return self._prefill.expected(0.0, prefill.new, prefill.pairs)
 
     def prefill_seconds_on(self, rank: WorkerRank, prefill: Prefill) -> float:
-        """On a rank that is watched."""
+        """Seconds on `rank`; 0 for one that is not watched."""
         place = self._places.get(rank)
         return 0.0 if place is None else self._prefill_factors.at(place) * self.prefill_work(prefill)
 
     def columns(self, ranks: RankSet, now: float) -> tuple[Seconds, Seconds, Positions, Coefficients, Coefficients]:
-        """For `figures.work_out`: factors of prefills and of steps, where in them `ranks` are, and coefficients."""
+        """For `figures.work_out`: prefill factors, step factors, the positions of `ranks` in them, both shapes'
+        coefficients."""
         prefills, steps = self._prefill_factors.known(now), self._step_factors.known(now)
         return prefills, steps, self._places.of(ranks), self._prefill.coefficients, self._step.coefficients
 
     # -- observations
 
     def observe_prefill(self, rank: WorkerRank, prefill: Prefill, seconds: float, now: float) -> None:
-        """`rank` spent `seconds` on nothing but this prefill, beside its decoding. An engine computes several in one
-        step, and then only the first seems to have taken any time: what they took is held against all of them."""
+        """`rank` spent `seconds` on this prefill alone, beside its decoding.
+
+        An engine computes several prefills in one step, and then only the first seems to have taken any time. So the
+        seconds of a step are compared with the work of all its prefills together.
+        """
         place = self._places.get(rank)
         if place is None:
             return
         step = self._latest.get(place)
         if step is None or seconds > _SAME_STEP * self._step_factors.at(place) * self._step.coefficients[0]:
-            if step:  # half of what sets a rank apart may be the shape's fault, where it gets prompts of one kind
+            if step:  # half of a rank's deviation may be the shape's fault, if it gets prompts of one kind
                 usual = math.sqrt(step.factor * self._prefill_factors.level)
                 self._prefill.observe(1.0, step.new, step.pairs, step.seconds / usual)
             step = _Step(self._prefill_factors.at(place))
@@ -279,7 +292,7 @@ class LatencyModel:
         return _Step(step.factor, new, pairs, seconds, expected, counted)
 
     def observe_steps(self, rank: WorkerRank, steps: int, seconds: float, now: float) -> bool:
-        """A stream got `steps` tokens within `seconds`. Whether it is time to `fold_steps`."""
+        """A stream got `steps` tokens within `seconds`. Returns whether it is time for `fold_steps`."""
         place = self._places.get(rank)
         if place is None:
             return False
@@ -288,7 +301,7 @@ class LatencyModel:
         return now - since >= _FOLD_SECONDS
 
     def fold_steps(self, rank: WorkerRank, requests: int, active_tokens: int, now: float) -> None:
-        """The steps observed of late make a sample; so many requests and tokens are on the rank."""
+        """Make a sample of the steps observed since the last one, with `requests` and `active_tokens` on the rank."""
         place = self._places.get(rank)
         steps, took, _ = self._steps.pop(place, (0, 0.0, now)) if place is not None else (0, 0.0, now)
         if place is None or not steps:

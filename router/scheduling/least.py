@@ -1,4 +1,4 @@
-"""The least of costs, and how many are as low."""
+"""The least cost and the number of ties, as a compiled loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from router.scheduling.decision import Seconds
 
 @loop
 def least(costs: Seconds) -> tuple[int, int]:
-    """Position of the first of the least costs, and how many there are; at least one cost."""
+    """Position of the first least cost, and how many costs equal it. `costs` must not be empty."""
     position, ties = 0, 1
     for at in range(1, len(costs)):
         if costs[at] < costs[position]:

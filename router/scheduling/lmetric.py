@@ -1,4 +1,4 @@
-"""Policy `lmetric`: (pending + new prefill tokens) × batch size. No weight to tune; a large batch repels of itself."""
+"""Policy `lmetric`: (pending + new prefill tokens) × batch size. There is no weight to tune."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ import numpy as np
 from router.scheduling.decision import Cost, Situation
 
 LOWER_TIER_CREDIT = 0.75
-"""Of a token's prefill saved when its block must first be loaded from a tier below the GPU: Dynamo's default weight for
-host memory."""
+"""Share of a token's prefill that is saved if its block is in a tier below the GPU: Dynamo's default weight for host
+memory."""
 STORE_CREDIT = 0.5
-"""The same where the block must first be loaded from a store over the network: Dynamo's default weight for what is
-further than host memory is half of that one's. Policies in seconds know better."""
+"""The same if the block is in a store over the network, which Dynamo gives half the weight of host memory by default.
+Policies in seconds predict the load instead."""
 
 
 class OverlapCost:

@@ -1,4 +1,4 @@
-"""How fast those who wait leave, and so when whoever comes now might find room."""
+"""How fast held requests leave the queue, for the `Retry-After` of those that find no room."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 _MEMORY: Final = 10.0
-"""Seconds after which a departure counts 1/e: long beside a prefill, short beside how load changes."""
+"""Seconds after which a departure counts 1/e: long compared with a prefill, short compared with changes of load."""
 
 
 class Pace:
@@ -15,7 +15,7 @@ class Pace:
         self._left = 0.0
 
     def begin(self, now: float) -> None:
-        """Somebody waits again, for the first time in a while."""
+        """The queue was empty, and a request waits again."""
         self._began = self._at = now
         self._left = 0.0
 
@@ -24,7 +24,8 @@ class Pace:
         self._left += 1
 
     def seconds(self, count: int, now: float) -> float:
-        """Until `count` have left, as fast as of late. Where nobody has left yet, one may be just about to."""
+        """Seconds until `count` requests have left at the recent rate. If none has left yet, one is assumed to be about
+        to."""
         self._fade(now)
         window = _MEMORY * -math.expm1((self._began - now) / _MEMORY)
         return count * window / max(1.0, self._left)

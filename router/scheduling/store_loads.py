@@ -1,8 +1,8 @@
-"""What each rank loads from a shared store, one prompt after the other, and how long that takes.
+"""What each rank is loading from a shared store, one prompt after the other, and how long loads take.
 
-A load ends unseen, somewhere before its prompt's first token: what passed until then is taken less what was expected of
-the rest. A single one of these differences says little, so speed is the sum of many over the sum of what they should
-have been.
+The end of a load cannot be seen; it lies somewhere before the prompt's first token. Its time is estimated as the time
+to the first token less the expected time of everything else. One such difference says little, so the speed is the sum
+of many divided by the sum of what was expected of them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from router.scheduling.load import subtract
 from router.scheduling.transfer import prior_seconds
 
 _MEMORY: Final = 0.97
-"""Of the weight of all earlier observations, with each new one."""
+"""Each new observation multiplies the weight of all earlier ones by this."""
 _PRIOR_WEIGHT: Final = 0.05
-"""Seconds: a few thousand tokens tell more."""
+"""Seconds of expected loading for which the prior counts: a load of a few thousand tokens outweighs it."""
 _OUTLIER: Final = 4.0
-"""An observation further than this factor from what is expected counts as this far; but for the first `_FEW`, as the
-prior may be off by more."""
+"""Observations are clipped to this factor from what was expected, except the first `_FEW`, as the prior may be off by
+more."""
 _FEW: Final = 4
 _LEAST: Final = 1e-3
 
 
 class Speed:
-    """`factor`: how much longer loads take than `prior_seconds` says."""
+    """`factor`: observed over prior seconds of loads."""
 
     def __init__(self) -> None:
         self._observed = self._expected = _PRIOR_WEIGHT
@@ -41,7 +41,8 @@ class Speed:
         return max(_LEAST, self._observed / self._expected)
 
     def observe(self, work: float, seconds: float) -> None:
-        """`work` took `seconds`, which may be below 0 where they were reckoned from others."""
+        """A load that takes `work` seconds by the prior took `seconds`: a difference of estimates, which may be below
+        0."""
         if self._count >= _FEW:
             most = _OUTLIER * self.factor * work
             seconds = min(max(seconds, -most), most)
@@ -51,11 +52,11 @@ class Speed:
 
 
 class StoreLoads:
-    """As far as this process has booked them. `now` is in seconds on one steady clock."""
+    """The loads that this process has booked. `now` is in seconds on a steady clock."""
 
     def __init__(self) -> None:
         self.tokens: Counter[WorkerRank] = Counter()
-        """Under way, of each rank that loads."""
+        """Tokens being loaded, by rank; only ranks that load."""
         self.speed = Speed()
         self.line = Backlog()
 
@@ -63,25 +64,25 @@ class StoreLoads:
         self.line.watch(rank)
 
     def forget(self, rank: WorkerRank) -> None:
-        """Loads in flight there end without effect."""
+        """Loads under way there end without effect."""
         self.line.forget(rank)
 
     def wait_seconds(self, ranks: RankSet, now: float) -> Seconds:
-        """Until those before it are done."""
+        """Until the loads before it are done."""
         return self.line.seconds(ranks, np.full(len(ranks), self.speed.factor), now)
 
     def own_seconds(self, tokens: Figures) -> Seconds:
-        """Of a load of so many tokens itself; 0 for none."""
+        """Of a load of `tokens` alone; 0 for none."""
         seconds: Seconds = np.where(tokens > 0, self.speed.factor * prior_seconds(tokens), 0.0)
         return seconds
 
     def busy(self, ranks: RankSet, now: float) -> float:
-        """The share of `ranks`, 0-1, that load."""
+        """Share of `ranks` (0–1) that are loading."""
         return self.line.busy(ranks, now) if self.tokens else 0.0
 
 
 class StoreLoad:
-    """One, booked until its prompt has its first token; `done` or `drop` must be called once."""
+    """One load, booked until its prompt's first token. `done` or `drop` must be called once."""
 
     __slots__ = ("_entry", "_loads", "_rank", "_tokens")
 
@@ -93,14 +94,14 @@ class StoreLoad:
         loads.tokens[rank] += tokens
 
     def done(self, other: float, now: float) -> None:
-        """The first token is there; `other` seconds until then should not have been the load's."""
+        """The first token is there; `other`: the seconds until then that were expected of everything but the load."""
         seconds = self._loads.line.done(self._entry, now)
         if seconds is not None:
             self._loads.speed.observe(self._entry.work, seconds - other)
         self._let_go()
 
     def drop(self, now: float) -> None:
-        """Nothing can be learned of it."""
+        """End the booking without learning from it."""
         self._loads.line.drop(self._entry, now)
         self._let_go()
 

@@ -1,4 +1,4 @@
-"""How long KV takes from one rank to another, learned from what was observed."""
+"""How long it takes to move KV from one rank to another, learned online."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import numpy.typing as npt
 from router.scheduling.decision import Figures, Seconds
 
 _BASE: Final = 0.005
-"""Seconds: a handshake, and a step of the engine that asks."""
+"""Seconds: a handshake, and one step of the receiving engine."""
 _PER_TOKEN: Final = 131_072 / 12.5e9
-"""Seconds: 131 kB a token, as an 8B model with grouped queries has, over 100 Gbit/s. Only its order matters."""
+"""Seconds per token: 131 kB, as for an 8B model with grouped-query attention, over 100 Gbit/s. Only the order of
+magnitude matters."""
 _GAIN: Final = 0.1
-"""Of one observation in the logarithm of a factor; the n-th counts 1/(n + 1), if that is more."""
+"""Weight of one observation in the logarithm of a factor; the n-th weighs 1/(n + 1) if that is more."""
 _OUTLIER: Final = 4.0
-"""An observation further than this factor from what is expected counts as this far; of the first `_FEW`, as its square,
-for the prior may be far off."""
+"""Observations are clipped to this factor from what was expected, either way; the first `_FEW` to its square, as the
+prior may be far off."""
 _FEW: Final = 4
 _LEAST, _MOST = 1e-3, 1e4
 
@@ -26,13 +27,13 @@ Near = npt.NDArray[np.bool_]
 
 
 def prior_seconds(tokens: Figures | Seconds, hidden: float = 0.0) -> Seconds:
-    """Of a transfer of so many tokens. `hidden`: of them that pass while the prefill is still computed, at most."""
+    """Seconds to transfer `tokens`. `hidden`: seconds of the transfer that can overlap with the prefill."""
     seconds: Seconds = _BASE + np.maximum(0.0, tokens * _PER_TOKEN - hidden)
     return seconds
 
 
 class Transfers:
-    """One factor for ranks on the same host, one for others: how much longer than `prior_seconds` says."""
+    """Observed over prior seconds: one factor for ranks on the same host, one for others."""
 
     def __init__(self) -> None:
         self._factors = np.ones(2)
@@ -42,7 +43,7 @@ class Transfers:
         return self._factors[near.astype(np.intp)]
 
     def observe(self, near: bool, work: float, seconds: float) -> None:
-        """What should have taken `work` by the prior took `seconds`."""
+        """A transfer that takes `work` seconds by the prior took `seconds`."""
         place = int(near)
         known, count = float(self._factors[place]), self._observed[place]
         most = _OUTLIER if count >= _FEW else _OUTLIER**2

@@ -1,8 +1,8 @@
 """Policy `ttft`: Algorithm 1 of the Mooncake paper (Qin et al., FAST'25), the least predicted time to first token.
 
-Its branch that moves KV from the best holder to another instance is open where there is a store that all ranks load
-from; without one a rank's prefix is its own, and the transfer time 0. Engines load whatever the store has beyond their
-own, so there is no threshold to tune.
+The algorithm's branch that moves KV from the best holder to another instance applies where ranks share a store; without
+one a rank's prefix is its own and the transfer time is 0. Engines load whatever the store has beyond their own blocks,
+so there is no balancing threshold to tune.
 """
 
 from __future__ import annotations
