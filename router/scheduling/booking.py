@@ -1,4 +1,4 @@
-"""What is booked for a request until it has ended, and what is learned from how it goes."""
+"""What is booked for a request until it ends, and what the latency model learns from its progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Booking:
-    """One request's place on one rank. Its owner releases it, however the request ends."""
+    """One request's booking on one rank, with all that follows from it. Its owner releases it however the request
+    ends."""
 
     __slots__ = ("_booked", "_rank", "_reservation", "_scheduler", "_token_at")
 
@@ -26,18 +27,18 @@ class Booking:
         self._reservation = reservation
         self._booked = now
         self._token_at: float | None = None
-        """When a token was last heard of; None until the first."""
+        """When the latest token came; None before the first."""
 
     def first_token(self, now: float) -> None:
-        """Again, or after the release: nothing."""
+        """The first token is there. Does nothing a second time, or after the release."""
         raise NotImplementedError
 
     def assume_first_token(self, now: float) -> None:
-        """It should be there by now; nothing is learned from that."""
+        """The first token should be there by now. Nothing is learned from that."""
         raise NotImplementedError
 
     def generated(self, tokens: int, now: float) -> None:
-        """`tokens` more, since the last time or the first token; those before `first_token` came with it."""
+        """So many more tokens have come since the last call or the first token."""
         self._reservation.generated(tokens)
         if self._token_at is None:
             return
@@ -60,16 +61,16 @@ class Booking:
 
 
 class PrefillBooking(Booking):
-    """Where the prompt is computed: its turn in the backlog too. If it is then to be handed over, and the other rank is
-    only chosen when it has been computed, load is booked there meanwhile, lest that rank be taken for idle."""
+    """The rank that computes the prompt, with its entry in the backlog. If the decode rank is only chosen when the
+    prompt is computed, load is booked at the likely one meanwhile, so that it does not look idle."""
 
     __slots__ = ("_ahead", "_begun", "_beside_load", "_entry", "_handed_on", "_load", "_prefill", "_streamed")
 
     def __init__(
         self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool, begun: bool = False
     ) -> None:
-        """`streamed`: it is heard of when the prefill is done. `begun`: the first token counts as there, since nobody
-        will hear of it."""
+        """`streamed`: the end of the prefill will be seen. `begun`: the first token counts as there from the start,
+        since it will not be seen."""
         tokens = decision.prefill_tokens
         prefill_tokens = 0 if begun else tokens
         reservation = scheduler.book.reserve(decision.rank, prefill_tokens, decision.prompt_tokens, decision.new_tokens)
@@ -91,7 +92,7 @@ class PrefillBooking(Booking):
             self._ahead = DecodeBooking(scheduler, decision.rank, onward, decision.prompt_tokens, now, streamed)
 
     def _begin_load(self, decision: Decision, now: float) -> float | None:
-        """When it should be done, if that can be said."""
+        """Book the load from the store. Returns when it should be done, if that can be predicted."""
         predicted = decision.predicted
         if not predicted:
             return None
@@ -119,7 +120,7 @@ class PrefillBooking(Booking):
         return entry
 
     def _learn(self, seconds: float | None, now: float) -> None:
-        """Where KV was loaded too, the time says more of that than of the prefill."""
+        """If KV was loaded, the time is a sample of the load, not of the prefill."""
         load, self._load = self._load, None
         if load:
             load.done(self._beside_load, now)
@@ -127,7 +128,8 @@ class PrefillBooking(Booking):
             self._scheduler.latency.observe_prefill(self._rank, self._prefill, seconds, now)
 
     def _learn_from_whole(self, seconds: float | None, now: float) -> None:
-        """What is heard is the whole answer: the prefill took no longer than that."""
+        """The answer came whole: its time is an upper bound of the prefill's, and a sample if the prediction is
+        longer."""
         latency, rank = self._scheduler.latency, self._rank
         if self._load:
             self._drop_load(now)
@@ -162,7 +164,7 @@ class PrefillBooking(Booking):
 
 
 class DecodeBooking(Booking):
-    """Where the answer is made of a prompt that another rank, `source`, computes and keeps until it was fetched."""
+    """The rank that decodes, while another (`source`) computes the prompt and keeps its KV until it was fetched."""
 
     __slots__ = ("_begun", "_handing_over", "_prefilled", "_source", "_streamed", "moved_tokens", "onward")
 
@@ -176,7 +178,7 @@ class DecodeBooking(Booking):
         streamed: bool,
     ) -> None:
         self.moved_tokens = max(0, prompt_tokens - onward.overlap_tokens)
-        """Of the prompt, that the rank does not hold itself."""
+        """Prompt tokens whose KV has to be moved here."""
         reservation = scheduler.book.reserve(onward.rank, 0, prompt_tokens, new_tokens=self.moved_tokens)
         super().__init__(scheduler, onward.rank, reservation, now)
         self._source = source
@@ -186,7 +188,7 @@ class DecodeBooking(Booking):
         self._prefilled: float | None = None
 
     def prefilled(self, now: float) -> None:
-        """The prompt is computed: what passes from now on is the transfer."""
+        """The prompt is computed: from now on the transfer is under way."""
         self._prefilled = now
         if not (self._begun or self._handing_over or self._reservation.released):
             self._handing_over = True
@@ -210,7 +212,7 @@ class DecodeBooking(Booking):
         self._let_go()
 
     def _let_go(self) -> None:
-        """The source is needed no more."""
+        """The source may drop the prompt's KV."""
         if self._handing_over:
             self._handing_over = False
             subtract(self._scheduler.handing_over, self._source, 1)

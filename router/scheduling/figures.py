@@ -1,8 +1,8 @@
-"""All that a policy may ask of its candidates, worked out in one compiled loop over the books' tables.
+"""All figures that a policy may read of its candidates, computed by one compiled loop over the tables of the books.
 
-Each call of a kernel costs as much as some hundred candidates do, and ten times that when the processor has slept in
-between (docs/hot-path.md): so there is one call for everything, asked for or not. Tables and kernels are in one file as
-numba wants it (`indexer.jit`); `auto_costs` has the rows compiled in as well.
+Calling a kernel costs as much as some hundred candidates in it, and ten times that after the processor has slept
+(docs/hot-path.md). So one call computes everything, whether it is read or not. Table layouts and kernels are in one
+file because numba compiles the constants in (`indexer.jit`); so does `auto_costs`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from router.scheduling.places import Positions
 
 # -- a rank's column in the load book's table
 
-# What is ours (of the tokens, also those that no cache held), the most that was booked at once since the last report,
-# foreign load, what the last report had of memory beyond our new tokens, and the most that was booked before it.
+# Own requests and tokens (NEW: tokens that no cache held); the most that was booked at any moment since the last
+# report; foreign load; memory in use by the last report beyond our new tokens; the most that was booked before that
+# report.
 REQUESTS, PREFILL, ACTIVE, NEW, MOST_REQUESTS, MOST_ACTIVE, FOREIGN_REQUESTS, FOREIGN_TOKENS, BEYOND = range(9)
 BEFORE_REQUESTS, BEFORE_ACTIVE = range(9, 11)
 LOAD_ROWS = 11
-"""How many the books need of a shared table."""
+"""Rows of the load book in a shared table."""
 
 # -- and in the backlog's
 
-# In microseconds: work booked, that of the first in line, and since when it is first (on the steady clock); all work of
-# late, done or not, and when it was last added to.
+# In microseconds: all booked work; the work of the first in line, and since when it is first (on the steady clock); all
+# recent work, done or not, with exponential decay, and when it was last added to.
 WORK, HEAD, SINCE, LATELY, ADDED = range(5)
 BACKLOG_ROWS = 5
 MICRO = 1e6
-"""In a second."""
+"""Microseconds in a second."""
 LATELY_MEMORY = 60.0
-"""Seconds after which work counts 1/e."""
+"""Seconds after which recent work counts 1/e."""
 
-# -- what comes of them: the rows of `Situation.counts` and `Situation.estimates`
+# -- the results: rows of `Situation.counts` and `Situation.estimates`
 
 IN_FLIGHT, TO_PREFILL, TO_READ, OWN, MEMORY, CAPACITY, OVERLAP, STORED = range(8)
 CREDIT, QUEUE, OWN_PREFILL, OWN_WORK, STEP, COMPUTED, AHEAD, LOAD, OWN_LOAD = range(9)
@@ -46,13 +47,12 @@ Tables = npt.NDArray[np.int64]
 """[process, row, place]"""
 Counts = npt.NDArray[np.int64]
 Coefficients = tuple[float, float, float]
-"""Of a `latency.Shape`."""
+"""Coefficients of a `latency.Shape`."""
 
 
 @inlined
 def _load(counts: Counts, at: int, tables: Tables, own: int, place: int, capacity: Counts) -> None:
-    """Into the rows that `load.Loads` has. What is ours is the sum over all processes; what is foreign each of them
-    knows."""
+    """Writes the rows of `load.Loads`. Own load is the sum over all processes; foreign load is the same in each."""
     ours, prefill, active, new = 0, 0, 0, 0
     for table in tables:
         ours += table[REQUESTS, place]
@@ -66,9 +66,9 @@ def _load(counts: Counts, at: int, tables: Tables, own: int, place: int, capacit
 
 @inlined
 def _left(tables: Tables, place: int, factor: float, base: float, now: float) -> float:
-    """Seconds of work; `now` in microseconds. `base`: of the step that is under way, on a rank of factor 1.
+    """Seconds of work left. `now`: in microseconds; `base`: fixed cost of the step under way, on a rank of factor 1.
 
-    Of the several processes' first in line, the one that has been first for longest is what the rank computes.
+    Each process has a first in line; the rank is computing the one that has been first for longest.
     """
     work, head, since = 0.0, 0.0, now
     for table in tables:
@@ -82,7 +82,7 @@ def _left(tables: Tables, place: int, factor: float, base: float, now: float) ->
 
 @inlined
 def _lately(tables: Tables, place: int, now: float) -> float:
-    """Seconds of work; `now` in microseconds."""
+    """Seconds of recent work. `now`: in microseconds."""
     lately = 0.0
     for table in tables:
         if table[LATELY, place]:
@@ -92,20 +92,21 @@ def _lately(tables: Tables, place: int, now: float) -> float:
 
 @inlined
 def _prefill(shape: Coefficients, held: float, prompt: int) -> float:
-    """Seconds on a rank of factor 1."""
+    """Seconds of a prefill on a rank of factor 1 that holds `held` of `prompt` tokens."""
     new = max(0.0, prompt - held)
     return shape[0] + new * (shape[1] + shape[2] * (prompt - new / 2))
 
 
 @inlined
 def _step(shape: Coefficients, requests: int, active: int, prompt: int) -> float:
-    """Seconds on a rank of factor 1, with one more of `prompt` tokens beside so many that have `active` in all."""
+    """Seconds of a decode step on a rank of factor 1, with a request of `prompt` tokens added to `requests` that have
+    `active` tokens."""
     return shape[0] + shape[1] * (requests + 1) + shape[2] * (active + prompt)
 
 
 @kernel
 def sum_loads(tables: Tables, own: int, places: Positions, capacity: Counts) -> Counts:
-    """What `load.Loads` has, by row."""
+    """The rows of `load.Loads`."""
     found = np.zeros((CAPACITY + 1, len(places)), np.int64)
     for at, place in enumerate(places):
         _load(found, at, tables, own, place, capacity)
@@ -114,7 +115,7 @@ def sum_loads(tables: Tables, own: int, places: Positions, capacity: Counts) -> 
 
 @kernel
 def seconds_left(tables: Tables, places: Positions, factors: Seconds, base: float, now: float) -> Seconds:
-    """Of work before each rank; `now` in seconds, `base` as of `_left`."""
+    """Seconds of work left at each place. `now`: in seconds; `base` as for `_left`."""
     left = np.zeros(len(places))
     for at, place in enumerate(places):
         left[at] = _left(tables, place, factors[at], base, now * MICRO)
@@ -122,7 +123,7 @@ def seconds_left(tables: Tables, places: Positions, factors: Seconds, base: floa
 
 
 def matrices(ranks: int) -> tuple[Counts, Seconds]:
-    """For `work_out` to fill."""
+    """Counts and estimates of so many ranks, for `work_out` to fill."""
     return np.zeros((STORED + 1, ranks), np.int64), np.zeros((OWN_LOAD + 1, ranks))
 
 
@@ -150,12 +151,12 @@ def work_out(
     counts: Counts,
     estimates: Seconds,
 ) -> tuple[int, int]:
-    """Fills both matrices; returns the longest overlap in tokens, and how many ranks have a prefill to do. `now`: in
-    seconds.
+    """Fills `counts` and `estimates`, except the rows from AHEAD on. Returns the longest overlap in tokens, and how
+    many ranks have a prefill to do.
 
-    `sizes`: tokens in a block. Who `takes` from a store finds there the first `stored` tokens. The rows from AHEAD on
-    are for others to fill. An engine always computes the last token itself, to have logits: a whole hit is one block
-    short.
+    `now`: in seconds. `sizes`: tokens in a block. `takes`: which ranks can load the first `stored` tokens from a store.
+    An engine always computes the last token itself, to get logits, so a prompt that is cached whole counts one block
+    less.
     """
     ranks, best, busy, usable = len(sizes), 0, 0, max(0, prompt - 1)
     for at in range(ranks):

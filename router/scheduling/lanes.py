@@ -1,4 +1,4 @@
-"""Who waits for whom: requests with the same candidates are in one lane, which stands still while those are full."""
+"""Lanes of the queue: held requests with the same candidates share a lane, which stops while those are full."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Who = TypeVar("Who", bound=HasCandidates)
 
 
 class Lanes(Generic[Who]):
-    """Numbers for sets of candidates, each until the last that waits for them has left."""
+    """A number for each set of candidates, until the last request that waits for them has left."""
 
     def __init__(self) -> None:
         self._numbers: dict[Candidates, int] = {}
         self._members: dict[int, dict[Who, None]] = {}
         self._free: list[int] = []
         self._shut: set[int] = set()
-        """Those without room when they were last looked at."""
+        """Lanes without room at the last look."""
 
     def __contains__(self, candidates: Candidates) -> bool:
         return candidates in self._numbers
@@ -32,7 +32,7 @@ class Lanes(Generic[Who]):
         return self._numbers[candidates]
 
     def shut(self, candidates: Candidates) -> None:
-        """None of them has room."""
+        """None of `candidates` has room."""
         self._shut.add(self._numbers[candidates])
 
     def was_shut(self, candidates: Candidates) -> bool:
@@ -59,7 +59,8 @@ class Lanes(Generic[Who]):
             self._shut.discard(number)
 
     def open(self, room: Room | None, now: float) -> dict[int, Candidates]:
-        """Lanes of which any candidate, as they are by now, has room, or none is left. `room` None: all have."""
+        """Lanes in which a candidate has room by now, or in which no candidate is left. `room` None: there are no
+        limits."""
         found = {}
         for number, members in self._members.items():
             candidates = next(iter(members)).candidates()

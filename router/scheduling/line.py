@@ -1,9 +1,9 @@
-"""Those who wait, as columns: a pass over a thousand of them takes a tenth of a millisecond.
+"""The held requests and their order, as columns: a pass over a thousand of them takes a tenth of a millisecond.
 
-The order is that of the highest response ratio (Brinch Hansen 1971): (waited + own work) / own work. Short work goes
-first, which makes the mean small, but waiting counts for the more the shorter the work, so that nothing starves; a
-smaller `priority` goes before all of it. Between tenants it is that of their virtual time, in which each is as far as
-it was served (`shares`): the next of whoever was served least goes first, and counts as served for those behind it.
+The order is by priority, then by tenant, then by the highest response ratio (Brinch Hansen 1971): (waited + own work) /
+own work. Short work goes first, which keeps the mean wait low, and everybody's ratio grows with waiting, so that
+nothing starves. Of several tenants, the one that was served least goes first (`shares`); its request then counts as
+served for those behind it.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class Place(NamedTuple):
     """Which of its lane's candidates a request would take."""
 
     part: int
-    """0: of those that serve requests whole; 1: of those that prefill for others."""
+    """0: among the ranks that serve requests whole; 1: among those that prefill for others."""
     position: int
 
 
 class Entry(NamedTuple):
-    """What of a request stays the same while it waits; seconds."""
+    """What stays the same while a request waits; times in seconds."""
 
     arrived: float
     since: float
-    """When it began to wait."""
+    """When it was put into the queue."""
     limit: float
-    """After so long since it came it is not wanted any more."""
+    """Seconds after arrival at which its objective is missed."""
     priority: int
     tenant: int
     """Its number in `shares`."""
 
 
 class Line(Generic[Who]):
-    """Whoever waits has a row, in the order of their coming here."""
+    """Each held request has a row, in the order of arrival here."""
 
     def __init__(self) -> None:
         self._who: list[Who | None] = [None] * _FIRST_ROWS
@@ -74,14 +74,14 @@ class Line(Generic[Who]):
         self._numbers[:, row] = entry.priority, entry.tenant, lane, 0, _NOWHERE
 
     def see(self, who: Who, work: float, charge: float, place: Place | None) -> None:
-        """What a look at it showed: its own seconds of prefill, those that its tenant would be charged, whom it would
-        take."""
+        """Note what the last look found: its seconds of prefill, those that its tenant would be charged, the candidate
+        that it would take."""
         row = self._rows[who]
         self._seconds[_WORK, row], self._seconds[_CHARGE, row] = work, max(_LEAST_WORK, charge)
         self._numbers[_PART, row], self._numbers[_POSITION, row] = place or (0, _NOWHERE)
 
     def move(self, who: Who, lane: int) -> None:
-        """To another lane, where it waits for nobody in particular yet."""
+        """Move to another lane, where it has no preferred candidate yet."""
         self._numbers[_LANE : _POSITION + 1, self._rows[who]] = lane, 0, _NOWHERE
 
     def lane(self, who: Who) -> int:
@@ -97,7 +97,7 @@ class Line(Generic[Who]):
         return int(self._numbers[_TENANT, row]), int(self._numbers[_LANE, row])
 
     def _make_room(self) -> None:
-        """Without those that have left; twice the rows where that is more than half."""
+        """Drop the rows of requests that have left; double the table if the others still fill more than half."""
         rows = self._taken()
         size = max(_FIRST_ROWS, len(self._who) * (2 if 2 * len(rows) > len(self._who) else 1))
         seconds, numbers = np.zeros((5, size)), np.zeros((5, size), np.int64)
@@ -115,7 +115,7 @@ class Line(Generic[Who]):
     # -- order
 
     def order(self, now: float, lanes: Collection[int], served: Seconds | None) -> list[Who]:
-        """Of those in `lanes`. `served`: how far each tenant is; None where there is one only."""
+        """The requests in `lanes`, first to last. `served`: tenants' counters; None if there is only one tenant."""
         if not lanes:
             return []
         rows = self._taken()
@@ -132,7 +132,7 @@ class Line(Generic[Who]):
         return ratios
 
     def _tags(self, rows: Rows, ratios: Seconds, served: Seconds) -> Seconds:
-        """How far its tenant will be when a request's turn comes."""
+        """For each row, the counter that its tenant will have when the request's turn comes."""
         tenants = self._numbers[_TENANT, rows]
         order = np.lexsort((-ratios, self._numbers[_PRIORITY, rows], tenants))
         charges, sorted_ = self._seconds[_CHARGE, rows][order], tenants[order]
@@ -145,9 +145,9 @@ class Line(Generic[Who]):
     def work_before(
         self, then: float, priority: int, lane: int, place: Place, standing: tuple[int, Seconds] | None
     ) -> float:
-        """Of those for `place` who will go before one that comes now, once it has waited as long as its own work takes,
-        until `then`: its response ratio is 1. `standing`: its tenant's number, and how far each is; None where there is
-        one only."""
+        """Seconds of work for `place` that will go before a request which arrives now. It is judged at `then`, when it
+        has waited as long as its own work takes. `standing`: its tenant's number and all counters; None if there is
+        only one tenant."""
         rows = self._taken()
         ratios, priorities = self._ratios(rows, then), self._numbers[_PRIORITY, rows]
         sooner = ratios > 1.0
@@ -171,7 +171,7 @@ class Line(Generic[Who]):
         return first
 
     def last(self, tenant: int) -> tuple[int, Who]:
-        """Who of it goes last, or would if all work were the same, with its priority."""
+        """(priority, request) of the tenant's request that goes last if all work is taken to be equal."""
         rows = self._taken()
         rows = rows[self._numbers[_TENANT, rows] == tenant]
         priorities = self._numbers[_PRIORITY, rows]
@@ -194,7 +194,8 @@ class Line(Generic[Who]):
     # -- work
 
     def add_work(self, works: Seconds, lane: int, part: int, without: set[Who]) -> None:
-        """To `works`, at each position, that of those who wait for it; in the order of their coming."""
+        """Add the work of the held requests to `works`, at the position that each would take, in the order of
+        arrival."""
         rows = self._taken()
         numbers = self._numbers
         rows = rows[(numbers[_LANE, rows] == lane) & (numbers[_PART, rows] == part) & (numbers[_POSITION, rows] >= 0)]

@@ -1,9 +1,9 @@
-"""The metrics aggregator: what each rank is doing, from its latest report and from what this router has sent it.
+"""The metrics aggregator: the load of each rank, from its latest report and from what this router has sent it.
 
-Reports lag, so the router's own bookings lie on top: at each report the part of the reported load that cannot be ours
-is noted as foreign (other routers, direct clients), and the load at any moment is that plus our own bookings, which
-change at once. Ours may be all that was booked at any moment since the report before: a request that has just ended may
-still be in this one, and must not come back as a stranger.
+Reports lag, and bookings change at once. So the load at any moment is the router's own bookings plus the *foreign* load
+(other routers, direct clients). The foreign load is the part of the latest report that cannot be ours, where ours may
+be the most that was booked at any moment since the report before: a request that has just ended may still be in the
+report, and must not be taken for a foreign one.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from router.scheduling.figures import (
 from router.scheduling.places import Places, Positions
 
 REPORT_LIFE = 10.0
-"""Seconds after which a report says nothing any more: ten times the default interval."""
+"""Seconds for which a report is valid: ten times the default interval between reports."""
 
 
 class Load(NamedTuple):
-    """Requests and tokens that a rank has on its hands."""
+    """Requests and tokens in flight at a rank."""
 
     requests: int = 0
     prefill_tokens: int = 0
-    """Prompt tokens still to compute of requests without a first token."""
+    """Prompt tokens still to be computed, of requests that have no first token yet."""
     active_tokens: int = 0
-    """Tokens (prompt and generated) of all requests in flight: what decoding reads at each step."""
+    """Tokens (prompt and generated) of all requests in flight, which each decode step reads."""
 
 
 class Metrics(NamedTuple):
-    """What `get_metrics` tells of one rank; `age` in seconds, report and age None while there is no report."""
+    """One rank's load, its latest report and the age of that in seconds; both None while there is no report."""
 
     load: Load
     report: LoadReport | None
@@ -65,15 +65,15 @@ class Loads(NamedTuple):
     prefill_tokens: npt.NDArray[np.int64]
     active_tokens: npt.NDArray[np.int64]
     own_requests: npt.NDArray[np.int64]
-    """Those that routers sent which keep these books."""
+    """Requests of the routers that share these books."""
     memory_tokens: npt.NDArray[np.int64]
-    """KV that requests in flight take up, what they share counted once, as far as reports tell."""
+    """KV memory in use by requests in flight; shared blocks count once as far as reports tell."""
     capacity_tokens: npt.NDArray[np.int64]
-    """KV that fits; `UNBOUNDED` where nothing was reported."""
+    """KV memory in all; `UNBOUNDED` where none was reported."""
 
 
 class Reservation:
-    """One request's booking on one rank. Owned by its response stream, which releases it however it ends."""
+    """One request's booking on one rank. The response stream owns it, and releases it however the request ends."""
 
     __slots__ = ("_active_tokens", "_book", "_new_tokens", "_place", "_prefill_tokens", "_released")
 
@@ -91,7 +91,7 @@ class Reservation:
         return self._released
 
     def first_token(self) -> None:
-        """The prefill is done. Again, or after the release: nothing."""
+        """The prefill is done. Does nothing a second time, or after the release."""
         if self._prefill_tokens:
             self._book.book(self._place, 0, -self._prefill_tokens, 0, 0)
             self._prefill_tokens = 0
@@ -112,38 +112,38 @@ class Reservation:
 
 
 class SharedTable(NamedTuple):
-    """Books that several router processes keep together: each writes its own rows, and reads everybody's."""
+    """The table of several router processes: each writes rows of its own and reads those of all."""
 
     tables: npt.NDArray[np.int64]
-    """Zeros at first: for each process `LOAD_ROWS` rows, and a column for each place and one that is nobody's."""
+    """[process, row, place], zeros at first; the last place stands for unknown ranks."""
     own: int
-    """Which of `tables` this process writes."""
+    """The index in `tables` of this process."""
     claim: Callable[[WorkerRank], int]
-    """The same column for a rank in each process, ..."""
+    """Gives a rank the same place in each process ..."""
     release: Callable[[int], None]
-    """... until it was released as often as claimed."""
+    """... until it is released as often as it was claimed."""
 
 
 class LoadBook:
-    """A ledger for each rank that is watched, kept as columns of one table. A rank that is not known has no load."""
+    """The books of all watched ranks, as columns of one table. An unknown rank has no load."""
 
     def __init__(self, shared: SharedTable | None = None) -> None:
         self._places = Places(shared.claim, shared.release) if shared else Places()
         self._retired: set[int] = set()
-        """Places of forgotten ranks with bookings still in flight there."""
+        """Places of forgotten ranks that still have bookings in flight."""
         self._block_sizes: dict[WorkerRank, int] = {}
         self._reports: dict[WorkerRank, LoadReport] = {}
         self._reported_at = np.full(1, -np.inf)
         self._capacity = np.full(1, UNBOUNDED)
         self._oldest = np.inf
-        """When the oldest report came of those that tell of foreign load."""
+        """When the oldest of the reports with foreign load came."""
         self._table = shared.tables[shared.own] if shared else np.zeros((LOAD_ROWS, 1), np.int64)
         self._everybodys = shared.tables if shared else None
         self._own = shared.own if shared else 0
         self._resize(self._table.shape[1] - 1 if shared else 16)
 
     def _resize(self, columns: int) -> None:
-        """The last column belongs to nobody and stays 0: unknown ranks are read there."""
+        """The last column stays 0: it stands for unknown ranks."""
         times = np.full(columns + 1, -np.inf)
         old = len(self._reported_at) - 1
         times[:old] = self._reported_at[:old]
@@ -159,17 +159,17 @@ class LoadBook:
         self._rows = [row.data for row in self._table]  # single numbers are read and written there in half the time
 
     def watch(self, rank: WorkerRank, block_size: int) -> None:
-        """Keep books for `rank`, whose reports count blocks of `block_size` tokens; bookings in flight stay."""
+        """Keep books of `rank`, whose reports count blocks of `block_size` tokens. Bookings in flight stay."""
         self._block_sizes[rank] = block_size
         place = self._places.add(rank)
-        if place in self._retired:  # in shared books a rank comes back to the place that it had: it has it once more
+        if place in self._retired:  # in shared books a rank gets the place back that it had, and then holds it twice
             self._retired.discard(place)
             self._places.free(place)
         if place >= len(self._reported_at) - 1:
             self._resize(2 * place)
 
     def forget(self, rank: WorkerRank) -> None:
-        """Bookings in flight stay valid; the rank's place is used again when the last of them has ended."""
+        """Bookings in flight stay valid; the rank's place becomes free when the last of them ends."""
         place = self._places.drop(rank)
         if place is None:
             return
@@ -190,7 +190,7 @@ class LoadBook:
     def reserve(
         self, rank: WorkerRank, prefill_tokens: int, prompt_tokens: int, new_tokens: int | None = None
     ) -> Reservation:
-        """`new_tokens`: those that take up memory; None: as many as are to be computed."""
+        """`new_tokens`: tokens that need new KV memory; None: `prefill_tokens`."""
         place = self._places.get(rank)
         if place is None:
             raise KeyError(rank)
@@ -198,7 +198,7 @@ class LoadBook:
         return Reservation(self, place, prefill_tokens, prompt_tokens, new)
 
     def book(self, place: int, requests: int, prefill_tokens: int, active_tokens: int, new_tokens: int) -> None:
-        """Add to the own load at `place`, or take from it: for reservations only."""
+        """Change the own load at `place` by these amounts; for reservations only."""
         own, prefill, active, new, most_requests, most_active, *_ = self._rows
         prefill[place] += prefill_tokens
         new[place] += new_tokens
@@ -266,17 +266,17 @@ class LoadBook:
         return Load(requests + foreign_requests, prefill, active + foreign_tokens)
 
     def booked(self, rank: WorkerRank) -> int:
-        """Requests of this process that `rank` has in flight."""
+        """Requests of this process in flight at `rank`."""
         place = self._places.get(rank)
         return 0 if place is None else self._rows[REQUESTS][place]
 
     def _sum(self, row: int, place: int) -> int:
-        """Of all processes."""
+        """Over all processes."""
         return self._rows[row][place] if self._everybodys is None else int(self._everybodys[:, row, place].sum())
 
     def _most(self, most: int, before: int, place: int) -> int:
-        """What all processes had booked at once since the last report. One that has had this report already has begun
-        to count anew, so of the others what they had before it counts as well."""
+        """The most that all processes had booked at any moment since the last report. Other processes may have taken
+        this report already and begun to count anew, so the higher of their two latest counts is used."""
         own = self._rows[most][place]
         if self._everybodys is None:
             return own
@@ -284,11 +284,11 @@ class LoadBook:
 
     @property
     def shared(self) -> bool:
-        """Other processes book here too."""
+        """Whether other processes book here too."""
         return self._everybodys is not None
 
     def own_requests(self) -> int:
-        """At all ranks together: those that routers sent which keep these books."""
+        """Requests at all ranks together, of the routers that share these books."""
         rows = self._table[REQUESTS] if self._everybodys is None else self._everybodys[:, REQUESTS]
         return int(rows.sum())
 
@@ -297,7 +297,7 @@ class LoadBook:
         return {rank: self._metrics(rank, place, now) for rank, place in self._places.ranks().items()}
 
     def metrics(self, rank: WorkerRank, now: float) -> Metrics | None:
-        """The same of one rank; None where it is not known."""
+        """`get_metrics` of one rank; None for an unknown one."""
         place = self._places.get(rank)
         return None if place is None else self._metrics(rank, place, now)
 
@@ -308,7 +308,7 @@ class LoadBook:
 
 
 def subtract(counts: Counter[WorkerRank], rank: WorkerRank, count: int) -> None:
-    """What has come to nothing is not kept."""
+    """Take `count` from `rank`'s count, and drop it at 0."""
     counts[rank] -= count
     if not counts[rank]:
         del counts[rank]

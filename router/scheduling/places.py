@@ -1,4 +1,4 @@
-"""Where each rank's figures are in arrays, remembered for sets of ranks that come again."""
+"""Where each rank's figures are in the books' arrays. Positions of recurring sets of ranks are remembered."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from indexer.types import RankSet, WorkerRank
 Positions: TypeAlias = npt.NDArray[np.intp]
 
 _MAX_SETS = 64
-"""Sets remembered; a fleet that does not change has as many as it has models."""
+"""Most sets remembered; a fleet that does not change has one per model."""
 
 
 class Places:
-    """Hands out places from 0 on, and those that were freed again first; or the ones that `claim` says, of which
-    `release` is told when they are free again."""
+    """Gives out places from 0 on, freed ones first; or, for shared books, the places that `claim` returns and `release`
+    takes back."""
 
     def __init__(
         self, claim: Callable[[WorkerRank], int] | None = None, release: Callable[[int], None] | None = None
@@ -34,7 +34,7 @@ class Places:
         return self._places.get(rank)
 
     def add(self, rank: WorkerRank) -> int:
-        """`rank`'s place, which it has already or is given now."""
+        """The place of `rank`; a new one if it has none."""
         place = self._places.get(rank)
         if place is None:
             place = self._claim(rank) if self._claim else self._next()
@@ -49,7 +49,7 @@ class Places:
         return self._high - 1
 
     def drop(self, rank: WorkerRank) -> int | None:
-        """`rank` has no place any more; returns the one it had, which nobody gets before `free`."""
+        """Take its place from `rank` and return it. Nobody else gets that place before `free`."""
         self._known.clear()
         return self._places.pop(rank, None)
 
@@ -63,7 +63,7 @@ class Places:
         return dict(self._places)
 
     def of(self, ranks: RankSet) -> Positions:
-        """The places of `ranks` in order; −1 for one that has none."""
+        """The places of `ranks` in order; −1 for a rank that has none."""
         found = self._known.get(ranks)
         if found is None:
             places = [self._places.get(rank, -1) for rank in ranks.ranks]

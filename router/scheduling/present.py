@@ -1,4 +1,4 @@
-"""The situation at this moment, worked out when anything of it is asked for."""
+"""The situation at one moment, computed when any part of it is first read."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _COUNTS: Final[Counts] = np.zeros((0, 0), np.int64)
 _ESTIMATES: Final = np.zeros((0, 0))
-"""Of nobody: nothing was asked for yet."""
+"""Placeholders: nothing was computed yet."""
 
 
 class Present:
-    """The situation at this moment, as a `decision.Situation`."""
+    """Implements `decision.Situation`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Present:
         stored: int = 0,
         limit: float = math.inf,
     ) -> None:
-        """`stored`: leading prompt tokens that lie in a shared store."""
+        """`held`: see `Situation.held_seconds`. `stored`: leading prompt tokens that are in a shared store."""
         self.candidates = candidates
         self.prompt_tokens = prompt_tokens
         self.now = now
@@ -66,7 +66,7 @@ class Present:
             self._work_out()
 
     def _look_ahead(self) -> None:
-        """What is before each rank is asked for, and kept from now on if it was not."""
+        """Backlogs are read: keep them from now on."""
         self._scheduler.backlog.wanted = True
         self._look()
 
@@ -109,8 +109,8 @@ class Present:
             self._estimate_loads()
 
     def _overlaps(self, matches: Matches) -> tuple[Overlaps, Overlaps]:
-        """Blocks, and those on the GPU. What a rank is loading from the store is not there for whoever comes next,
-        which would load it again: of such a rank only that counts which nobody had to predict."""
+        """Blocks in any tier, and on the GPU. Blocks that a rank is still loading from the store are of no use to the
+        next request, which would load them again; so predicted blocks do not count for ranks that are loading."""
         candidates, loading = self.candidates, self._scheduler.loads.tokens
         blocks, gpu_blocks = matches.blocks_of(candidates), matches.gpu_blocks_of(candidates)
         if not (self._stored and loading):
@@ -167,7 +167,7 @@ class Present:
 
     @property
     def best_overlap_tokens(self) -> int:
-        """That any of the candidates has."""
+        """The longest overlap of any candidate."""
         self._look()
         return self._best
 

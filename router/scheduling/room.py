@@ -1,6 +1,6 @@
 """Which candidates have room under the limits on concurrency.
 
-Counted from the bookings, of all router processes that share them: what is booked is at a worker, or about to be.
+Running requests are counted from the bookings of all router processes that share them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from router.scheduling.load import LoadBook
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _KEPT: Final = 64
-"""Selections remembered of the same candidates: at a limit the same few workers have room again and again."""
+"""Selections remembered per set of candidates: at a limit the same few workers have room again and again."""
 
 
 class Roomy(NamedTuple):
-    """Those of several candidates that have room, and where each of them is among all."""
+    """The candidates that have room, and their positions among all candidates."""
 
     candidates: Candidates
     whole: npt.NDArray[np.intp]
     prefills: npt.NDArray[np.intp]
 
     def of(self, everybody: Candidates, ahead: dict[Candidates, Seconds]) -> dict[Candidates, Seconds]:
-        """What waits for each of `everybody`, as these have it."""
+        """`ahead` (held work by candidates) of `everybody`, restricted to these."""
         found = {}
         for some, all_, places in (
             (self.candidates.whole, everybody.whole, self.whole),
@@ -45,11 +45,11 @@ class Room:
         self._limits = limits
         self._book = book
         self._workers: WeakKeyDictionary[Candidates, npt.NDArray[np.intp]] = WeakKeyDictionary()
-        """A number for each candidate, the same for ranks of one worker."""
+        """For each candidate the number of its worker."""
         self._selections: WeakKeyDictionary[Candidates, dict[bytes, Roomy]] = WeakKeyDictionary()
 
     def find(self, candidates: Candidates, now: float) -> Roomy | None:
-        """None: none of them has."""
+        """None if no candidate has room."""
         most = self._limits.max_concurrency
         if most is not None and self._book.own_requests() >= most:
             return None
@@ -69,7 +69,7 @@ class Room:
         return found if found.candidates else None
 
     def decodes(self, split: Split, now: float) -> Split:
-        """With those decode ranks that have room, or all where none has: what is prefilled must go on."""
+        """`split` with only the decode ranks that have room, or all if none has: a computed prompt must continue."""
         if self._limits.max_worker_concurrency is None:
             return split
         masks = {ranks: self._mask(ranks, now) for ranks in split.decodes}

@@ -1,4 +1,4 @@
-"""Select and reserve: the choice itself has no side effect, and booking it is one step with nothing in between."""
+"""Select and reserve. Selecting has no side effects; reserving books the decision, with no `await` between the two."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Scheduler:
         self.disaggregation = Disaggregation()
         self.loads = StoreLoads()
         self.handing_over: Counter[WorkerRank] = Counter()
-        """Prompts that each rank has computed and keeps for another that has not begun to answer."""
+        """By prefill rank: prompts that it has computed and keeps for a decode rank that has not begun to answer."""
         self._unheard: list[tuple[float, int, Booking]] = []
-        """A heap of bookings, by when their prefills should be done; numbered, since bookings have no order."""
+        """A heap of (when the prefill should be done, number, booking); numbered because bookings have no order."""
         self._numbers = itertools.count()
         self.changed: Callable[[], None] = _nothing
         """Called when a prefill is done or a request has ended."""
@@ -67,11 +67,11 @@ class Scheduler:
         stored: int = 0,
         limit: float = math.inf,
     ) -> Decision:
-        """Choose among `candidates`, of which there is one at least.
+        """Choose among `candidates`, which must not be empty.
 
-        `matches` None means that none were looked up. A `pinned` request takes the least loaded of its candidates, all
-        of the worker that it named. `held`: what waits in the router, see `Situation.held_seconds`. `policy`: another
-        than the scheduler's own. `stored`: leading prompt tokens that lie in a shared store. `limit`: see `Situation`.
+        `matches` None: no overlap was looked up. A `pinned` request takes the least loaded of its candidates, which are
+        all ranks of the worker that it named. `held`: see `Situation.held_seconds`. `policy`: used instead of the
+        scheduler's own. `stored`: leading prompt tokens that are in a shared store. `limit`: see `Situation`.
         """
         self._settle(now)
         held = held or {}
@@ -91,7 +91,7 @@ class Scheduler:
     def least_prefill(
         self, candidates: Candidates, prompt_tokens: int, matches: Matches, now: float, stored: int = 0
     ) -> float:
-        """Seconds on whichever rank would compute the prompt soonest if it had nothing else to do."""
+        """The least prefill seconds of any candidate, as if all were idle."""
         ranks = candidates.whole
         if candidates.split and not len(ranks):
             ranks = candidates.split.prefills
@@ -107,8 +107,8 @@ class Scheduler:
         return decision
 
     def select_decode(self, prefill: Decision, matches: Matches | None, now: float, prefilled: bool) -> Onward:
-        """Where a request decodes whose prefill was decided; `prefilled`: it is done, so that nothing hides behind it.
-        LookupError when its ranks are none."""
+        """The decode rank for a request whose prefill rank is decided. `prefilled`: the prefill is done, so that no
+        transfer overlaps with it. LookupError if the decision is not for two parts."""
         split, position = prefill.split, prefill.position
         if split is None:
             raise LookupError(prefill.rank)
@@ -120,14 +120,15 @@ class Scheduler:
     def reserve_decode(
         self, source: WorkerRank, onward: Onward, prompt_tokens: int, now: float, streamed: bool
     ) -> DecodeBooking:
-        """Book what `select_decode` found; the caller must release it, however the request ends. `source` prefills."""
+        """Book what `select_decode` found; the caller must release it however the request ends. `source`: the prefill
+        rank."""
         return DecodeBooking(self, source, onward, prompt_tokens, now, streamed)
 
     def reserve(self, decision: Decision, now: float, streamed: bool = True) -> Booking:
-        """Book the decision's prefill and active tokens; the caller must release it, however the request ends.
+        """Book the decision's prefill and active tokens; the caller must release it however the request ends.
 
-        Of an answer that is not `streamed` nobody hears before its end: its prefill counts as done when it should be.
-        Who only prefills answers when it is done.
+        An answer that is not `streamed` shows no first token, so its prefill counts as done when it was predicted to
+        be. A worker that only prefills answers when it is done.
         """
         heard = streamed or decision.split is not None
         predicted = decision.predicted if decision.stored_tokens or not heard else None
@@ -137,20 +138,20 @@ class Scheduler:
         return booking
 
     def _settle(self, now: float) -> None:
-        """Whose prefill should be done by now; what is before it on its rank was counted in when it was booked."""
+        """Count unseen prefills as done whose predicted end has passed."""
         while self._unheard and self._unheard[0][0] <= now:
             due, _number, booking = heappop(self._unheard)
             booking.assume_first_token(due)
 
     def watch(self, rank: WorkerRank, block_size: int) -> None:
-        """Keep books for `rank`, whose reports count blocks of `block_size` tokens."""
+        """Keep books of `rank`, whose reports count blocks of `block_size` tokens."""
         self.book.watch(rank, block_size)
         self.backlog.watch(rank)
         self.loads.watch(rank)
         self.latency.watch(rank)
 
     def in_flight(self, rank: WorkerRank) -> int:
-        """Requests of this process that need `rank` until they have ended."""
+        """Requests of this process that still need `rank`, including prompts that it keeps for a decode rank."""
         return self.book.booked(rank) + self.handing_over[rank]
 
     def forget(self, rank: WorkerRank) -> None:

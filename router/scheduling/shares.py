@@ -1,9 +1,9 @@
-"""What each tenant was served while requests wait: who has had least goes first.
+"""Fair shares: of the tenants with held requests, the one that was served least goes first.
 
-The virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): a tenant is charged
-the work of what it is sent, in predicted seconds of prefill. One that comes to wait is lifted to the least of those
-that wait already, so that nobody saves up while idle. While nobody waits there is nothing to share, and all is
-forgotten.
+This is the virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A tenant is
+charged for each of its requests that is sent, in predicted seconds of prefill. A tenant that begins to wait is lifted
+to the least counter of those that wait already, so that nobody saves up credit while idle. Counters are forgotten when
+nobody waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 from router.scheduling.decision import Seconds
 
 MOST_IDLE: Final = 1024
-"""Tenants that do not wait and are remembered: names may come from a header, and then be as many as requests."""
+"""Most tenants that are remembered while they do not wait: names may come from a header, a new one with each
+request."""
 
 
 class Shares:
@@ -27,27 +28,28 @@ class Shares:
 
     @property
     def contested(self) -> bool:
-        """More than one tenant waits."""
+        """Whether more than one tenant waits."""
         return sum(1 for waiting in self._waiting if waiting) > 1
 
     @property
     def served(self) -> Seconds:
-        """By the tenants' numbers."""
+        """Counters by the tenants' numbers."""
         return np.array(self._served)
 
     def only(self, tenant: str) -> bool:
-        """Nobody else waits."""
+        """Whether no other tenant waits."""
         number = self._numbers.get(tenant)
         return all(each == number for each, waiting in enumerate(self._waiting) if waiting)
 
     def standing(self, tenant: str) -> tuple[int, Seconds]:
-        """Its number, and how far it and the others would be if it came to wait."""
+        """The tenant's number, and all counters as they would be if it began to wait."""
         number = self.enter(tenant)
         self.leave(number)
         return number, self.served
 
     def enter(self, tenant: str) -> int:
-        """One more of its requests waits; returns the tenant's number until the last has left."""
+        """One more of its requests waits. Returns the tenant's number, which is valid until its last request has
+        left."""
         number = self._known(tenant)
         if not self._waiting[number]:
             self._lift(number)
@@ -55,12 +57,12 @@ class Shares:
         return number
 
     def leave(self, number: int, charge: float = 0.0) -> None:
-        """One less waits; `charge`: the work of it, if it was sent."""
+        """One of its requests waits no more. `charge`: the work of that request, if it was sent."""
         self._served[number] += charge
         self._waiting[number] -= 1
 
     def pass_by(self, tenant: str, charge: float) -> None:
-        """It was sent one that did not have to wait, while others do."""
+        """One of its requests was sent without waiting, while others wait."""
         self.leave(self.enter(tenant), charge)
 
     def number(self, tenant: str) -> int:
@@ -72,7 +74,7 @@ class Shares:
         return 0 if number is None else self._waiting[number]
 
     def most(self) -> tuple[int, int]:
-        """(how many, the tenant's number) of one of whom most wait; there must be one."""
+        """(requests, number) of a tenant with the most held requests. Some tenant must be waiting."""
         most = max(self._waiting)
         return most, self._waiting.index(most)
 
@@ -88,7 +90,7 @@ class Shares:
         return number
 
     def _lift(self, number: int) -> None:
-        """And forget those that had no more than they would be lifted to; of too many, those that had least."""
+        """Also forget idle tenants whose counters are below the lift; if there are too many, those with the least."""
         least = min((self._served[each] for each, waiting in enumerate(self._waiting) if waiting), default=None)
         if least is None:
             return

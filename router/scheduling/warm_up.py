@@ -1,4 +1,4 @@
-"""Compiles the policies' kernels before a request needs them, for the very arrays that they will be given."""
+"""Compiles the policies' kernels before the first request, for the types of array that they will get."""
 
 from __future__ import annotations
 
