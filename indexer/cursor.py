@@ -1,11 +1,11 @@
-"""Keeps one (worker, dp_rank)'s batches in order: a state machine without I/O.
+"""Keeps the batches of one (worker, dp_rank) in order: a state machine without I/O.
 
-Every stimulus (a batch, a load report, the end of a replay, a reconnect, a look at the clock) returns what to do, in
-order. Batches that come too early wait; a gap asks for a replay, which ends in the missing batches or in a snapshot; a
-greater epoch means that the worker starts from an empty cache. Other ranks are never touched.
+Every stimulus (a batch, a load report, the end of a replay, a reconnect, a tick of the clock) returns instructions in
+order. Batches that come too early wait. A gap leads to a replay request, which is answered with the missing batches or
+with a snapshot. A greater epoch means that the worker has started with an empty cache. Other ranks are never touched.
 
-Epochs are made from wall clocks, which may be set back: a smaller one counts once the greater has fallen silent and
-whoever answers for the rank has it.
+Epochs are wall clock times, and clocks may be set back: a smaller epoch is accepted once the greater one is silent and
+the publisher that answers for the rank has the smaller.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from indexer.events import NO_EVENTS, Cleared, EventBatch, LoadReport, ReplayReq
 from indexer.types import WorkerRank
 
 MAX_EARLY_BATCHES = 4096
-"""Batches held back while a replay is under way: some seconds of a busy engine (one batch a step). Beyond that they are
-dropped, which is a gap like any other."""
+"""Batches held back during a replay: some seconds of a busy engine (one batch per step). Further ones are dropped,
+which makes a gap like any other."""
 
 SILENCE = 10
-"""Looks, a second apart, without a report after which nobody knows what the rank holds: as long as a report of its load
-counts. Publishers report every second, later by the two that an engine has to tell its load."""
+"""Ticks (seconds) without a report after which a rank is in doubt: as long as a load report is valid. Publishers report
+every second, or up to two seconds later while an engine is slow to tell its load."""
 _LONGEST_GAP = 60
-"""Looks between two reports that are taken for a publisher's habit; one that missed two of them is silent."""
+"""Longest interval between reports, in ticks, that counts as a publisher's own pace; it is silent after three of
+them."""
 _MOST_RIVALS = 5
-"""Times that somebody else spoke between two reports: late news of a publisher that has ended is less."""
+"""Reports of another epoch, between two of this one, that show a second publisher: late messages of one that has ended
+are fewer."""
 _MOST_OVER = 8
-"""Epochs remembered as being over; a clock is seldom set back twice while messages are under way."""
+"""Most epochs remembered as over: a clock is seldom set back twice while messages are on their way."""
 
 
 class View(enum.Enum):
@@ -36,8 +38,7 @@ class View(enum.Enum):
 
     EXACT = "exact"
     PARTIAL = "partial"
-    """The publisher does not have all of its engine's events, or we not all of the publisher's: what is indexed is
-    right, but not all."""
+    """Events are missing, at the publisher or here: what is indexed is right, but incomplete."""
     RECOVERING = "recovering"
     BLIND = "blind"
     """Nothing was ever heard from a publisher of this rank."""
@@ -50,7 +51,7 @@ class Apply(NamedTuple):
 class Clear(NamedTuple):
     rank: WorkerRank
     refilled: bool = False
-    """By a snapshot that follows at once: what is cleared may still be held."""
+    """A snapshot follows at once, so the rank may still hold what is cleared."""
 
 
 class AskReplay(NamedTuple):
@@ -64,13 +65,13 @@ class Cursor:
     def __init__(self, rank: WorkerRank) -> None:
         self.rank = rank
         self._replays = 0
-        """Under way, of whatever epoch."""
+        """Replays under way, of any epoch."""
         self._gap: int | None = None
-        """Looks between the last two reports; None while there was none."""
+        """Ticks between the last two reports; None before the first."""
         self._over: tuple[int, ...] = ()
-        """Greater ones that a smaller one followed: news of them may still be under way."""
+        """Greater epochs that a smaller one has replaced: messages of theirs may still arrive."""
         self._looks = 0
-        """Since the last report."""
+        """Ticks since the last report."""
         self._begin(NO_EVENTS)
 
     def _begin(self, epoch: int) -> None:
@@ -85,15 +86,15 @@ class Cursor:
         self._missed = -1
         self._publisher_exact = True
         self._doubted = False
-        """The rank may have said things that never came; its next report will tell."""
+        """Messages may have been lost; the next report will tell."""
         self._contested = False
-        """Somebody reports for the rank in an epoch that seems to be over."""
+        """Reports of an epoch that seems to be over arrive."""
         self._rivals = 0
-        """Times that this was so between two reports of this epoch."""
+        """How many, between two reports of this epoch."""
         self._torn = False
-        """A snapshot has begun and is not complete."""
+        """A snapshot has begun and is incomplete."""
         self._anew = False
-        """What is indexed is not believed: all must come again."""
+        """What is indexed is wrong: a snapshot must come."""
         self._relearning = self._incomplete = False
 
     def __repr__(self) -> str:
@@ -110,12 +111,12 @@ class Cursor:
 
     @property
     def epoch(self) -> int:
-        """−1 while nothing was heard."""
+        """−1 before the first message."""
         return self._epoch
 
     @property
     def rivalled(self) -> bool:
-        """Two publishers speak for the rank, again and again."""
+        """Whether two publishers keep speaking for the rank."""
         return self._rivals >= _MOST_RIVALS
 
     def on_batch(self, batch: EventBatch) -> list[Instruction]:
@@ -126,7 +127,7 @@ class Cursor:
             over = (*(epoch for epoch in self._over if epoch != batch.epoch), self._epoch)
             self._over = over[-_MOST_OVER:]
         out = self._enter(batch.epoch)
-        if batch.parts:  # only ever the answer to a question, even if that was of another epoch
+        if batch.parts:  # parts only come as an answer, even if the request was of another epoch
             self._asking = asking
             return out + self._on_snapshot_part(batch)
         if batch.event_id < self._next_id:
@@ -139,11 +140,11 @@ class Cursor:
         return out + self._ask()
 
     def on_report(self, report: LoadReport) -> list[Instruction]:
-        """A report names the last batch published before it, so a batch that got lost in silence is noticed."""
+        """A report names the last batch published before it, so a lost batch is noticed even if no other follows."""
         if report.epoch < self._epoch or report.epoch in self._over:
             return self._on_other_epoch(report)
         if report.epoch == self._epoch and report.event_id < self._mark:
-            return []  # late, and so no sign of life
+            return []  # late: no sign of life
         fresh = report.epoch > self._epoch or self._doubted
         out = self._enter(report.epoch)
         self._rivals += self._contested
@@ -151,7 +152,7 @@ class Cursor:
         self._gap = 0 if self._gap is None else min(self._looks, _LONGEST_GAP)
         self._looks = 0
         self._publisher_exact = report.exact
-        # A report may overtake batches on its way; one still missing at the next report is lost.
+        # A report may overtake batches: one is lost if it is still missing at the next report.
         self._missed = report.event_id if fresh else self._mark
         self._mark = report.event_id
         behind = self._missed >= self._next_id or bool(self._early or self._torn)
@@ -159,7 +160,7 @@ class Cursor:
         return out + self._ask() if behind else out
 
     def on_replay_end(self) -> list[Instruction]:
-        """The answer to an AskReplay is complete; what is still missing is asked for again at the next report."""
+        """The answer to an AskReplay is complete. What is still missing is asked for at the next report."""
         self._replays = max(0, self._replays - 1)
         if self._replays:
             return []
@@ -169,7 +170,7 @@ class Cursor:
         return self.relearn() if self._anew and not self._torn else []
 
     def on_reconnect(self) -> list[Instruction]:
-        """Messages may have been lost without a trace: ask for whatever came after the last one."""
+        """Messages may have been lost without a trace: ask for everything after the last one."""
         if self._epoch < 0:
             return []
         self._doubted = True
@@ -178,32 +179,32 @@ class Cursor:
         return self._ask()
 
     def on_look(self, connected: bool) -> None:
-        """To be called every second. `connected`: to the event plane, as far as that is known."""
+        """A tick, every second. `connected`: whether the event plane is, as far as known."""
         self._looks += 1
         silent = self._gap is not None and self._looks > max(SILENCE, 3 * self._gap)
         if self._epoch >= 0 and (silent or not connected):
             self._doubted = True
 
     def ask_anew(self) -> list[Instruction]:
-        """What is indexed turned out to be wrong: ask for all of it, and let what comes meanwhile wait."""
+        """What is indexed turned out to be wrong: ask for a snapshot, and hold back what comes meanwhile."""
         if self._epoch < 0 or self.view is View.RECOVERING:
-            return []  # it is being put right already
+            return []  # a recovery is under way already
         self._anew = self._may_ask = True
         return self._ask()
 
     def relearn(self) -> list[Instruction]:
-        """What is indexed turned out to be wrong, and the publisher knows no better: only what comes now counts."""
+        """What is indexed turned out to be wrong, and so is the publisher's view: keep only what comes from now on."""
         self._anew, self._relearning = False, True
         return [Clear(self.rank), *self._drain()]
 
     def relearned(self) -> None:
-        """What has come since `relearn` is taken to be right; what is held since before it stays unknown."""
+        """What has come since `relearn` is right; blocks stored before it stay unknown."""
         if self._relearning:
             self._relearning, self._incomplete = False, True
 
     def _on_other_epoch(self, report: LoadReport) -> list[Instruction]:
-        """Late news, or a publisher that began when the clock had been set back: once ours is silent, whoever is asked
-        can tell."""
+        """A late message, or a publisher that started after the clock was set back: once the current one is silent, a
+        replay request decides."""
         self._contested = self._epoch >= 0
         if not self._doubted:
             return []
@@ -224,7 +225,7 @@ class Cursor:
             return []
         out: list[Instruction] = []
         if batch.part == 0:
-            # Until the last part is here nothing is known for sure: if it never comes, all must come again.
+            # If the last part never comes, a whole snapshot has to be asked for again.
             self._snapshot_id, self._next_id, self._torn = batch.event_id, 0, True
             out.append(Clear(self.rank, refilled=True))
         out.append(Apply(batch))
@@ -251,7 +252,7 @@ class Cursor:
         return out
 
     def _forgive(self, batch: EventBatch) -> None:
-        """Of a rank that has cleared its cache all is known."""
+        """All is known of a rank that has cleared its cache."""
         if (self._relearning or self._incomplete) and any(isinstance(event, Cleared) for event in batch.events):
             self._relearning = self._incomplete = False
 
@@ -260,6 +261,6 @@ class Cursor:
             return []
         self._asking = True
         self._replays += 1
-        # Nobody has an epoch of that number, so the answer is a snapshot.
+        # No publisher has the epoch NO_EVENTS, so the answer is a snapshot.
         epoch = NO_EVENTS if self._anew or self._torn else self._epoch
         return [AskReplay(ReplayRequest(self.rank.worker_id, self.rank.dp_rank, epoch, self._next_id))]

@@ -1,7 +1,7 @@
-"""What travels on the event plane: msgpack arrays, one `EventBatch` or `LoadReport` a message.
+"""The messages on the event plane: msgpack arrays, one `EventBatch` or `LoadReport` per message.
 
-A publisher has already turned its engine's hashes into sequence hashes, so no token id leaves the engine's host and the
-router applies a batch without hashing anything (docs/adr/0002-hashes-on-the-event-plane.md).
+Publishers turn their engine's hashes into sequence hashes. So no token id leaves the engine's host, and the router
+applies a batch without hashing anything (docs/adr/0002-hashes-on-the-event-plane.md).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from indexer.hashing import HASH_VERSION, SequenceHashes
 from indexer.types import SequenceHash, Tier, WorkerRank
 
 LARGEST_COUNT = 2**31 - 1
-"""Of anything that an engine counts. Blocks times their tokens then still fit 64 bits."""
+"""Limit of any count from an engine: blocks times their tokens then still fit 64 bits."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s"):
-    """The worker now holds these blocks in `tier`; `hashes` as `pack_hashes` makes them.
+    """The worker now holds these blocks in `tier`; `hashes` as made by `pack_hashes`.
 
-    `window` > 0: on the GPU, in those of its layers that look back over so many blocks only. A worker of which this was
-    ever said, with no hashes even, goes on with a prompt only where these layers hold as many blocks before, or all.
+    `window` > 0: in the layers that look back over so many blocks only, on the GPU. A worker that has ever sent such an
+    event, even without hashes, can continue a prompt only where these layers hold that many blocks before, or all.
     """
 
     tier: Tier
@@ -34,7 +34,8 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s"):
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
-    """The worker's last copy of each of these blocks in `tier` is gone; with a `window`, from one of those layers."""
+    """The worker's last copy of each of these blocks in `tier` is gone; with a `window`, from one of the layers with
+    it."""
 
     tier: Tier
     hashes: bytes
@@ -42,7 +43,7 @@ class Removed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
 
 
 class Cleared(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="c"):
-    """The worker holds nothing any more, in any tier."""
+    """The worker no longer holds anything in any tier."""
 
 
 Event = Stored | Removed | Cleared

@@ -1,4 +1,4 @@
-"""What a worker without events is assumed to hold: the prompts sent to it, for a while."""
+"""What a worker without KV events is assumed to hold: the prompts sent to it, for a time to live."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from indexer.prefix_index import PrefixIndex, as_hashes
 from indexer.types import SequenceHash, Tier, WorkerRank
 
 _MICRO: Final = 1e6
-"""In a second."""
+"""Microseconds in a second."""
 _LONGEST: Final = 1e9
-"""Seconds, thirty years: moments in microseconds are numbers of 64 bits."""
+"""Seconds (thirty years), so that times in microseconds fit 64 bits."""
 
 
 class AssumedPrefixes:
     """Stores into `index` with a time to live of `ttl` seconds, renewed whenever a block is assumed again."""
 
     def __init__(self, index: PrefixIndex, ttl: float, max_bytes: int | None = None) -> None:
-        """`max_bytes`: for what is remembered here; beyond that, what was assumed first is dropped first."""
+        """`max_bytes`: for the expiry times kept here; beyond that, the oldest assumptions are dropped first."""
         self._index = index
         self._ttl = min(ttl, _LONGEST)
         self._most = sys.maxsize if max_bytes is None else max_bytes // BYTES_PER_LIFE
         self._lives = Lives()
         self._ranks: dict[WorkerRank, int] = {}
         self._owners: dict[int, WorkerRank] = {}
-        """By the numbers that lives have for them, which are not given twice."""
+        """Ranks by their numbers in `Lives`, which are never reused."""
         self._given = 0
         self._none_before = math.inf
-        """Seconds; no life ends sooner."""
+        """Seconds; no life ends before this."""
         self.evicted = 0
         """How many (rank, block) were dropped for want of memory, since the start."""
 
@@ -55,17 +55,18 @@ class AssumedPrefixes:
         self._index.store(rank, Tier.GPU, chain)
 
     def retract(self, rank: WorkerRank, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
-        """It will not hold these after all. Their lives run on, and matter no more unless these are assumed again."""
+        """`rank` will not hold these after all. Their lives run on without effect, unless the blocks are assumed
+        again."""
         self._index.remove(rank, Tier.GPU, hashes)
 
     def expire(self, now: float) -> dict[WorkerRank, SequenceHashes]:
-        """Drop what has outlived its time, and return it; call before a look-up."""
+        """Drop what has expired, and return it by rank; to be called before a look-up."""
         if now < self._none_before:
             return {}
         return self._drop(self._lives.ended(int(now * _MICRO)))
 
     def forget(self, rank: WorkerRank) -> None:
-        """The worker restarted or left: it holds nothing of what was assumed."""
+        """The worker has restarted or left: nothing that was assumed of it is true any more."""
         number = self._ranks.pop(rank, None)
         if number is not None:
             del self._owners[number]
@@ -81,7 +82,7 @@ class AssumedPrefixes:
         return number
 
     def _drop(self, many: int) -> dict[WorkerRank, SequenceHashes]:
-        """What was assumed first."""
+        """Drop the `many` oldest assumptions."""
         blocks, owners = self._lives.take(many)
         dropped = {self._owners[number]: blocks[owners == number] for number in set(owners.tolist())}
         for rank, theirs in dropped.items():

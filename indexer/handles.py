@@ -1,9 +1,9 @@
-"""One engine rank's blocks: its opaque hashes on one side, our sequence hashes on the other.
+"""One engine rank's blocks: from the engine's opaque hashes to the router's sequence hashes.
 
-Engines name a parent and a removal by their own hash alone, so somebody must remember which sequence hash that was. An
-engine may hold several copies of one block (a hash stored twice must be removed twice), hence the counts. Both tables
-are packed arrays with compiled loops, open addressing and linear probing (docs/adr/0004-compiled-kernels.md); a removed
-entry's place is closed up at once, so nothing but growth ever moves all of them.
+Engines name parents and removals by their own hashes, so the sequence hash of each has to be remembered. An engine may
+hold several copies of a block (a hash that was stored twice must be removed twice), hence the counts. Both tables are
+packed arrays with open addressing, linear probing and compiled loops (docs/adr/0004-compiled-kernels.md). Removal
+closes the gap at once, so only growth moves all entries.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ BlockNames: TypeAlias = npt.NDArray[np.uint64]
 """Engine hashes in 64 bits, as `block_names` makes them."""
 
 Table: TypeAlias = npt.NDArray[np.uint64]
-"""A row for each place: a key, how many copies each tier has, and of names also the sequence hash that goes by them."""
+"""A row per place: the key, the copies in each tier, and in the table of names also the sequence hash."""
 
 Size: TypeAlias = npt.NDArray[np.int64]
-"""How many names there are, where kernels can change it; and something to write to."""
+"""The number of names, where kernels can change it; and a scratch element."""
 
 _SMALLEST = 1024
 _FULLEST = 0.6
@@ -34,7 +34,7 @@ _FRESH = 0.35
 
 _MASK = (1 << 64) - 1
 _EMPTY = np.uint64(0)
-_SALT = np.uint64(0x9E3779B97F4A7C15)  # makes keys of names, so that the mark for emptiness stands for nobody's name
+_SALT = np.uint64(0x9E3779B97F4A7C15)  # turns names into keys, so that no likely name looks like an empty place
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _1, _32 = np.uint64(1), np.uint64(32)
 
@@ -42,20 +42,20 @@ _1, _32 = np.uint64(1), np.uint64(32)
 _KEY, _COPIES, _HASH = 0, 1, 2
 
 _BITS = 21
-"""Of a tier's part in a number of copies: two million of one block, where an engine has a handful."""
+"""Bits of each tier's count of copies: up to two million copies of one block, where engines have a handful."""
 
 _OF_TIER = np.uint64((1 << _BITS) - 1)
 
 
 class UnknownParent(Exception):
-    """A store names a parent that was never seen: the prefix before it is unknown, so the blocks cannot be placed."""
+    """A store names a parent that was never seen, so its prefix is unknown and the blocks cannot be placed."""
 
 
 def block_name(engine_hash: EngineHash) -> int:
-    """An engine hash in 64 bits. Numbers of that size, signed or not, are taken as they are.
+    """An engine hash in 64 bits. Integers of that size, signed or unsigned, are used as they are.
 
-    Anything longer is hashed, so two blocks share a name with a chance of 2^-64, as sequence hashes do; a rank that
-    happens to hold such a pair has one of them indexed wrongly, which can misroute and nothing else.
+    Anything longer is hashed, so two blocks share a name with a chance of 2^-64, like sequence hashes. A rank that
+    holds such a pair has one of them indexed wrongly, which can misroute a request and nothing else.
     """
     if isinstance(engine_hash, int):
         if engine_hash.bit_length() <= 64:
@@ -65,14 +65,14 @@ def block_name(engine_hash: EngineHash) -> int:
 
 
 def block_names(engine_hashes: Sequence[EngineHash] | BlockNames) -> BlockNames:
-    """As an array. Raises TypeError for what is no hash."""
+    """As an array. Raises TypeError for anything that is not a hash."""
     if isinstance(engine_hashes, np.ndarray):
         return engine_hashes
     return np.fromiter(map(block_name, engine_hashes), np.uint64, len(engine_hashes))
 
 
 class BlockHandles:
-    """Not thread-safe; every method is all or nothing."""
+    """Not thread-safe. Every method succeeds or changes nothing."""
 
     def __init__(self) -> None:
         self.clear()
@@ -90,10 +90,10 @@ class BlockHandles:
         root: SequenceHash,
         extras: Sequence[bytes] = (),
     ) -> SequenceHashes:
-        """Record contiguous blocks; returns the sequence hashes that `tier` did not hold before, in order.
+        """Record contiguous blocks. Returns the sequence hashes that `tier` did not hold before, in order.
 
-        `root` seeds the chain when `parent` is None. Raises UnknownParent, ValueError when tokens and hashes do not
-        agree in number, OverflowError or TypeError for what is no token id or no hash.
+        `root` seeds the chain if `parent` is None. Raises UnknownParent, ValueError if the numbers of tokens and hashes
+        do not match, and OverflowError or TypeError for anything that is not a token id or a hash.
         """
         blocks = len(engine_hashes)
         if len(token_ids) != blocks * block_size:
@@ -107,23 +107,24 @@ class BlockHandles:
         return hashes[:new]
 
     def remove(self, tier: Tier, engine_hashes: Sequence[EngineHash] | BlockNames) -> SequenceHashes:
-        """Drop one copy of each; returns the sequence hashes that `tier` no longer holds. Ignores unknown hashes.
+        """Drop one copy of each. Returns the sequence hashes that `tier` no longer holds. Ignores unknown hashes.
 
-        Raises TypeError for what is no hash.
+        Raises TypeError for anything that is not a hash.
         """
         names = block_names(engine_hashes)
         gone = np.empty(len(names), np.uint64)
         return gone[: _remove(self._names, self._held, self._size, int(tier), names, gone)]
 
     def find(self, engine_hashes: Sequence[EngineHash] | BlockNames) -> tuple[BlockNames, SequenceHashes]:
-        """Those of them that are held in any tier, and their sequence hashes. Raises TypeError for what is no hash."""
+        """The names of those that are held in any tier, and their sequence hashes. Raises TypeError for anything that
+        is not a hash."""
         names = block_names(engine_hashes).copy()
         hashes = np.empty(len(names), np.uint64)
         known = _find(self._names, names, hashes)
         return names[:known], hashes[:known]
 
     def adopt(self, tier: Tier, names: BlockNames, hashes: SequenceHashes) -> SequenceHashes:
-        """`store`, of blocks that are known by another's handles, as its `find` says."""
+        """`store` for blocks that another `BlockHandles` knows, as its `find` returned them."""
         self._make_room(len(names))
         hashes = hashes.copy()
         return hashes[: _store(self._names, self._held, self._size, int(tier), names, hashes)]
@@ -134,13 +135,13 @@ class BlockHandles:
         return kept[: _keep_held(self._held, kept)]
 
     def clear(self) -> None:
-        # Untouched pages of zeros cost no memory yet.
+        # Pages of zeros take no memory until they are written to.
         self._names = np.zeros((_SMALLEST, 3), np.uint64)
         self._held = np.zeros((_SMALLEST, 2), np.uint64)
         self._size = np.zeros(2, np.int64)
 
     def held(self) -> dict[Tier, SequenceHashes]:
-        """Everything held, by tier, in no order: what a snapshot says."""
+        """Everything held, by tier, in no particular order: the content of a snapshot."""
         found = {}
         for tier in Tier:
             keys = self._held[(self._held[:, _COPIES] >> np.uint64(_BITS * tier)) & _OF_TIER > 0, _KEY]
@@ -155,7 +156,7 @@ class BlockHandles:
         return int(sequence_hash)
 
     def _make_room(self, blocks: int) -> None:
-        wanted = len(self) + blocks  # never fewer than there are sequence hashes
+        wanted = len(self) + blocks  # at least as many as sequence hashes
         if wanted > _FULLEST * len(self._names):
             self._names, self._held = _larger(self._names, wanted), _larger(self._held, wanted)
 
@@ -203,7 +204,7 @@ def _place(table: Table, key: np.uint64) -> int:
 
 @loop
 def _close_up(table: Table, hole: int) -> None:
-    """Empties a place; entries behind it that it kept from theirs move up."""
+    """Empties a place, and moves entries behind it up that probing would not find any more."""
     mask = len(table) - 1
     at = (hole + 1) & mask
     while table[at, _KEY] != _EMPTY:
@@ -217,7 +218,7 @@ def _close_up(table: Table, hole: int) -> None:
 
 @loop
 def _drop_copy(table: Table, at: int, one: np.uint64) -> bool:
-    """Whether that was the last one, in any tier; then the entry is gone."""
+    """Returns whether that was the last copy in any tier; then the entry is removed."""
     table[at, _COPIES] -= one
     if table[at, _COPIES]:
         return False
@@ -233,7 +234,7 @@ def _look_up(table: Table, name: np.uint64) -> tuple[bool, np.uint64]:
 
 @loop
 def _find(table: Table, names: BlockNames, hashes: SequenceHashes) -> int:
-    """How many of `names` there are; these are then at its beginning, and in `hashes` what goes by them."""
+    """How many of `names` are known. These are moved to its beginning, and their sequence hashes into `hashes`."""
     found = 0
     for i in range(len(names)):
         at = _place(table, _key(names[i]))
@@ -245,7 +246,7 @@ def _find(table: Table, names: BlockNames, hashes: SequenceHashes) -> int:
 
 @loop
 def _keep_held(held: Table, hashes: SequenceHashes) -> int:
-    """How many of `hashes` are held; these are then at its beginning."""
+    """How many of `hashes` are held. These are moved to its beginning."""
     kept = 0
     for i in range(len(hashes)):
         key = _key(hashes[i])
@@ -257,17 +258,17 @@ def _keep_held(held: Table, hashes: SequenceHashes) -> int:
 
 @loop
 def _touch(table: Table, names: BlockNames, size: Size) -> None:
-    """Waits for the places of all of them at once, not for one after the other: big tables are in no cache."""
+    """Touches all places first, so that their cache misses overlap: big tables are in no cache."""
     mask = len(table) - 1
     seen = _EMPTY
     for name in names:
         seen ^= table[_home(_key(name), mask), _KEY]
-    size[1] = np.int64(seen)  # so that it is not left out
+    size[1] = np.int64(seen)  # so that the reads are not optimised away
 
 
 @loop
 def _store(table: Table, held: Table, size: Size, tier: int, names: BlockNames, hashes: SequenceHashes) -> int:
-    """How many of `hashes` are new in `tier`; these are then at its beginning."""
+    """How many of `hashes` are new in `tier`. These are moved to its beginning."""
     shift = np.uint64(_BITS * tier)
     _touch(table, names, size)
     _touch(held, hashes, size)
@@ -276,7 +277,7 @@ def _store(table: Table, held: Table, size: Size, tier: int, names: BlockNames, 
         key = _key(names[i])
         at = _place(table, key)
         if table[at, _KEY] == _EMPTY:
-            # The first meaning stays: an engine hash cannot change its tokens while a copy exists.
+            # The first sequence hash stays: an engine hash keeps its tokens while a copy exists.
             table[at, _KEY], table[at, _HASH] = key, hashes[i]
             size[0] += 1
         table[at, _COPIES] += _1 << shift
@@ -293,7 +294,7 @@ def _store(table: Table, held: Table, size: Size, tier: int, names: BlockNames, 
 
 @loop
 def _remove(table: Table, held: Table, size: Size, tier: int, names: BlockNames, gone: SequenceHashes) -> int:
-    """How many are gone from `tier`: their sequence hashes go to `gone`."""
+    """How many are gone from `tier`. Their sequence hashes are written to `gone`."""
     shift = np.uint64(_BITS * tier)
     _touch(table, names, size)
     for i in range(len(names)):

@@ -21,12 +21,12 @@ from indexer.jit import loop
 from indexer.types import PLAIN, Namespace, SequenceHash
 
 HASH_VERSION = 1
-"""Goes with every batch on the event plane: hashes of different versions never match."""
+"""Sent with every batch on the event plane: hashes of different versions never match."""
 
 Tokens: TypeAlias = npt.NDArray[np.uint32]
 SequenceHashes: TypeAlias = npt.NDArray[np.uint64]
 
-# Literals in kernels would be signed; all arithmetic there is modulo 2^64.
+# Literals in kernels would be signed; all arithmetic here is modulo 2^64.
 _C1 = np.uint64(0x87C37B91114253D5)
 _C2 = np.uint64(0x4CF5AD432745937F)
 _C3 = np.uint64(0x52DCE729)
@@ -48,7 +48,8 @@ def root_hash(namespace: Namespace) -> SequenceHash:
 
 
 def pack_tokens(tokens: Sequence[int] | Tokens) -> Tokens:
-    """As an array. Raises OverflowError or TypeError for what is no token id (an unsigned 32-bit number)."""
+    """As an array. Raises OverflowError or TypeError for anything that is not a token id (an unsigned 32-bit
+    number)."""
     return tokens if isinstance(tokens, np.ndarray) else np.frombuffer(array("I", tokens), dtype=np.uint32)
 
 

@@ -1,7 +1,7 @@
-"""Compiles the index's inner loops (docs/adr/0004-compiled-kernels.md).
+"""Decorators that compile inner loops with numba (docs/adr/0004-compiled-kernels.md).
 
-What is compiled is kept on disk and compiled again when the file changes that it is in. Numba does not look at other
-files: a kernel's parts and constants belong into its own.
+Compiled kernels are cached on disk, and compiled again when their file changes. Numba does not look at other files, so
+the functions and constants that a kernel uses belong into the same file.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def kernel(function: _F) -> _F:
-    """`function` compiled for arrays of fixed types, and kept on disk for the next start where there is a place to."""
+    """Compile `function`, and cache the result on disk if there is a writable folder."""
     return _compiled(function)
 
 
 def loop(function: _F) -> _F:
-    """A kernel that makes no arrays: it only borrows those it is given, so no references are counted.
+    """Compile a kernel that makes no arrays, without reference counting.
 
-    Counting is atomic, and takes as long as all else that is done for a block.
+    Numba's counts are atomic, and would take as long as everything else that is done for a block.
     """
     return _compiled(function, _nrt=False)
 
 
 def inlined(function: _F) -> _F:
-    """A part of kernels, put where it is called."""
+    """Compile a part of kernels that is inlined where it is called."""
     return cast("_F", njit(function, inline="always"))
 
 

@@ -21,14 +21,14 @@ from indexer.jit import inlined, loop
 Words: TypeAlias = npt.NDArray[np.uint64]
 """Hashes; entries, key and value in turns; bits, one for each slot."""
 Rows: TypeAlias = npt.NDArray[np.uint64]
-"""Rows of bits, one for each slot."""
+"""Rows of bits, one bit for each slot."""
 Counts: TypeAlias = npt.NDArray[np.int64]
 Depths: TypeAlias = npt.NDArray[np.int32]
-"""Blocks by slot, and a last element that stays 0, for ranks without a slot."""
+"""Blocks by slot; the last element stays 0, for ranks without a slot."""
 
 # Indices into a table's `state`.
 ROOM = 0
-"""New blocks that may still be put into the table; there is always room for those not migrated yet."""
+"""New blocks that may still be put into the table, beside those that are still to be migrated."""
 LIVE = 1
 """Blocks held."""
 CURSOR = 2
@@ -38,26 +38,26 @@ NEXT_ROW = 4
 """The first free row, whose first word is the number of the next; row 0 is never used."""
 GENERATION = 5
 EVICTED = 6
-"""Holders dropped for want of memory, since the start."""
+"""(rank, block) dropped for want of memory, since the start."""
 REFUSED = 7
-"""Holders not taken in for want of memory, since the start."""
-_SINK = 8  # takes what is read only to have it in the cache
+"""(rank, block) not taken in for want of memory, since the start."""
+_SINK = 8  # a scratch element for reads that only load cache lines
 _SCRATCH = 9
 _GROUP = 32
 STATES = _SCRATCH + _GROUP
 
-# Rows of the `slots` that a walk is given: who may be found, and who holds everything so far.
+# Rows of the `slots` that a walk gets: live slots, and those that hold everything so far.
 _LIVE, _ALIVE = 0, 1
 SLOT_ROWS = 2
 
 MAX_SLOTS = 0x7FF0
 MAX_AGE = 3
-"""In generations since an entry was last used: what is older is made this old with each migration."""
+"""Generations since an entry was last used; each migration sets older entries to this age."""
 ALL_AGES = 15
 
 _EMPTY = np.uint64(0)
-_TOMB = np.uint64(1)  # something was here, and what was put behind it may still be there
-_SALT = np.uint64(0x6A09E667F3BCC909)  # so that the two marks stand for hashes that nobody meets
+_TOMB = np.uint64(1)  # a tombstone: entries that were put behind it may still be there
+_SALT = np.uint64(0x6A09E667F3BCC909)  # so that no likely hash has one of the two marks as its key
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _GATHER = np.uint64(0xF1DE83E19937733D)  # its inverse modulo 2^64
 _HOLDERS = np.uint64((1 << 60) - 1)
@@ -80,7 +80,7 @@ for _place in range(64):
 
 @inlined
 def _key_of(block: np.uint64) -> np.uint64:
-    """One to one, and spread even if hashes are not: an entry's home is where its key lies in the range of all keys."""
+    """A bijection that spreads hashes evenly. An entry's home is proportional to its key."""
     return np.uint64((block ^ _SALT) * _SPREAD)
 
 
@@ -240,7 +240,7 @@ def _evict(rows: Rows, counts: Counts, state: Counts, value: np.uint64) -> None:
 
 @inlined
 def _add(entries: Words, at: np.uint64, rows: Rows, counts: Counts, state: Counts, slot: np.uint64) -> None:
-    """One holder more for the entry at `at`, whose value is stamped anew."""
+    """Adds a holder to the entry at `at`, and stamps the entry with the current generation."""
     value = (entries[at + _1] & _HOLDERS) | _stamp(state)
     if not _holds(rows, value, slot):
         more = value
@@ -285,7 +285,7 @@ def store(table: Words, old: Words, rows: Rows, counts: Counts, state: Counts, h
 
 @inlined
 def _take(entries: Words, at: np.uint64, rows: Rows, counts: Counts, state: Counts, slot: np.uint64) -> bool:
-    """One holder less for the entry at `at`; whether the entry is gone."""
+    """Removes a holder from the entry at `at`. Returns whether the entry is gone."""
     value = entries[at + _1]
     if not _holds(rows, value, slot):
         return False
@@ -338,9 +338,9 @@ def _gather(old: Words, state: Counts, start: int, end: int) -> int:
 def migrate(
     table: Words, old: Words, rows: Rows, dead: Words, counts: Counts, state: Counts, kept: int, steps: int
 ) -> bool:
-    """Moves on by `steps` places; whether all is moved.
+    """Migrates `steps` more places; returns whether the migration is complete.
 
-    Left out is what only slots in `dead` hold, and what is of an age beyond `kept`.
+    Entries that only slots in `dead` hold are left out, and entries older than `kept` generations.
     """
     stamp, end = _stamp(state), min(state[CURSOR] + 2 * steps, len(old))
     nobody_dies = True

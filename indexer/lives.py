@@ -1,8 +1,8 @@
-"""Until when each owner has each block, in the order of ending: an ordered dictionary in packed arrays.
+"""When each owner's blocks expire: a dictionary in the order of expiry, in packed arrays.
 
-Every life is as long as any other, so whatever is begun or renewed ends last, and the order is a list that is linked
-both ways. Blocks are found by open addressing with linear probing. Of a prompt of some hundred blocks most are renewed,
-which took 0.6 µs for each in a dictionary, and is a kernel's work here (docs/adr/0004-compiled-kernels.md).
+All lives have the same length, so whatever is stored or renewed expires last, and the order is a doubly linked list.
+Blocks are found by open addressing with linear probing. Most of a prompt's hundreds of blocks are renewals, which took
+0.6 µs each in a Python dictionary (docs/adr/0004-compiled-kernels.md).
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from indexer.jit import loop
 
 Owners: TypeAlias = npt.NDArray[np.int64]
 Nodes: TypeAlias = npt.NDArray[np.int64]
-"""A row for each life, or for one to come; the first is where the list begins and ends."""
+"""A row for each life or free entry; row 0 is the list's head and tail."""
 Places: TypeAlias = npt.NDArray[np.int32]
-"""Which row is found there; 0: none."""
+"""The hash table: the row found at each place; 0: none."""
 State: TypeAlias = npt.NDArray[np.int64]
 
 _SMALLEST: Final = 64
 _PLACES: Final = 2
-"""For each row."""
+"""Places of the hash table for each row."""
 BYTES_PER_LIFE: Final = 3 * (5 * 8 + _PLACES * 4)
-"""At most: while rows become twice as many there are three for each life."""
+"""At most: while the rows are being doubled there are three for each life."""
 
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _SALT = np.uint64(0x9E3779B97F4A7C15)
 _32 = np.uint64(32)
 
-# Columns of a row, and what stands in `State`.
+# Columns of a row, and indices of `State`.
 _BLOCK, _OWNER, _END, _BEFORE, _AFTER = range(5)
 _COUNT, _FREE, _SINK = range(3)
 
 
 class Lives:
-    """Owners are small numbers, and moments whole ones of any unit."""
+    """Owners are small integers; times are integers in any unit."""
 
     def __init__(self) -> None:
         self._nodes = np.zeros((_SMALLEST, 5), np.int64)
@@ -55,21 +55,21 @@ class Lives:
 
     @property
     def first_end(self) -> int | None:
-        """None where there is no life."""
+        """When the first life ends; None if there are none."""
         return int(self._nodes[self._nodes[0, _AFTER], _END]) if len(self) else None
 
     def renew(self, owner: int, blocks: SequenceHashes, end: int) -> None:
-        """`end`: not before any that was given."""
+        """Let `owner` have `blocks` until `end`, which must not be before any earlier `end`."""
         while len(self) + len(blocks) >= len(self._nodes):
             self._grow()
         _renew(self._nodes, self._places, self._state, owner, blocks, end)
 
     def ended(self, now: int) -> int:
-        """How many are over."""
+        """How many lives have ended."""
         return _ended(self._nodes, now)
 
     def take(self, many: int) -> tuple[SequenceHashes, Owners]:
-        """Those that end first, which are forgotten: blocks, and whose."""
+        """Remove the `many` lives that end first; returns their blocks and owners."""
         blocks, owners = np.empty(many, np.uint64), np.empty(many, np.int64)
         _take(self._nodes, self._places, self._state, blocks, owners)
         return blocks, owners
@@ -96,7 +96,7 @@ def warm_up() -> None:
 
 @loop
 def _offer(nodes: Nodes, state: State, first: int) -> None:
-    """Rows from `first` on are free."""
+    """Put the rows from `first` on into the free list."""
     for node in range(first, len(nodes)):
         nodes[node, _AFTER] = state[_FREE]
         state[_FREE] = node
@@ -113,7 +113,7 @@ def _home(places: Places, owner: int, block: int) -> int:
 
 @loop
 def _place(nodes: Nodes, places: Places, owner: int, block: int) -> int:
-    """Where it is found, or the empty place where it belongs."""
+    """Where the life is found, or the empty place where it belongs."""
     at = _home(places, owner, block)
     while places[at] and (nodes[places[at], _BLOCK] != block or nodes[places[at], _OWNER] != owner):
         at = (at + 1) & (len(places) - 1)
@@ -122,7 +122,7 @@ def _place(nodes: Nodes, places: Places, owner: int, block: int) -> int:
 
 @loop
 def _close_up(nodes: Nodes, places: Places, hole: int) -> None:
-    """Empties a place; what stands behind it for want of its own moves up."""
+    """Empties a place, and moves entries behind it up that probing would not find any more."""
     mask = len(places) - 1
     at = (hole + 1) & mask
     while places[at]:
@@ -160,11 +160,11 @@ def _put_last(nodes: Nodes, node: int) -> None:
 
 @loop
 def _touch(nodes: Nodes, places: Places, state: State, owner: int, blocks: SequenceHashes) -> None:
-    """Waits for all of them at once, not for one after the other: what is big is in no cache."""
+    """Touches all rows first, so that their cache misses overlap: big tables are in no cache."""
     read = 0
     for block in blocks:
         read ^= nodes[places[_home(places, owner, int(np.int64(block)))], _BLOCK]
-    state[_SINK] = read  # so that it is not left out
+    state[_SINK] = read  # so that the reads are not optimised away
 
 
 @loop

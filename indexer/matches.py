@@ -1,4 +1,4 @@
-"""The answer to a look-up, how much of a prompt each rank holds: as arrays for the scheduler, a mapping for people."""
+"""The result of a look-up, how much of a prompt each rank holds: arrays for the scheduler, a mapping for people."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Positions: TypeAlias = npt.NDArray[np.intp]
 
 
 class Overlap(NamedTuple):
-    """Leading blocks of a prompt that a rank holds: in any tier, and how many of those without a break on the GPU."""
+    """Leading blocks of a prompt that a rank holds in any tier, and how many of these are on the GPU without a gap."""
 
     blocks: int
     gpu_blocks: int
 
 
-_overlap = partial(tuple.__new__, Overlap)  # half the time of calling it
+_overlap = partial(tuple.__new__, Overlap)  # takes half the time of the constructor
 
 
 class Prefix(NamedTuple):
@@ -34,11 +34,11 @@ class Prefix(NamedTuple):
 
     blocks: int
     sequence_hash: SequenceHash
-    """Of the last, which stands for all before it."""
+    """Of the last block; it stands for the whole prefix."""
 
 
 class Places(Protocol):
-    """Who knows where in `Depths` a rank is."""
+    """Knows the position of each rank in `Depths`."""
 
     def slots(self) -> Mapping[WorkerRank, int]: ...
     def positions(self, ranks: RankSet) -> Positions: ...
@@ -49,26 +49,26 @@ class Matches(Mapping[WorkerRank, Overlap], ABC):
 
     @abstractmethod
     def blocks_of(self, ranks: RankSet) -> Overlaps:
-        """Leading blocks that each of `ranks` holds in any tier. May be shared: do not write to it."""
+        """Leading blocks that each of `ranks` holds in any tier. The array may be shared: do not write to it."""
 
     @abstractmethod
     def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
-        """Those of `blocks_of` that are on the GPU without a break; the same array where there is no other tier."""
+        """Leading blocks on the GPU without a gap; the same array as `blocks_of` where there is no other tier."""
 
     def known_blocks_of(self, ranks: RankSet) -> Overlaps:
-        """Those of `blocks_of` that nobody had to predict."""
+        """`blocks_of` without predicted blocks."""
         return self.blocks_of(ranks)
 
     @abstractmethod
     def prefix_of(self, rank: WorkerRank) -> Prefix | None:
-        """Of the prompt, what `rank` holds in any tier; None where that is nothing."""
+        """The prompt's prefix that `rank` holds in any tier; None if it holds nothing."""
 
 
 class SlotMatches(Matches):
-    """Of one chain. Arrays cost a microsecond; the mapping is made as a whole when it is first used."""
+    """Matches of one chain. Arrays cost a microsecond; the mapping is made when it is first used."""
 
     def __init__(self, places: Places, blocks: Depths, gpu_blocks: Depths, hashes: SequenceHashes) -> None:
-        """`hashes`: those that were looked up."""
+        """`hashes`: the chain that was looked up."""
         self._places = places
         self._hashes = hashes
         self._blocks = blocks
@@ -117,7 +117,7 @@ class SlotMatches(Matches):
 
 
 class SumOfMatches(Matches):
-    """Of a fleet with several block sizes: a rank holds blocks of one size only, so its overlap is in one part."""
+    """Matches in a fleet with several block sizes. A rank has one block size, so its overlap is in one part."""
 
     def __init__(self, parts: Sequence[Matches]) -> None:
         self._parts = parts
@@ -148,13 +148,13 @@ class SumOfMatches(Matches):
 
 
 class MostOfMatches(Matches):
-    """What is known and what is predicted of the same ranks, whichever is more."""
+    """The longer of the known and the predicted overlap of each rank."""
 
     def __init__(self, known: Matches, predicted: Sequence[Matches]) -> None:
         self._known = known
         self._predicted = predicted
         self._last: tuple[RankSet, Overlaps, Overlaps] | None = None
-        """An answer of `known`, and what it came to with what is predicted: both questions often have the same one."""
+        """The latest result: `blocks_of` and `gpu_blocks_of` often ask for the same."""
 
     def blocks_of(self, ranks: RankSet) -> Overlaps:
         return self._most(self._known.blocks_of(ranks), ranks)

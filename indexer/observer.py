@@ -1,4 +1,4 @@
-"""What becomes of blocks, for whoever counts it: told as ranks' events are applied, each once and in order."""
+"""The interface of whoever counts what becomes of blocks: told once of each event, in order, as it is applied."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from indexer.hashing import SequenceHashes
 from indexer.types import Tier, WorkerRank
 
 Cause = Literal["cleared", "expired"]
-"""The rank said that it holds nothing any more; or what was known or assumed of it is believed no longer."""
+"""cleared: the rank said that it holds nothing any more. expired: what was known or assumed of it is no longer
+believed."""
 
 
 class Observer(Protocol):
-    """A snapshot says what a rank holds already: nothing of it is told here, and nothing that passed before it."""
+    """Snapshots are not observed: they say what a rank holds already, not what has happened."""
 
     def stored(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes, created: int) -> None:
-        """`created`: how many of `hashes` no rank held in that tier until now."""
+        """`created`: how many of `hashes` no rank held in that tier before."""
 
     def removed(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes) -> None: ...
 
     def dropped(self, rank: WorkerRank, blocks: Mapping[Tier, int], cause: Cause) -> None:
-        """Many at once. Where it `expired` by the time to live, some of what the rank holds; else all of it."""
+        """Blocks dropped at once, by tier: all that the rank held, except where assumed blocks `expired` by their time
+        to live."""

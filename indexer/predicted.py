@@ -1,7 +1,7 @@
-"""What requests that were just sent will make their ranks hold, until the ranks' own events say so.
+"""Blocks that requests just sent will leave on their ranks, until the ranks' own events confirm them.
 
-Two generations of indexes: a prediction goes into the younger one, and both are asked; every `LIFE` seconds the older
-one is thrown away whole. So a prediction lives for one to two times `LIFE`, and forgetting costs nothing.
+There are two generations of indexes. Predictions go into the younger one, and look-ups use both. Every `LIFE` seconds
+the older one is dropped as a whole. So a prediction lives for one to two times `LIFE`, and expiry costs nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from indexer.prefix_index import PrefixIndex
 from indexer.types import SequenceHash, Tier, WorkerRank
 
 LIFE: Final = 5.0
-"""Seconds: longer than a prefill and the way of its events, shorter than anybody would notice that it never came."""
+"""Seconds: longer than a prefill and the delivery of its events, but short, as a prediction may never come true."""
 
 
 class PredictedPrefixes:
@@ -26,7 +26,7 @@ class PredictedPrefixes:
         self._younger, self._older = PrefixIndex(), PrefixIndex()
         self._began = 0.0
         self._used = [False, False]
-        """Whether the younger and the older hold anything."""
+        """Whether the younger and the older index hold anything."""
 
     def store(
         self,
@@ -35,8 +35,8 @@ class PredictedPrefixes:
         now: float,
         windows: Iterable[int] = (),
     ) -> None:
-        """`rank` was sent a prompt with these sequence hashes. Layers of its with `windows`, in blocks, will hold what
-        these reach over at the prompt's end; what they keep of before, only events will tell."""
+        """`rank` was sent a prompt with these sequence hashes. Layers with `windows` (in blocks) will hold the last
+        blocks of it; what they keep of earlier ones, only events can tell."""
         self.expire(now)
         self._younger.store(rank, Tier.GPU, hashes)
         for window in windows:
@@ -44,27 +44,27 @@ class PredictedPrefixes:
         self._used[0] = True
 
     def remove(self, rank: WorkerRank, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
-        """It has just said that it does not hold these: no guess is better than that."""
+        """`rank` has just said that it does not hold these."""
         for index in self._in_use():
             index.remove(rank, Tier.GPU, hashes)
 
     def forget(self, rank: WorkerRank) -> None:
-        """It restarted, or its cache was cleared."""
+        """`rank` has restarted, or its cache was cleared."""
         self._younger.clear(rank)
         self._older.clear(rank)
 
     def expire(self, now: float) -> None:
-        """Throw away what is too old; to be called before `find_matches`."""
+        """Drop what is too old; to be called before `find_matches`."""
         if now - self._began < self._life:
             return
         kept = now - self._began < 2 * self._life
         self._older = self._younger if kept and self._used[0] else PrefixIndex()
         self._younger = PrefixIndex()
         self._used = [False, kept and self._used[0]]
-        self._began = self._began + self._life if kept else now  # not now: what is kept would live for longer
+        self._began = self._began + self._life if kept else now  # not `now`: what is kept would live longer
 
     def find_matches(self, hashes: SequenceHashes) -> list[Matches]:
-        """An answer from each generation that holds anything of them."""
+        """The matches of each generation that has any."""
         found = [index.find_on_gpu(hashes) for index in self._in_use()]
         return [matches for matches in found if matches is not None]
 

@@ -1,9 +1,9 @@
 """Which (worker, dp_rank) holds which block in which tier, and how much of a prompt each holds.
 
-A block is named by its sequence hash, which stands for the whole prefix up to its end, so one flat map does what a
-radix tree would, never splits, merges or leaks nodes, and matching is a walk along the prompt's hashes with a bit mask
-of the ranks that still hold everything so far (docs/adr/0001-flat-chained-hashes.md). `indexer.packed` has the map, and
-says what goes first where memory is limited. A limited index knows of less than the ranks hold, never of more.
+A block is named by its sequence hash, which stands for the whole prefix up to its end. So one flat map does the work of
+a radix tree, without nodes to split, merge or leak. Matching walks along the prompt's hashes with a bit mask of the
+ranks that hold everything so far (docs/adr/0001-flat-chained-hashes.md). `indexer.packed` has the map, and decides what
+is evicted where memory is limited. A limited index knows less than the ranks hold, never more.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from indexer.types import RankSet, SequenceHash, Tier, WorkerRank
 __all__ = ["Matches", "Overlap", "PrefixIndex", "as_hashes", "warm_up"]
 
 LEAST_BYTES = 1 << 16
-"""That an index needs for each 64 ranks."""
+"""Least memory of an index for each 64 ranks."""
 _INT32: Final = np.dtype(np.int32)
-"""Half the time of naming the type."""
+"""Made once: half the time of naming the type in each call."""
 _MAX_RANK_SETS: Final = 64
-"""Whose slots are remembered; in a fleet that does not change there are as many as there are pools and block sizes."""
+"""Rank sets whose slots are remembered. A fleet that does not change has one per pool and block size."""
 _MOST_WINDOWS: Final = 8
-"""Of a fleet's models. What is said of more is not kept: their ranks hold nothing then."""
+"""Most different window sizes in a fleet. Ranks with others count as holding nothing."""
 
 
 class PrefixIndex:
-    """A set of (rank, tier, sequence hash): storing twice or removing what is not there changes nothing."""
+    """A set of (rank, tier, sequence hash): storing twice, or removing what is not there, changes nothing."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        """`max_bytes`: for all that grows with what is stored; ValueError when it is too little to begin with."""
+        """`max_bytes`: for everything that grows with the content. ValueError if it is less than an empty index
+        needs."""
         if max_bytes is not None and max_bytes < LEAST_BYTES:
             raise ValueError(f"at least {LEAST_BYTES} bytes are needed")
         self._max_bytes = max_bytes
         self._slots: dict[WorkerRank, int] = {}
         self._tables = self._empty_tables()
-        """By tier; and by `-window`, what layers with it hold on the GPU."""
+        """By tier; and by `-window`, what layers with that window hold on the GPU."""
         self._bound: dict[int, set[int]] = {}
-        """By window, the slots of ranks that have such layers."""
+        """By window, the slots of ranks with such layers."""
         self._free = list(range(63, -1, -1))
         self._busy: dict[int, set[int]] = {}
         self._live_slots = np.zeros((SLOT_ROWS, 1), np.uint64)
@@ -70,7 +71,7 @@ class PrefixIndex:
         return self._refused + sum(table.refused for table in self._tables.values())
 
     def store(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes | Sequence[SequenceHash]) -> int:
-        """Returns how many blocks no rank held in that tier before, as far as this index knows."""
+        """Returns how many of the blocks no rank held in that tier before, as far as this index knows."""
         slot = self._slot(rank)
         if slot is None:
             self._refuse(len(hashes))
@@ -81,8 +82,8 @@ class PrefixIndex:
         self._remove(rank, tier, hashes)
 
     def store_window(self, rank: WorkerRank, window: int, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
-        """`rank` has layers that look back over `window` > 0 blocks only; on its GPU these hold the blocks too. From
-        now on no overlap with it ends where they do not hold as many blocks before, or all."""
+        """`rank` has layers that look back over `window` > 0 blocks only, and these hold the blocks on its GPU too.
+        From now on its overlap only ends where these layers hold that many blocks before, or all."""
         slot = self._slot(rank)
         if slot is None:
             self._refuse(len(hashes))
@@ -97,12 +98,12 @@ class PrefixIndex:
         self._remove(rank, -window, hashes)
 
     def windows(self, rank: WorkerRank) -> list[int]:
-        """That were ever said of `rank` since it was cleared."""
+        """Windows that `rank` has reported since it was cleared."""
         slot = self._slots.get(rank) if self._bound else None
         return [window for window, bound in self._bound.items() if slot in bound]
 
     def clear(self, rank: WorkerRank) -> None:
-        """Forget all that `rank` holds, and the rank itself; its slot serves another when its blocks are swept out."""
+        """Forget all that `rank` holds, and the rank itself. Its slot is reused when its blocks are swept out."""
         slot = self._slots.pop(rank, None)
         if slot is None:
             return
@@ -123,7 +124,7 @@ class PrefixIndex:
                 table.condemn(slot)
 
     def find_matches(self, hashes: SequenceHashes | Sequence[SequenceHash]) -> Matches:
-        """Of `hashes`, a prompt's sequence hashes in order."""
+        """The matches of `hashes`, a prompt's sequence hashes in order."""
         hashes = as_hashes(hashes)
         depths, _ = self._walk(hashes)
         lower = [table for part, table in self._tables.items() if part > Tier.GPU and len(table)]
@@ -137,25 +138,26 @@ class PrefixIndex:
         walk_masks(self._live_slots, holders, anywhere)
         for bound in self._bound.values():
             for slot in bound:
-                # Else what a lower tier has may be all that is needed.
+                # If a lower tier holds blocks, they may fill the gaps.
                 if not any(table.count(slot) for table in lower):
                     anywhere[slot] = depths[slot]
         return SlotMatches(self, anywhere, depths, hashes)
 
     def find_on_gpu(self, hashes: SequenceHashes) -> Matches | None:
-        """The same of that tier alone; None where nobody holds the first of them."""
+        """The matches on the GPU alone; None if no rank holds the first block."""
         depths, deepest = self._walk(hashes)
         return SlotMatches(self, depths, depths, hashes) if deepest else None
 
     def _walk(self, hashes: SequenceHashes) -> tuple[Depths, int]:
-        """How many of them each slot holds on the GPU, and the most that one does."""
+        """Leading blocks that each slot holds on the GPU, and the most of any slot."""
         gpu = self._tables[Tier.GPU]
         depths = np.zeros(64 * gpu.words + 1, _INT32)
         deepest = gpu.walk(self._live_slots, hashes, depths)
         return depths, self._go_back(hashes[:deepest], depths) if self._bound and deepest else deepest
 
     def _go_back(self, hashes: SequenceHashes, depths: Depths) -> int:
-        """To where ranks that have layers with windows can go on. One window may ask for less than another left."""
+        """Shorten the depths of ranks with windows to where all their layers can continue. Shortening for one window
+        may make another fail, so it is repeated."""
         windows = [(window, self._marked(window, hashes), _slots(bound)) for window, bound in self._bound.items()]
         shortened = True
         while shortened:
@@ -173,11 +175,11 @@ class PrefixIndex:
         return masks
 
     def slots(self) -> Mapping[WorkerRank, int]:
-        """Where `SlotMatches` finds each rank that holds anything, or did."""
+        """The position in `SlotMatches` of each rank that holds anything, or did."""
         return self._slots
 
     def positions(self, ranks: RankSet) -> Positions:
-        """Slots of `ranks` in order, −1 for one that has none; remembered until any rank gains or loses its slot."""
+        """Slots of `ranks` in order, −1 for a rank without one. Remembered until any rank gains or loses its slot."""
         found = self._positions.get(ranks)
         if found is None:
             if len(self._positions) >= _MAX_RANK_SETS:
@@ -213,7 +215,7 @@ class PrefixIndex:
         return found
 
     def _store(self, slot: int, part: int, hashes: SequenceHashes | Sequence[SequenceHash]) -> int:
-        table = self._tables[part]  # which may be a new one just now
+        table = self._tables[part]  # after `_slot`, which may replace it
         created = table.store(slot, as_hashes(hashes))
         if table.freed:
             self._set_free(part)
@@ -227,7 +229,7 @@ class PrefixIndex:
                 self._set_free(part)
 
     def _slot(self, rank: WorkerRank) -> int | None:
-        """None if there is no memory for one more, for now or for good."""
+        """The rank's slot; None if there is no memory for one more rank."""
         slot = self._slots.get(rank)
         if slot is None:
             if not self._free and not self._widen():
@@ -238,7 +240,7 @@ class PrefixIndex:
         return slot
 
     def _refuse(self, hashes: int) -> None:
-        """For want of a slot; a sweep that sets some free goes on."""
+        """Count blocks refused for want of a slot, and go on with the sweep that frees some."""
         self._refused += hashes
         for part, table in self._tables.items():
             table.go_on(hashes)
@@ -251,7 +253,7 @@ class PrefixIndex:
         return PackedTable(None if self._max_bytes is None else partial(self._left_for, part))
 
     def _add_table(self, window: int) -> bool:
-        """False where there are too many, or no memory for one more."""
+        """False if there are too many windows, or no memory for another table."""
         table = self._empty_table(-window)
         table.widen(self._live_slots.shape[1])
         room = self._max_bytes is None or table.reserved <= self._max_bytes - self._reserved
@@ -261,7 +263,7 @@ class PrefixIndex:
         return True
 
     def _widen(self) -> bool:
-        """Whether there are slots for twice the ranks now."""
+        """Make slots for twice the ranks; returns whether that was possible."""
         words = 2 * self._live_slots.shape[1]
         if 64 * words > MAX_SLOTS:
             raise OverflowError(f"more than {MAX_SLOTS} ranks")
@@ -274,12 +276,12 @@ class PrefixIndex:
         return True
 
     def _make_room_to_widen(self, words: int) -> bool:
-        """Rows are copied to be wider. Where there is no memory for that, everything that is stored is dropped."""
+        """Rows are copied to become wider. If there is no memory for that, all content is dropped."""
         more = sum(table.bytes_to_widen(words) for table in self._tables.values())
         if self._max_bytes is None or more <= self._max_bytes - self._reserved:
             return True
         if self._busy or LEAST_BYTES * words > self._max_bytes:
-            return False  # slots will be free soon; or it would not help
+            return False  # slots will become free soon, or it would not help
         self._refused, self._evicted = self.refused, self.evicted + self.entries()
         self._tables = self._empty_tables()
         return True
@@ -289,11 +291,11 @@ class PrefixIndex:
         return sum(table.reserved for table in self._tables.values())
 
     def _left_for(self, part: int) -> int:
-        """Bytes: first come, first served."""
+        """Bytes that a table may still take: first come, first served."""
         return (self._max_bytes or 0) - self._reserved + self._tables[part].reserved
 
     def _begin_anew(self, part: int) -> None:
-        """Nobody holds anything there: no call might ever sweep it, and others need the memory."""
+        """Replace a table in which nobody holds anything: it might never be swept, and others need the memory."""
         table = self._tables.pop(part)
         self._evicted, self._refused = self._evicted + table.evicted, self._refused + table.refused
         if part >= 0 or -part in self._bound:
@@ -315,10 +317,11 @@ class PrefixIndex:
 
 
 def warm_up() -> None:
-    """Compiles everything: seconds the first time on a machine, a fraction of one after. Not on a request's way."""
+    """Compiles everything: seconds the first time on a machine, a fraction of one after. Not to be called while
+    serving."""
     index, rank = PrefixIndex(), WorkerRank("", 0)
     hashed = chain_hashes(pack_tokens([0, 1]), 1, 0)
-    # Those of events are read-only, which is another type of array.
+    # Hashes of events are read-only, which is another type to the compiler.
     for hashes in (hashed, np.frombuffer(hashed.tobytes(), np.uint64)):
         for tier in (Tier.GPU, Tier.CPU):
             index.store(rank, tier, hashes)
@@ -326,7 +329,7 @@ def warm_up() -> None:
             index.remove(rank, tier, hashes[:1])
     index.store_window(rank, 1, hashed)
     index.find_matches(hashed)
-    index.clear(rank)  # which begins a migration, for `store` to go on with
+    index.clear(rank)  # begins a migration, which the next `store` continues
     index.store(rank, Tier.GPU, hashed)
 
 

@@ -1,4 +1,4 @@
-"""The blocks that each rank dropped last: whoever finds one gone can tell whether it was said."""
+"""The latest blocks that each rank has removed, so that the audit can tell whether a missing block was announced."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from indexer.hashing import SequenceHashes
 from indexer.types import WorkerRank
 
 KEPT: Final = 16_384
-"""Blocks of one rank, 128 kB: some seconds of a cache that is full, and changes wholly within a minute."""
+"""Blocks per rank (128 kB): some seconds of a full cache that is replaced within a minute."""
 
 _SMALLEST: Final = 64
-"""Blocks that there is room for to begin with."""
+"""Blocks in a new ring."""
 _NONE = np.zeros(0, np.uint64)
 
 
 class Removals:
-    """Bounded; a position in what a rank has dropped stands for a moment."""
+    """A bounded log for each rank. A position in the log stands for a moment."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
@@ -29,21 +29,22 @@ class Removals:
         return log.end if log else 0
 
     def since(self, rank: WorkerRank, position: int) -> SequenceHashes | None:
-        """What `rank` dropped since then; None where that is not known any more, or it dropped everything."""
+        """The blocks removed since `position`; None if the log does not reach back so far, or all blocks were
+        removed."""
         log = self._logs.get(rank)
         if log is None:
             return None if position else _NONE
         return log.since(position) if log.start <= position <= log.end else None
 
     def note(self, rank: WorkerRank, hashes: SequenceHashes) -> None:
-        """`rank` dropped these."""
+        """`rank` has removed these."""
         log = self._logs.get(rank)
         if log is None:
             log = self._logs[rank] = _Log(self._kept)
         log.note(hashes)
 
     def forget(self, rank: WorkerRank) -> None:
-        """It holds nothing any more, or is known anew."""
+        """`rank` holds nothing any more, or was learned anew."""
         log = self._logs.get(rank)
         if log is None:
             log = self._logs[rank] = _Log(self._kept)
@@ -51,13 +52,12 @@ class Removals:
         log.start = log.end
 
     def drop(self, rank: WorkerRank) -> None:
-        """It is no more."""
+        """`rank` has left."""
         self._logs.pop(rank, None)
 
 
 class _Log:
-    """A ring, which grows until it has room for `most`: as events bring them, one or a few at a time, each as an array
-    of its own would take thirty times as much memory."""
+    """A ring that grows up to `most` blocks. (A list with an array per event would take thirty times the memory.)"""
 
     def __init__(self, most: int) -> None:
         self.start = self.end = 0

@@ -1,4 +1,4 @@
-"""A fixed share of all blocks, picked by their hashes: what is too dear to follow of each is followed of these."""
+"""A fixed sample of all blocks, picked by their hashes, for statistics that are too costly to keep for each block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MASK: Final = np.uint64(ONE_IN - 1)
 
 
 def sample(hashes: SequenceHashes) -> list[SequenceHash]:
-    """Those of `hashes` that are followed, in order. Half a microsecond for a batch of events."""
+    """Those of `hashes` that are in the sample, in order. Takes half a microsecond for a batch of events."""
     picked = np.empty(len(hashes), np.uint64)
     found: list[SequenceHash] = picked[: _pick(hashes, picked)].tolist()
     return found
@@ -33,7 +33,7 @@ def _pick(hashes: SequenceHashes, picked: SequenceHashes) -> int:
 
 
 def warm_up() -> None:
-    """Hashes of a batch cannot be written to, which is a type of its own to the compiler."""
+    """Hashes of a batch are read-only, which is a type of its own to the compiler."""
     hashes = np.zeros(1, np.uint64)
     sample(hashes)
     sample(np.frombuffer(hashes.tobytes(), np.uint64))

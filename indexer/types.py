@@ -1,4 +1,4 @@
-"""Words that every layer shares."""
+"""Types that every layer shares."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple, TypeAlias
 
 SequenceHash: TypeAlias = int
-"""Ours: unsigned 64 bit, chained over all blocks from the start of the prompt (see `indexer.hashing`)."""
+"""The router's own hash: unsigned 64 bit, chained over all blocks from the start of the prompt (`indexer.hashing`)."""
 
 EngineHash: TypeAlias = int | bytes
-"""Theirs: opaque, only ever compared for equality."""
+"""The engine's hash of a block: opaque, only compared for equality."""
 
 
 class Tier(enum.IntEnum):
-    """Where a worker holds a block; the smaller, the faster to use."""
+    """Where a worker holds a block, the fastest first."""
 
     GPU = 0
     CPU = 1
@@ -32,7 +32,7 @@ class WorkerRank(NamedTuple):
 
 
 class RankSet:
-    """Some ranks in a fixed order. Compared by identity, so that an index can remember where each of them is."""
+    """Some ranks in a fixed order. Compared by identity, so that positions can be remembered per set."""
 
     def __init__(self, ranks: Iterable[WorkerRank]) -> None:
         self.ranks: Final = tuple(ranks)

@@ -1,4 +1,4 @@
-"""Everything that is compiled, compiled before it is needed."""
+"""Compiles the index's kernels before the first request."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from indexer.types import Tier, WorkerRank
 
 
 def warm_up() -> None:
-    """Takes seconds the first time on a machine, a fraction of one after. Not on a request's way.
+    """Takes seconds the first time on a machine, and a fraction of one after. Not to be called while serving.
 
-    To the compiler, hashes of a batch are a type of their own: they cannot be written to.
+    Hashes of a batch are read-only, which is a type of its own to the compiler.
     """
     indexer.lives.warm_up()
     indexer.prefix_index.warm_up()
