@@ -1,14 +1,16 @@
-"""Chunked transfer coding, framed but not decoded: where chunks and server-sent events end, so that bytes can be
-relayed as they came and a stream that breaks can still be ended properly. Pure."""
+"""Chunked transfer coding, framed but not decoded: finds where chunks and server-sent events end.
+
+So bytes can be relayed as they came, and a stream that breaks off can still be ended properly. Pure.
+"""
 
 from __future__ import annotations
 
 _MAX_LINE = 4096
-"""A chunk-size line with extensions, or a trailer line, longer than this is hostile."""
+"""Longest chunk-size line (with extensions) or trailer line; a longer one is an attack."""
 _HEXADECIMAL = b"0123456789abcdefABCDEF"
 _DIGITS = 15
 _PLAIN = 4
-"""Bytes of content from which on the end of the size line cannot be taken for a part of an event's end."""
+"""Least bytes of content with which the size line's end cannot be mistaken for part of an event's end."""
 USUAL = 4096
 """Bytes below which pieces are looked up in SIZE_LINES."""
 EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
@@ -16,7 +18,8 @@ EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
 def _size_line(total: int) -> bytes:
-    """How `total` bytes begin that are one whole chunk; longer than they are if they cannot be one."""
+    """The size line of a whole chunk of `total` bytes, framing included; a line longer than `total` if there is no such
+    chunk."""
     for digits in range(1, 4):
         line = b"%x\r\n" % max(0, total - digits - 4)
         if len(line) == digits + 2 and total - digits - 4 >= _PLAIN:
@@ -25,7 +28,7 @@ def _size_line(total: int) -> bytes:
 
 
 SIZE_LINES = tuple(map(_size_line, range(USUAL)))
-"""By length: what a piece begins with that is one whole chunk."""
+"""By length: how a piece begins that is exactly one chunk."""
 
 
 class MalformedChunk(Exception):
@@ -44,14 +47,14 @@ class ChunkedBody:
         self.chunks = 0
         """Chunks with content, so far."""
         self.at_start = True
-        """All that was fed is whole chunks."""
+        """Everything fed so far consists of whole chunks."""
         self._line = b""
-        self._left = 0  # of the current chunk's content and its CRLF
-        self._ending = b""  # of what was taken of the current chunk: as much as an event's end is long
+        self._left = 0  # bytes of the current chunk's content and CRLF that are still to come
+        self._ending = b""  # the last bytes of the current chunk, as many as an event's end has
         self._trailers = False
 
     def feed(self, data: bytes) -> int:
-        """Returns the index in `data` behind the last chunk that ends there with a whole event (0: none), or the body's
+        """Returns the index in `data` behind the last chunk that ends a whole event (0: none), or behind the body's
         end. Raises MalformedChunk."""
         position, boundary, size = 0, 0, len(data)
         if self.at_start:
@@ -99,7 +102,7 @@ class ChunkedBody:
             self.done = not line
             return
         digits = line.partition(b";")[0].rstrip(b" \t")
-        # int() would also take signs, blanks and underscores, which RFC 9112 does not.
+        # int() would also accept signs, blanks and underscores, which RFC 9112 forbids.
         if not digits or digits.strip(_HEXADECIMAL) or len(digits) > _DIGITS:
             raise MalformedChunk("a chunk's size is no hexadecimal number")
         length = int(digits, 16)
@@ -137,5 +140,5 @@ def split_chunks(data: bytes) -> tuple[bytes, bytes]:
 
 
 def decode_chunks(data: bytes) -> bytes:
-    """The content of a whole chunked body, for receivers that know no chunks (HTTP/1.0)."""
+    """The content of a whole chunked body, for receivers that do not know chunks (HTTP/1.0)."""
     return split_chunks(data)[0]

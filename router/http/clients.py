@@ -1,8 +1,8 @@
-"""What the connections of all clients have in common: how many there may be, what they may hold together, and how long
-each may take over what it has begun.
+"""Limits that concern all client connections: their number, the bytes that they hold together, and time limits.
 
-Time is kept by a look at every connection once a second: a request costs no timer, and no reading of a clock. A look
-sees what a connection is doing and how far it is; what is the same as at the last look has lasted since then.
+Time limits are checked by a look at every connection once a second, so that a request needs no timer and no clock. A
+look sees what a connection is doing and how far it got; if both are the same as at the last look, the connection has
+been at it since then.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections import Counter
 from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 LARGE: Final = 64 * 1024
-"""Bytes of a body from which on it is counted: what is smaller is bounded by the number of connections."""
+"""Bodies above this many bytes are counted; smaller ones are bounded by the number of connections."""
 READ_AHEAD: Final = 64 * 1024
-"""Bytes of requests that wait for the one before them on their connection; beyond that reading pauses."""
+"""Bytes of pipelined requests that wait on a connection; beyond that, reading pauses."""
 SPARE: Final = 256
-"""Connections beyond the limit that are told so; what comes on top of them is just closed."""
+"""Connections beyond the limit that still get an answer (503); further ones are just closed."""
 _PIECE: Final = 256
-"""Connections looked at in one go: the loop must not be away for longer than a fraction of a millisecond."""
+"""Connections looked at before others on the event loop get their turn, after a fraction of a millisecond."""
 
 Cause = Literal["max_connections", "max_buffered", "slow_request", "slow_answer"]
 
@@ -28,12 +28,12 @@ class Limits(NamedTuple):
 
     max_body: int
     max_buffered: int = 1024**3
-    """Of all bodies above `LARGE` together, from their first bytes to their answers' last."""
+    """All bodies above `LARGE` together, from their first byte to the last of their answers."""
     max_connections: int = 16384
     client_timeout: float = 60.0
-    """To send a request that is begun, and between two pieces of an answer that are taken."""
+    """For sending a request that has begun, and between two pieces of an answer that the client takes."""
     keep_alive_timeout: float = 75.0
-    """Without a request."""
+    """For a connection without a request."""
 
 
 class Looked(Protocol):
@@ -44,10 +44,10 @@ Connection = TypeVar("Connection", bound=Looked)
 
 
 class Clients(Generic[Connection]):
-    """The connections that are open, and what is counted of them."""
+    """The open connections, and what is counted over all of them."""
 
     def __init__(self, limits: Limits, refused: Counter[str] | None = None) -> None:
-        """`refused`: where it is to be counted why clients were turned away or cut off."""
+        """`refused`: counts, by cause, clients that were turned away or cut off."""
         self.limits = limits
         self.open: set[Connection] = set()
         self.buffered = 0
@@ -63,11 +63,11 @@ class Clients(Generic[Connection]):
 
 
 Doing = tuple[Literal["taking", "sending", "idle", "busy"], int]
-"""What a client does, and how far it is: bytes that it has not taken yet, or requests that it has sent."""
+"""What a client does, and how far it got: bytes that it has not taken yet, or requests that it has sent."""
 
 
 class Stay:
-    """How long a connection does the same, and comes no further."""
+    """How long a connection has been doing the same without getting any further."""
 
     __slots__ = ("_doing", "_since")
 
@@ -76,7 +76,7 @@ class Stay:
         self._since = 0.0
 
     def seconds(self, doing: Doing, now: float) -> float:
-        """Until the look at `now`; bytes not taken that have become more are the same."""
+        """Seconds up to `now`. More bytes that the client has not taken do not count as progress."""
         before = self._doing
         if doing != before and not (doing[0] == before[0] == "taking" and doing[1] > before[1]):
             self._doing, self._since = doing, now

@@ -1,4 +1,4 @@
-"""How a worker's body is passed on when a word in it must be changed: event by event, or whole. Pure."""
+"""Relays a worker's body in which a word must be replaced: event by event, or as a whole. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from router.http.upstream import Head
 
 Edit = Callable[[bytes], bytes]
 _LINES_OF_ONE = 4
-"""In a chunk that is one event: its size, two of the event, and its end."""
+"""Lines of a chunk that is one event: the size, two of the event, and the end."""
 
 
 class EditedEvents(Events):
-    """Chunked server-sent events; those that hold `word` are given to `edit`."""
+    """Chunked server-sent events; those that contain `word` are passed through `edit`."""
 
     clean = False
 
@@ -26,17 +26,17 @@ class EditedEvents(Events):
     def body(self, data: bytes, boundary: int) -> bytes:
         whole = not self._in_pieces
         out = super().body(data, boundary)
-        found = self._word in out or out.count(b"\n") > _LINES_OF_ONE  # between two chunks it may be cut
+        found = self._word in out or out.count(b"\n") > _LINES_OF_ONE  # the word may be cut in two by a chunk's end
         return self._edited(out) if found and whole and not self._in_pieces else out
 
     def _edited(self, chunks: bytes) -> bytes:
-        """Chunks as they came; joined to one where there is something to edit. What ends the body stays."""
+        """Chunks as they came, or joined to one chunk if there is something to edit. The body's end stays."""
         joined, last = split_chunks(chunks)
         return chunk(self._edit(joined)) + last if self._word in joined else chunks
 
 
 class EditedBody:
-    """A body that is no stream: sent when all of it is there."""
+    """A body that is not a stream: sent when it is complete."""
 
     until_close = False
     clean = False

@@ -1,4 +1,4 @@
-"""Heads: what a request carries, what may pass through, and how heads are written."""
+"""Requests and responses: their heads, which headers pass through the router, and how heads are written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TTFT_SLO = b"x-router-ttft-slo"
 PRIORITY = b"x-router-priority"
 ARM = b"x-router-arm"
 VIA = b"x-router-via"
-"""One line for each router that a request has come through: its id."""
+"""One line with the id of each router that a request has passed."""
 AUTHORIZATION = b"authorization"
 API_KEY = b"x-api-key"
 REQUEST_HEADERS = frozenset(
@@ -27,8 +27,8 @@ REQUEST_HEADERS = frozenset(
         *(b"openai-organization", b"openai-project", b"openai-beta", b"anthropic-version", b"anthropic-beta"),
     )
 )
-"""What of a request's headers goes to a worker. Engines take orders by header, such as X-data-parallel-rank, and new
-ones come with each version: hence a list of what passes and not of what does not."""
+"""Request headers that pass to workers. Engines take orders by header (X-data-parallel-rank), and each version may add
+some, so this lists what passes rather than what does not."""
 RESPONSE_HEADERS = frozenset(
     (
         *(b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"date"),
@@ -36,29 +36,29 @@ RESPONSE_HEADERS = frozenset(
         *(b"openai-model", b"openai-organization", b"openai-processing-ms", b"openai-version"),
     )
 )
-"""What of an answer's headers goes to the client: what it needs to read the answer. Not who made it (Server, Via),
-where it is (Location), nor what would act on a browser in this router's name (Set-Cookie, CORS)."""
+"""Response headers that pass to clients: what they need to read the answer. Not who made it (Server, Via), where it is
+(Location), or what would act on a browser in this router's name (Set-Cookie, CORS)."""
 
 CLOSES = b"connection: close\r\n"
 STAYS = b"connection: keep-alive\r\n"
-"""For clients of HTTP/1.0, which take the end of the connection for the answer's end where they are not told this."""
+"""For HTTP/1.0 clients, which otherwise read until the connection ends."""
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class Passing(NamedTuple):
-    """What workers are told of a request's headers."""
+    """Which of a request's headers workers get."""
 
     names: Collection[bytes] = REQUEST_HEADERS | {AUTHORIZATION}
-    """In lower case; what is not among them ends here."""
+    """In lower case; others do not pass."""
     lines: bytes = b""
-    """What they are told besides: the key that they want, where there is one, and the way that the request took."""
+    """Header lines added for workers: their API key, if there is one, and this router's id."""
     router_id: bytes = b""
-    """That comes back where a worker leads to this router."""
+    """This router's id: a request that already carries it has come back."""
 
 
 class RequestHead(NamedTuple):
-    """A request but for its body, and so the same each time that a client repeats itself."""
+    """A request without its body: the same object each time that a client repeats its head."""
 
     method: bytes
     target: bytes
@@ -68,7 +68,7 @@ class RequestHead(NamedTuple):
     keep_alive: bool
     http_1_0: bool
     passed_on: bytes
-    """The header lines that go to the worker: those that may pass, as they came, and what it is told besides."""
+    """The header lines for the worker: those that pass, as they came, and those that are added."""
     request_id: bytes | None
     target_worker: bytes | None
     ttft_slo: bytes | None = None
@@ -83,7 +83,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """A whole answer of the router's own."""
+    """A whole answer made by the router."""
 
     status: int
     body: bytes = b""
@@ -109,7 +109,7 @@ _ENCODINGS = re.compile(rb"^accept-encoding: .*\r\n", re.MULTILINE)
 
 
 def unencoded(request: Request) -> Request:
-    """The same, for an answer that the router reads itself."""
+    """The same request asking for an uncompressed answer, which the router can read."""
     head = request.head
     passed_on = _ENCODINGS.sub(b"accept-encoding: identity\r\n", head.passed_on)
     return Request(head._replace(passed_on=passed_on), request.body)
@@ -120,7 +120,7 @@ def new_request_id() -> bytes:
 
 
 def with_request_id(response: Response, given: bytes | None) -> Response:
-    """`given`: the request's, None where it has none yet."""
+    """`given`: the request's id; None if it has none."""
     return response._replace(headers=(*response.headers, (REQUEST_ID, given or new_request_id())))
 
 
@@ -130,7 +130,7 @@ def first(headers: Headers, name: bytes) -> bytes | None:
 
 
 def connection_line(keep_alive: bool, http_1_0: bool) -> bytes:
-    """What a client is to be told of its connection."""
+    """The Connection header for a client."""
     if keep_alive:
         return STAYS if http_1_0 else b""
     return CLOSES
@@ -145,13 +145,13 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def may_pass(headers: Headers, names: Collection[bytes]) -> Headers:
-    """Those of `names`, without what `Connection` says concerns this hop alone."""
+    """The headers in `names`, except those that `Connection` declares to be for this hop only."""
     hop = {token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")}
     return [header for header in headers if header[0] in names and header[0] not in hop]
 
 
 def write_response(response: Response, connection: bytes, head_only: bool = False) -> bytes:
-    """The bytes of a whole answer; `connection`: what is said of that, as a line; `head_only` for HEAD."""
+    """The bytes of a whole answer. `connection`: its Connection header line; `head_only` for HEAD."""
     head = status_line(response.status) + header_lines(response.headers)
     head += b"content-type: %s\r\ncontent-length: %d\r\n" % (response.content_type, len(response.body))
     head += connection + b"\r\n"

@@ -15,18 +15,19 @@ from router.http.protocol import for_loop
 from router.http.upstream import KnownHeads, WorkerConnection
 
 IDLE_LIFE = 4.0
-"""Seconds that an idle connection is kept. Engines serve with uvicorn, which closes after 5 s (`timeout_keep_alive`); a
-shorter life here means that a request is hardly ever sent into a connection that is just being closed."""
+"""Seconds for which an idle connection is kept. Engines serve with uvicorn, which closes after 5 s
+(`timeout_keep_alive`). A shorter life here makes it unlikely that a request is sent into a connection that is being
+closed."""
 
 
 _OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
-"""Errors in connecting that say nothing of who is connected to."""
+"""Errors in connecting that are not the other side's fault."""
 
 
 class NoConnection(NamedTuple):
     reason: str
     ours: bool = False
-    """It is this process that lacks something: file descriptors, memory, ports."""
+    """This process lacks something: file descriptors, memory, ports."""
 
 
 class Address(NamedTuple):
@@ -36,7 +37,7 @@ class Address(NamedTuple):
     authority: bytes
     """For the Host header."""
     base: bytes
-    """Path before every target, without the last slash."""
+    """Path prefix of every target, without a trailing slash."""
 
 
 def parse_address(url: str) -> Address:
@@ -52,7 +53,7 @@ def parse_address(url: str) -> Address:
 
 
 class Pool:
-    """As many connections as there are requests at a time; idle ones are kept for `IDLE_LIFE`."""
+    """One connection per running request; idle ones are kept for `IDLE_LIFE`."""
 
     def __init__(
         self,
@@ -62,17 +63,17 @@ class Pool:
         clock: Callable[[], float] = time.monotonic,
         passing: Collection[bytes] = RESPONSE_HEADERS,
     ) -> None:
-        """`passing`: names of answers' headers that go to clients."""
+        """`passing`: names of response headers that pass to clients."""
         self.address = parse_address(url)
         self._tls = (tls or ssl.create_default_context()) if self.address.tls else None
         self._connect_timeout = connect_timeout
         self._clock = clock
         self.ended = 0
-        """Answers that have come whole."""
+        """Complete answers so far."""
         self._idle: list[tuple[WorkerConnection, float]] = []
         self._open: set[WorkerConnection] = set()
         self._connecting: dict[asyncio.Task[None], Callable[[NoConnection], None]] = {}
-        """With whom to tell of a failure."""
+        """Attempts to connect, each with the callback for its failure."""
         self._cut: str | None = None
         self._heads = KnownHeads(passing)
 
@@ -85,7 +86,7 @@ class Pool:
         return len(self._open) - len(self._idle)
 
     def take_idle(self) -> WorkerConnection | None:
-        """A connection that is open already, the one used last first."""
+        """An idle connection, the most recently used one first; None if there is none."""
         while self._idle:
             connection, since = self._idle.pop()
             if self._clock() - since < IDLE_LIFE:
@@ -96,7 +97,7 @@ class Pool:
     def connect(
         self, ready: Callable[[WorkerConnection], None], failed: Callable[[NoConnection], None]
     ) -> asyncio.Task[None]:
-        """Call `ready` with a new connection, or `failed`; neither once the task is cancelled."""
+        """Call `ready` with a new connection, or `failed`. Neither is called after the task was cancelled."""
         task = asyncio.get_running_loop().create_task(self._connect(ready, failed))
         self._connecting[task] = failed
         task.add_done_callback(self._connecting.pop)
@@ -137,10 +138,10 @@ class Pool:
         return self._cut is not None
 
     def cut(self, reason: str) -> None:
-        """Break off whatever is in flight, and tell so; from now on connecting fails for that `reason`."""
+        """Break off all requests in flight and tell their receivers. From now on connecting fails for `reason`."""
         self._cut = reason
         for task, failed in list(self._connecting.items()):
-            if not task.cancelling() and task.cancel():  # else somebody was told already, or left
+            if not task.cancelling() and task.cancel():  # else the callback was called already
                 failed(NoConnection(reason))
         for connection in list(self._open):
             connection.cut(reason)

@@ -1,5 +1,5 @@
-"""What an event loop calls of a connection: `asyncio.Protocol` by its methods. A subclass of that one would not be
-compiled (docs/adr/0008-compiled-modules.md)."""
+"""The methods of `asyncio.Protocol`. A subclass of the original could not be compiled
+(docs/adr/0008-compiled-modules.md)."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class Protocol:
 
 
 def for_loop(make: Callable[[], Protocol]) -> Callable[[], Any]:
-    """`make`, as an event loop's types want it."""
+    """`make` with the type that event loops expect."""
     return cast("Callable[[], Any]", make)

@@ -1,7 +1,7 @@
-"""How a worker's body is passed on: as it came wherever the client can take it so. Pure: bytes in, bytes out.
+"""How a worker's body is relayed: unchanged wherever the client can take it so. Pure: bytes in, bytes out.
 
-Each way knows how to end a body that broke off. A server-sent event stream ends with an error event of its own;
-whatever else breaks has no honest end, and the connection must be broken too (`broken` returns None).
+Each relay can end a body that broke off. A stream of server-sent events ends with an error event. Any other body has no
+honest end, so the client's connection must be broken too (`broken` returns None).
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from router.http.upstream import Head
 
 LAST_CHUNK = b"0\r\n\r\n"
 _DONE = b"data: [DONE]\n\n\r\n"
-"""The last event, at the end of its chunk."""
+"""How the chunk with the last event ends."""
 _ERROR_NAME = b"event: error\n"
 
 HELD = 64 * 1024
-"""Bytes of an event held back until it is whole; a longer one is passed on in pieces."""
+"""Most bytes of an event that are held back until it is whole; a longer event is relayed in pieces."""
 
 
 class Relay(Protocol):
     framing: bytes
-    """The header line that tells the client how the body ends; b"" where a header passed on does, or the close does."""
+    """The header line that tells how the body ends; b"" if a relayed header or the connection's end tells it."""
     until_close: bool
-    """The body ends when the connection does."""
+    """Whether the body ends with the connection."""
 
     @property
     def clean(self) -> bool:
-        """What ends with a whole event would now be sent as it is."""
+        """Whether pieces that end with a whole event would be relayed unchanged now."""
 
     def body(self, data: bytes, boundary: int) -> bytes:
-        """What to send of `data` now; `boundary` as in `Receiver.on_body`."""
+        """What to send now. `boundary` as in `Receiver.on_body`."""
 
     def end(self) -> bytes: ...
 
     def broken(self, event: bytes) -> bytes | None:
-        """What to send, `event` included, so that the client sees that the answer broke off."""
+        """What to send, including `event`, so that the client sees that the answer broke off; None if that cannot be
+        shown."""
 
 
 def relay_for(head: Head, http_1_0: bool) -> Relay:
-    """The way for an answer with this head to a client of HTTP/1.1, or of HTTP/1.0, which knows no chunks."""
+    """The relay for an answer with this head. HTTP/1.0 clients do not know chunks."""
     if http_1_0:
         whole = Events(sys.maxsize) if head.events else None
         return Unchunked(whole) if head.framing == "chunked" else AsIs(until_close=head.framing == "close")
@@ -51,7 +52,7 @@ def relay_for(head: Head, http_1_0: bool) -> Relay:
 
 
 class AsIs:
-    """Byte for byte."""
+    """Relays a body byte for byte."""
 
     clean = True
 
@@ -73,7 +74,8 @@ AS_IS = AsIs()
 
 
 class Events:
-    """Chunked server-sent events: whole events byte for byte as they come, the rest when it is whole."""
+    """Chunked server-sent events: whole events are relayed byte for byte as they come, partial ones when they are
+    whole."""
 
     framing = b"transfer-encoding: chunked\r\n"
     until_close = False
@@ -84,7 +86,7 @@ class Events:
         self._held = b""
         self._in_pieces = False
         self._latest = b""
-        """What was passed on last, but for what went by without this."""
+        """The latest bytes relayed here (not those that `pass_events` relays)."""
         self._named = False
 
     @property
@@ -92,8 +94,8 @@ class Events:
         return not self._held and not self._in_pieces
 
     def is_done(self, latest: bytes) -> bool:
-        """Whether the stream has told its end, and only how HTTP tells it is missing. `latest`: the piece that came
-        last, whichever way it went."""
+        """Whether the stream is complete but for HTTP's last chunk. `latest`: the piece that came last, whichever way
+        it was relayed."""
         told = latest.endswith(_DONE) or self._latest.endswith(_DONE)
         return told and not self._in_pieces and LAST_CHUNK.startswith(self._held)
 
@@ -119,7 +121,7 @@ class Events:
 
 
 class Rechunked:
-    """A body that ends with the worker's connection, for a client whose connection goes on."""
+    """A body that ends with the worker's connection, chunked for a client whose connection goes on."""
 
     framing = b"transfer-encoding: chunked\r\n"
     until_close = False
@@ -144,14 +146,14 @@ class Rechunked:
 
 
 class Unchunked:
-    """A chunked body for HTTP/1.0: whole events as they come, all else when it is whole. The connection ends it."""
+    """A chunked body for HTTP/1.0, ended by the connection: events as they come, anything else when it is complete."""
 
     framing = b""
     until_close = True
     clean = False
 
     def __init__(self, events: Events | None) -> None:
-        """`events`: what is done with a stream of them; it holds each until it is whole, however long."""
+        """`events`: the relay of a stream of events, which holds each until it is whole; None for other bodies."""
         self._events = events
         self._pieces: list[bytes] = []
 
@@ -170,13 +172,13 @@ class Unchunked:
 
 
 def _has_names(data: bytes) -> bool:
-    """Whether any of these events says what it is called, on a line of its own."""
+    """Whether any of these events has an `event:` line."""
     return data.startswith(b"event:") or b"\nevent:" in data
 
 
 def _like(event: bytes, named: bool) -> bytes:
-    """The error event as the events before it. Clients of `/v1/messages` pass over one without a name, and would take
-    the answer for whole."""
+    """The error event, with a name if the events before it have names: clients of `/v1/messages` ignore events without
+    one, and would take the answer for complete."""
     return _ERROR_NAME + event if named else event
 
 

@@ -1,7 +1,7 @@
-"""Heads that come again: peers repeat themselves, but for the number in Content-Length.
+"""Recognises heads that a peer repeats: most are the same but for the number in Content-Length.
 
-What was parsed of a head is used again for the next that equals it byte for byte outside of that number. Whatever else
-differs goes to the parser: nothing is understood here that it did not understand before. Pure.
+The parsed head is used again for the next one if both are equal byte for byte outside of that number. Any other head
+goes to the parser, so nothing is accepted here that the parser did not accept before. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from router.http.messages import RequestHead
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})\r\n", re.IGNORECASE)
 _LONGEST = 15
-"""Digits of a Content-Length that are taken without the parser: a petabyte."""
+"""Most digits of a Content-Length that are read without the parser (a petabyte)."""
 
 
 class RepeatedRequest(NamedTuple):
@@ -36,8 +36,8 @@ class RepeatedRequest(NamedTuple):
 
 
 def repeated_request(raw: bytes, head: RequestHead) -> RepeatedRequest | None:
-    """To recognise `raw` (a message's bytes, from its first on) again; None where more than its head decides how it is
-    read."""
+    """For recognising the head of `raw` (the bytes of a message from its first) when it comes again. None if more than
+    the head decides how the message is read."""
     end = raw.find(b"\r\n\r\n") + 4
     found = _LENGTH.search(raw, 0, end)
     if (
@@ -55,6 +55,6 @@ _SPECIAL = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 
 
 def without_length(raw: bytes) -> tuple[bytes, int | None]:
-    """A head with a mark for its Content-Length's digits, and their number."""
+    """The head with `#` for the digits of its Content-Length, and that number (None: there is none)."""
     found = _LENGTH.search(raw)
     return (raw[: found.start(1)] + b"#" + raw[found.end(1) :], int(found[1])) if found else (raw, None)
