@@ -107,7 +107,11 @@ class RequestRouting:
         self._exclude, self._routed = exclude, routed
         brain = self._brain
         self._began = self._submitted = brain.clock()
-        brain.queue.submit(self)
+        try:
+            brain.queue.submit(self)
+        except Exception as error:  # noqa: BLE001 -- `fail` tells of it
+            self.withdraw()
+            self.fail(error)
         self._began = None  # what is decided in a later pass is decided with others
 
     def withdraw(self) -> None:
@@ -226,6 +230,11 @@ class RequestRouting:
             self._answer(cannot(self._pinned, model))
         else:
             self._answer(nobody(fleet, model, self._parting.refusal, retried=bool(self._exclude)))
+
+    def fail(self, error: Exception) -> None:
+        """Whatever it is, the client gets an answer."""
+        logger.error("A request could not be routed", exc_info=error)
+        self._answer(error_response(500, "The router could not find a worker for the request."))
 
     def _answer(self, response: Response) -> None:
         if self._arm:
