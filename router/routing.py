@@ -322,12 +322,17 @@ class RequestRouting:
             fleet.failed(worker, self._brain.clock())
 
     def finished(self, outcome: Outcome) -> None:
-        outcome = _as_meant(outcome)
         self._routed = _nowhere  # so that nothing of the request is left to the garbage collector
-        tallies = self._brain.metrics.tallies
-        tallies.in_flight -= 1
+        self._brain.metrics.tallies.in_flight -= 1
         if self._ended:
             self._ended()
+        try:
+            self._count(_as_meant(outcome))
+        except Exception:  # whatever it is, the client gets its answer, or the end of it, and its next one
+            logger.exception("A request could not be counted")
+
+    def _count(self, outcome: Outcome) -> None:
+        tallies = self._brain.metrics.tallies
         tally = tallies.worker(outcome.leg.worker.id if outcome.leg else "")
         tally.ends[outcome.status, outcome.end] += 1
         tally.duration.observe(outcome.duration)

@@ -175,8 +175,13 @@ class Server:
 
     async def _show_metrics(self, connection: Connection) -> None:
         everybodys = self._everybodys_metrics
-        page = merge(await everybodys()) if everybodys else await self._brain.metrics.page()
-        connection.respond(Response(200, page, _TEXT))
+        try:
+            page = merge(await everybodys()) if everybodys else await self._brain.metrics.page()
+        except Exception:  # whatever it is, the client gets an answer
+            logger.exception("The metrics could not be told")
+            connection.respond(error_response(500, "The router could not tell its metrics."))
+        else:
+            connection.respond(Response(200, page, _TEXT))
 
     def _pass_on(self, request: Request, connection: Connection, tenant: Tenant | None) -> Exchange:
         check_passed_on(request.head, self._own_paths)
