@@ -1,4 +1,5 @@
-"""Compiles the policies' kernels before a request needs them, for the very arrays that they will be given."""
+"""Compiles the kernels of policies and limits before a request needs them, for the very arrays that they will be
+given."""
 
 from __future__ import annotations
 
@@ -16,4 +17,5 @@ from router.scheduling.scheduler import Scheduler
 def warm_up(scheduler: Scheduler) -> None:
     """Takes a second or two the first time on a machine; books nothing."""
     nobody = Candidates([(WorkerRank("", 0), 1)])
+    scheduler.book.loads(nobody, 0.0)
     Cheapest(Auto()).choose(Present(scheduler, nobody, 1, SumOfMatches(()), 0.0), random.Random(0))  # noqa: S311 -- not for secrets
