@@ -107,7 +107,11 @@ class RequestRouting:
         self._exclude, self._routed = exclude, routed
         brain = self._brain
         self._began = self._submitted = brain.clock()
-        brain.queue.submit(self)
+        try:
+            brain.queue.submit(self)
+        except Exception as error:  # noqa: BLE001 -- `fail` tells of it
+            self.withdraw()
+            self.fail(error)
         self._began = None  # what is decided in a later pass is decided with others
 
     def withdraw(self) -> None:
@@ -227,6 +231,11 @@ class RequestRouting:
         else:
             self._answer(nobody(fleet, model, self._parting.refusal, retried=bool(self._exclude)))
 
+    def fail(self, error: Exception) -> None:
+        """Whatever it is, the client gets an answer."""
+        logger.error("A request could not be routed", exc_info=error)
+        self._answer(error_response(500, "The router could not find a worker for the request."))
+
     def _answer(self, response: Response) -> None:
         if self._arm:
             response = response._replace(headers=(*response.headers, (ARM, self._arm.name.encode())))
@@ -313,12 +322,17 @@ class RequestRouting:
             fleet.failed(worker, self._brain.clock())
 
     def finished(self, outcome: Outcome) -> None:
-        outcome = _as_meant(outcome)
         self._routed = _nowhere  # so that nothing of the request is left to the garbage collector
-        tallies = self._brain.metrics.tallies
-        tallies.in_flight -= 1
+        self._brain.metrics.tallies.in_flight -= 1
         if self._ended:
             self._ended()
+        try:
+            self._count(_as_meant(outcome))
+        except Exception:  # whatever it is, the client gets its answer, or the end of it, and its next one
+            logger.exception("A request could not be counted")
+
+    def _count(self, outcome: Outcome) -> None:
+        tallies = self._brain.metrics.tallies
         tally = tallies.worker(outcome.leg.worker.id if outcome.leg else "")
         tally.ends[outcome.status, outcome.end] += 1
         tally.duration.observe(outcome.duration)

@@ -140,7 +140,7 @@ class Server:
             pending = self._look_up(self._store, pending, routing, inference)
         exchange = self._exchange(request, connection, routing, tenant, asked.migration)
         if pending is None:
-            _start(exchange)
+            exchange.start()
         else:
             self._start_later(exchange, pending)
         return exchange
@@ -164,7 +164,7 @@ class Server:
                 logger.exception("A prompt could not be prepared")
                 exchange.answer(error_response(500, "The router could not read the prompt."))
             else:
-                _start(exchange)
+                exchange.start()
 
         self._keep(wait())
 
@@ -175,8 +175,13 @@ class Server:
 
     async def _show_metrics(self, connection: Connection) -> None:
         everybodys = self._everybodys_metrics
-        page = merge(await everybodys()) if everybodys else await self._brain.metrics.page()
-        connection.respond(Response(200, page, _TEXT))
+        try:
+            page = merge(await everybodys()) if everybodys else await self._brain.metrics.page()
+        except Exception:  # whatever it is, the client gets an answer
+            logger.exception("The metrics could not be told")
+            connection.respond(error_response(500, "The router could not tell its metrics."))
+        else:
+            connection.respond(Response(200, page, _TEXT))
 
     def _pass_on(self, request: Request, connection: Connection, tenant: Tenant | None) -> Exchange:
         check_passed_on(request.head, self._own_paths)
@@ -196,7 +201,7 @@ class Server:
         if responses and kept.named and not routing.pinned:
             self._start_later(exchange, _to_keeper(responses, kept.named, routing))
         else:
-            _start(exchange)
+            exchange.start()
         return exchange
 
     def _exchange(
@@ -332,14 +337,6 @@ async def _to_keeper(responses: KeptResponses, named: str, routing: RequestRouti
     keeper = await responses.keeper(named)
     if keeper:
         routing.pin(keeper)
-
-
-def _start(exchange: Exchange) -> None:
-    try:
-        exchange.start()
-    except Exception:  # whatever it is, the client gets an answer
-        logger.exception("A request could not be routed")
-        exchange.answer(error_response(500, "The router could not find a worker for the request."))
 
 
 def _may_use(tenant: Tenant | None, model: str) -> bool:

@@ -133,7 +133,7 @@ class Queue:
             # what is sent may fail at once, and withdraw others
             if waiting in self._line and turn.may_look(lane := self._line.lane(waiting)):
                 looked.add(waiting)
-                turn.looked(lane, self._consider(waiting, now, ahead))
+                turn.looked(lane, self._consider_again(waiting, now, ahead))
         if limited and turn.cut_short and len(self._line) < before:
             self.wake()
         return looked
@@ -179,6 +179,16 @@ class Queue:
         else:
             self._send(waiting, decision, now)
         return True
+
+    def _consider_again(self, waiting: Waiting, now: float, ahead: dict[Candidates, Seconds]) -> bool:
+        """A fault in choosing for one must leave nobody waiting: neither itself nor those behind it."""
+        try:
+            return self._consider(waiting, now, ahead)
+        except Exception as error:  # noqa: BLE001 -- `fail` tells of it
+            if waiting in self._line:
+                self._remove(waiting, now)
+            waiting.fail(error)
+            return True
 
     def _select(
         self,

@@ -55,3 +55,6 @@ class Waiting(Protocol):
     def refuse(self, refusal: AnyRefusal) -> None: ...
     def nobody(self) -> None:
         """There is no candidate any more."""
+
+    def fail(self, error: Exception) -> None:
+        """Choosing for it raised an error: it is held no longer."""

@@ -1,4 +1,4 @@
-"""Compiles the policies' kernels before the first request, for the types of array that they will get."""
+"""Compiles the kernels of policies and limits before the first request, for the types of array that they will get."""
 
 from __future__ import annotations
 
@@ -16,4 +16,5 @@ from router.scheduling.scheduler import Scheduler
 def warm_up(scheduler: Scheduler) -> None:
     """Takes a second or two the first time on a machine; books nothing."""
     nobody = Candidates([(WorkerRank("", 0), 1)])
+    scheduler.book.loads(nobody, 0.0)
     Cheapest(Auto()).choose(Present(scheduler, nobody, 1, SumOfMatches(()), 0.0), random.Random(0))  # noqa: S311 -- not for secrets

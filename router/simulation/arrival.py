@@ -140,6 +140,9 @@ class Arrival:
     def nobody(self) -> None:
         self._end("failed")
 
+    def fail(self, error: Exception) -> None:
+        raise error
+
     # -- rank.Sink
 
     def on_token(self, position: int, finished: bool) -> None:

@@ -145,6 +145,9 @@ class Load:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
 
     def _ask(self, connection: Connection) -> None:
+        if connection.transport is None:
+            self._errors += 1  # nobody would ever answer
+            return
         self._outstanding += 1
         connection.ask()
 

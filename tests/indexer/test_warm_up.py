@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import numpy as np
+
+import indexer.hashing
 import indexer.kernels
 from indexer.events import Event, EventBatch, Removed, Stored, pack_hashes
 from indexer.hashing import chain_hashes, pack_tokens
@@ -10,7 +13,8 @@ from indexer.warm_up import warm_up
 
 def _compiled() -> dict[str, list[object]]:
     """Argument types that there is code for, by kernel."""
-    found = {name: getattr(thing, "signatures", None) for name, thing in vars(indexer.kernels).items()}
+    things = {**vars(indexer.hashing), **vars(indexer.kernels)}
+    found = {name: getattr(thing, "signatures", None) for name, thing in things.items()}
     return {name: list(signatures) for name, signatures in found.items() if signatures is not None}
 
 
@@ -28,7 +32,10 @@ def test_nothing_is_left_to_compile_when_requests_come() -> None:
     subject.watch(silent)
     subject.predict(silent, hash_prompt(range(100), {16}, PLAIN).chain(16), 1.0)
     subject.find_matches(hash_prompt(range(100), {16}, PLAIN))
+    subject.find_assumed(hash_prompt(np.frombuffer(b"stands for tokens", np.uint32, 4), {2}, PLAIN))
     subject.expire(1e9)
     subject.forget(gone)
-    subject.on_batch(EventBatch("w", 0, 1, 3, [Stored(Tier.GPU, pack_hashes(hashes))]))
+    both: list[Event] = [Stored(Tier.GPU, pack_hashes(hashes)), Stored(Tier.GPU, pack_hashes(hashes), window=2)]
+    subject.on_batch(EventBatch("w", 0, 1, 3, both))
+    subject.find_matches(hash_prompt(range(100), {16}, PLAIN))
     assert _compiled() == before

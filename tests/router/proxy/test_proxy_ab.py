@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client import generate_latest
 
+from router.arms import ArmTally
 from tests.fakes.raw_client import post
-from tests.fakes.scripted_worker import Dialogue, ScriptedWorker
+from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, answer, drop
 from tests.router.proxy.running import RunningRouter, running
 
 USAGE = b'{"usage":{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":60}}}'
@@ -35,6 +36,16 @@ async def test_requests_are_split_and_told_of_it(a: ScriptedWorker, b: ScriptedW
             assert router.total("router_ab_requests_total", arm=name, end="complete") == count
             assert router.total("router_ab_first_byte_seconds_count", arm=name) == count
             assert router.total("router_ab_request_seconds_count", arm=name) == count
+
+
+async def test_a_fault_in_counting_keeps_no_client_waiting(a: ScriptedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(ArmTally, "finished", fail)
+    async with running(a, ab="random:50,round-robin:50") as router, router.client() as client:
+        a.then(answer(), drop, drop)
+        assert [(await client.ask(post())).status for _ in range(3)] == [200, 502, 200]
 
 
 async def test_arms_meet_the_same_workers_with_a_seed_too(a: ScriptedWorker, b: ScriptedWorker) -> None:

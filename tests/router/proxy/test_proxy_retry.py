@@ -8,7 +8,7 @@ import resource
 
 import pytest
 
-from router.scheduling.decision import Choice, Situation, Uniform
+from router.scheduling.decision import Choice, Policy, Situation, Uniform
 from tests.fakes.raw_client import PATIENCE, get, post
 from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, events, never, reset, says
 from tests.fakes.waiting import until
@@ -356,6 +356,16 @@ class Breaks:
         raise ZeroDivisionError
 
 
+class BreaksLater:
+    """The first choice is `policy`'s."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policies = [Breaks(), policy]
+
+    def choose(self, situation: Situation, random: Uniform) -> Choice:
+        return self._policies.pop().choose(situation, random)
+
+
 async def test_a_fault_of_the_router_itself_is_answered_and_nothing_stays_booked(a: ScriptedWorker) -> None:
     async with running(a) as router, router.client() as client:
         scheduler = router.app._scheduler
@@ -365,3 +375,25 @@ async def test_a_fault_of_the_router_itself_is_answered_and_nothing_stays_booked
         scheduler._policy = policy
         assert (await client.ask(post())).status == 200
     assert len(a.requests) == 1
+
+
+async def test_a_fault_of_the_router_itself_after_a_workers_failure_is_answered(
+    a: ScriptedWorker, b: ScriptedWorker
+) -> None:
+    """Whichever way the worker fails: the router is told by its connection, or by a task of its own."""
+    async with running(a, b) as router, router.client() as client:
+        scheduler = router.app._scheduler
+        policy = scheduler._policy
+
+        async def fail(dialogue: Dialogue) -> None:
+            scheduler._policy = Breaks()
+            dialogue.drop()
+
+        a.then(fail)
+        b.then(fail)
+        assert (await client.ask(post())).status == 500
+        scheduler._policy = policy
+        await a.refuse()
+        await b.refuse()
+        scheduler._policy = BreaksLater(policy)
+        assert (await client.ask(post())).status == 500

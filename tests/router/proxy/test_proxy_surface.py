@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.metrics import Sample
 from tests.fakes.raw_client import Answered, get, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, never
 from tests.fakes.waiting import until
@@ -341,6 +342,20 @@ async def test_metrics_can_be_read(a: ScriptedWorker) -> None:
         (counted,) = [s for s in families["router_requests"].samples if s.name == "router_requests_total"]
         assert (counted.labels, counted.value) == ({"worker": "a", "status": "200", "end": "complete"}, 1)
         assert families["router_requests_in_flight"].samples[0].value == 0
+
+
+async def test_metrics_that_cannot_be_read_are_answered_too(a: ScriptedWorker) -> None:
+    faults = [ZeroDivisionError()]
+
+    def fail() -> list[Sample]:
+        while faults:
+            raise faults.pop()
+        return []
+
+    async with running(a) as router, router.client() as client:
+        router.app._metrics.observe("router_odd", "Never there.", (), fail)
+        assert error(await client.ask(get("/metrics")))["message"] == "The router could not tell its metrics."
+        assert (await client.ask(get("/metrics"))).status == 200
 
 
 async def test_what_alarms_look_at_is_there_before_it_happens(a: ScriptedWorker) -> None:

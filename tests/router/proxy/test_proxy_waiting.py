@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,23 @@ async def test_a_held_request_is_sent_when_its_worker_is_ready(a: ScriptedWorker
         a.go_on.set()
         assert {(await first).status, (await second).status} == {200}
         assert [len(json.loads(request.body)["prompt"]) for request in a.requests] == [len(LONG["prompt"]), 3]
+
+
+async def test_a_fault_of_the_router_itself_is_answered_to_who_is_held_too(a: ScriptedWorker) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with running(a, router_mode="kv") as router, router.client() as one, router.client() as two:
+        first = await busy(one, a)
+        second = asyncio.ensure_future(two.ask(asking(SHORT)))
+        await until(lambda: len(queue_of(router)) == 1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(router.app._scheduler, "_policy", SimpleNamespace(choose=fail))
+            assert (await second).status == 500
+        assert len(queue_of(router)) == 0
+        a.go_on.set()
+        assert (await first).status == 200
+        assert (await two.ask(asking(SHORT))).status == 200
 
 
 async def test_a_client_that_leaves_while_it_is_held_leaves_nothing(a: ScriptedWorker) -> None:

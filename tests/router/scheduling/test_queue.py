@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from indexer.matches import Matches
 from indexer.types import WorkerRank
 from router.scheduling.admission import Objectives, Refusal
 from router.scheduling.auto import Auto
@@ -86,6 +87,24 @@ def test_a_fault_in_answering_one_leaves_nobody_else_waiting_for_ever() -> None:
         desk.clock.run(2.0)
     desk.clock.run(2.0)
     assert last.fate == "refused"
+
+
+def test_a_fault_in_choosing_for_one_leaves_nobody_behind_it_waiting() -> None:
+    class Odd(Request):
+        def matches(self) -> Matches | None:
+            if self.looks:
+                raise ZeroDivisionError
+            return super().matches()
+
+    desk = Desk()
+    first, odd = desk.ask(), Odd(desk, "", 100)
+    desk.queue.submit(odd)
+    last = desk.ask()
+    assert (odd.fate, last.fate) == ("waits", "waits")
+    first.end()
+    assert (odd.fate, last.fate) == ("failed", "sent")
+    last.end()
+    assert desk.at_rest
 
 
 def test_the_passing_of_time_is_reason_enough() -> None:

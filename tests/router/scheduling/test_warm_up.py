@@ -12,7 +12,9 @@ from router.scheduling.auto import Auto
 from router.scheduling.backlog import Backlog
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
+from router.scheduling.limits import Limits
 from router.scheduling.load import LoadBook, SharedTable
+from router.scheduling.room import Room
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.warm_up import warm_up
 from tests.router.scheduling.candidates import HeldOnGpu, named
@@ -26,15 +28,19 @@ def compiled() -> int:
 @pytest.mark.parametrize("processes", [0, 2], ids=["alone", "one of two processes"])
 def test_a_choice_after_warming_up_compiles_nothing(processes: int) -> None:
     candidates = named("ab")
-    shared = None
+    load, backlog = None, None
     if processes:
         books = np.zeros((processes, LOAD_ROWS + BACKLOG_ROWS, 3), np.int64)
-        shared = SharedTable(books[:, LOAD_ROWS:], 0, candidates.ranks.index, lambda _: None)
-    scheduler = Scheduler(Cheapest(Auto()), LoadBook(), random.Random(0), Backlog(shared))
+        load, backlog = (
+            SharedTable(rows, 0, candidates.ranks.index, lambda _: None)
+            for rows in (books[:, :LOAD_ROWS], books[:, LOAD_ROWS:])
+        )
+    scheduler = Scheduler(Cheapest(Auto()), LoadBook(load), random.Random(0), Backlog(backlog))
     for rank in candidates.ranks:
         scheduler.watch(rank, 16)
     warm_up(scheduler)
     before = compiled()
     decision = scheduler.select(candidates, 100, HeldOnGpu({candidates.ranks[0]: 3}), 1.0)
     scheduler.reserve(decision, 1.0).release(2.0)
+    Room(Limits(max_worker_concurrency=1), scheduler.book).find(candidates, 2.0)
     assert compiled() == before > 0

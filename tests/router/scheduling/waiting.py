@@ -153,6 +153,7 @@ class Request:
         self.booking: Booking | None = None
         self.refusal: AnyRefusal | None = None
         self.nobody_was_there = False
+        self.error: Exception | None = None
 
     def candidates(self) -> Candidates:
         return self._desk.candidates if self.chosen_from is None else self.chosen_from
@@ -180,6 +181,10 @@ class Request:
         self.outcomes += 1
         self.nobody_was_there = True
 
+    def fail(self, error: Exception) -> None:
+        self.outcomes += 1
+        self.error = error
+
     # -- what its worker does
 
     def first_token(self) -> None:
@@ -194,6 +199,11 @@ class Request:
 
     @property
     def fate(self) -> str:
-        fates = (self.booking, "sent"), (self.refusal, "refused"), (self.nobody_was_there, "nobody")
+        fates = (
+            (self.booking, "sent"),
+            (self.refusal, "refused"),
+            (self.nobody_was_there, "nobody"),
+            (self.error, "failed"),
+        )
         (fate,) = [name for happened, name in fates if happened] or ["waits"]
         return fate
