@@ -1,7 +1,7 @@
-"""One request on its way: to a worker, on to another if the first fails before anything was sent back, and home again.
+"""The life of one request: sent to a worker, to another one if that fails before the first byte, and answered.
 
-Callbacks, not a task: a relayed piece costs one call. The exchange owns the reservation and releases it exactly once,
-whatever happens: the answer's end, a worker's failure, the client's leaving.
+Callbacks instead of a task, so that relaying a piece costs one call. The exchange owns the reservation and releases it
+exactly once, whatever happens: the answer ends, the worker fails, or the client leaves.
 """
 
 from __future__ import annotations
@@ -27,42 +27,44 @@ from router.two_parts import TwoParts
 from router.usage import read_usage
 
 HARMED = 1
-"""Workers that a request may have harmed before no other is tried: one that crashes engines must not take them all."""
+"""Workers that may fail badly on one request before no other is tried: a request that crashes engines must not crash
+all."""
 
 
 class Routing(Protocol):
     """What an exchange asks of the router around it."""
 
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
-        """Choose and book a worker outside `exclude`, or two, or say why there is none: at once, or later."""
+        """Choose and book one or two workers outside `exclude`, now or later; or answer why there is none."""
 
     def go_on(self, prefill: Leg, answer: Prefilled, exclude: frozenset[str]) -> Leg | Failure:
-        """Choose and book the worker that decodes what `prefill` computed, or say why there is none."""
+        """Choose and book the worker that decodes what `prefill` has computed, or say why there is none."""
 
     def prefilled(self, prefill: Leg, answer: Prefilled) -> None:
-        """What a prefill worker has told."""
+        """A prefill worker has answered."""
 
     def withdraw(self) -> None:
-        """What was asked for with `route` is wanted no more."""
+        """Cancel a pending `route`."""
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
-        """Whether `route` would find one, and one more try is not too many."""
+        """Whether `route` would find a worker, and the retry budget allows another try."""
 
     def answered(self, leg: Leg) -> None:
-        """Its worker, which has failed others of late, has begun to answer."""
+        """A worker that has failed recently has begun to answer."""
 
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
-        """Another worker is to go on with an answer: `route` with what is returned; None when there is nobody."""
+        """Prepare for another worker to continue the answer. Returns what to `route` with; None if there is no such
+        worker."""
 
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
-        """Its worker failed this request."""
+        """The leg's worker has failed this request."""
 
     def finished(self, outcome: Outcome) -> None: ...
 
 
 class Exchange:
     """Implements `front.Exchange` towards the client, `upstream.Receiver` towards the worker that answers, and
-    `prefill_leg.Owner` where another computes the prompt."""
+    `prefill_leg.Owner` towards one that only prefills."""
 
     __slots__ = (
         "_chunks",
@@ -105,8 +107,9 @@ class Exchange:
         migration: Migration | None = None,
         noted: Callable[[Worker, bytes], None] | None = None,
     ) -> None:
-        """Is in `under_way` until it is over. `streamed`: an answer is to come piece by piece. `migration`: it may go
-        on from another worker. `noted`: told who answers, and how the answer begins."""
+        """`under_way`: contains the exchange until it is over. `streamed`: the answer comes piece by piece.
+        `migration`: another worker may continue the answer. `noted`: called with the worker that answers and the
+        beginning of its answer."""
         self._request = unencoded(request) if migration else request
         self._request_id = request_id
         self._connection = connection
@@ -114,14 +117,14 @@ class Exchange:
         self._migration = migration
         self._noted = noted
         self._resuming = False
-        """The answer has begun, and another worker is to go on with it."""
+        """The answer has begun, and another worker is about to continue it."""
         self._clock = clock
         self.began = clock()
         self.streamed = streamed
         self._excluded: frozenset[str] = _NOBODY
         self._harmed = 0
         self._sending: Sending | None = None
-        """To the worker that answers."""
+        """The attempt at the worker that answers."""
         self._parts: TwoParts | None = None
         self._first_byte: float | None = None
         self._seen: bytes | None = None
@@ -151,7 +154,7 @@ class Exchange:
     # -- to the worker
 
     def start(self) -> None:
-        """Choose a worker and send the request; nothing, when the client has gone meanwhile."""
+        """Choose a worker and send the request. Does nothing if the client has gone meanwhile."""
         if self._over:
             return
         self._routing.route(self._excluded, self._on_routed)
@@ -181,11 +184,12 @@ class Exchange:
             self._sending.settle()
 
     def look(self, now: float) -> Silence | None:
-        """None where nothing is owed: nothing was sent yet, or it is the client who does not read."""
+        """How long the worker has been silent; None if it owes nothing: nothing was sent yet, or the client does not
+        read."""
         sending, parts = self._sending, self._parts
         if self._over:
             return None
-        if parts and parts.parted is None and self._first_byte is None:  # whoever decodes waits for the prompt
+        if parts and parts.parted is None and self._first_byte is None:  # the decode worker waits for the prompt
             self._seen_at = now
             return parts.look()
         upstream = sending.connection if sending else None
@@ -198,17 +202,17 @@ class Exchange:
         return Silence(sending.leg.worker, self._seen_at, "rest" if self._answering else "beginning", moved)
 
     def time_out(self, reason: str) -> None:
-        """From whom `look` said, nothing has come for too long, which `reason` says, as in `Failure`."""
+        """The worker named by `look` has been silent for too long. `reason`: as in `Failure`."""
         failure = Failure("stalled", reason)
         if not (self._parts and self._first_byte is None and self._parts.fail(failure)):
             self._fail(failure)
 
     def expire(self, limit: float) -> None:
-        """The request has taken longer than any may."""
+        """The request has reached `--request-timeout`."""
         self.stop(504, f"The request took longer than the {limit:g} s that it may in all (--request-timeout).")
 
     def stop(self, status: int, reason: str) -> None:
-        """End the request here, whichever way it has come, and tell the client."""
+        """End the request, whatever its state, and tell the client."""
         if self._over:
             return
         self._routing.withdraw()
@@ -222,7 +226,7 @@ class Exchange:
     # -- in two parts
 
     def _send_both(self, pair: Pair) -> None:
-        """Both legs at once, or the second when the first has answered."""
+        """Send both legs at once, or the second when the first has answered."""
         self._sending = None
         self._request = unencoded(self._request)
         self._parts = TwoParts(pair, self._request, self._request_id, self, self._clock)
@@ -257,7 +261,7 @@ class Exchange:
         if self._over or parts is None:
             return
         parts.prefill_over()
-        if self._first_byte is not None or parts.decoded:  # a decode worker that answers has all that it needs
+        if self._first_byte is not None or parts.decoded:  # a decode worker that answers has the KV
             self._routing.failed(parts.pair.prefill, failure, retried=False)
             parts.told()
             return
@@ -271,14 +275,14 @@ class Exchange:
             return
         parts.prefill_over()
         self._has_answered(parts.pair.prefill)
-        if self._first_byte is not None or parts.decoded:  # as where it fails
+        if self._first_byte is not None or parts.decoded:  # as above
             parts.told()
             return
         self._drop()
         self.answer(refusal)
 
     def _drop(self) -> None:
-        """What the worker has begun is of no use."""
+        """Give up the attempt at the answering worker."""
         sending, self._sending = self._sending, None
         if sending:
             sending.drop()
@@ -331,8 +335,8 @@ class Exchange:
         sending.connection.pass_events(self._connection.write if relay.clean else None)
 
     def _fails_unsaid(self, leg: Leg, fails: bool, reason: str) -> bool:
-        """Whether others are asked, since the worker says in its answer, of which the client has nothing yet, that it
-        has failed."""
+        """Whether another worker is tried because this one's answer, of which the client has nothing yet, reports a
+        failure."""
         if not fails:
             return False
         failure = Failure("error", reason)
@@ -340,7 +344,7 @@ class Exchange:
             self._give_up_on_worker(failure)
             return True
         self._routing.failed(leg, failure, retried=False)
-        self._opening = None  # it is the client's
+        self._opening = None  # the answer goes to the client
         return False
 
     def on_chunks(self, chunks: int) -> None:
@@ -402,8 +406,8 @@ class Exchange:
     # -- inside
 
     def _begin_answer(self, leg: Leg, head: Head, relay: Relay, body: bytes) -> None:
-        """The first byte is here: there is no way back to another worker, and the prefill is done. That can be learned
-        from when the client has it."""
+        """The first byte is here: from now on no other worker can be tried, and the prefill is done. The latency model
+        learns from it after the client has it."""
         now = self._clock()
         self._first_byte = now - self.began
         self._connection.write(self._answer_head(leg, head, relay) + body)
@@ -413,7 +417,7 @@ class Exchange:
             self._noted(leg.worker, body)
         if head.status not in RETRY_STATUSES:
             self._has_answered(leg)
-        if head.is_error:  # which tells nothing of how long a prompt takes
+        if head.is_error:  # an error says nothing about the prefill's time
             leg.reservation.assume_first_token(now)
         else:
             leg.reservation.first_token(now)
@@ -424,14 +428,14 @@ class Exchange:
 
     def _answer_head(self, leg: Leg, head: Head, relay: Relay) -> bytes:
         keep_alive = self._request.head.keep_alive and not relay.until_close and not self._connection.closing
-        edited = isinstance(relay, EditedBody)  # which states its own
+        edited = isinstance(relay, EditedBody)  # it states a length of its own
         length = b"" if self._length is None or edited else b"content-length: %d\r\n" % self._length
         framing = length + relay.framing + connection_line(keep_alive, self._request.head.http_1_0)
         return response_head(head, leg, self._request_id, framing)
 
     @property
     def _answering(self) -> bool:
-        """The first byte of this worker's answer is here."""
+        """Whether the first byte of this worker's answer is here."""
         return self._first_byte is not None and not self._resuming
 
     def _fail(self, failure: Failure) -> None:
@@ -450,7 +454,7 @@ class Exchange:
         self._cut(failure.status, f"Worker {leg.worker.id} {failure.reason}.")
 
     def _cut(self, status: int, message: str) -> None:
-        """End an answer that has begun, so that the client can tell that it is not whole."""
+        """End an answer that has begun so that the client can see that it is incomplete."""
         relay = self._relay
         last = relay.broken(error_event(status, message)) if relay else None
         self._finish(status, "broken")
@@ -461,20 +465,20 @@ class Exchange:
             self._connection.finish(self._request.head.keep_alive and not relay.until_close)
 
     def _alternatives(self, leg: Leg, failure: Failure) -> list[frozenset[str]]:
-        """Whom to do without, in the order of preference."""
-        if self._parts is None or failure.untold or failure.kind == "busy":  # of which the KV is not to blame
+        """Sets of workers to exclude next, the preferred one first."""
+        if self._parts is None or failure.untold or failure.kind == "busy":  # the KV is not to blame for these
             return [frozenset((leg.worker.id,))]
         return self._parts.others(leg)
 
     def _other(self, failure: Failure, alternatives: list[frozenset[str]]) -> frozenset[str] | None:
-        """The first that leaves somebody to try."""
+        """The first set that leaves a worker to try; None if there is none."""
         if not failure.harmless and self._harmed >= HARMED:
             return None
         wider = (self._excluded | names for names in alternatives)
         return next((names for names in wider if self._routing.can_retry(names)), None)
 
     def _give_up_on_worker(self, failure: Failure) -> None:
-        """Before its first byte."""
+        """The worker has failed before its first byte."""
         leg, parts = self._leg, self._parts
         if leg is None or self._over:
             return
@@ -494,7 +498,7 @@ class Exchange:
     def _retry_or_end(
         self, leg: Leg, failure: Failure, alternatives: list[frozenset[str]], answer: Response | None = None
     ) -> None:
-        """`answer`: what the worker said of it, for the client if nobody else can be asked."""
+        """`answer`: the worker's own error, for the client if no other worker can be tried."""
         other = self._other(failure, alternatives)
         self._routing.failed(leg, failure, other is not None)
         if other is None:
@@ -508,7 +512,7 @@ class Exchange:
     # -- from one worker to another in the middle of a stream
 
     def _breaks_down(self, migration: Migration, out: bytes) -> bool:
-        """Whether nothing more is to be done with this piece: its worker says that it fails, or nothing can be sent."""
+        """Whether nothing more is to be done with this piece: it reports a failure, or there is nothing to send yet."""
         if out and self._resuming and self._leg:
             self._resumed(self._leg, migration)
         if migration.failure is None:
@@ -519,7 +523,7 @@ class Exchange:
         return True
 
     def _migrate(self, leg: Leg, failure: Failure, migration: Migration) -> bool:
-        """Whether the client gets the rest all the same."""
+        """Whether the client will get the rest of the answer after all."""
         end = migration.ending()
         if end is not None:
             self._routing.failed(leg, failure, retried=False)
@@ -542,11 +546,11 @@ class Exchange:
         relay = self._migration.relay(head) if self._migration else None
         if relay:
             self._head, self._relay = head, relay
-            if self._paused:  # the client may read no faster than the first worker wrote
+            if self._paused:  # the client is still behind
                 self.pause()
         elif head.status in RETRY_STATUSES:
             self._break_answer(answered(head.status))
-        else:  # whatever is wrong, it is not the worker
+        else:  # the request is at fault, not the worker
             self._end_with(error_response(502, f"Worker {leg.worker.id} answered {head.status} when it was to go on."))
 
     def _resumed(self, leg: Leg, migration: Migration) -> None:
@@ -556,7 +560,7 @@ class Exchange:
         self._has_answered(leg)
 
     def _end_stream(self, events: bytes) -> None:
-        """Nothing but `events` is missing."""
+        """End a stream of which only `events` are missing."""
         if self._sending:
             self._sending.drop()
         self._finish(200, "complete")
@@ -572,7 +576,7 @@ class Exchange:
         self._cut(response.status, "The worker broke off its answer, and no other could go on.")
 
     def answer(self, response: Response, leg: Leg | None = None) -> None:
-        """End the request with an answer of the router's own. `leg`: whose failure it tells of."""
+        """End the request with an answer of the router's own. `leg`: the attempt whose failure it reports."""
         if self._over:
             return
         self._finish(response.status, "failed", leg)
@@ -589,7 +593,7 @@ class Exchange:
             upstream = sending.connection
             if end != "complete":
                 sending.drop()
-            elif upstream:  # it is back in its pool by now, but holds its last pieces until it is used again
+            elif upstream:  # it is back in its pool, but keeps its last pieces until its next request
                 prompt, cached = read_usage(upstream.recent, upstream.latest)
         parted = None
         if parts:
@@ -598,7 +602,7 @@ class Exchange:
             leg = leg or parts.pair.prefill
         if parted and cached is not None and parted.answer.cached_tokens is not None:
             cached = parted.answer.cached_tokens
-        self._sending = self._parts = self._relay = None  # they hold this in turn
+        self._sending = self._parts = self._relay = None  # they refer to this object
         self._routing.finished(Outcome(leg, status, end, self._first_byte, now - self.began, prompt, cached, parted))
 
 

@@ -1,4 +1,4 @@
-"""From a request to a worker: candidates, overlap, choice, booking; and what is learned from how it went."""
+"""Routes one request: candidates, overlap, choice, booking; and records how it went."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ logger = logging.getLogger("router.routing")
 
 
 _LONGEST_NAME = 128
-"""Characters of a request's id that a log line shows; a client may send thousands."""
+"""Characters of a request's id in a log line; a client may send thousands."""
 _SLOWEST_TOKEN = 0.5
-"""Seconds: ten times what a crowded engine takes."""
+"""Seconds per token: ten times what a crowded engine takes."""
 _MOST_TOKENS = 1 << 31
-"""Beyond any answer; what a client may ask for has no end, and may be below 0."""
+"""More than any answer has; clients may ask for any number, even a negative one."""
 
 
 class Asked(NamedTuple):
-    """What a request says of how it wants to be routed."""
+    """What a request asks for about its routing."""
 
     pinned: Worker | None = None
-    """The worker that it names, which alone may serve it."""
+    """The worker that it names; no other may serve it."""
     ttft_slo: float | None = None
     """Seconds."""
     priority: int = 0
     streamed: bool = False
     arm: Arm | None = None
-    """Of a live A/B test."""
+    """Its arm of a live A/B test."""
     body: bytes | None = None
-    """Of a request that may be served in two parts."""
+    """The body of a request that may be served in two parts."""
     tenant: str = ""
-    """Whose API key it came with, or whom its header named; "" for all others together."""
+    """By its API key, or by its tenant header; "" for all other requests together."""
     ended: Callable[[], None] | None = None
-    """Told once that it is over."""
+    """Called once when it is over."""
     migration: Migration | None = None
-    """Its answer may go on from another worker."""
+    """Set if another worker may continue its answer."""
     request_id: bytes = b""
 
 
@@ -72,7 +72,7 @@ class RequestRouting:
         self._pinned = asked.pinned
         self._exclude: frozenset[str] = frozenset()
         self.unfit: frozenset[str] = frozenset()
-        """Workers whose engine would refuse it."""
+        """Workers whose context is too short for it."""
         self._routed: Callable[[Leg | Pair | Response], None] = _nowhere
         self._parting = Parting(asked.body)
         self._body: bytes | None = None
@@ -94,11 +94,11 @@ class RequestRouting:
         self.policy = asked.arm.policy if asked.arm else None
 
     def pin(self, worker: Worker) -> None:
-        """It alone may serve the request, which was not routed yet."""
+        """Let `worker` alone serve the request, which was not routed yet."""
         self._pinned, self.pinned = worker, True
 
     def rewrite(self, body: bytes) -> None:
-        """It goes to workers like this, instead of as the client sent it."""
+        """Send `body` to workers instead of the client's."""
         self._body, self._parting = body, Parting(body)
         if self._migration:
             self._migration.rewrite(body)
@@ -112,7 +112,7 @@ class RequestRouting:
         except Exception as error:  # noqa: BLE001 -- `fail` tells of it
             self.withdraw()
             self.fail(error)
-        self._began = None  # what is decided in a later pass is decided with others
+        self._began = None  # a later pass decides on several requests: its time is not this one's
 
     def withdraw(self) -> None:
         self._brain.queue.withdraw(self)
@@ -133,7 +133,7 @@ class RequestRouting:
     def send(self, decision: Decision, booking: Booking) -> None:
         try:
             self._send(decision, booking)
-        except Exception:  # whatever it is, what is booked is given back, and the client gets an answer
+        except Exception:  # whatever it is: release the booking and answer the client
             logger.exception("A request could not be sent")
             booking.release(self._brain.clock())
             self._routed(error_response(500, "The router could not send the request."))
@@ -142,7 +142,7 @@ class RequestRouting:
         routed = self._leg(decision, booking) if decision.split is None else self._pair(decision, booking)
         now = self._brain.clock()
         self._routed(routed)
-        self._note(decision, now)  # the worker has the request by now, and need not wait for this
+        self._note(decision, now)  # after the worker has got the request
 
     def _leg(self, decision: Decision, booking: Booking) -> Leg:
         worker = self._brain.fleet.workers[decision.rank.worker_id]
@@ -167,7 +167,7 @@ class RequestRouting:
         return Pair(prefill, decode, self._parting.number, self._brain.leg_timeout, self._decode_timeout())
 
     def _decode_timeout(self) -> float | None:
-        """What is not streamed begins to answer when it ends."""
+        """An answer that is not streamed only begins when it is complete."""
         limit = self._brain.leg_timeout
         if self.streamed:
             return limit
@@ -187,7 +187,8 @@ class RequestRouting:
         return leg or Failure("unasked", "has computed the prompt, but no decode worker is left")
 
     def _decode(self, prefill: Leg, answer: Prefilled | None, exclude: frozenset[str]) -> Leg | None:
-        """The leg that decodes, booked; None when there is nobody. Raises ValueError for an answer without a way on."""
+        """Choose and book the decode leg; None if no worker can decode. Raises ValueError for an answer that cannot be
+        continued."""
         brain = self._brain
         decision = self._as_of_now(prefill, exclude)
         if decision is None:
@@ -206,7 +207,7 @@ class RequestRouting:
         return Leg(worker, prefill.decision, booking, _rank_lines(worker, onward.rank), named, body, "decode")
 
     def _as_of_now(self, prefill: Leg, exclude: frozenset[str]) -> Decision | None:
-        """The fleet may have changed since; None when nobody can decode any more."""
+        """The prefill's decision for the fleet as it is now; None if no worker can decode any more."""
         decision, others = prefill.decision, exclude - {prefill.worker.id}
         split = self._candidates(others).split
         if split is None or decision.rank not in split.prefills.ranks:
@@ -244,7 +245,7 @@ class RequestRouting:
     # -- the rest of exchange.Routing
 
     def idlest_worker(self) -> Worker | None:
-        """Of those that could serve the request, or a part of it."""
+        """Of the workers that could serve the request, or a part of it; None if there are none."""
         brain, candidates = self._brain, self._candidates(frozenset())
         if candidates.split is not None and not len(candidates):
             candidates = candidates.split.prefills
@@ -257,8 +258,8 @@ class RequestRouting:
         return bool(self._candidates(exclude)) and self._brain.retries.has(self._brain.clock())
 
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
-        self._parting = Parting(None)  # it goes on whole
-        self.ttft_slo = math.inf  # its first token is out: to refuse it now would lose what was made of it
+        self._parting = Parting(None)  # one worker continues it alone
+        self.ttft_slo = math.inf  # its first token is out: a refusal would waste what was generated
         tokens = migration.tokens
         if tokens is not None and not self.prompt.guessed:
             hashed = self.prompt.hashes is not None
@@ -295,9 +296,9 @@ class RequestRouting:
         )
 
     def _retract(self, leg: Leg) -> None:
-        """The worker has refused the prompt: it will hold of it what it held before, and no more."""
+        """The worker has refused the prompt: take back the blocks predicted for it."""
         rank, held = leg.decision.rank, leg.decision.overlap_tokens
-        if isinstance(leg.reservation, DecodeBooking):  # the decision is of who prefills
+        if isinstance(leg.reservation, DecodeBooking):  # the decision is about the prefill worker
             rank, held = leg.reservation.onward.rank, leg.reservation.onward.overlap_tokens
         hashes, size = self.prompt.hashes, leg.worker.block_size
         if hashes and held is not None:
@@ -307,14 +308,14 @@ class RequestRouting:
         prefiller = self._brain.fleet.workers.get(leg.decision.rank.worker_id)
         if prefiller is None:
             return
-        prefiller.coordinates = {}  # it may have started anew, and be elsewhere; its next answers tell
+        prefiller.coordinates = {}  # it may have restarted elsewhere; its next answers will tell
         if leg.part == "decode" and failure.kind == "error":
-            # It may be the KV that could not be fetched: whose fault it is, both workers' other requests will show.
+            # Perhaps the KV could not be fetched. Both are charged; their other requests will show whose fault it was.
             self._charge(prefiller, failure)
 
     def _charge(self, worker: Worker, failure: Failure) -> None:
         fleet = self._brain.fleet
-        if worker.pool.is_cut:  # it is being removed, and did nothing wrong
+        if worker.pool.is_cut:  # it is being removed, which is no failure
             return
         if failure.kind == "unreachable":  # the next health check may take it back
             fleet.mark_down(worker, failure.reason)
@@ -322,7 +323,7 @@ class RequestRouting:
             fleet.failed(worker, self._brain.clock())
 
     def finished(self, outcome: Outcome) -> None:
-        self._routed = _nowhere  # so that nothing of the request is left to the garbage collector
+        self._routed = _nowhere  # breaks a reference cycle
         self._brain.metrics.tallies.in_flight -= 1
         if self._ended:
             self._ended()
@@ -344,7 +345,7 @@ class RequestRouting:
         if outcome.cached_tokens is not None:
             reporter = tallies.worker(parted.prefill_worker) if parted else tally
             reporter.reported_tokens += outcome.cached_tokens
-        if parted and not self.streamed:  # the first byte of its answer says nothing of the transfer
+        if parted and not self.streamed:  # the first byte comes with the end of the answer
             parted = parted._replace(transfer=None)
         tallies.parted.finished(parted, outcome.duration - (outcome.first_byte or outcome.duration))
         self._brain.metrics.lifecycle.finished(outcome)
@@ -361,7 +362,7 @@ class RequestRouting:
         return found if found.split is None or self._parting.can(found.split, self._context_left()) else found.whole
 
     def _context_left(self) -> int | None:
-        """What the prompt leaves of the longest context that a worker has, in tokens, where all tell theirs."""
+        """Tokens that the prompt leaves of the longest context of any worker; None if that is not known."""
         fleet, prompt = self._brain.fleet, self.prompt
         base = fleet.base_model(self._model)
         if base is None or prompt.hashes is None or prompt.guessed:
@@ -370,7 +371,7 @@ class RequestRouting:
         return None if most is None else most - prompt.tokens
 
     def _note(self, decision: Decision, now: float) -> None:
-        """It was decided at `now`."""
+        """Record the decision, which was made at `now`."""
         brain = self._brain
         tallies = brain.metrics.tallies
         if self._began is not None:
@@ -401,7 +402,7 @@ class RequestRouting:
 
 
 def _tell(decision: Decision, request_id: bytes) -> None:
-    """Why this worker, for whoever looks into one request; the costs are those of the moment."""
+    """Log why this worker was chosen (level debug)."""
     costs = ", ".join(f"{rank} {cost:.4g}" for rank, cost in decision.costs.items())
     log_event(
         logger,
@@ -423,7 +424,7 @@ def _told(predicted: Prediction | None) -> str | None:
 
 
 def _has_refused(leg: Leg, outcome: Outcome) -> bool:
-    """Whether the answer is the worker's own; what a prefill worker says is passed on by the router."""
+    """Whether the answer is the worker's own. (A prefill worker's is passed on by the router.)"""
     return outcome.end == "complete" or (leg.part == "prefill" and outcome.end == "failed")
 
 
@@ -432,7 +433,8 @@ def _readable(request_id: bytes) -> str:
 
 
 def _as_meant(outcome: Outcome) -> Outcome:
-    """With the zero that its worker may have left out; of two parts, the one that prefilled tells for itself."""
+    """The outcome with cached tokens of 0 if the worker leaves zeros out; not for two parts, where the prefill worker
+    reports."""
     leg, told = outcome.leg, outcome.cached_tokens
     if leg is None or outcome.prompt_tokens is None or outcome.parted:
         return outcome
@@ -441,11 +443,11 @@ def _as_meant(outcome: Outcome) -> Outcome:
 
 
 def _nowhere(leg: Leg | Pair | Response) -> None:
-    """Where a request goes that was not routed yet."""
+    """Stands for the callback before and after routing."""
 
 
 def _rank_lines(worker: Worker, rank: WorkerRank) -> bytes:
-    """An engine with one rank is not told which."""
+    """Header lines that name the rank; none for an engine with one rank."""
     description = worker.description
     if description is None or description.dp_size == 1:
         return b""

@@ -1,7 +1,7 @@
 """The client's side: one protocol per connection, one request at a time, answers in order.
 
-Requests that a client pipelines wait until the one before is answered; a connection that is lost cancels the request in
-progress at once. A head like the last one (`router.http.repeated`) is not parsed again.
+Pipelined requests wait until the one before them is answered. A lost connection cancels the request in progress at
+once. A head like the last one is not parsed again (`router.http.repeated`).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from router.http.messages import (
 from router.http.repeated import RepeatedRequest, repeated_request
 
 MAX_HEAD = 64 * 1024
-"""Bytes of request line and headers, or of trailers; more is answered with 431."""
+"""Most bytes of request line and headers, or of trailers; more is answered with 431."""
 MAX_PIPELINED = 16
 """Requests read ahead on one connection; beyond that reading pauses."""
 PIECES = 1024
-"""In which a body is kept, besides one for each 256 bytes of it: each takes some 50 bytes of its own."""
+"""Most pieces in which a body is kept, plus one for each 256 bytes of it: each piece takes some 50 bytes itself."""
 LINGER = 1.0
-"""Seconds in which a client may still send what was refused, before the connection is closed for good."""
+"""Seconds for which a client may go on sending what was refused, before the connection is closed."""
 _TOO_LATE = "The router is stopping, and the request was not here whole in time (--drain-timeout)."
 _CAME_BACK = (
     "The request has come back to this router: one of its workers, or of a router behind it, is this router itself. "
@@ -50,14 +50,14 @@ _CAME_BACK = (
 )
 _NO_LINGER = struct.pack("ii", 1, 0)
 _HOPE = 4
-"""Heads in a row unlike the one before, after which a connection's heads are not remembered any more."""
+"""Different heads in a row after which a connection's heads are no longer remembered."""
 
 
 class Exchange(Protocol):
-    """A request being answered, as the connection sees it."""
+    """A request in progress, as the connection sees it."""
 
     def cancel(self) -> None:
-        """The client is gone."""
+        """The client has gone."""
 
     def pause(self) -> None:
         """The client reads more slowly than the worker writes."""
@@ -66,18 +66,18 @@ class Exchange(Protocol):
 
 
 Serve = Callable[[Request, "Connection"], Exchange | None]
-"""Answers a request on its connection, at once (None) or through the exchange that it returns."""
+"""Answers a request on its connection: at once (None), or through the exchange that is returned."""
 RefuseText = Callable[[int, str], Response]
-"""Makes the answer to a request that cannot be read."""
+"""Makes the answer (status, message) to a request that cannot be read."""
 Admit = Callable[[bytes, Headers], Response | None]
-"""Whether a request with this target and these headers may go on to its body; else the answer to it."""
+"""None if a request with this target and these headers may send its body; else the answer to it."""
 CallLater = Callable[[float, Callable[[], None]], object]
 
 
 class Connection(protocol.Protocol):
-    """Reads requests, hands them to `serve`, writes what it is given."""
+    """Reads requests, passes them to `serve`, and writes the answers."""
 
-    __deletable__ = ("_parser",)  # mypyc wants to be told
+    __deletable__ = ("_parser",)  # for mypyc
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Connection(protocol.Protocol):
         passing: Passing = Passing(),  # noqa: B008 -- immutable
         admit: Admit | None = None,
     ) -> None:
-        """Is one of `clients` while it is open; `call_later` is the event loop's."""
+        """`clients`: contains the connection while it is open. `call_later`: the event loop's."""
         self._call_later = call_later
         self._serve = serve
         self._refuse = refuse
@@ -98,12 +98,12 @@ class Connection(protocol.Protocol):
         self._admit = admit
         self._transport: asyncio.Transport
         self.write: Callable[[bytes], None]
-        """Relays a piece of the current answer."""
+        """Writes a piece of the current answer."""
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[Request] = deque()
-        self._ahead = 0  # bytes of those that wait
+        self._ahead = 0  # bytes of the waiting requests
         self._reading = True
-        self._counted = 0  # bytes of the body being read, among all that are held
+        self._counted = 0  # bytes of the body being read that are counted in `clients.buffered`
         self._sent = 0  # requests that the client has sent
         self._stay = Stay()
         self._current: Request | None = None
@@ -112,9 +112,9 @@ class Connection(protocol.Protocol):
         self._paused = self._beginning = False
         self._repeated: RepeatedRequest | None = None
         self._hope = _HOPE
-        self._between = True  # two messages, as far as the parser was fed
-        self._begins = b""  # what was fed first of the message being parsed
-        self._missing = 0  # bytes of a body that is not parsed
+        self._between = True  # the parser is between two messages
+        self._begins = b""  # the first piece of the message being parsed
+        self._missing = 0  # bytes still to come of a body that bypasses the parser
         self._body: list[bytes] = []
         self._reset_message()
 
@@ -123,7 +123,7 @@ class Connection(protocol.Protocol):
 
     @property
     def busy(self) -> bool:
-        """A request is in progress, or its answer not sent out yet; or the last one is still being read."""
+        """Whether a request is in progress, its answer is not sent out yet, or the last request is still being read."""
         reads_last = self._last and not self._closing
         return self._current is not None or reads_last or self._transport.get_write_buffer_size() > 0
 
@@ -152,7 +152,7 @@ class Connection(protocol.Protocol):
         exchange = self._end_current()
         if exchange:
             exchange.cancel()
-        del self._parser  # which holds this in turn: thousands of either waited for the garbage collector
+        del self._parser  # it refers to this object: the cycle would wait for the garbage collector
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -180,7 +180,7 @@ class Connection(protocol.Protocol):
                 self._refuse_message(400, f"The request is not valid HTTP: {error}.")
 
     def _take_repeated(self, repeated: RepeatedRequest, data: bytes) -> bytes:
-        """Takes a request whose head is like the last one; returns what is left to parse."""
+        """Reads a request whose head is like the last one. Returns what is left to parse."""
         found = repeated.find(data)
         if not found or found[1] > self._limits.max_body:
             self._hope -= 1
@@ -198,7 +198,7 @@ class Connection(protocol.Protocol):
         return data[start + length :]
 
     def _take_missing(self, data: bytes) -> bytes:
-        """Takes more of a body; returns what is behind it."""
+        """Reads more of a body. Returns what follows the body."""
         rest = data[self._missing :]
         self._body.append(data[: self._missing] if rest else data)
         self._missing -= len(self._body[-1])
@@ -211,7 +211,7 @@ class Connection(protocol.Protocol):
         return rest
 
     def _feed(self, data: bytes) -> None:
-        while data and not self._closing:  # behind each of thousands of offers to upgrade it goes on
+        while data and not self._closing:  # the parser stops behind each offer to upgrade
             self._no_content += len(data)
             data = self._parse(data)
         if self._no_content > MAX_HEAD and not self._closing:
@@ -219,7 +219,7 @@ class Connection(protocol.Protocol):
             self._refuse_message(431, f"The request's {part} is larger than {MAX_HEAD} bytes.")
 
     def _parse(self, data: bytes) -> bytes:
-        """Returns what is left to parse."""
+        """Feeds the parser. Returns what is left to parse."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -228,15 +228,15 @@ class Connection(protocol.Protocol):
         return b""
 
     def _decline_upgrade(self) -> None:
-        """An offer to switch protocols may be declined by just answering. The parser ends such a message with its head:
-        it is read again without the offer, or what it has of a body would be taken for the next request."""
+        """Read a message with an offer to switch protocols again, without the offer. (An answer alone declines it, but
+        the parser ends such a message with its head, and would take its body for the next request.)"""
         declined, self._parser = self._parser, httptools.HttpRequestParser(self)
-        if self._between:  # CONNECT: it offers nothing, and has no body
+        if self._between:  # CONNECT, which has no body
             return
         line = b"%s %s HTTP/%s\r\n" % (declined.get_method(), self._target, declined.get_http_version().encode())
         head = line + header_lines(header for header in self._headers if header[0] != b"upgrade") + b"\r\n"
         self._reset_message()
-        self._begins = b""  # is not what is read now
+        self._begins = b""  # this head was changed, and must not be recognised again
         self._parser.feed_data(head)
 
     @property
@@ -253,14 +253,14 @@ class Connection(protocol.Protocol):
         self._headers: Headers = []
         self._body = []
         self._body_size = 0
-        self._no_content = 0  # bytes in a row that are of no body: the parser gathers a line of any length
+        self._no_content = 0  # bytes outside of bodies since the last one: the parser takes lines of any length
         self._headers_done = False
 
     def on_url(self, url: bytes) -> None:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._headers_done:  # a trailer is none of the headers: RFC 9110 section 6.5.1
+        if not self._headers_done:  # trailers are not headers: RFC 9110 section 6.5.1
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -293,7 +293,7 @@ class Connection(protocol.Protocol):
             self._let_continue()
 
     def _let_continue(self) -> None:
-        """An old client knows no interim answer, whatever it says: RFC 9110 section 10.1.1."""
+        """HTTP/1.0 clients do not know interim answers, even if they ask for one: RFC 9110 section 10.1.1."""
         if not self._closing and not self._current and self._parser.get_http_version() != "1.0":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -347,15 +347,15 @@ class Connection(protocol.Protocol):
     def _begin(self, request: Request) -> None:
         self._current = request
         exchange = self._serve(request, self)
-        if self._answers(request):  # else it is answered, and the next one may have begun
+        if self._answers(request):  # else it is answered already, and the next one may have begun
             self._exchange = exchange
 
     def _answers(self, request: Request) -> bool:
         return self._current is request
 
     def _begin_next(self) -> None:
-        """Not before the client has taken what came before: what it does not take would pile up here. Nor within
-        itself: thousands of small ones may wait, and be answered at once."""
+        """Begin the next request, but only when the client has taken the answers before, which would pile up here. Not
+        recursive, since many small requests may be waiting that are answered at once."""
         if self._beginning:
             return
         self._beginning = True
@@ -372,7 +372,7 @@ class Connection(protocol.Protocol):
         return bool(self._waiting) and self._current is None and not self._paused
 
     def respond(self, response: Response) -> None:
-        """Answer the current request whole."""
+        """Answer the current request with a whole response."""
         request = self._current
         if request is None:
             return
@@ -382,7 +382,7 @@ class Connection(protocol.Protocol):
         self.finish(keep_alive)
 
     def finish(self, keep_alive: bool = True) -> None:
-        """The current answer is complete; the next request's turn."""
+        """The current answer is complete: go on with the next request."""
         self._end_current()
         if not keep_alive or self._closing:
             self._closing = True
@@ -391,7 +391,7 @@ class Connection(protocol.Protocol):
         self._begin_next()
 
     def abort(self) -> None:
-        """Break the connection, so that the client cannot take what it has for whole."""
+        """Break the connection, so that the client cannot take an incomplete answer for complete."""
         if self._current:
             self._reset_when_closed()
         exchange = self._end_current()
@@ -401,19 +401,19 @@ class Connection(protocol.Protocol):
             exchange.cancel()
 
     def _reset_when_closed(self) -> None:
-        """Where the connection's end is the answer's end, only a reset tells that it is not whole."""
+        """If the connection's end is the answer's end, only a reset shows that the answer is incomplete."""
         sock = self._transport.get_extra_info("socket")
         if sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
     @property
     def closing(self) -> bool:
-        """No further request will be answered on this connection."""
+        """Whether no further request will be answered here."""
         return self._closing
 
     def drain(self) -> None:
-        """Close now if idle, else after the request in progress, or the one that is being read. Again: what is not read
-        yet is refused."""
+        """Close now if idle, else after the request in progress or being read. At a second call a request that is still
+        being read is refused."""
         if self._being_sent and self._current is None and not self._waiting:
             if self._last:
                 self._refuse_message(503, _TOO_LATE)
@@ -425,7 +425,7 @@ class Connection(protocol.Protocol):
             self._close()
 
     def _close(self) -> None:
-        """Once: of asyncio's transports over TLS, one that is closed twice cannot tell any more what is unsent."""
+        """Close once: after a second close, asyncio's TLS transports no longer report unsent bytes."""
         if not self._transport.is_closing():
             self._transport.close()
 
@@ -436,7 +436,7 @@ class Connection(protocol.Protocol):
         self._refuse_with(self._refuse(status, message))
 
     def _refuse_with(self, response: Response) -> None:
-        """Answer what is not read to its end, and close: where the next request would begin is unknown."""
+        """Answer a request that is not read to its end, and close, since the start of the next one is unknown."""
         if self._closing:
             return
         self._closing = True
@@ -446,7 +446,7 @@ class Connection(protocol.Protocol):
         self._drop_waiting()
 
     def _named(self, response: Response) -> Response:
-        """With the id of the request that is being read, once its head is."""
+        """Add the id of the request that is being read, if its head is complete."""
         if self._headers_done:
             return with_request_id(response, first(self._headers, REQUEST_ID))
         if self._repeated and (self._missing or self._body_size):
@@ -454,7 +454,8 @@ class Connection(protocol.Protocol):
         return response
 
     def _linger(self) -> None:
-        """Close in two steps: closing with unread input resets the connection, and the client would lose the answer."""
+        """Close in two steps: closing with unread input would reset the connection, and the client would lose the
+        answer."""
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._call_later(LINGER, self._close)
@@ -469,7 +470,7 @@ class Connection(protocol.Protocol):
         return exchange
 
     def _drop_waiting(self) -> None:
-        """And what is read of the next one: when no further request will be answered."""
+        """Drop the waiting requests and the one being read: none will be answered."""
         sizes = (len(request.body) for request in self._waiting)
         self._clients.buffered -= self._counted + sum(size for size in sizes if size > LARGE)
         self._waiting.clear()
@@ -477,7 +478,7 @@ class Connection(protocol.Protocol):
         self._counted = self._ahead = self._missing = 0
 
     def _count(self) -> None:
-        """What is read of a large body, as long as there is room for it."""
+        """Count a large body in `clients.buffered`, and refuse it if there is no room."""
         if self._body_size > LARGE and not self._closing:
             self._clients.buffered += self._body_size - self._counted
             self._counted = self._body_size
@@ -489,7 +490,7 @@ class Connection(protocol.Protocol):
     # -- time
 
     def look(self, now: float) -> None:
-        """Once in a while: end what has taken too long."""
+        """Called once a second: end what has taken too long."""
         doing = self._doing()
         seconds, limits = self._stay.seconds(doing, now), self._limits
         match doing[0]:
@@ -505,7 +506,7 @@ class Connection(protocol.Protocol):
 
     def _doing(self) -> Doing:
         unsent = self._transport.get_write_buffer_size()
-        if unsent and (self._paused or self._current is None):  # else the answer may still add to it
+        if unsent and (self._paused or self._current is None):  # else the answer is still being written
             return "taking", unsent
         if self._being_sent:
             return "sending", self._sent
@@ -513,7 +514,7 @@ class Connection(protocol.Protocol):
 
     @property
     def _being_sent(self) -> bool:
-        """A request that is not here whole."""
+        """Whether a request has arrived in part."""
         return self._reading and not self._closing and bool(self._missing or not self._between)
 
 
@@ -523,7 +524,7 @@ def _size(request: Request) -> int:
 
 
 def _fault(version: str, names: list[bytes]) -> str | None:
-    """What the parser lets pass, and another that reads the same bytes may understand differently."""
+    """Faults that the parser accepts, but that other parsers may read differently (request smuggling)."""
     if version not in {"1.0", "1.1"}:
         return f"HTTP/{version} is not spoken here."
     if names.count(b"host") > 1 or (version == "1.1" and b"host" not in names):  # RFC 9112 section 3.2

@@ -1,7 +1,7 @@
-"""One connection to a worker, and what a worker's answer is made of.
+"""One connection to a worker, and the parts of a worker's answer.
 
-A connection carries one request at a time. Its receiver gets the head, then the body's bytes exactly as they came,
-framed but not decoded, and is told whether the body ended or broke.
+A connection carries one request at a time. Its receiver gets the head, then the body's bytes exactly as they came
+(framed, not decoded), and is told whether the body ended or broke off.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _MAX_HEAD = 64 * 1024
 _MOST_HEADS = 32
 _LAST_CHUNK = len(b"0\r\n\r\n")
 _NO_ANSWER = (httptools.HttpParserError, httptools.HttpParserUpgrade)
-"""The second: 101, and no other protocol was asked for."""
+"""The second stands for status 101, though no other protocol was asked for."""
 BOOKED = 16
-"""Chunks, and so about tokens, after which the receiver is told: engines take memory for them by the block."""
+"""The receiver is told of chunks (about as many tokens) by so many: engines allocate memory by blocks of that size."""
 _JOINED = 16 * 1024
-"""Bytes of a body that are rather copied behind the head than handed over apart."""
+"""Bodies below this many bytes are copied behind the head; larger ones are written separately."""
 
 Framing = Literal["empty", "sized", "chunked", "close"]
-"""Where a body ends: there is none; after a stated length; with its last chunk; with the connection."""
+"""Where a body ends: it has none; after the stated length; with the last chunk; with the connection."""
 
 
 class Head(NamedTuple):
-    """A worker's status line and headers, but for a stated length."""
+    """A worker's status line and headers, without the Content-Length."""
 
     status: int
     framing: Framing
     events: bool
-    """The body is a stream of server-sent events, and can be read as such."""
+    """Whether the body is a stream of server-sent events that is not compressed."""
     keep_alive: bool
     passed_on: bytes
-    """The status line, and the header lines that may pass to the client, as they came."""
+    """The status line and the header lines that pass to the client, as they came."""
 
     @property
     def is_error(self) -> bool:
@@ -48,16 +48,16 @@ class Head(NamedTuple):
 
 
 class Receiver(Protocol):
-    """Who gets the answer. After `on_end` or `on_broken` nothing more comes."""
+    """Gets the answer. Nothing is called after `on_end` or `on_broken`."""
 
     def on_head(self, head: Head, length: int | None) -> None:
-        """`length`: the Content-Length, where one is stated (to HEAD it may be, with no body)."""
+        """`length`: the Content-Length if there is one (an answer to HEAD may have one, without a body)."""
 
     def on_body(self, data: bytes, boundary: int) -> None:
-        """`boundary`: for a chunked body, the index behind the last chunk in `data` that ends a whole event."""
+        """`boundary`: the index behind the last chunk in `data` that ends a whole event; 0 for other bodies."""
 
     def on_chunks(self, chunks: int) -> None:
-        """So many chunks have come by now; told now and then, and before the end."""
+        """So many chunks have come so far. Called every `BOOKED` chunks, and before the end."""
 
     def on_end(self) -> None: ...
 
@@ -65,15 +65,15 @@ class Receiver(Protocol):
 
 
 class KnownHeads:
-    """Heads of a worker's answers as they were parsed: it repeats them, at least until the clock in its Date ticks."""
+    """Parsed heads of a worker's answers, which repeat at least until the Date header changes."""
 
     def __init__(self, passing: Collection[bytes] = RESPONSE_HEADERS) -> None:
-        """`passing`: names of the headers that go to clients."""
+        """`passing`: names of the headers that pass to clients."""
         self._passing = passing
         self._heads: dict[bytes, tuple[Head, int | None]] = {}
 
     def read(self, raw: bytes, head_only: bool) -> tuple[Head, int | None]:
-        """The head and the length that it states. Raises httptools.HttpParserError or HttpParserUpgrade."""
+        """The head and its Content-Length. Raises httptools.HttpParserError or HttpParserUpgrade."""
         if head_only:
             return parse_head(raw, True, self._passing)
         key, length = without_length(raw)
@@ -86,7 +86,7 @@ class KnownHeads:
 
 
 class _Parts:
-    """What httptools calls while it parses a head."""
+    """The callbacks of httptools for a head."""
 
     def __init__(self) -> None:
         self.headers: Headers = []
@@ -94,7 +94,7 @@ class _Parts:
         self.keep_alive = False
 
     def on_headers_complete(self) -> None:
-        """Behind an empty body the parser has forgotten."""
+        """Asked here, since the parser forgets it behind an empty body."""
         self.keep_alive = self.parser.should_keep_alive()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -104,7 +104,7 @@ class _Parts:
 def parse_head(
     raw: bytes, head_only: bool = False, passing: Collection[bytes] = RESPONSE_HEADERS
 ) -> tuple[Head, int | None]:
-    """`head_only`: it answers HEAD. `passing`: as in KnownHeads. Raises httptools.HttpParserError or
+    """`head_only`: the answer is to HEAD. `passing`: as in KnownHeads. Raises httptools.HttpParserError or
     HttpParserUpgrade."""
     parts = _Parts()
     parser = parts.parser
@@ -162,8 +162,7 @@ class WorkerConnection(protocol.Protocol):
         ended: Callable[[WorkerConnection, bool], None],
         discard: Callable[[WorkerConnection], None],
     ) -> None:
-        """`ended` is called when an answer has come whole, with whether the connection can be used again; `discard`
-        when it is gone."""
+        """`ended(connection, usable)` is called when an answer is complete; `discard` when the connection is gone."""
         self._heads = heads
         self._ended = ended
         self._discard = discard
@@ -177,16 +176,16 @@ class WorkerConnection(protocol.Protocol):
         self._paused = False
         self._events_to: Callable[[bytes], None] | None = None
         self.recent = self.latest = b""
-        """The last two pieces of the body, in the order that they came."""
+        """The last two pieces of the body, the older first."""
         self.heard = False
-        """Something has come of the answer."""
+        """Whether anything of the answer has come."""
         self.requests = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def send(self, receiver: Receiver, head: bytes, body: bytes, head_only: bool) -> None:
-        """Begin a request; `head_only`: it is HEAD, whose answer has no body."""
+        """Begin a request. `head_only`: it is HEAD, whose answer has no body."""
         self._receiver = receiver
         self._head = None
         self._head_only = head_only
@@ -200,21 +199,21 @@ class WorkerConnection(protocol.Protocol):
             self._transport.writelines((head, body))
 
     def abort(self) -> None:
-        """Close at once: the worker sees the client gone and stops working for it."""
+        """Close at once. The worker sees that and stops working on the request."""
         self._receiver = self._events_to = None
         self._transport.abort()
 
     def pass_events(self, write: Callable[[bytes], None] | None) -> None:
-        """Give pieces that are one whole event to `write` from now on, and only the others to the receiver."""
+        """From now on give pieces that are one whole event to `write`, and only others to the receiver."""
         self._events_to = write
 
     @property
     def paused(self) -> bool:
-        """Nothing is read, because the client does not."""
+        """Whether reading is paused because the client does not read."""
         return self._paused
 
     def pause(self) -> None:
-        """Nothing, once the answer has ended: the connection may serve another."""
+        """Pause reading; does nothing when the answer has ended, since the connection may serve another."""
         if self._receiver is not None and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
@@ -238,7 +237,7 @@ class WorkerConnection(protocol.Protocol):
     def data_received(self, data: bytes) -> None:
         receiver, chunked, write = self._receiver, self._chunked, self._events_to
         if receiver is None:
-            self._transport.abort()  # nothing was asked: the connection cannot be trusted any more
+            self._transport.abort()  # nothing was asked: the connection cannot be trusted
         elif chunked is not None:
             size = len(data)
             if (
@@ -248,7 +247,7 @@ class WorkerConnection(protocol.Protocol):
                 and data.startswith(SIZE_LINES[size])
                 and data.endswith(EVENT_ENDS)
             ):
-                self.recent, self.latest = self.latest, data  # every token's way, hence written out
+                self.recent, self.latest = self.latest, data  # every token passes here, hence inlined
                 write(data)
                 chunked.chunks += 1
                 if chunked.chunks % BOOKED == 0:
@@ -261,7 +260,7 @@ class WorkerConnection(protocol.Protocol):
             self._take_body(receiver, self._head, data)
 
     def _take_chunks(self, receiver: Receiver, body: ChunkedBody, data: bytes) -> None:
-        if len(data) > _LAST_CHUNK:  # else it is no more than the end
+        if len(data) > _LAST_CHUNK:  # else it is just the last chunk
             self.recent, self.latest = self.latest, data
         try:
             boundary = body.feed(data)
@@ -319,18 +318,18 @@ class WorkerConnection(protocol.Protocol):
         receiver, self._receiver = self._receiver, None
         self._chunked = self._events_to = None
         if receiver is None:
-            return  # the receiver aborted while it was given the last bytes
-        # what is unsent of a request that was answered early, and may never be read, would stand before the next one
+            return  # the receiver aborted while it got the last bytes
+        # unsent bytes of a request that was answered early would be read as part of the next one
         usable = head.keep_alive and not excess and not self._transport.get_write_buffer_size()
         if usable:
-            self.resume()  # the client may have paused it; the next request's answer is to be read
+            self.resume()  # the client may have paused it, and the next answer is to be read
         else:
             self._transport.abort()
         self._ended(self, usable)
         receiver.on_end()
 
     def cut(self, reason: str) -> None:
-        """Close at once; the receiver, where there is one, is told why."""
+        """Close at once, and tell the receiver why."""
         self._break(reason)
 
     def _break(self, reason: str) -> None:

@@ -1,9 +1,9 @@
-"""Requests that wait in the router: held until the worker that is best for them is ready, until any worker has room, or
-until an SLO can be kept.
+"""The queue: requests are held until the best worker for them is ready, until a worker has room, or until an objective
+can be met.
 
-While a request waits it can still go anywhere, and be overtaken. Each pass takes those that wait in the order of
-`line`, chooses anew for each among all ranks, with the work of those before it counted as theirs, and sends what may
-go.
+A held request can still go to any worker, and can be overtaken. Each pass takes the held requests in the order of
+`line`, chooses anew for each among all ranks, counting the work of those before it, and sends those whose rank is
+ready.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from router.scheduling.shares import Shares
 from router.scheduling.waiting import Waiting
 
 LOOK: Final = 8
-"""Requests with the same candidates that one pass looks at: a pass must not take longer than the loop may be away,
-about a millisecond."""
+"""Most requests with the same candidates that one pass considers, so that it blocks the event loop for about a
+millisecond."""
 LOOKS: Final = 4 * LOOK
-"""Those that it looks at in all, unless there are more different sets of candidates."""
+"""Most requests that a pass considers in all, unless there are more sets of candidates."""
 TICK: Final = 0.05
-"""Seconds between two passes when nothing else happens: what a rank has before it shrinks by the passing of time."""
+"""Seconds between two passes when nothing else happens: backlogs shrink with time."""
 
 
 class Queue:
@@ -44,8 +44,8 @@ class Queue:
         call_later: Callable[[float, Callable[[], None]], object],
         limits: Limits | None = None,
     ) -> None:
-        """`call_later` as an event loop has it; a pass is never made within a call from outside. `limits` may change:
-        then `wake` is to be called."""
+        """`call_later`: as of an event loop; passes are made from there only. When `limits` have changed, call
+        `wake`."""
         self._scheduler = scheduler
         self._admission = admission
         self._clock = clock
@@ -57,7 +57,7 @@ class Queue:
         self._shares = Shares()
         self._pace = Pace()
         self._ahead: dict[Candidates, Seconds] = {}
-        """Work of all that wait, by the rank that each would take."""
+        """Seconds of work of the held requests, by the rank that each would take."""
         self._asked = False
         self._ticking = False
         scheduler.changed = self.wake
@@ -66,25 +66,25 @@ class Queue:
         return len(self._line)
 
     def submit(self, waiting: Waiting) -> None:
-        """Send it, refuse it, or keep it until one of these can be done."""
+        """Send or refuse the request, now or later."""
         now = self._clock()
         if (
             self.limits.concurrency
             and (candidates := waiting.candidates()) in self._lanes
             and self._due(candidates, now)
         ):
-            self._keep(waiting, candidates, now)  # others may take the room that there is
+            self._keep(waiting, candidates, now)  # it must not take the room of those that wait
         else:
             self._consider(waiting, now, self._ahead)
 
     def _due(self, candidates: Candidates, now: float) -> bool:
-        """Whether a pass is. Another process does not say that it has left room to those who wait for some."""
+        """Whether a pass is due. (Other processes do not tell this one when they leave room.)"""
         if self._scheduler.book.shared and self._lanes.was_shut(candidates) and self.room.find(candidates, now):
             self.wake()
         return self._asked
 
     def withdraw(self, waiting: Waiting) -> None:
-        """Its client has gone, or it has found its way otherwise."""
+        """The request is no longer to be routed."""
         if waiting in self._line:
             self._remove(waiting, self._clock())
             self.wake()
@@ -122,7 +122,7 @@ class Queue:
                 waiting.refuse(QueueTimeout(waited, limit, self._retry_after(now)))
 
     def _look(self, now: float, ahead: dict[Candidates, Seconds]) -> set[Waiting]:
-        """At those that are first in each lane; returns them."""
+        """Consider the first requests of each lane; returns them."""
         limited, before = self.limits.concurrency, len(self._line)
         turn = _Turn(self._lanes.open(self.room if limited else None, now))
         served = self._shares.served if self._shares.contested else None
@@ -130,7 +130,7 @@ class Queue:
         for waiting in self._line.order(now, turn.lanes, served):
             if turn.over:
                 break
-            # what is sent may fail at once, and withdraw others
+            # a request that is sent may fail at once, and withdraw others
             if waiting in self._line and turn.may_look(lane := self._line.lane(waiting)):
                 looked.add(waiting)
                 turn.looked(lane, self._consider_again(waiting, now, ahead))
@@ -139,7 +139,8 @@ class Queue:
         return looked
 
     def _pass_over(self, looked: set[Waiting], now: float, ahead: dict[Candidates, Seconds]) -> None:
-        """Those that a pass does not look at; an objective that has passed meanwhile is no matter of prediction."""
+        """Account for the requests that the pass does not consider; those whose objective has already passed are
+        refused."""
         line = self._line
         for waiting in line.past_limit(now):
             missed = self._admission.missed(now - waiting.arrived, waiting.ttft_slo)
@@ -153,7 +154,7 @@ class Queue:
     # -- one request
 
     def _consider(self, waiting: Waiting, now: float, ahead: dict[Candidates, Seconds]) -> bool:
-        """Returns whether there was room for it."""
+        """Send, refuse or keep a request. Returns whether there was room for it."""
         candidates, roomy = waiting.candidates(), None
         if not candidates:
             if waiting in self._line:
@@ -218,14 +219,14 @@ class Queue:
         predicted = decision.predicted if self._admission.concerns(waiting.ttft_slo) else None
         if predicted is None:
             return Verdict.HOLD if decision.hold else Verdict.ADMIT
-        if waiting not in self._line:  # it comes last, but will not stay there
+        if waiting not in self._line:  # it is last in line, but may overtake
             place, then = _place(decision, roomy), now + predicted.prefill
             predicted = predicted._replace(held=self._before(waiting, candidates, place, then))
         verdict = self._admission.judge(predicted, now - waiting.arrived, waiting.ttft_slo)
         return Verdict.HOLD if decision.hold and verdict is Verdict.ADMIT else verdict
 
     def _before(self, waiting: Waiting, candidates: Candidates, place: Place, then: float) -> float:
-        """Work that goes to the same rank before one who has just come, and has waited for its own by `then`."""
+        """Seconds of held work for the same rank that will go before a new request."""
         if candidates not in self._lanes:
             return 0.0
         standing = None if self._shares.only(waiting.tenant) else self._shares.standing(waiting.tenant)
@@ -239,7 +240,7 @@ class Queue:
         waiting.send(decision, self._scheduler.reserve(decision, now, waiting.streamed))
 
     def _charge(self, waiting: Waiting, decision: Decision | None) -> float:
-        """Seconds of prefill; of the whole prompt where nothing is known of what is cached."""
+        """Seconds of prefill that the tenant is charged; of the whole prompt if overlaps are not known."""
         if decision and decision.predicted:
             return decision.predicted.prefill
         tokens = waiting.prompt_tokens
@@ -255,7 +256,8 @@ class Queue:
         decision: Decision | None = None,
         place: Place | None = None,
     ) -> bool:
-        """`decision` None: nobody has room for it. False when it was refused instead, as too many are held."""
+        """Hold the request. `decision` None: no candidate has room. Returns False if it was refused because too many
+        are held."""
         last = None
         if waiting in self._line:
             self._move(waiting, candidates)
@@ -271,7 +273,7 @@ class Queue:
             work = decision.predicted.prefill if decision.predicted else 0.0
             self._line.see(waiting, work, self._charge(waiting, decision), place)
         self._keep_ticking()
-        if last is not None:  # whoever is answered may come again at once, and push out another
+        if last is not None:  # its client may send another at once, which may push out a further one
             last.refuse(self._full(now))
         return waiting in self._line
 
@@ -282,7 +284,7 @@ class Queue:
         return self._scheduler.least_prefill(candidates, waiting.prompt_tokens, matches, now, waiting.stored_tokens)
 
     def _add(self, waiting: Waiting, candidates: Candidates, now: float, last: Waiting | None) -> None:
-        """In the place of `last`."""
+        """Put the request in line, in place of `last`."""
         if last is not None:
             self._remove(last, now, pushed_out=True)
         if not len(self._line):
@@ -292,8 +294,8 @@ class Queue:
         self._line.add(waiting, Entry(waiting.arrived, now, limit, waiting.priority, tenant), lane)
 
     def _last(self, waiting: Waiting) -> Waiting | None:
-        """Who has to leave when `waiting` comes: whoever goes last of the tenant that holds most, which may be the one
-        that comes. None: nobody has to."""
+        """Which request has to leave for `waiting`: the last one of the tenant with the most held requests, which may
+        be `waiting` itself. None: the queue is not full."""
         limit = self.limits.max_queue
         if limit is None or len(self._line) < limit:
             return None
@@ -310,7 +312,7 @@ class Queue:
         return QueueFull(len(self._line), self._retry_after(now))
 
     def _retry_after(self, now: float) -> int:
-        """Seconds until all that are held now have left, at the latest when they are not held any longer."""
+        """Seconds until all requests held now have left, or have reached the queue timeout."""
         seconds = min(self._pace.seconds(len(self._line), now), self.limits.queue_timeout or math.inf)
         return max(1, math.ceil(seconds))
 
@@ -326,7 +328,7 @@ class Queue:
         self._shares.leave(tenant, charge)
         if not pushed_out:
             self._pace.leave(now)
-        if not len(self._line):  # where nobody waits, nobody is ahead, and there is nothing to share
+        if not len(self._line):  # nobody waits: there is nothing ahead and nothing to share
             self._ahead = {}
             self._shares = Shares()
 
@@ -340,12 +342,12 @@ class Queue:
         if len(self._line):
             try:
                 self.dispatch()
-            finally:  # a fault in one request's answer must not leave all others waiting
+            finally:  # a fault with one request must not leave all others waiting
                 self._keep_ticking()
 
 
 class _Turn:
-    """How often a pass may look into each lane. Lanes whose requests have the same candidates by now count as one."""
+    """How many requests of each lane a pass may still consider. Lanes with the same candidates by now count as one."""
 
     def __init__(self, open_: Mapping[int, Candidates]) -> None:
         self.lanes = open_
@@ -369,7 +371,7 @@ class _Turn:
 
 
 def _place(decision: Decision, roomy: Roomy | None) -> Place:
-    """Among all candidates."""
+    """The decision's position among all candidates."""
     part = 0 if decision.split is None else 1
     if roomy is None:
         return Place(part, decision.position)
@@ -377,7 +379,7 @@ def _place(decision: Decision, roomy: Roomy | None) -> Place:
 
 
 def _parts(candidates: Candidates) -> Sequence[Candidates]:
-    """What `Place.part` counts."""
+    """The candidates that `Place.part` refers to."""
     return (candidates.whole, candidates.split.prefills) if candidates.split else (candidates.whole,)
 
 
