@@ -17,7 +17,7 @@ from indexer.observer import Cause, Observer
 from indexer.predicted import PredictedPrefixes
 from indexer.prefix_index import PrefixIndex
 from indexer.removals import Removals
-from indexer.types import PLAIN, Namespace, Tier, WorkerRank
+from indexer.types import Namespace, Tier, WorkerRank
 
 
 class PromptHashes(NamedTuple):
@@ -161,12 +161,6 @@ class KVIndexer:
     def _find(self, chain: SequenceHashes) -> Matches:
         known, predicted = self.index.find_matches(chain), self._predicted.find_matches(chain)
         return MostOfMatches(known, predicted) if predicted else known
-
-    def find_matches_for_request(
-        self, tokens: Sequence[int], block_sizes: Iterable[int], namespace: Namespace = PLAIN
-    ) -> Matches:
-        """`find_matches` of a prompt given as token ids."""
-        return self.find_matches(hash_prompt(tokens, block_sizes, namespace))
 
     def on_batch(self, batch: EventBatch) -> list[ReplayRequest]:
         """Apply a batch, or hold it back; returns the replays to ask for."""

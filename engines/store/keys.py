@@ -35,10 +35,6 @@ class StoreKeys(Protocol):
     def keys(self, digest: Digest) -> tuple[str, ...]:
         """Every object without which the block does not count."""
 
-    def event_hash(self, digest: Digest) -> int:
-        """What the engine's events call this block of the plain namespace, modulo 2^64; that tells whether both hash
-        alike. (An engine may be told to publish whole digests.)"""
-
 
 class Verdict(NamedTuple):
     """`agrees` None: there is nothing to tell it by."""

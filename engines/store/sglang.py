@@ -70,9 +70,6 @@ class SglangLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         start = self.start + digest.hex()
         return tuple([start + end for end in self._ends])
 
-    def event_hash(self, digest: Digest) -> int:
-        return int.from_bytes(digest[:8], "big")
-
     @property
     def ends(self) -> tuple[str, ...]:
         """What follows the digest in a block's keys."""

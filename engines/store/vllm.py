@@ -118,9 +118,6 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 keys += [start + name for start in starts]
         return tuple(keys)
 
-    def event_hash(self, digest: Digest) -> int:
-        return int.from_bytes(digest[-8:], "big")
-
     def ranks(self, group: VllmGroup) -> int:
         """How many numbers of tensor-parallel ranks a block of the group has."""
         if group.holds == "latent":

@@ -98,10 +98,8 @@ class ChatTemplates:
         self._sources = sources
         self._compiled = lru_cache(maxsize=8)(lambda source: ChatTemplate(source, special_tokens))
 
-    def choose(self, *, with_tools: bool, given: str | None = None) -> ChatTemplate:
-        """`given`: a template or the name of one, from the request. Raises CannotTokenize."""
-        if given is not None:
-            return self._compiled(self._sources.get(given, given))
+    def choose(self, *, with_tools: bool) -> ChatTemplate:
+        """Raises CannotTokenize."""
         # A single template serves for tools as well, and is called default.
         name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
