@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -56,28 +57,40 @@ class Handover(NamedTuple):
         return f"xfer-{self.number:016x}"
 
 
-class Connector(Protocol):
+class Connector(ABC):
     """One way of moving KV between two engines of a kind."""
 
-    @property
-    def pushes(self) -> bool:
-        """The prefill worker writes while it computes, so what is left of the transfer after it is short."""
+    pushes: ClassVar[bool] = False
+    """The prefill worker writes KV while it computes, so that little of the transfer is left when it is done."""
 
     def refuses(self, body: Body, room: int | None = None) -> str | None:
         """Why this request cannot be split, for people; None when it can. `room`: tokens of the model's context that
-        its prompt leaves; None: nobody knows."""
+        its prompt leaves; None: unknown."""
+        return length_matters(body, room) or probabilities_of_prompt(body)
 
-    def lacks(self, prefiller: Prefiller) -> str | None:
-        """What is not known of the worker, so that nothing can be split with it yet; None when all is."""
+    def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- for those that need to know something
+        """What must be known of the worker before requests can be split with it, and is not; None: nothing."""
+        return None
 
-    def together(self, prefiller: Prefiller) -> bool:
-        """Both legs are sent at once; else the decode leg needs what the prefill leg answers."""
+    def together(self, prefiller: Prefiller) -> bool:  # noqa: ARG002 -- for those of which it depends
+        """Whether both legs are sent at once; else the decode leg needs what the prefill leg answers."""
+        return self.pushes
 
-    def prefill(self, body: Body, handover: Handover) -> Body: ...
+    @abstractmethod
+    def prefill(self, body: Body, handover: Handover) -> Body:
+        """What the prefill worker is asked."""
 
+    @abstractmethod
     def decode(self, body: Body, handover: Handover, returned: msgspec.Raw | None) -> Body:
-        """`returned`: the `kv_transfer_params` that the prefill leg answered. Raises ValueError where they are needed
-        and missing."""
+        """What the decode worker is asked. `returned`: the `kv_transfer_params` that the prefill leg answered. Raises
+        ValueError where they are needed and missing."""
+
+
+class SingleSequenceConnector(Connector):
+    """One that hands over the KV of one sequence for each request, as vLLM's point-to-point connectors do."""
+
+    def refuses(self, body: Body, room: int | None = None) -> str | None:
+        return several_sequences(body) or super().refuses(body, room)
 
 
 def read_body(raw: bytes | msgspec.Raw) -> Body:
