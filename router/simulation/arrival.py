@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from engines.sim.scheduler import Request
+from engines.sim.request import Request
 from indexer.matches import Matches, MostOfMatches
 from indexer.types import WorkerRank
 from router.ab.trace import Row

@@ -17,7 +17,7 @@ import numpy as np
 from engines.description import Role
 from engines.sim.cache import CacheEvent, Cleared, Stored
 from engines.sim.rank import Rank, Sink
-from engines.sim.scheduler import Request
+from engines.sim.request import Request
 from engines.sim.scheduler import Scheduler as Engine
 from engines.sim.store import Eviction
 from engines.sim.timing import StepTiming

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from engines.sim.scheduler import Request
+from engines.sim.request import Request
 from indexer.types import WorkerRank
 from router.scheduling.booking import Booking
 from router.scheduling.decision import Decision

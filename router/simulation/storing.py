@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from engines.sim.scheduler import Request, StepOutcome
+from engines.sim.request import Request
 from engines.sim.scheduler import Scheduler as Engine
+from engines.sim.scheduler import StepOutcome
 from engines.sim.store import Store
 from indexer.types import WorkerRank
 
