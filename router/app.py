@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 import aiohttp
+import uvloop
 
 import router.scheduling.limits
 from engines.endpoints import url_host
@@ -95,13 +96,7 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
         return 2
     every = {"process": member.number} if member else None
     configure_logging(settings.log_level, settings.log_format, every=every)
-    try:
-        import uvloop  # noqa: PLC0415 -- there is none for Windows
-
-        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    except ImportError:
-        runner = asyncio.Runner()
-    with runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, source, member))
 
 
