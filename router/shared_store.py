@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import aiohttp
 from msgspec.structs import replace
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engines.description import Model, bases
@@ -24,7 +24,7 @@ from router.model_config import read_config
 from router.store_lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
 from router.store_master import StoreMaster
 from router.store_spec import StoreSpec
-from router.tallies import Histogram, counter_family
+from router.tallies import Histogram, counter_family, histogram_family
 
 logger = logging.getLogger("router.shared_store")
 
@@ -147,9 +147,8 @@ class SharedStore(Collector):
         yield GaugeMetricFamily("router_store_up", "1 while the store's master answers.", float(self.healthy))
         counts = [((outcome,), sum(lookup.lookups[outcome] for lookup in lookups)) for outcome in OUTCOMES]
         yield counter_family("router_store_lookups", "Prompts looked up, by outcome.", ("outcome",), counts)
-        seconds = HistogramMetricFamily("router_store_lookup_seconds", "Naming a prompt's blocks and asking for them.")
-        self._seconds.add_to(seconds, ())
-        yield seconds
+        seconds = "Naming a prompt's blocks and asking for them."
+        yield histogram_family("router_store_lookup_seconds", seconds, (), [((), self._seconds)])
 
     async def close(self) -> None:
         for lookup in self._lookups.values():
