@@ -18,7 +18,6 @@ import uvloop
 from rich.console import Console
 
 from router.ab import children, live, workers
-from router.ab.access import read_access, router_flags
 from router.ab.client import Address
 from router.ab.errors import RunError
 from router.ab.figures import ratios
@@ -47,7 +46,7 @@ def main(argv: list[str]) -> int:
         return live.main(argv[1:])
     try:
         plan = read_plan(argv)
-        access = read_access(plan)
+        access = plan.access()
         loads = {seed: plan.rows(seed) for seed in plan.seeds}
         check_writable("--out", plan.out)
         check_writable("--html", plan.html)
@@ -167,7 +166,7 @@ async def _targets(plan: Plan, run: _Run, named: Sequence[str], access: WorkerAc
     if mode == UNROUTED:
         yield [Address.parse(url_of(worker), access) for worker in named]
         return
-    flags = ["--seed", str(run.seed), "--log-level", "warning", *router_flags(plan), *plan.router_args]
+    flags = ["--seed", str(run.seed), "--log-level", "warning", *plan.access_flags, *plan.router_args]
     async with children.router(mode, named, flags) as url:
         yield [Address.parse(url)]
 

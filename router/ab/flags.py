@@ -1,12 +1,21 @@
-"""What numbers on a command line must be, for argparse."""
+"""How the command lines of A/B runs and of simulations are read by argparse, and what numbers there must be."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
+
+from router.ab.errors import RunError
 
 _T = TypeVar("_T")
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises RunError for what is wrong, where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise RunError(f"{message}; --help lists every flag")
 
 
 def taking(what: str, read: Callable[[str], _T]) -> Callable[[str], _T]:

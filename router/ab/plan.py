@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NoReturn, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import msgspec
 
 from router.ab.arrivals import Arrivals, rearrive
 from router.ab.errors import RunError
-from router.ab.flags import count, number, positive
-from router.ab.trace import SHAPES, Row, read, stretch, synthesize, without_reuse
+from router.ab.flags import Parser, count, number, positive
+from router.ab.trace import SHAPES, Row, load, stretch, without_reuse
+from router.security.worker_access import WorkerAccess, read_access
 from router.settings import RouterMode
 from router.worker_spec import parse_worker
 
@@ -82,24 +82,31 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """The first."""
         return self.seeds[0]
 
+    def access(self) -> WorkerAccess:
+        """How to ask engines that want a key, or speak TLS. Raises RunError for a file that cannot be used."""
+        try:
+            return read_access(self)
+        except ValueError as error:
+            raise RunError(str(error)) from None
+
+    @property
+    def access_flags(self) -> list[str]:
+        """The same, for the router that a mode starts."""
+        given = [("--" + name.replace("_", "-"), getattr(self, name)) for name in _ACCESS_FILES]
+        return [part for flag, path in given if path is not None for part in (flag, path)]
+
     def rows(self, seed: int) -> list[Row]:
         """The requests to send. Raises RunError when the trace cannot be used or nothing of it is left."""
-        name, _, kind = self.trace.partition(":")
-        whole = synthesize(kind or "conversation", seed) if name == "synthetic" else read(Path(self.trace))
-        kept = stretch(whole, self.duration, self.limit, self.max_output)
+        kept = stretch(load(self.trace, seed), self.duration, self.limit, self.max_output)
         if not kept:
             raise RunError(f"no request of {self.trace} is left; give a longer --duration or a larger --limit")
         kept = rearrive(kept, self.arrivals, seed)
         return without_reuse(kept) if self.no_reuse else kept
 
 
+_ACCESS_FILES = ("worker_api_key_file", "worker_ca", "worker_cert", "worker_key")
 _SIMULATED = ("sim_workers", "cache_tokens", "block_size", "sim_arg")
 """Flags of the simulated fleet alone."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RunError(f"{message}; --help lists every flag")
 
 
 def read_plan(argv: Sequence[str]) -> Plan:
@@ -130,7 +137,7 @@ def read_plan(argv: Sequence[str]) -> Plan:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="kv-router ab", description=_DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="kv-router ab", description=_DESCRIPTION, allow_abbrev=False)
     add = parser.add_argument
     kinds = ", ".join(f"synthetic:{kind}" for kind in SHAPES)
     traces = f"JSON lines in Mooncake's format, or one of {kinds} (default: the first of these)"

@@ -29,6 +29,12 @@ class Row(msgspec.Struct, frozen=True):
     hash_ids: tuple[int, ...]
 
 
+def load(trace: str, seed: int) -> list[Row]:
+    """`trace`: a file's name, or `synthetic`, or `synthetic:KIND`. Raises RunError as `read` and `synthesize` do."""
+    name, _, kind = trace.partition(":")
+    return synthesize(kind or "conversation", seed) if name == "synthetic" else read(Path(trace))
+
+
 def read(path: Path) -> list[Row]:
     """The rows of a trace file, in order of arrival, the first at 0: some begin with the hour, or count from 1970.
     Raises RunError naming the line of the first malformed row."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import msgspec
 
@@ -15,7 +15,7 @@ from engines.sim.store import Eviction
 from engines.sim.timing import StepTiming
 from router.ab.arrivals import Arrivals
 from router.ab.errors import RunError
-from router.ab.flags import count, number, positive, taking, whole
+from router.ab.flags import Parser, count, number, positive, taking, whole
 from router.ab.trace import BLOCK_TOKENS, check_readable
 from router.scheduling.admission import SloAction
 from router.simulation.changes import Change, parse_change, parse_slow, unknown_worker
@@ -58,11 +58,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def run(self, policy: str, seed: int, rate: float) -> Run:
         return Run(self.requests, self.fleet, policy, seed, rate, self.slo, self.changes, self.goal)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RunError(f"{message}; --help lists every flag")
 
 
 def read_plan(argv: Sequence[str]) -> Plan:
@@ -182,7 +177,7 @@ def _timing(given: argparse.Namespace) -> StepTiming:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="kv-router simulate", description=_DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="kv-router simulate", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--flags", metavar="FILE", help="YAML of these flags by name; those of the command line win")
     _add_traffic(parser.add_argument_group("Traffic"))
     _add_fleet(parser.add_argument_group("Fleet"))

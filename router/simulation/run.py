@@ -6,15 +6,16 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, get_args
+from typing import NamedTuple, TypeAlias, get_args
+
+import numpy as np
 
 from router.ab.errors import RunError
 from router.policies import known_policies, make_policy
 from router.scheduling.admission import Admission, Objectives, SloAction
 from router.scheduling.cheapest import Cheapest
-from router.scheduling.decision import Policy
+from router.scheduling.decision import Cost, Policy, Situation
 from router.settings import RouterMode, Settings, SettingsError
-from router.simulation.affinity import Affinity
 from router.simulation.arrival import Sample
 from router.simulation.changes import Change, plan_changes
 from router.simulation.figures import Figures, Goal, summarise
@@ -23,6 +24,18 @@ from router.simulation.source import Requests
 
 AFFINITY = "affinity"
 _MODES: frozenset[str] = frozenset(get_args(RouterMode)) - {"direct"}
+
+
+class Affinity:
+    """A baseline policy for simulations: the longest prefix wins; among equals, the fewest requests."""
+
+    def cost(self, situation: Situation) -> Cost:
+        missed = np.maximum(0, situation.prompt_tokens - situation.overlap_tokens)
+        return Cost(missed * _DECIDES + situation.requests, max(1, situation.prompt_tokens) * _DECIDES)
+
+
+_DECIDES = 1e6
+"""More requests than any rank has in flight: one token of overlap outweighs them."""
 
 
 class Slo(NamedTuple):
@@ -97,10 +110,8 @@ def _check_fits(tokens: int, fleet: FleetSettings) -> None:
         raise RunError(f"a request of {tokens} tokens does not fit a cache of {blocks}; see --cache-tokens")
 
 
-class Runner(Protocol):
-    """Makes runs, in the order given, as they are asked for or all at once."""
-
-    def __call__(self, runs: Iterable[Run], /) -> Iterator[Figures]: ...
+Runner: TypeAlias = Callable[[Iterable[Run]], Iterator[Figures]]
+"""Makes runs, in the order given, as they are asked for or all at once."""
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from router.ab.arrivals import Arrivals, rearrive
 from router.ab.errors import RunError
-from router.ab.trace import Row, read, stretch, synthesize, without_reuse
+from router.ab.trace import Row, load, stretch, without_reuse
 from router.simulation.workloads import WORKLOADS, Workload
 
 
@@ -45,8 +44,7 @@ def _prepared(requests: Requests, seed: int) -> list[Row]:
 
 
 def _all_rows(requests: Requests, seed: int) -> list[Row]:
-    workload, trace = requests.kind, requests.trace or "synthetic"
+    workload = requests.kind
     if workload:
         return workload.rows(seed, requests.duration or workload.seconds)
-    name, _, kind = trace.partition(":")
-    return synthesize(kind or "conversation", seed) if name == "synthetic" else read(Path(trace))
+    return load(requests.trace or "synthetic", seed)
