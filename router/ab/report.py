@@ -17,7 +17,7 @@ from router.ab.machine import Cost
 from router.ab.plan import Plan
 from router.ab.statistics import Record, Summary, balance
 from router.page.intervals import Interval
-from router.page.results import Comparison, Figure, Result
+from router.page.results import BUSY, Comparison, Figure, Result
 
 _BUSY = 0.85
 """Share of the machine's cores above which processes wait for each other more than for the simulated engines."""
@@ -165,16 +165,8 @@ def table(compared: Comparison, rate: float, *, real: bool, gaps: bool = False) 
         if gaps or compared.has(figure.title):
             grid.add_row(figure.title, *(_cell(compared, figure, policy, rate) for policy in compared.policies))
     if any(result.busy for result in compared.results):
-        grid.add_row(
-            "machine busy, of it this run %", *(_busy(compared.of(policy, rate)) for policy in compared.policies)
-        )
+        grid.add_row(BUSY, *(compared.busy(policy, rate) for policy in compared.policies))
     return grid
-
-
-def _busy(results: Sequence[Result]) -> str:
-    """Of the busiest run."""
-    shares = [result.busy for result in results if result.busy]
-    return "{:.0f}, {:.0f}".format(*(share * 100 for share in max(shares))) if shares else "–"
 
 
 def _heading(report: Report) -> str:
