@@ -37,7 +37,7 @@ class Stored(NamedTuple):
     owners: tuple[str, ...] = ()
 
 
-class Segment(NamedTuple):
+class Segment(msgspec.Struct, frozen=True):
     """Memory that a process offers to the store."""
 
     name: str
