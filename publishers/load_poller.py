@@ -10,7 +10,8 @@ import aiohttp
 import msgspec
 
 from engines.description import EngineDescription
-from engines.load import RankLoad, poll
+from engines.load import poll
+from engines.rank_load import RankLoad
 from publishers.dialogue import converse
 from publishers.logs import log_event
 

@@ -15,9 +15,9 @@ import engines.sglang.decode
 import engines.vllm.decode
 from engines.description import EngineDescription, EngineKind, EventSource
 from engines.endpoints import confined, reachable
-from engines.load import RankLoad
 from engines.probe import probe
 from engines.problems import BAD_ENDPOINT, FOREIGN_ENDPOINT, OLD_EVENTS, WANTS_KEY, other_block_size
+from engines.rank_load import RankLoad
 from indexer.types import WorkerRank
 from publishers.counts import RelayCounts, SourceCounts
 from publishers.credentials import make_session
