@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import aiohttp
 import msgspec
 
-from engines.undecodable import UNDECODABLE
+from engines.answers import UNDECODABLE
 
 if TYPE_CHECKING:
     from router.fleet import Fleet, Worker

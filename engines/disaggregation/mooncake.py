@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from engines.answers import UNDECODABLE
 from engines.disaggregation.legs import (
     Body,
     Handover,
@@ -20,7 +21,6 @@ from engines.disaggregation.legs import (
     with_transfer,
 )
 from engines.endpoints import url_host
-from engines.undecodable import UNDECODABLE
 
 BOOTSTRAP_PORT = 8998
 """vLLM's default of VLLM_MOONCAKE_BOOTSTRAP_PORT."""

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from engines.answers import UNDECODABLE
 from router.migration.chunk import (
     ABSENT,
     DATA,
-    UNREADABLE,
     Choice,
     Chunk,
     decode_chunk,
@@ -78,7 +78,7 @@ class Record:
     def _rewritten(rewriting: Rewriting, event: bytes) -> bytes:
         try:
             return rewriting.event(event)
-        except UNREADABLE:
+        except UNDECODABLE:
             return event
 
     def lose(self) -> None:
@@ -88,7 +88,7 @@ class Record:
     def _note(self, event: bytes) -> bytes:
         try:
             chunk = self._read(event[len(DATA) :])
-        except UNREADABLE:
+        except UNDECODABLE:
             return self._give_up(_PARSED, event)
         if _tells_error(chunk):
             return self._fail(chunk, event)
@@ -220,7 +220,7 @@ def _tells_error(chunk: Chunk) -> bool:
 def _error(chunk: Chunk, event: bytes) -> Any:
     try:
         return decode_error(event[len(DATA) :] if chunk.error is ABSENT else chunk.error)
-    except UNREADABLE:
+    except UNDECODABLE:
         return decode_error(b"{}")
 
 
