@@ -12,12 +12,12 @@ from indexer.types import Namespace, WorkerRank
 from router.fleet import Fleet
 from router.index_audit import IndexAudit
 from router.metrics import Metrics
+from router.missing_events import MissingEvents
 from router.retry_budget import RetryBudget
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.sent import SentPrompts
-from router.unheard import Unheard
 
 
 class Prompt(NamedTuple):
@@ -48,7 +48,7 @@ class Brain(NamedTuple):
     has_store: bool = False
     """The workers share one."""
     audit: IndexAudit | None = None
-    unheard: Unheard | None = None
+    missing_events: MissingEvents | None = None
     sent: SentPrompts | None = None
     """By this process, and by others on its port."""
 

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from router.kv_lifecycle import KVLifecycle
 from router.security.guard import Reason as Denied
 from router.tallies import Tallies
-from router.tokens.cannot import Reason as Untokenized
+from router.tokens.errors import Reason as Untokenized
 
 Sample = tuple[tuple[str, ...], float]
 """Label values and the value."""

@@ -51,7 +51,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
 
 def worker_status(brain: Brain, worker: Worker) -> WorkerStatus:
     problems = list(worker.problems)
-    unheard = brain.unheard.problems.get(worker.id) if brain.unheard else None
+    missing = brain.missing_events.problems.get(worker.id) if brain.missing_events else None
     lonely = loneliness(worker, brain.fleet.up) if worker.state == "up" else None
     return WorkerStatus(
         id=worker.id,
@@ -66,7 +66,7 @@ def worker_status(brain: Brain, worker: Worker) -> WorkerStatus:
         block_size=worker.block_size,
         role=worker.role,
         connector=worker.connector if worker.role != "both" else None,
-        problems=[*problems, *(problem for problem in (unheard, lonely) if problem)],
+        problems=[*problems, *(problem for problem in (missing, lonely) if problem)],
         ranks=[_rank_status(brain, rank) for rank in worker.ranks],
     )
 

@@ -90,7 +90,7 @@ class Upkeep:
             block_size=worker.spec.block_size,
             session=self._session,
             load_interval=self._settings.load_interval,
-            connect_patience=None,  # `Unheard` tells of it
+            connect_patience=None,  # `MissingEvents` reports it
         )
         self._followed[worker.id] = _Followed(worker.description, worker.spec, publisher)
         await publisher.start()

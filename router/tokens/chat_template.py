@@ -9,9 +9,9 @@ from typing import Any
 
 import jinja2
 
-from router.tokens.cannot import CannotTokenize
 from router.tokens.content_format import wants_parts
 from router.tokens.conversation import Message
+from router.tokens.errors import CannotTokenize
 from router.tokens.sandbox import environment
 
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "

@@ -9,8 +9,8 @@ import numpy as np
 
 from engines.description import EngineKind
 from indexer.hashing import Tokens, pack_tokens
-from router.tokens.cannot import CannotTokenize, Reason
 from router.tokens.conversation import conversation, tool_definitions
+from router.tokens.errors import CannotTokenize, Reason
 from router.tokens.tokenizer import Tokenizer
 
 Endpoint = Literal["completions", "chat"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from router.tokens.cannot import CannotTokenize
 from router.tokens.chat_template import ChatTemplate, ChatTemplates
+from router.tokens.errors import CannotTokenize
 from tests.router.tokens.conftest import CHATML
 
 NAMESPACE = "{% set n = namespace() %}{% set n.x = messages %}"
