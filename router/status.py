@@ -1,4 +1,4 @@
-"""What there is to tell of one worker: on /ready, and to who administers."""
+"""The status of a worker, as /ready and the admin surface show it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class RankStatus(msgspec.Struct, kw_only=True):
 
     dp_rank: int
     index: str
-    """A view of `indexer.cursor`."""
+    """How well the index knows the rank: a `View` of `indexer.cursor`."""
     routed: str
     blocks: dict[str, int]
-    """Held, by tier."""
+    """Blocks held, by tier."""
     drift: DriftStatus | None
-    """How far it is from what engines report; null where there was nothing to compare."""
+    """How far the index differs from what the engine reports; null where there was nothing to compare."""
     requests: int
     load_age_seconds: float | None
 
@@ -33,13 +33,13 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     url: str
     state: State
     up: bool
-    """Its engine serves, though it may be draining."""
+    """Whether its engine serves; it may be draining all the same."""
     trouble: str
     """Why it is down, for people."""
     breaker: str
-    """A state of `router.breaker`."""
+    """State of its circuit breaker (`router.breaker`)."""
     in_flight: int
-    """Requests that need it until they have ended."""
+    """Requests that it is serving."""
     engine: str
     models: list[str]
     block_size: int
