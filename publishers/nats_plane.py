@@ -59,9 +59,8 @@ class NatsPlane:
     ) -> None:
         self.dropped = 0
         """Messages not handed over: no connection, a full buffer, or larger than the server takes."""
-        self._urls = list(urls)
+        self._use(urls)
         self._access = access
-        self._name = ", ".join(_without_credentials(url) for url in urls)
         self._pending_limit = pending_limit
         self._reply_timeout = reply_timeout
         self._client: SafeClient | None = None
@@ -73,6 +72,10 @@ class NatsPlane:
         """Errors, since the last connection was made."""
         self._subscriptions: list[_Subscription] = []
         self._on_reconnect: list[Callable[[], None]] = []
+
+    def _use(self, urls: Sequence[str]) -> None:
+        self._urls = list(urls)
+        self._name = ", ".join(_without_credentials(url) for url in urls)
 
     def __repr__(self) -> str:
         return f"NatsPlane({self._name}, {'connected' if self.connected else 'away'})"
