@@ -13,10 +13,9 @@ from engines import problems
 from engines.description import EngineDescription, bases
 from engines.disaggregation.mooncake import bootstrap_url, read_bootstrap
 from engines.endpoints import confined
-from engines.probe import Answer, probe, read_models
-from publishers.dialogue import read_whole
+from engines.probe import probe, read_models
+from publishers.dialogue import TIMED_OUT, converse, fetch
 from publishers.logs import log_event
-from publishers.reasons import reason_of
 from router.fleet import Fleet, Worker
 from router.pairing import lack
 
@@ -28,6 +27,9 @@ connection or a bad status counts at once."""
 
 _MODELS_EVERY = 5
 """Health checks from one look at what a worker serves to the next: adapters come and go while it runs."""
+
+DESCRIBE_TIMEOUT = 5.0
+"""Seconds for each request that finds out what a worker is."""
 
 OnDescribed = Callable[[Worker], Awaitable[None]]
 
@@ -92,16 +94,14 @@ class WorkerWatch:
 
     async def _check(self) -> str | None:
         """What is wrong with the worker; None when it is well, or slow but not for long enough."""
-        try:
-            answer = await _get(self._session, self._worker.spec.url, "/health", self._interval)
-        except TimeoutError:
+        answer, why = await fetch(self._session, self._worker.spec.url, "/health", self._interval)
+        if answer.status == TIMED_OUT:
             self._slow += 1
             patient = self._worker.up and self._slow < _SLOW_CHECKS
             return None if patient else f"/health did not answer within {self._interval:g} s"
-        except aiohttp.ClientError as error:
-            self._slow = 0
-            return f"cannot be reached: {reason_of(error)}"
         self._slow = 0
+        if answer.status == 0:
+            return why
         return None if answer.status == 200 else f"/health answered {answer.status}"
 
     async def _ask_bootstrap(self) -> None:
@@ -110,7 +110,7 @@ class WorkerWatch:
         if worker.connector != "mooncake" or worker.role != "prefill":
             return
         url = bootstrap_url(worker.prefiller(0))
-        answer = await fetch(self._session, url, "/query", self._interval)
+        answer, _ = await fetch(self._session, url, "/query", self._interval)
         self._fleet.learn_engine_ids(worker, read_bootstrap(answer.body) if answer.status == 200 else {})
 
     async def _ask_models(self) -> None:
@@ -119,7 +119,8 @@ class WorkerWatch:
         worker, known = self._worker, self._worker.description
         if known is None or self._looks % _MODELS_EVERY:
             return
-        models = read_models(known.kind, await fetch(self._session, worker.spec.url, "/v1/models", self._interval))
+        answer, _ = await fetch(self._session, worker.spec.url, "/v1/models", self._interval)
+        models = read_models(known.kind, answer)
         if not models or models == known.models:
             return
         if bases(models) != bases(known.models):
@@ -172,32 +173,6 @@ async def describe(
     """What the engine says that it is; `problems` has `NO_ANSWER` where it says nothing. `event_hosts`: where it may
     say that it publishes, besides its own host."""
     host = worker.pool.address.host
-    steps = probe(host)
-    path = next(steps)
-    while True:
-        try:
-            answer = await fetch(session, worker.spec.url, path, 5.0)
-            if answer.status == 0:  # one connection that was cut must not leave it half known for as long as it is up
-                answer = await fetch(session, worker.spec.url, path, 5.0)
-            path = steps.send(answer)
-        except StopIteration as done:
-            found: EngineDescription = done.value
-            return confined(found, host, event_hosts)
-
-
-TIMED_OUT = -1
-
-
-async def fetch(session: aiohttp.ClientSession, url: str, path: str, timeout: float) -> Answer:
-    """GET; status 0 when the worker cannot be reached, TIMED_OUT when it is too slow."""
-    try:
-        return await _get(session, url, path, timeout)
-    except TimeoutError:
-        return Answer(TIMED_OUT)
-    except aiohttp.ClientError:
-        return Answer(0)
-
-
-async def _get(session: aiohttp.ClientSession, url: str, path: str, timeout: float) -> Answer:
-    async with session.get(url + path, timeout=aiohttp.ClientTimeout(timeout), allow_redirects=False) as response:
-        return Answer(response.status, await read_whole(response))
+    # One connection that was cut must not leave it half known for as long as it is up.
+    found, _ = await converse(probe(host), session, worker.spec.url, DESCRIBE_TIMEOUT, twice=True)
+    return confined(found, host, event_hosts)
