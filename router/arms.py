@@ -84,9 +84,6 @@ class Arms(Collector):
         place = bisect_right(self._sums, point * self._sums[-1])
         return self._arms[min(place, len(self._arms) - 1)]  # rounding may leave the point on the upper edge
 
-    def describe(self) -> Iterator[Metric]:
-        return self.collect()
-
     def collect(self) -> Iterator[Metric]:
         ends = (((arm.name, end), count) for arm in self._arms for end, count in arm.tally.ends.items())
         yield counter_family("router_ab_requests", "Requests by arm and how they ended.", ("arm", "end"), ends)

@@ -142,9 +142,6 @@ class KVLifecycle(Collector):
 
     # -- prometheus_client's Collector
 
-    def describe(self) -> Iterator[Metric]:
-        return self.collect()
-
     def collect(self) -> Iterator[Metric]:
         for fate, text in _FATES.items():
             blocks, labels = list(self._blocks(fate)), ("worker", "tier")

@@ -24,7 +24,7 @@ class Metrics:
     """One registry per router, so that several may live in one process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry(auto_describe=True)
         self.tallies = Tallies()
         self.registry.register(self.tallies)
         self.lifecycle = KVLifecycle(clock)

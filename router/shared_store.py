@@ -139,9 +139,6 @@ class SharedStore(Collector):
 
     # -- prometheus_client's Collector
 
-    def describe(self) -> Iterator[Metric]:
-        return self.collect()
-
     def collect(self) -> Iterator[Metric]:
         lookups = [lookup for lookup in self._lookups.values() if lookup]
         yield GaugeMetricFamily("router_store_up", "1 while the store's master answers.", float(self.healthy))

@@ -148,9 +148,6 @@ class Tallies(Collector):
         """Nothing is told any more of workers that are not among these, having left."""
         self._workers = {name: tally for name, tally in self._workers.items() if not name or name in workers}
 
-    def describe(self) -> Iterator[Metric]:
-        return self.collect()
-
     def collect(self) -> Iterator[Metric]:
         yield counter_family(
             "router_requests",
