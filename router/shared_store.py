@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engines.description import Model, bases
-from engines.store import SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout, names_model, seed_of
+from engines.store import Layout, SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout, names_model, seed_of
 from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
 from router.brain import Prompt
@@ -27,8 +27,6 @@ from router.store_spec import StoreSpec
 from router.tallies import Histogram, counter_family, histogram_family
 
 logger = logging.getLogger("router.shared_store")
-
-Layout = VllmLayout | SglangLayout
 
 
 class SharedStore(Collector):

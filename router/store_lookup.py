@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Literal, NamedTuple, get_args
 
-from engines.store import Digest, Verdict, verify
-from engines.store.sglang import SglangLayout
-from engines.store.vllm import VllmLayout
+from engines.store import Digest, Layout, Verdict, verify
 from indexer.hashing import SequenceHashes, Tokens
 from indexer.types import Namespace, SequenceHash
 from publishers.logs import log_event
@@ -80,7 +78,7 @@ class StoreLookup:
         self,
         master: StoreMaster,
         budget: float,
-        keys: VllmLayout | SglangLayout,
+        keys: Layout,
         clock: Callable[[], float],
         seconds: Histogram,
     ) -> None:

@@ -44,6 +44,7 @@ class SglangLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def problem(self) -> str | None:
+        """As `VllmLayout.problem`; so `hashes` and `keys`."""
         if self.dcp > 1:
             return "which keys a block has cannot be known under decode context parallelism (dcp above 1)"
         return None

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 import msgspec
 
 from engines.description import bases
-from engines.store import Counted, Health, Kept, SchedulerBlockSize, Segment, SglangLayout, VllmLayout, survey, verify
+from engines.store import (
+    Counted,
+    Health,
+    Kept,
+    Layout,
+    SchedulerBlockSize,
+    Segment,
+    SglangLayout,
+    VllmLayout,
+    survey,
+    verify,
+)
 from router.fleet import ASSUMED_BLOCK_SIZE, Worker
 from router.shared_store import layout_of
 from router.store_cli.peers import Master
@@ -49,12 +60,12 @@ async def status(master: Master, spec: StoreSpec, worker: Worker | None, *, list
     return Status(master.url, health, counted, segments, kept, named)
 
 
-def _of_worker(worker: Worker, spec: StoreSpec) -> list[VllmLayout | SglangLayout]:
+def _of_worker(worker: Worker, spec: StoreSpec) -> list[Layout]:
     layouts = (layout_of(worker, model, spec) for model in bases(worker.models))
     return [layout for layout in layouts if layout]
 
 
-def _stated(spec: StoreSpec, kept: Sequence[Kept]) -> list[VllmLayout | SglangLayout]:
+def _stated(spec: StoreSpec, kept: Sequence[Kept]) -> list[Layout]:
     """Of either engine, whichever has keys there."""
     if spec.model is None:
         return []
