@@ -1,11 +1,11 @@
 """Keeps one (worker, dp_rank)'s batches in order: a state machine without I/O.
 
-Every stimulus (a batch, a load report, the end of a replay, a reconnect, a look at the clock) returns what to do, in
-order. Batches that come too early wait; a gap asks for a replay, which ends in the missing batches or in a snapshot; a
-greater epoch means that the worker starts from an empty cache. Other ranks are never touched.
+Every stimulus (a batch, a load report, the end of a replay, a reconnect, a tick of the clock) returns what to do, in
+order. Batches that come too early wait. A gap leads to a request for a replay, which brings the missing batches or a
+snapshot. A greater epoch means that the worker has started with an empty cache. Other ranks are never touched.
 
-Epochs are made from wall clocks, which may be set back: a smaller one counts once the greater has fallen silent and
-whoever answers for the rank has it.
+Epochs are taken from wall clocks, which may be set back. So a smaller epoch is accepted once the greater one has fallen
+silent and the publisher that answers for the rank has the smaller.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ MAX_EARLY_BATCHES = 4096
 dropped, which is a gap like any other."""
 
 SILENCE = 10
-"""Looks, a second apart, without a report after which nobody knows what the rank holds: as long as a report of its load
-counts. Publishers report every second, later by the two that an engine has to tell its load."""
+"""Calls of `on_look`, a second apart, without a report after which what the rank holds is in doubt; a report of its
+load counts for as long. Publishers report every second, or two seconds later where the engine is slow to answer."""
 _LONGEST_GAP = 60
-"""Looks between two reports that are taken for a publisher's habit; one that missed two of them is silent."""
+"""The longest gap between two reports, in calls of `on_look`, that is taken to be the publisher's usual interval; after
+three such intervals without a report it counts as silent."""
 _MOST_RIVALS = 5
-"""Times that somebody else spoke between two reports: late news of a publisher that has ended is less."""
+"""How often reports of another publisher must come between those of this one for the two to count as rivals; the last
+messages of a publisher that has ended are fewer."""
 _MOST_OVER = 8
-"""Epochs remembered as being over; a clock is seldom set back twice while messages are under way."""
+"""Ended epochs that are remembered; a clock is rarely set back twice while messages are under way."""
 
 
 class View(enum.Enum):
@@ -36,11 +38,11 @@ class View(enum.Enum):
 
     EXACT = "exact"
     PARTIAL = "partial"
-    """The publisher does not have all of its engine's events, or we not all of the publisher's: what is indexed is
-    right, but not all."""
+    """The publisher does not have all of its engine's events, or the router not all of the publisher's: what is indexed
+    is right, but incomplete."""
     RECOVERING = "recovering"
     BLIND = "blind"
-    """Nothing was ever heard from a publisher of this rank."""
+    """Nothing was ever received from a publisher of this rank."""
 
 
 class Apply(NamedTuple):
@@ -50,7 +52,7 @@ class Apply(NamedTuple):
 class Clear(NamedTuple):
     rank: WorkerRank
     refilled: bool = False
-    """By a snapshot that follows at once: what is cleared may still be held."""
+    """Whether a snapshot follows at once, so that what is cleared may still be held."""
 
 
 class AskReplay(NamedTuple):
@@ -64,13 +66,13 @@ class Cursor:
     def __init__(self, rank: WorkerRank) -> None:
         self.rank = rank
         self._replays = 0
-        """Under way, of whatever epoch."""
+        """Replays under way, of any epoch."""
         self._gap: int | None = None
-        """Looks between the last two reports; None while there was none."""
+        """Calls of `on_look` between the last two reports; None before the first report."""
         self._over: tuple[int, ...] = ()
-        """Greater ones that a smaller one followed: news of them may still be under way."""
+        """Epochs that a smaller one has replaced: messages of them may still be under way."""
         self._looks = 0
-        """Since the last report."""
+        """Calls of `on_look` since the last report."""
         self._begin(NO_EVENTS)
 
     def _begin(self, epoch: int) -> None:
@@ -85,15 +87,15 @@ class Cursor:
         self._missed = -1
         self._publisher_exact = True
         self._doubted = False
-        """The rank may have said things that never came; its next report will tell."""
+        """Messages may have been lost; the next report shows whether they were."""
         self._contested = False
-        """Somebody reports for the rank in an epoch that seems to be over."""
+        """Reports come in an epoch that seems to be over."""
         self._rivals = 0
-        """Times that this was so between two reports of this epoch."""
+        """How often that was so between two reports of this epoch."""
         self._torn = False
         """A snapshot has begun and is not complete."""
         self._anew = False
-        """What is indexed is not believed: all must come again."""
+        """What is indexed is not trusted: everything must be sent again."""
         self._relearning = self._incomplete = False
 
     def __repr__(self) -> str:
@@ -110,12 +112,12 @@ class Cursor:
 
     @property
     def epoch(self) -> int:
-        """−1 while nothing was heard."""
+        """−1 before anything was received."""
         return self._epoch
 
     @property
     def rivalled(self) -> bool:
-        """Two publishers speak for the rank, again and again."""
+        """Whether two publishers keep speaking for the rank."""
         return self._rivals >= _MOST_RIVALS
 
     def on_batch(self, batch: EventBatch) -> list[Instruction]:
@@ -139,7 +141,7 @@ class Cursor:
         return out + self._ask()
 
     def on_report(self, report: LoadReport) -> list[Instruction]:
-        """A report names the last batch published before it, so a batch that got lost in silence is noticed."""
+        """A report names the last batch published before it, so a lost batch is noticed even if none follows it."""
         if report.epoch < self._epoch or report.epoch in self._over:
             return self._on_other_epoch(report)
         if report.epoch == self._epoch and report.event_id < self._mark:
@@ -178,32 +180,33 @@ class Cursor:
         return self._ask()
 
     def on_look(self, connected: bool) -> None:
-        """To be called every second. `connected`: to the event plane, as far as that is known."""
+        """To be called every second. `connected`: whether the event plane seems to be connected."""
         self._looks += 1
         silent = self._gap is not None and self._looks > max(SILENCE, 3 * self._gap)
         if self._epoch >= 0 and (silent or not connected):
             self._doubted = True
 
     def ask_anew(self) -> list[Instruction]:
-        """What is indexed turned out to be wrong: ask for all of it, and let what comes meanwhile wait."""
+        """What is indexed turned out to be wrong: ask for everything again, and hold back what comes meanwhile."""
         if self._epoch < 0 or self.view is View.RECOVERING:
             return []  # it is being put right already
         self._anew = self._may_ask = True
         return self._ask()
 
     def relearn(self) -> list[Instruction]:
-        """What is indexed turned out to be wrong, and the publisher knows no better: only what comes now counts."""
+        """What is indexed turned out to be wrong, and the publisher's snapshot is too: forget it all, and learn from
+        the batches to come."""
         self._anew, self._relearning = False, True
         return [Clear(self.rank), *self._drain()]
 
     def relearned(self) -> None:
-        """What has come since `relearn` is taken to be right; what is held since before it stays unknown."""
+        """What has come since `relearn` is right. What the rank has held since before stays unknown."""
         if self._relearning:
             self._relearning, self._incomplete = False, True
 
     def _on_other_epoch(self, report: LoadReport) -> list[Instruction]:
-        """Late news, or a publisher that began when the clock had been set back: once ours is silent, whoever is asked
-        can tell."""
+        """Either a late message, or a publisher that started after its clock was set back. Once the present epoch is
+        silent, the answer to a replay request tells which."""
         self._contested = self._epoch >= 0
         if not self._doubted:
             return []
@@ -251,7 +254,7 @@ class Cursor:
         return out
 
     def _forgive(self, batch: EventBatch) -> None:
-        """Of a rank that has cleared its cache all is known."""
+        """Once a rank has cleared its cache, everything that it holds is known again."""
         if (self._relearning or self._incomplete) and any(isinstance(event, Cleared) for event in batch.events):
             self._relearning = self._incomplete = False
 
@@ -260,6 +263,6 @@ class Cursor:
             return []
         self._asking = True
         self._replays += 1
-        # Nobody has an epoch of that number, so the answer is a snapshot.
+        # There is no epoch of that number, so the answer is a snapshot.
         epoch = NO_EVENTS if self._anew or self._torn else self._epoch
         return [AskReplay(ReplayRequest(self.rank.worker_id, self.rank.dp_rank, epoch, self._next_id))]

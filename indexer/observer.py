@@ -1,4 +1,4 @@
-"""What becomes of blocks, for whoever counts it: told as ranks' events are applied, each once and in order."""
+"""Reports what happens to blocks as events are applied, each change once and in order, for statistics."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from indexer.hashing import SequenceHashes
 from indexer.types import Tier, WorkerRank
 
 Cause = Literal["cleared", "expired"]
-"""The rank said that it holds nothing any more; or what was known or assumed of it is believed no longer."""
+"""The rank has cleared its cache; or what was known or assumed of it is no longer believed."""
 
 
 class Observer(Protocol):
-    """A snapshot says what a rank holds already: nothing of it is told here, and nothing that passed before it."""
+    """The contents of snapshots are not reported, nor the changes that they replace."""
 
     def stored(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes, created: int) -> None:
-        """`created`: how many of `hashes` no rank held in that tier until now."""
+        """`created`: how many of `hashes` no rank held in that tier before."""
 
     def removed(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes) -> None: ...
 
     def dropped(self, rank: WorkerRank, blocks: Mapping[Tier, int], cause: Cause) -> None:
-        """Many at once. Where it `expired` by the time to live, some of what the rank holds; else all of it."""
+        """Many blocks at once: some that `expired` by their time to live, else everything that the rank held."""

@@ -1,7 +1,7 @@
-"""What requests that were just sent will make their ranks hold, until the ranks' own events say so.
+"""The blocks that ranks will hold because of requests just sent to them, until their own events say so.
 
-Two generations of indexes: a prediction goes into the younger one, and both are asked; every `LIFE` seconds the older
-one is thrown away whole. So a prediction lives for one to two times `LIFE`, and forgetting costs nothing.
+There are two generations of indexes. Predictions go into the younger one, and both are asked; every `LIFE` seconds the
+older one is thrown away whole. So a prediction lives for one to two times `LIFE`, and forgetting costs nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from indexer.prefix_index import PrefixIndex
 from indexer.types import SequenceHash, Tier, WorkerRank
 
 LIFE: Final = 5.0
-"""Seconds: longer than a prefill and the way of its events, shorter than anybody would notice that it never came."""
+"""Seconds: longer than a prefill takes with its events, and short enough that a wrong prediction does little harm."""
 
 
 class PredictedPrefixes:
@@ -26,7 +26,7 @@ class PredictedPrefixes:
         self._younger, self._older = PrefixIndex(), PrefixIndex()
         self._began = 0.0
         self._used = [False, False]
-        """Whether the younger and the older hold anything."""
+        """Whether the younger and the older one hold anything."""
 
     def store(
         self,
@@ -35,8 +35,8 @@ class PredictedPrefixes:
         now: float,
         windows: Iterable[int] = (),
     ) -> None:
-        """`rank` was sent a prompt with these sequence hashes. Layers of its with `windows`, in blocks, will hold what
-        these reach over at the prompt's end; what they keep of before, only events will tell."""
+        """`rank` was sent a prompt with these sequence hashes. Its layers with `windows`, in blocks, will hold the last
+        blocks of the prompt; whether they keep earlier ones, only events will tell."""
         self.expire(now)
         self._younger.store(rank, Tier.GPU, hashes)
         for window in windows:
@@ -44,7 +44,7 @@ class PredictedPrefixes:
         self._used[0] = True
 
     def remove(self, rank: WorkerRank, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
-        """It has just said that it does not hold these: no guess is better than that."""
+        """The rank's events say that it does not hold these, which overrides predictions."""
         for index in self._in_use():
             index.remove(rank, Tier.GPU, hashes)
 
@@ -54,7 +54,7 @@ class PredictedPrefixes:
         self._older.clear(rank)
 
     def expire(self, now: float) -> None:
-        """Throw away what is too old; to be called before `find_matches`."""
+        """Drop what is too old; to be called before `find_matches`."""
         if now - self._began < self._life:
             return
         kept = now - self._began < 2 * self._life
@@ -64,7 +64,7 @@ class PredictedPrefixes:
         self._began = self._began + self._life if kept else now  # not now: what is kept would live for longer
 
     def find_matches(self, hashes: SequenceHashes) -> list[Matches]:
-        """An answer from each generation that holds anything of them."""
+        """The matches from each generation that has any."""
         found = [index.find_on_gpu(hashes) for index in self._in_use()]
         return [matches for matches in found if matches is not None]
 

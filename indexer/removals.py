@@ -1,4 +1,4 @@
-"""The blocks that each rank dropped last: whoever finds one gone can tell whether it was said."""
+"""The blocks that each rank dropped last, to tell whether events have reported a block that turns out to be gone."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from indexer.hashing import SequenceHashes
 from indexer.types import WorkerRank
 
 KEPT: Final = 16_384
-"""Blocks of one rank, 128 kB: some seconds of a cache that is full, and changes wholly within a minute."""
+"""Blocks remembered for one rank, 128 kB: some seconds of a full cache that is replaced within a minute."""
 
 _SMALLEST: Final = 64
-"""Blocks that there is room for to begin with."""
+"""Blocks that there is room for at first."""
 _NONE = np.zeros(0, np.uint64)
 
 
 class Removals:
-    """Bounded; a position in what a rank has dropped stands for a moment."""
+    """A bounded log for each rank. A moment is given as a position in the log."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
@@ -29,7 +29,8 @@ class Removals:
         return log.end if log else 0
 
     def since(self, rank: WorkerRank, position: int) -> SequenceHashes | None:
-        """What `rank` dropped since then; None where that is not known any more, or it dropped everything."""
+        """What `rank` dropped since `position`; None where that is no longer known, or it has dropped everything
+        since."""
         log = self._logs.get(rank)
         if log is None:
             return None if position else _NONE
@@ -43,7 +44,7 @@ class Removals:
         log.note(hashes)
 
     def forget(self, rank: WorkerRank) -> None:
-        """It holds nothing any more, or is known anew."""
+        """The rank has dropped everything, or its part of the index was replaced."""
         log = self._logs.get(rank)
         if log is None:
             log = self._logs[rank] = _Log(self._kept)
@@ -51,13 +52,13 @@ class Removals:
         log.start = log.end
 
     def drop(self, rank: WorkerRank) -> None:
-        """It is no more."""
+        """The rank has left."""
         self._logs.pop(rank, None)
 
 
 class _Log:
-    """A ring, which grows until it has room for `most`: as events bring them, one or a few at a time, each as an array
-    of its own would take thirty times as much memory."""
+    """A ring buffer that grows up to `most` blocks. Events bring blocks one or a few at a time; kept as arrays of their
+    own, they would take thirty times as much memory."""
 
     def __init__(self, most: int) -> None:
         self.start = self.end = 0
@@ -83,7 +84,7 @@ class _Log:
         self.start = max(self.start, self.end - self._size)
 
     def _write_around(self, hashes: SequenceHashes) -> None:
-        """Past the ring's end. Of more than there is room for, the last."""
+        """Write past the ring's end to its beginning; of more blocks than there is room for, the last."""
         kept = hashes[-self._size :]
         at = (self.end + len(hashes) - len(kept)) % self._size
         first = min(len(kept), self._size - at)
