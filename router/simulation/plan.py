@@ -1,4 +1,4 @@
-"""What a simulation is told on its command line."""
+"""The settings of a simulation, read from its command line."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     rates: tuple[float, ...]
     store_sweep: tuple[float, ...]
-    """GB/s."""
+    """Speeds of the store, in GB/s."""
     slo: Slo
     changes: tuple[Change, ...]
     goal: Goal
     knee: bool
     suite: bool
     suite_workloads: tuple[str, ...]
-    """Empty: all."""
+    """Workloads to run; empty for all."""
     jobs: int
     out: str | None
     page: str | None
@@ -106,13 +106,13 @@ def read_plan(argv: Sequence[str]) -> Plan:
 
 _OF_SUITE = frozenset({"suite", "knee", "workload", "seeds", "jobs", "out", "page", "flags"})
 _SLOS = frozenset({"ttft_slo", "tbt_slo", "slo_action", "slo_patience"})
-"""Who is refused does not queue."""
+"""Flags that the search for a knee refuses: requests that are rejected do not queue, so queues would not grow."""
 _NOT_OF_KNEE = frozenset({"policies", "baseline", "rate", "sweep", "store_sweep"}) | _SLOS
 _NEGATIVE = {"reuse": "no-reuse", "store_credit": "no-store-credit"}
 
 
 def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, names: Iterable[str], why: str) -> None:
-    """Flags that would be ignored."""
+    """Refuses flags that would be ignored."""
     others = [name for name in names if getattr(given, name) != parser.get_default(name)]
     flags = sorted("--" + _NEGATIVE.get(name, name.replace("_", "-")) for name in others)
     if flags:
@@ -133,7 +133,7 @@ def _requests(given: argparse.Namespace) -> Requests:
 
 
 def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
-    """A workload's own, where flags do not say otherwise."""
+    """The fleet: that of the workload, except where flags say otherwise."""
     kind, default = requests.kind, FleetSettings()
     workers = given.workers or (kind or default).workers
     slow = {**(kind.slow if kind else {}), **dict(given.slow)}

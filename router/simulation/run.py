@@ -1,4 +1,4 @@
-"""One run of one policy, as a value that can be sent to another process; and many of them, side by side."""
+"""A run of one policy, as a value that can be sent to another process, and a runner of many in parallel."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Affinity:
 
 
 _DECIDES = 1e6
-"""More requests than any rank has in flight: one token of overlap outweighs them."""
+"""More than the requests in flight at any rank, so that one token of overlap outweighs them."""
 
 
 class Slo(NamedTuple):
-    """The router's settings of these names."""
+    """Latency objectives, with the meaning of the router's settings `ttft_slo`, `tbt_slo` and so on."""
 
     ttft: float | None = None
     tbt: float | None = None
@@ -48,7 +48,7 @@ class Slo(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All that decides a run's result."""
+    """Everything that determines a run's result."""
 
     requests: Requests
     fleet: FleetSettings
@@ -59,7 +59,7 @@ class Run(NamedTuple):
     changes: tuple[Change, ...] = ()
     goal: Goal = Goal()
     most_ttft: float | None = None
-    """The run may end as soon as the mean TTFT is sure to exceed this."""
+    """The run may stop as soon as its mean TTFT is certain to exceed this."""
 
     def figures(self) -> Figures:
         rows = self.requests.rows(self.seed, self.rate)
@@ -78,21 +78,21 @@ class Run(NamedTuple):
 
 
 def find_policy(name: str) -> Policy:
-    """A mode of the router, what costs in its mode `kv`, or `affinity`. RunError when there is none of that name."""
+    """Finds a policy: a mode of the router, a cost of its mode `kv`, or `affinity`. Raises RunError otherwise."""
     if name == AFFINITY:
         return Cheapest(Affinity())
     try:
         settings = Settings(router_mode=name) if name in _MODES else Settings(kv_policy=name)  # type: ignore[arg-type]
         return make_policy(settings)
     except SettingsError as error:
-        if name in known_policies():  # what a package brings cannot be loaded
+        if name in known_policies():  # policies of installed packages cannot be loaded here
             raise RunError(str(error)) from None
         there_are = ", ".join([*known_policies(), *sorted(_MODES), AFFINITY])
         raise RunError(f"there is no policy {name!r}; these there are: {there_are}") from None
 
 
 def _exceeds(total: float) -> Callable[[Sequence[Sample]], bool]:
-    """Whether the samples' TTFTs add up to more than `total`; asked again and again about more of them."""
+    """Returns a function that says whether the TTFTs of the samples so far add up to more than `total`."""
     seen, left = 0, total
 
     def exceeded(samples: Sequence[Sample]) -> bool:
@@ -111,12 +111,12 @@ def _check_fits(tokens: int, fleet: FleetSettings) -> None:
 
 
 Runner: TypeAlias = Callable[[Iterable[Run]], Iterator[Figures]]
-"""Makes runs, in the order given, as they are asked for or all at once."""
+"""Executes runs and yields their results in the order given: lazily, or in parallel."""
 
 
 @contextmanager
 def runner(jobs: int) -> Iterator[Runner]:
-    """In this process, or in so many others."""
+    """Makes a runner that uses this process, or `jobs` others."""
     if jobs == 1:
         yield lambda runs: map(Run.figures, runs)
         return

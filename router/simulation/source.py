@@ -1,4 +1,4 @@
-"""Where a run's requests come from, and what is done to them before they are sent."""
+"""The source of a run's requests, and how they are altered before they are sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.simulation.workloads import WORKLOADS, Workload
 
 
 class Requests(NamedTuple):
-    """One of `workload` and `trace` is given. `duration`: the trace's own seconds."""
+    """Requests of a workload or of a trace: one of the two is given. `duration` is in the trace's own seconds."""
 
     workload: str | None = None
     trace: str | None = None
@@ -28,7 +28,7 @@ class Requests(NamedTuple):
         return WORKLOADS[self.workload] if self.workload else None
 
     def rows(self, seed: int, rate: float) -> list[Row]:
-        """In order of arrival, at `rate` times the trace's own. RunError when there are none."""
+        """The requests in order of arrival, at `rate` times the trace's rate. Raises RunError if there are none."""
         rows = _prepared(self, seed)
         if not rows:
             raise RunError("no request is left; give a longer --duration or a larger --limit")
