@@ -1,4 +1,4 @@
-"""How the command lines of A/B runs and of simulations are read by argparse, and what numbers there must be."""
+"""What the command lines of A/B runs and simulations share: the argparse parser, and checks of numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _T = TypeVar("_T")
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises RunError for what is wrong, where argparse would end the process."""
+    """A parser that raises RunError for errors, instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise RunError(f"{message}; --help lists every flag")
 
 
 def taking(what: str, read: Callable[[str], _T]) -> Callable[[str], _T]:
-    """`read`, and where it raises ValueError a sentence: argparse would show the function's name."""
+    """Wraps `read` so that argparse says what the flag takes: for a ValueError it would only name the function."""
 
     def checked(text: str) -> _T:
         try:

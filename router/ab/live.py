@@ -43,7 +43,7 @@ INTERVALS = (
     "so the truth is less certain than that."
 )
 _POINTS = 200
-"""Of the curve of a distribution."""
+"""Points of the curve of a distribution."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -70,7 +70,7 @@ def _router(text: str) -> str:
 
 
 def _check_distinct(urls: Sequence[str]) -> None:
-    """Counts are added up: those of a router that is named twice would pass for twice as many requests."""
+    """Refuses a router named twice: its requests would be counted twice."""
     pages = [metrics_of(url) for url in urls]
     for place, url in enumerate(urls):
         if pages[place] in pages[:place]:
@@ -86,7 +86,7 @@ def _access(given: argparse.Namespace) -> tuple[str | None, ssl.SSLContext | Non
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 2 for what cannot be reported."""
+    """Returns the exit status: 2 for what cannot be reported."""
     try:
         given = make_parser().parse_args(argv)
         _check_distinct(given.url)
