@@ -8,6 +8,9 @@ import msgspec
 
 from indexer.events import LARGEST_COUNT
 
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no JSON or msgpack, not of the shape wanted, or nested too deeply."""
+
 
 def read_json(answer: tuple[int, bytes]) -> object:
     """The value of a 200 answer with a JSON body, else None."""

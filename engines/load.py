@@ -11,8 +11,6 @@ from engines.description import EngineDescription
 from engines.probe import Answer
 from engines.rank_load import RankLoad
 
-__all__ = ["RankLoad", "poll"]
-
 Poll = Generator[str, Answer, dict[int, RankLoad]]
 
 

@@ -1,4 +1,4 @@
-"""How engines want to be asked: the chosen rank, a cache reset, and the tokens of a prompt."""
+"""How engines want to be asked: for a chosen data-parallel rank, and for the tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -41,11 +41,6 @@ def tells_tokens(kind: EngineKind) -> bool:
     """Whether streams of chats and completions say their tokens, asked with `return_token_ids`. SGLang 0.5.23 refuses
     that with a chat."""
     return kind == "vllm"
-
-
-def reset_path(kind: EngineKind) -> str | None:
-    """Where a POST drops the whole prefix cache. vLLM has it only with VLLM_SERVER_DEV_MODE=1."""
-    return {"vllm": "/reset_prefix_cache", "sglang": "/flush_cache"}.get(kind)
 
 
 def tokenize_path(kind: EngineKind) -> str | None:

@@ -1,4 +1,4 @@
-"""The global index as the router uses it: cursors in front, the prefix index behind, prompts in, overlaps out."""
+"""The index as the router uses it: cursors put events in order, the prefix index answers which ranks hold a prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from indexer.observer import Cause, Observer
 from indexer.predicted import PredictedPrefixes
 from indexer.prefix_index import PrefixIndex
 from indexer.removals import Removals
-from indexer.types import PLAIN, Namespace, Tier, WorkerRank
+from indexer.types import Namespace, Tier, WorkerRank
 
 
 class PromptHashes(NamedTuple):
@@ -27,7 +27,7 @@ class PromptHashes(NamedTuple):
     chains: dict[int, SequenceHashes]
 
     def chain(self, block_size: int) -> SequenceHashes:
-        """Empty for a size that nobody had when it was hashed."""
+        """Empty for a size that no worker had when the prompt was hashed."""
         return self.chains.get(block_size, _EMPTY)
 
 
@@ -35,27 +35,27 @@ _EMPTY: SequenceHashes = np.empty(0, np.uint64)
 
 
 def hash_prompt(tokens: Sequence[int] | Tokens, block_sizes: Iterable[int], namespace: Namespace) -> PromptHashes:
-    """Raises OverflowError or TypeError for what is no token id."""
+    """Raises OverflowError or TypeError for anything that is not a token id."""
     packed = pack_tokens(tokens)
     root = root_hash(namespace)
     return PromptHashes(len(tokens), {size: chain_hashes(packed, size, root) for size in set(block_sizes)})
 
 
 _ASSUMED_SHARE = 4
-"""One in so many bytes is for remembering what was assumed, and since when."""
+"""One part in so many of the memory is for remembering what was assumed, and when."""
 _GUESSED_SHARE = 8
-"""One in so many is for prompts whose hashes are of stand-ins."""
+"""One part in so many is for prompts whose hashes are those of stand-ins."""
 
 
 class KVIndexer:
-    """Only ranks that are watched are indexed; what comes for others is counted and dropped."""
+    """Only watched ranks are indexed; batches of others are counted and dropped."""
 
     def __init__(
         self, assumed_ttl: float = 120.0, max_bytes: int | None = None, observer: Observer | None = None
     ) -> None:
-        """`assumed_ttl`: seconds for which a prompt is assumed to stay with a worker that tells nothing itself.
+        """`assumed_ttl`: seconds for which a worker without events is assumed to hold a prompt that it was sent.
 
-        `max_bytes`: for the index and what is assumed, together; see `indexer.packed` for what goes first.
+        `max_bytes`: for the index and the assumptions together; `indexer.packed` says what is dropped first.
         """
         guessed = None if max_bytes is None else max_bytes // _GUESSED_SHARE
         self.index, self._assumed = _with_room(assumed_ttl, None if max_bytes is None else max_bytes - (guessed or 0))
@@ -74,12 +74,12 @@ class KVIndexer:
 
     @property
     def evicted(self) -> int:
-        """How many (rank, tier, block) were dropped for want of memory, since the start."""
+        """(rank, tier, block) entries dropped for lack of memory since the start."""
         return sum(part.evicted for part in (self.index, self._assumed, self._guesses, self._guessed))
 
     @property
     def refused(self) -> int:
-        """How many (rank, tier, block) were not taken in for want of memory, since the start."""
+        """(rank, tier, block) entries not stored for lack of memory since the start."""
         return self.index.refused + self._guesses.refused
 
     def watch(self, rank: WorkerRank) -> None:
@@ -111,25 +111,25 @@ class KVIndexer:
             self._observer.dropped(rank, self.index.blocks_by_tier(rank), cause)
 
     def worker_came_back(self, rank: WorkerRank) -> None:
-        """Its process may be a new one with an empty cache: what was only assumed of it is void."""
+        """Its process may be a new one with an empty cache, so what was only assumed of it is dropped."""
         if self.view(rank) is View.BLIND:
             self.clear(rank)
 
     def predict(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
-        """`rank` was sent a prompt with these hashes, and will hold it: for as long as its events may take to say so,
-        and of a rank that sends none for the time to live. `now`: seconds, steady."""
+        """`rank` was sent a prompt with these hashes and will hold it. That is believed for as long as its events may
+        take to come; of a rank without events, for `assumed_ttl`. `now`: seconds on a steady clock."""
         if self.view(rank) is View.BLIND:
             self._assumed.assume(rank, chain, now)
         else:
             self._predicted.store(rank, chain, now, self.index.windows(rank))
 
     def assume(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
-        """The same of a prompt that no events will tell of, whoever sends some: its hashes are of stand-ins. It is kept
-        apart, so that the index of a rank with events stays what they say."""
+        """The same for a prompt whose hashes are those of stand-ins, so that no events will report it. It is kept
+        apart, so that the index of a rank with events holds what they say and nothing else."""
         self._guessed.assume(rank, chain, now)
 
     def retract(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
-        """`rank` never began on the prompt, of which these blocks were predicted, or assumed where it is `guessed`."""
+        """`rank` never started on the prompt of which these blocks were predicted (assumed, if `guessed`)."""
         if guessed:
             self._guessed.retract(rank, chain)
         elif self.view(rank) is View.BLIND:
@@ -138,7 +138,7 @@ class KVIndexer:
             self._predicted.remove(rank, chain)
 
     def expire(self, now: float) -> None:
-        """Drop assumptions that have outlived their time."""
+        """Drop assumptions and predictions that are too old."""
         expired = self._assumed.expire(now)
         self._guessed.expire(now)
         self._predicted.expire(now)
@@ -151,22 +151,16 @@ class KVIndexer:
         return cursor.view if cursor else View.BLIND
 
     def find_matches(self, prompt: PromptHashes) -> Matches:
-        """Overlap in blocks, of the rank's own size, for each rank that holds the prompt's first block."""
+        """The overlap of each rank that holds the prompt's first block, in blocks of the rank's own size."""
         return _together([self._find(chain) for chain in prompt.chains.values()])
 
     def find_assumed(self, prompt: PromptHashes) -> Matches:
-        """The same of a prompt whose hashes are of stand-ins."""
+        """The same for a prompt whose hashes are those of stand-ins."""
         return _together([self._guesses.find_matches(chain) for chain in prompt.chains.values()])
 
     def _find(self, chain: SequenceHashes) -> Matches:
         known, predicted = self.index.find_matches(chain), self._predicted.find_matches(chain)
         return MostOfMatches(known, predicted) if predicted else known
-
-    def find_matches_for_request(
-        self, tokens: Sequence[int], block_sizes: Iterable[int], namespace: Namespace = PLAIN
-    ) -> Matches:
-        """`find_matches` of a prompt given as token ids."""
-        return self.find_matches(hash_prompt(tokens, block_sizes, namespace))
 
     def on_batch(self, batch: EventBatch) -> list[ReplayRequest]:
         """Apply a batch, or hold it back; returns the replays to ask for."""
@@ -191,24 +185,24 @@ class KVIndexer:
         return [ask for rank in list(self._cursors) for ask in self._stimulate(rank, Cursor.on_reconnect)]
 
     def on_look(self, connected: bool) -> None:
-        """Every second. `connected`: to the event plane, as far as that is known."""
+        """To be called every second. `connected`: whether the event plane seems to be connected."""
         for cursor in self._cursors.values():
             cursor.on_look(connected)
 
     def rivalled(self) -> list[WorkerRank]:
-        """Ranks for which two publishers speak."""
+        """Ranks for which two publishers send events."""
         return [rank for rank, cursor in self._cursors.items() if cursor.rivalled]
 
     def ask_anew(self, rank: WorkerRank) -> list[ReplayRequest]:
-        """What is indexed of `rank` turned out to be wrong: ask its publisher for all of it."""
+        """What is indexed of `rank` turned out to be wrong: ask its publisher for everything again."""
         return self._stimulate(rank, Cursor.ask_anew)
 
     def relearn(self, rank: WorkerRank) -> None:
-        """It is wrong, and so is what the publisher says: only what comes from now on counts."""
+        """It is wrong, and so is the publisher's snapshot: forget it, and learn from the batches to come."""
         self._stimulate(rank, Cursor.relearn)
 
     def relearned(self, rank: WorkerRank) -> None:
-        """What has come since `relearn` is right."""
+        """What has come since `relearn` turned out to be right."""
         cursor = self._cursors.get(rank)
         if cursor:
             cursor.relearned()
@@ -263,7 +257,7 @@ class KVIndexer:
 
 
 def _with_room(assumed_ttl: float, max_bytes: int | None) -> tuple[PrefixIndex, AssumedPrefixes]:
-    """An index and what is assumed in it, both within `max_bytes`."""
+    """An index and the assumptions that it holds, both within `max_bytes`."""
     assumed = None if max_bytes is None else max_bytes // _ASSUMED_SHARE
     index = PrefixIndex(None if max_bytes is None else max_bytes - (assumed or 0))
     return index, AssumedPrefixes(index, assumed_ttl, assumed)

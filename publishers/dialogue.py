@@ -1,4 +1,4 @@
-"""Drives the dialogues of `engines` (which only say what to GET) with an HTTP client."""
+"""Asks engines over HTTP: single paths, and the dialogues of `engines`, which only say what to GET."""
 
 from __future__ import annotations
 
@@ -17,19 +17,27 @@ MOST_BYTES = 64 * 1024**2
 """
 
 
-async def converse(
-    steps: Generator[str, Answer, _T], session: aiohttp.ClientSession, url: str, timeout: float
-) -> tuple[_T, str]:
-    """What the dialogue found out, and why the first request that was not answered was not: "" when all were. `timeout`
-    in seconds for each.
+TIMED_OUT = -1
+"""Status of an answer that did not come in time."""
 
-    A status of 500 and more is no answer: so says whatever stands before an engine that is still starting.
-    """
+
+async def converse(
+    steps: Generator[str, Answer, _T],
+    session: aiohttp.ClientSession,
+    url: str,
+    timeout: float,
+    *,
+    twice: bool = False,
+) -> tuple[_T, str]:
+    """What the dialogue found out, and why the first request that failed did so: "" when none did. `timeout`: seconds
+    for each. `twice`: repeat a request once whose connection fails."""
     trouble = ""
     try:
         path = next(steps)
         while True:
-            answer, why = await _get(session, url.rstrip("/"), path, timeout)
+            answer, why = await fetch(session, url, path, timeout)
+            if twice and answer.status == 0:
+                answer, why = await fetch(session, url, path, timeout)
             trouble = trouble or why
             path = steps.send(answer)
     except StopIteration as done:
@@ -37,12 +45,16 @@ async def converse(
         return found, trouble
 
 
-async def _get(session: aiohttp.ClientSession, url: str, path: str, timeout: float) -> tuple[Answer, str]:
+async def fetch(session: aiohttp.ClientSession, url: str, path: str, timeout: float) -> tuple[Answer, str]:
+    """The answer, with status 0 or TIMED_OUT where there is none; and why the request failed, "" when it did not. A
+    status of 500 and more is a failure: a proxy before an engine that is still starting answers so."""
+    url, limit = url.rstrip("/") + path, aiohttp.ClientTimeout(timeout)
     try:
-        async with session.get(url + path, timeout=aiohttp.ClientTimeout(timeout), allow_redirects=False) as response:
+        async with session.get(url, timeout=limit, allow_redirects=False) as response:
             answer = Answer(response.status, await read_whole(response))
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        return Answer(0), f"cannot be reached: {reason_of(error)}"
+        status = TIMED_OUT if isinstance(error, TimeoutError) else 0
+        return Answer(status), f"cannot be reached: {reason_of(error)}"
     return answer, f"{path} answered {answer.status}" if answer.status >= 500 else ""
 
 

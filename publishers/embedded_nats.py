@@ -9,13 +9,12 @@ import logging
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from engines.endpoints import url_host
 from publishers.logs import log_event
 from publishers.nats_plane import NatsPlane
-from publishers.plane import OnMessage, OnRequest, Unsubscribe
 from publishers.urls import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -140,61 +139,25 @@ class NatsServer:
         raise NatsServerError("nats-server ended at once: " + " / ".join(fatal or said[-_LAST_LINES:]))
 
 
-class EmbeddedNatsPlane:
+class EmbeddedNatsPlane(NatsPlane):
     """An `EventPlane` over a nats-server of its own, which others may use too while it runs."""
 
     def __init__(self, server: NatsServer) -> None:
         """`server`: not yet started."""
+        super().__init__([server.url])
         self.server = server
-        self._plane: NatsPlane | None = None
-        self._on_reconnect: list[Callable[[], None]] = []
-
-    @property
-    def connected(self) -> bool:
-        return self._plane is not None and self._plane.connected
-
-    @property
-    def dropped(self) -> int:
-        return 0 if self._plane is None else self._plane.dropped
 
     async def start(self) -> None:
         """Starts the server and connects. Raises NatsServerError: without its server this plane cannot ever work."""
-        if self._plane is not None:
-            return
-        await self.server.start()
-        log_event(logger, logging.INFO, "nats-server is ready", server=self.server.url)
-        self._plane = NatsPlane([self.server.url])
-        for callback in self._on_reconnect:
-            self._plane.on_reconnect(callback)
-        await self._plane.start()
-
-    def publish(self, subject: str, payload: bytes) -> None:
-        self._started.publish(subject, payload)
-
-    async def subscribe(self, subject: str, on_message: OnMessage) -> Unsubscribe:
-        return await self._started.subscribe(subject, on_message)
-
-    def request(self, subject: str, payload: bytes) -> AsyncIterator[bytes]:
-        return self._started.request(subject, payload)
-
-    async def serve(self, subject: str, on_request: OnRequest) -> Unsubscribe:
-        return await self._started.serve(subject, on_request)
-
-    def on_reconnect(self, callback: Callable[[], None]) -> None:
-        self._on_reconnect.append(callback)
-        if self._plane is not None:
-            self._plane.on_reconnect(callback)
+        if self._task is None:
+            await self.server.start()
+            log_event(logger, logging.INFO, "nats-server is ready", server=self.server.url)
+            self._use([self.server.url])  # with the port that it has by now
+        await super().start()
 
     async def close(self) -> None:
-        if self._plane is not None:
-            await self._plane.close()
+        await super().close()
         await self.server.stop()
-
-    @property
-    def _started(self) -> NatsPlane:
-        if self._plane is None:
-            raise RuntimeError("the event plane is used before start()")
-        return self._plane
 
 
 def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:

@@ -29,31 +29,33 @@ logger = logging.getLogger(__name__)
 FAILED = "Publishing from inside the engine has failed and begins anew"
 
 QUEUE_LIMIT = 10_000
-"""Batches waiting for the thread, as many as vLLM keeps for replay; more are dropped."""
+"""Batches that may wait for the thread, as many as vLLM keeps for replay; more are dropped."""
 
 REPORT_INTERVAL = 1.0
 RESTART_DELAY = 5.0
-"""Seconds from a failure that nobody foresaw until all begins anew."""
+"""Seconds from an unexpected failure until everything starts again."""
 STOP_TIMEOUT = 3.0
 TURN = 64
 """Batches handled before the rest of the thread's loop gets its turn."""
 
 
 def figures_subject(namespace: str, rank: WorkerRank) -> str:
-    """Where the engine's front end sends figures, for the load reports of the process that knows its events."""
+    """The subject on which the engine's front end sends its load, to the process that publishes its events and
+    reports."""
     return f"kv.{namespace}.figures.{load_subject(namespace, rank).split('.', 3)[3]}"
 
 
 class _Figures(msgspec.Struct, frozen=True):
-    """Of several front ends of one engine each gets some: the latest of any are true. They are on one machine."""
+    """An engine may have several front ends, all on one machine, each of which gets some of the figures: the latest
+    ones of any of them count."""
 
     at: int
-    """Nanoseconds of its steady clock."""
+    """Nanoseconds of the machine's steady clock."""
     load: RankLoad
 
 
 class PlaneThread:
-    """Runs `main(plane, stop)` in a daemon thread; it should return soon after `stop` is set, and is run anew where it
+    """Runs `main(plane, stop)` in a daemon thread. It should return soon after `stop` is set, and is run again if it
     fails."""
 
     def __init__(
@@ -77,7 +79,7 @@ class PlaneThread:
             self._loop.call_soon_threadsafe(callback)
 
     def stop(self) -> None:
-        """Waits for the thread, but not for ever."""
+        """Waits for the thread to end, for `STOP_TIMEOUT` at most."""
         self.call_soon(self._stop.set)
         self._thread.join(STOP_TIMEOUT)
 
@@ -91,7 +93,7 @@ class PlaneThread:
             try:
                 await self._with_plane()
             except Exception as error:
-                # Whatever it is: else nothing more would be known of the engine until it is restarted.
+                # Of any kind: else the engine would publish nothing more until it is restarted.
                 logger.exception(FAILED, exc_info=repr(error) != told, extra={"fields": {"error": repr(error)}})
                 told = repr(error)
                 await _wait(self._stop, self._restart_delay)
@@ -126,7 +128,7 @@ class EventThread:
         self._wake = asyncio.Event()
         self._woken = False
         self._heard = False
-        """Something of the engine was taken from the queue."""
+        """Whether any batch of the engine was taken from the queue."""
         self._figures = _Figures(0, RankLoad())
         self._thread = PlaneThread(f"kv-router events {self._rank}", settings, self._main, restart_delay)
 
@@ -141,13 +143,13 @@ class EventThread:
             self._thread.call_soon(self._wake.set)
 
     def stop(self) -> None:
-        """Publishes what waits, if that goes quickly, and ends the thread."""
+        """Publishes what is waiting, if that is quickly done, and ends the thread."""
         self._thread.call_soon(self._wake.set)
         self._thread.stop()
 
     async def _main(self, plane: EventPlane, stop: asyncio.Event) -> None:
         rank = EngineRank(self._rank, plane, self._namespace, self._epochs, self._make_decode)
-        if self._heard:  # before a failure, and what the engine held by then it does not say again
+        if self._heard:  # before a failure: the engine does not repeat what it has said
             rank.lose_track()
         await rank.start()
         await plane.subscribe(figures_subject(self._namespace, self._rank), self._on_figures)
@@ -211,7 +213,7 @@ async def _wait(stop: asyncio.Event, seconds: float) -> None:
 
 
 async def _until(stop: asyncio.Event, *work: Coroutine[Any, Any, object]) -> None:
-    """Does what has no end by itself. Raises what ends it all the same."""
+    """Runs coroutines that have no end until `stop` is set. Raises what one of them raises."""
     tasks: list[asyncio.Task[object]] = [asyncio.create_task(one) for one in (*work, stop.wait())]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

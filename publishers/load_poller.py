@@ -1,4 +1,4 @@
-"""An engine's load, asked for again and again."""
+"""Polls an engine for its load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import aiohttp
 import msgspec
 
 from engines.description import EngineDescription
-from engines.load import RankLoad, poll
+from engines.load import poll
+from engines.rank_load import RankLoad
 from publishers.dialogue import converse
 from publishers.logs import log_event
 
@@ -21,10 +22,10 @@ TIMEOUT = 2.0
 """Seconds for one request. Reports must not wait long for figures: they also say which batch was the last."""
 
 MOST_SILENT = 30
-"""Rounds in a row in which an engine that answers tells no figures, until it is asked anew what it is."""
+"""Rounds in a row in which an engine answers without figures, after which it is asked again what it is."""
 
 OnLoad = Callable[[dict[int, RankLoad]], None]
-"""Told after every round what was found, by dp rank; nothing for ranks that the engine said nothing of."""
+"""Called after every round with the load by dp rank, without ranks of which the engine said nothing."""
 
 
 class LoadCounts(msgspec.Struct):
@@ -47,7 +48,7 @@ class LoadPoller:
         interval: float = INTERVAL,
         counts: LoadCounts | None = None,
     ) -> None:
-        """`counts`: to go on with."""
+        """`counts`: to add to."""
         self.counts = counts or LoadCounts()
         self._url = url
         self._description = description
@@ -56,11 +57,11 @@ class LoadPoller:
         self._interval = interval
         self._failing = False
         self._away = False
-        """It told nothing, and not all that was asked was answered."""
+        """Whether the last round brought no figures because a request was not answered."""
 
     async def until_back(self) -> None:
-        """Returns once the engine may be another than it was: it tells its load, or answers at all, after it did not;
-        or it has told none for a while, so that nobody would see when it is started anew."""
+        """Returns once the engine may have been replaced: it tells its load, or answers at all, after it did not; or it
+        has told no load for a while, so that a restart would not be noticed."""
         silent = 0
         while True:
             was_failing, was_away = self._failing, self._away

@@ -1,4 +1,4 @@
-"""How a NATS server is shown who we are; and that what was to be encrypted is."""
+"""Credentials for NATS, and a client that insists on the encryption that was asked for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CREDS = re.compile(r"-BEGIN NATS USER JWT-.*-BEGIN USER NKEY SEED-", re.DOTALL)
 
 
 class NatsAccess(NamedTuple):
-    """What nats-py takes; it reads the files itself, each time that it connects."""
+    """What nats-py is given; it reads the files itself, each time that it connects."""
 
     creds: str | None = None
     nkey_seed: str | None = None
@@ -52,13 +52,13 @@ def _check_seed(path: str) -> None:
 
 
 class SafeClient(Client):
-    """nats-py's, but for some things: its `publish` is a coroutine; asked for tls://, it goes on in the clear with a
-    server which says that it has no TLS, as anybody between may say; an attempt to connect again is its last where that
-    ends in an error which it does not expect; what such an attempt had connected stays open; it takes a URL's user and
-    password as they are written, with what is encoded in them; and shows them to nobody else of a cluster."""
+    """nats-py's client without some of its shortcomings: `publish` is a coroutine only; with tls:// it goes on
+    unencrypted if the server says that it has no TLS, as an attacker in between may say too; when a reconnect ends in
+    an unexpected error it tries no more, and leaves the connection open; it does not decode the user and password of a
+    URL, nor use them for other servers of a cluster."""
 
     def publish_now(self, subject: str, payload: bytes, reply: str) -> None:
-        """Below the limit of what is pending it only appends to a list, and has nothing to wait for. Raises
+        """Publish without waiting: below the limit of pending bytes, nats-py only appends to a list. Raises
         nats.errors.Error."""
         publishing = self.publish(subject, payload, reply)
         try:
@@ -69,7 +69,7 @@ class SafeClient(Client):
         raise nats.errors.Error("what writes to the server has ended")
 
     async def _process_connect_init(self) -> None:
-        """A greeting, and what is answered to it. Who we are is read anew, and the file may be just being replaced."""
+        """The handshake. Credentials are read again each time, from files that may be in the middle of a change."""
         try:
             await super()._process_connect_init()
         except (OSError, TimeoutError, nats.errors.Error):
@@ -84,7 +84,7 @@ class SafeClient(Client):
             self._transport.close()  # type: ignore[no-untyped-call]
 
     def _connect_command(self) -> bytes:
-        """The first that is sent; a password may be in it."""
+        """The first message to the server; it may hold a password."""
         asked = self._current_server and self._current_server.uri.scheme == "tls"
         if asked and not self._server_info.get("tls_required"):
             raise nats.errors.Error("the server offers no TLS, and tls:// was asked for")
@@ -95,7 +95,7 @@ class SafeClient(Client):
         return command if creds or self._nkeys_seed else _with_user(command, self._user_of_url())
 
     def _user_of_url(self) -> dict[str, str]:
-        """As URLs have it: the server's own, and of one that others of its cluster told of what they were shown."""
+        """The user and password in the server's URL; for a server that others of its cluster named, those in theirs."""
         server = self._current_server
         uris = [server.uri] if server else []
         if server and server.discovered:

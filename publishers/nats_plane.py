@@ -1,7 +1,7 @@
-"""The event plane over NATS core: subjects fan out, a request's replies go to an inbox until an empty message.
+"""The event plane over NATS core. The replies to a request go to its inbox; an empty message ends them.
 
-nats-py resumes a lost connection by itself; what it gives up on (a first connection that never worked, credentials
-refused later) this module begins anew, so that a plane once started is there again whenever its broker is.
+nats-py resumes a lost connection by itself. Where it gives up (a first connection that never worked, credentials
+refused later) this module makes a new client, so that a started plane is connected whenever its broker can be reached.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from publishers.plane import OnMessage, OnRequest, PlaneUnavailable, Unsubscribe
 logger = logging.getLogger(__name__)
 
 PENDING_LIMIT = 32 * 1024 * 1024
-"""Bytes handed over and not yet written; those beyond are dropped. Answers to requests take half of it and then wait: a
-snapshot of a million blocks takes 8 MB. nats-server cuts off at 64 MB."""
+"""The most bytes that wait to be written; messages beyond that are dropped. Replies fill only half of it and then wait,
+since they can be large: a snapshot of a million blocks takes 8 MB. nats-server disconnects a client at 64 MB."""
 
 REPLY_TIMEOUT = 5.0
 """Seconds to wait for each reply."""
@@ -39,10 +39,10 @@ ROUND_TRIP_TIMEOUT = 2.0
 
 _NO_RESPONDERS = "503"
 _BROKEN = (OSError, nats.errors.StaleConnectionError)
-"""What becomes of it is told when nats-py says that it is disconnected."""
+"""Errors of a broken connection, logged only for debugging: nats-py reports the disconnection separately."""
 _PERMISSIONS = "permissions violation"
 _MOST_TOLD = 20
-"""Errors that are told of one connection: each subject makes another."""
+"""Errors logged for one connection at most: a missing permission makes one for each subject."""
 _OnMsg = Callable[[Msg], Awaitable[None]]
 
 
@@ -59,9 +59,8 @@ class NatsPlane:
     ) -> None:
         self.dropped = 0
         """Messages not handed over: no connection, a full buffer, or larger than the server takes."""
-        self._urls = list(urls)
+        self._use(urls)
         self._access = access
-        self._name = ", ".join(_without_credentials(url) for url in urls)
         self._pending_limit = pending_limit
         self._reply_timeout = reply_timeout
         self._client: SafeClient | None = None
@@ -70,9 +69,13 @@ class NatsPlane:
         self._away = False
         self._slow = False
         self._told: set[str] = set()
-        """Errors, since the last connection was made."""
+        """Errors logged since the last connection was made."""
         self._subscriptions: list[_Subscription] = []
         self._on_reconnect: list[Callable[[], None]] = []
+
+    def _use(self, urls: Sequence[str]) -> None:
+        self._urls = list(urls)
+        self._name = ", ".join(_without_credentials(url) for url in urls)
 
     def __repr__(self) -> str:
         return f"NatsPlane({self._name}, {'connected' if self.connected else 'away'})"
@@ -118,8 +121,8 @@ class NatsPlane:
         async def answer(msg: Msg) -> None:
             if not msg.reply:
                 return
-            # Made at once, so that they agree. What is published while they go out may overtake them, as it may anyway:
-            # receivers put it in order, and ask again where a lost connection took some.
+            # All replies are made before the first is sent, so that they show one state. Events published meanwhile may
+            # overtake them, which can happen anyway: receivers sort by event id, and ask again if some were lost.
             for reply in [*on_request(msg.data), b""]:
                 await self._room_for_events()
                 self._send(msg.reply, reply)
@@ -132,7 +135,7 @@ class NatsPlane:
     async def close(self) -> None:
         if self._task is None:
             return
-        self._away = True  # on purpose, so nothing to warn of
+        self._away = True  # the disconnection is intended: no warning
         self._task.cancel()
         await asyncio.wait((self._task,))  # which may be cancelled itself
         self._task = None
@@ -150,7 +153,7 @@ class NatsPlane:
             log_event(logger, logging.WARNING, "Message not sent", subject=subject, bytes=len(payload), error=error)
 
     async def _room_for_events(self) -> None:
-        """Waits while half of the buffer is full; not for a connection that is lost."""
+        """Waits while more than half of the buffer is full, so that events still fit; not while disconnected."""
         client = self._client
         while client is not None and client.is_connected and client.pending_data_size > self._pending_limit // 2:
             await _round_trip(client)
@@ -169,7 +172,7 @@ class NatsPlane:
         entry = _Subscription(subject, on_msg)
         self._subscriptions.append(entry)
         if self._client is not None:
-            with contextlib.suppress(nats.errors.ConnectionClosedError):  # the next one carries it
+            with contextlib.suppress(nats.errors.ConnectionClosedError):  # the next client will subscribe
                 await entry.attach(self._client)
 
         async def unsubscribe() -> None:
@@ -184,7 +187,7 @@ class NatsPlane:
             try:
                 await self._connection()
             except Exception:
-                # Whatever a library raises here, the plane must come back.
+                # Any exception of the library: the plane must reconnect.
                 logger.exception("The connection to NATS broke down")
             self._went_down()
             await asyncio.sleep(RECONNECT_WAIT)
@@ -243,11 +246,11 @@ class NatsPlane:
         elif isinstance(error, _BROKEN):
             log_event(logger, logging.DEBUG, "The connection to NATS broke", server=self._name, error=error)
         elif self.connected:
-            # Also where nats-py reports what a subscriber raised.
+            # nats-py also reports exceptions of subscribers here.
             logger.error("An error of NATS or of a subscriber", exc_info=error)
 
     def _tell_once(self, message: str, error: object) -> None:
-        """While nothing changes: attempts to connect, and messages, are many."""
+        """Logs an error once per connection: attempts to connect, and messages, are many."""
         if str(error) not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(str(error))
             log_event(logger, logging.WARNING, message, server=self._name, error=error)
@@ -268,7 +271,7 @@ class NatsPlane:
 
 
 class _Subscription:
-    """What was asked for, and nats-py's subscription while some client carries it."""
+    """A subject and its callback, and nats-py's subscription of the present client, if there is one."""
 
     def __init__(self, subject: str, on_msg: _OnMsg) -> None:
         self._subject = subject
@@ -287,15 +290,16 @@ class _Subscription:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """By somebody who is there: as when credentials or a certificate were changed."""
+    """Whether a server answered and refused us, as after a change of credentials or of a certificate."""
     lost = isinstance(error, nats.errors.StaleConnectionError)
     return isinstance(error, ssl.SSLError | nats.errors.Error) and not lost
 
 
 async def _round_trip(client: SafeClient) -> None:
-    """The server has taken in all that was sent before, once it says that nobody serves a subject just made up.
+    """Waits until the server has processed everything sent before: it answers in order, here that nobody serves a
+    subject made up for this.
 
-    (nats-py's flush does this too, but a flush that is cancelled kills its read loop.)
+    nats-py's flush does the same, but cancelling a flush kills the client's read loop.
     """
     if client.is_connected:
         with contextlib.suppress(nats.errors.Error):

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import uvloop
+
 from publishers.cli import Options, parse
 from publishers.connect import make_plane
 from publishers.credentials import client_context, make_session, read_key, warn_of_readable
@@ -34,13 +36,7 @@ def run(argv: Sequence[str] | None) -> int:
     warn_of_readable(
         (options.worker_api_key_file, options.worker_key, options.nats_creds, options.nats_nkey_seed, options.nats_key)
     )
-    try:
-        import uvloop  # noqa: PLC0415 - there is none for Windows
-
-        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    except ImportError:
-        runner = asyncio.Runner()
-    with runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_publish(options, access))
 
 

@@ -15,9 +15,9 @@ import engines.sglang.decode
 import engines.vllm.decode
 from engines.description import EngineDescription, EngineKind, EventSource
 from engines.endpoints import confined, reachable
-from engines.load import RankLoad
 from engines.probe import probe
 from engines.problems import BAD_ENDPOINT, FOREIGN_ENDPOINT, OLD_EVENTS, WANTS_KEY, other_block_size
+from engines.rank_load import RankLoad
 from indexer.types import WorkerRank
 from publishers.counts import RelayCounts, SourceCounts
 from publishers.credentials import make_session
@@ -34,7 +34,7 @@ PROBE_TIMEOUT = 5.0
 PROBE_INTERVAL = 1.0
 """Seconds between attempts to find out about an engine that does not answer yet."""
 RESTART_DELAY = 5.0
-"""Seconds from a failure that nobody foresaw until all begins anew."""
+"""Seconds from an unexpected failure until the publisher starts again."""
 
 FAILED = "A publisher has failed and begins anew"
 NO_EVENTS = (
@@ -53,7 +53,8 @@ _WHY_NONE = {WANTS_KEY: WANTS_KEY, OLD_EVENTS: OLD_EVENTS, FOREIGN_ENDPOINT: FOR
 
 
 class RankStats(msgspec.Struct, frozen=True):
-    """One rank at this moment; the counts are live. `source` None: nothing is known of where it publishes."""
+    """The state of one rank now, with counters that go on counting. `source` is None where no event endpoint is
+    known."""
 
     epoch: int
     event_id: int
@@ -65,7 +66,7 @@ class RankStats(msgspec.Struct, frozen=True):
 
 
 class PublisherStats(msgspec.Struct, frozen=True):
-    """`ranks` is empty until the engine has answered."""
+    """The state of an engine's publisher. `ranks` is empty until the engine has described itself."""
 
     ranks: dict[int, RankStats]
     load: LoadCounts
@@ -74,10 +75,10 @@ class PublisherStats(msgspec.Struct, frozen=True):
 class EnginePublisher:
     """Publishes the events and the load of the engine at `url` as worker `worker_id`.
 
-    `description` None: the engine is asked, as often as it takes. `events` and `replay` are ZMQ endpoints that take the
-    place of what is found out (rank 0's; other ranks' ports follow; a `*` in `replay` is the host of `url`),
-    `block_size` likewise. `connect_patience` and `restart_delay`: as of `ZmqSource`, in seconds. `now_ns` is the wall
-    clock; a session that is given stays open.
+    Without a `description` the engine is asked for it until it answers. `events` and `replay` are ZMQ endpoints that
+    replace those that the engine names (given for rank 0; each further rank has the next port; a `*` in `replay` stands
+    for the host of `url`), and `block_size` likewise replaces the engine's. `connect_patience` and `restart_delay` are
+    those of `ZmqSource`, in seconds. `now_ns` is the wall clock. A `session` passed in is not closed here.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class EnginePublisher:
         return PublisherStats(ranks, self._load)
 
     async def start(self) -> None:
-        """Returns at once; the engine may come later."""
+        """Returns at once: the engine need not be up yet."""
         if self._session is None:
             self._session = make_session(list)
         self._task = asyncio.create_task(self._run(self._session), name=f"publisher of {self.worker_id}")
@@ -146,7 +147,7 @@ class EnginePublisher:
             try:
                 await self._publish(session)
             except Exception as error:
-                # Whatever it is: else nothing more would be known of the engine until somebody reads the log.
+                # Any exception: a publisher that ends here would stay silent about its engine.
                 fields = {"worker": self.worker_id, "error": repr(error)}
                 logger.exception(FAILED, exc_info=repr(error) != told, extra={"fields": fields})
                 told = repr(error)
@@ -168,7 +169,7 @@ class EnginePublisher:
 
     async def _begin(self, found: EngineDescription, session: aiohttp.ClientSession) -> LoadPoller:
         description = with_overrides(found, *self._overrides)
-        if self._description is None:  # else whoever described it has told its problems
+        if self._description is None:  # otherwise the problems were logged by whoever described it
             self._warn(found, description)
         await self._follow(description)
         return LoadPoller(self._url, description, session, self._report, self._load_interval, self._load)
@@ -189,8 +190,8 @@ class EnginePublisher:
                     self._warn(now, with_overrides(now, *self._overrides))
 
     def _doubt_unconnected(self) -> None:
-        """The engine was away and is back: where its events do not come, and perhaps never will, what it held before
-        is no more."""
+        """After the engine was away and has come back: ranks whose events are not connected (and may never be) are no
+        longer taken to hold what they held before."""
         for number, source in self._sources.items():
             if not source.connected:
                 self._ranks[number].has_events = False
@@ -205,7 +206,7 @@ class EnginePublisher:
         host, said = urlsplit(self._url).hostname or "", ""
         while True:
             description, trouble = await converse(probe(host), session, self._url, PROBE_TIMEOUT)
-            # One that is just starting answers some requests and not others.
+            # An engine that is still starting may answer some of the requests and not others.
             if not trouble or description.event_sources:
                 return confined(description, host, self._event_hosts)
             if trouble != said:
@@ -235,7 +236,7 @@ class EnginePublisher:
         )
 
     def _listen(self, number: int, source: EventSource | None) -> None:
-        # Until the engine is heard what it holds is anybody's guess.
+        # Until the engine is connected nobody knows what it holds.
         self._ranks[number].has_events = self._ranks[number].caught_up = False
         if source is None:
             return
@@ -274,15 +275,15 @@ class EnginePublisher:
 DECODERS: dict[EngineKind, Callable[[], Decode]] = {
     "vllm": engines.vllm.decode.Decoder,
     "sglang": lambda: engines.sglang.decode.decode,
-    # Whoever speaks this protocol without saying so most likely copied vLLM's.
+    # An unknown engine that uses this protocol has most likely copied vLLM's.
     "unknown": engines.vllm.decode.Decoder,
 }
-"""A fresh decoder by kind of engine."""
+"""Makes a new decoder, by kind of engine."""
 
 
 def _publishes_otherwise(before: EngineDescription, now: EngineDescription) -> bool:
-    """Whether what `now` tells is to be followed in place of what was. Where it tells of no events, it may have just
-    started and not tell all yet; and there is nothing to follow."""
+    """Whether the event sources have changed, so that the new ones must be followed. An engine that names none may
+    still be starting: it is no change, and there would be nothing to follow."""
     if not now.event_sources:
         return False
     told = [(each.kind, each.event_sources, each.block_size) for each in (before, now)]
@@ -292,7 +293,7 @@ def _publishes_otherwise(before: EngineDescription, now: EngineDescription) -> b
 def with_overrides(
     description: EngineDescription, events: str | None, replay: str | None, block_size: int | None
 ) -> EngineDescription:
-    """The description with what an operator states in place of what was found."""
+    """The description, with the operator's settings in place of what the engine says."""
     found = description.event_sources
     if events is not None and not found and OLD_EVENTS not in description.problems:
         found = tuple(EventSource(rank, "") for rank in range(description.dp_size))
@@ -309,7 +310,7 @@ def with_overrides(
 
 
 def _port_after(endpoint: str | None, offset: int) -> str | None:
-    """As engines count their ports up by rank; what has no port stays as it is."""
+    """The endpoint with its port raised by `offset`, as engines do for each rank; one without a port is unchanged."""
     if endpoint is None or not offset:
         return endpoint
     head, _, port = endpoint.rpartition(":")

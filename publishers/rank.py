@@ -9,10 +9,10 @@ import msgspec
 
 import engines.numbers
 import indexer.handles
+from engines.answers import UNDECODABLE
 from engines.events import BlockStored, EngineBatch, MalformedEvent
 from engines.problems import blocks_of_another_size
 from engines.rank_load import RankLoad
-from engines.undecodable import UNDECODABLE
 from indexer.events import NO_EVENTS, EventBatch, LoadReport, decode_replay_request, encode
 from indexer.types import Tier, WorkerRank
 from publishers.logs import log_event

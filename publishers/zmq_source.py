@@ -1,6 +1,6 @@
-"""One engine rank's ZMQ sockets: its messages and lost connections in, replays asked for.
+"""The ZMQ sockets of one engine rank: receives its messages, notices lost connections, and asks for replays.
 
-What happens is taken where it is read: nothing that a message leads to ever waits.
+Messages are handled synchronously where they are read: nothing in handling one may wait.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ REPLAY_TIMEOUT = 5.0
 """Seconds without any answer after which a replay counts as unanswered."""
 
 CONNECT_PATIENCE = 10.0
-"""Seconds for the first connection to come about, after which that it has not is said."""
+"""Seconds for the first connection to be made, after which a warning is logged."""
 
 RESTART_DELAY = 5.0
-"""Seconds from a failure that nobody foresaw until a new connection is made."""
+"""Seconds from an unexpected failure until a new connection is made."""
 
 MOST_BYTES = 64 * 1024**2
-"""Of one message, some ten thousand times what an engine sends. A larger one ends the connection for good, as it does
-with libzmq."""
+"""The largest message accepted, some ten thousand times what an engine sends. A larger one ends the connection for
+good, as in libzmq."""
 
 _UNKNOWN = "what it held before now, and what gets lost, stays unknown until it clears its cache"
 NO_REPLAY = f"The engine offers no replay of its events: {_UNKNOWN}"
@@ -61,7 +61,7 @@ _Take = Callable[[Stimulus, "_Sockets"], None]
 
 
 class EventSink(Protocol):
-    """Where a source reports, in order; no method may take long."""
+    """What receives a source's events, in order; no method may take long."""
 
     def apply(self, payload: bytes) -> None: ...
 
@@ -70,11 +70,11 @@ class EventSink(Protocol):
     def lose_track(self) -> None: ...
 
     def follow(self, caught_up: bool) -> None:
-        """From now on the sink has all that the engine said, as far as anybody knows; or no longer."""
+        """Says whether the sink now has, as far as is known, all that the engine has published."""
 
 
 class ZmqSource:
-    """Follows `source` and reports to `sink`, from `start` until `close`.
+    """Follows `source` and reports to `sink` from `start` until `close`.
 
     The engine listens and we connect; where the endpoint holds a `*`, we listen and the engine connects.
     """
@@ -88,7 +88,7 @@ class ZmqSource:
         connect_patience: float | None = CONNECT_PATIENCE,
         restart_delay: float = RESTART_DELAY,
     ) -> None:
-        """`connect_patience`: None where others say that nobody is there."""
+        """`connect_patience`: see `CONNECT_PATIENCE`; None for no warning."""
         self.counts = SourceCounts()
         self._connect_patience = connect_patience
         self._missing: asyncio.TimerHandle | None = None
@@ -106,7 +106,7 @@ class ZmqSource:
         return self._sockets is not None and self._sockets.connected
 
     def start(self) -> None:
-        """Raises ValueError for an endpoint that is no ZMQ address, or that cannot be listened on."""
+        """Raises ValueError for an endpoint that is not a ZMQ address, or cannot be listened on."""
         if self._source.replay is None:
             log_event(logger, logging.WARNING, NO_REPLAY, endpoint=self._source.endpoint)
         self._connect()
@@ -140,13 +140,13 @@ class ZmqSource:
             self._sink.follow(False)
 
     def _begin_later(self) -> None:
-        """With a new epoch, as after any lost connection: what the engine says meanwhile is not heard."""
+        """Connects again after a while. As after any lost connection a new epoch begins, since events were missed."""
         self._again = asyncio.get_running_loop().call_later(self._restart_delay, self._begin_anew)
 
     def _begin_anew(self) -> None:
         try:
             self._connect()
-        except ValueError as error:  # where we listen, another may have taken the port
+        except ValueError as error:  # where we listen, another process may have taken the port
             log_event(
                 logger, logging.ERROR, "Events cannot be followed yet", endpoint=self._source.endpoint, error=error
             )
@@ -160,7 +160,7 @@ class ZmqSource:
     def _feed(self, stimulus: Stimulus, sockets: _Sockets) -> None:
         nobody_to_ask = False
         for instruction in self._sequence.handle(stimulus):
-            if isinstance(instruction, Apply):  # nearly all: one call less for each of them
+            if isinstance(instruction, Apply):  # the most frequent by far, so handled without a further call
                 self._apply(instruction.payload)
             elif isinstance(instruction, AskReplay):
                 nobody_to_ask = not sockets.ask_replay(instruction.start)
@@ -183,13 +183,13 @@ class ZmqSource:
         try:
             self._sink.apply(payload)
         except Exception:
-            # One message must not end the stream; that it is missing is for the sink to know.
+            # One bad message must not end the stream; the sink has to know that it is missing.
             logger.exception("A message could not be applied")
             self._sink.lose_track()
 
 
 class _Sockets:
-    """SUB, and while a replay is under way a DEALER. `take` is told what happens, in order."""
+    """A SUB socket, and during a replay a DEALER socket. What happens is passed to `take`, in order."""
 
     def __init__(self, source: EventSource, replay_timeout: float, counts: SourceCounts, take: _Take) -> None:
         self.connected = False
@@ -202,7 +202,7 @@ class _Sockets:
         self._deadline: asyncio.TimerHandle | None = None
         self._told = False
         self._closed: list[ZmtpSocket] = []
-        """Of late."""
+        """Sockets closed whose tasks may not have ended yet."""
         heard = Heard(self._on_connection, self._on_message, self._on_loss, self._malformed)
         endpoint = source.endpoint
         self._subscriber = ZmtpSocket("SUB", endpoint, heard, MOST_BYTES, listen="*" in endpoint)
@@ -230,7 +230,7 @@ class _Sockets:
         self._take(Connected(), self)
 
     def _on_loss(self) -> None:
-        # Where we listen, the engine's next process may be here before its last one is known to be gone.
+        # Where we listen, a restarted engine may connect before the loss of its old connection is noticed.
         self.connected = any(each.agreed for each in self._subscriber.connections)
         log_event(logger, logging.WARNING, "The connection to the engine is lost", endpoint=self._source.endpoint)
         self._take(Disconnected(), self)
@@ -252,14 +252,14 @@ class _Sockets:
     # -- replays
 
     def ask_replay(self, start: int) -> bool:
-        """Ends a replay under way and begins another; False where the engine offers none, or cannot be asked."""
+        """Starts a replay, and ends one in progress. False where the engine offers none, or cannot be asked."""
         self._end_replay()
         if self._source.replay is None:
             return False
         self._counts.replays += 1
         heard = Heard(partial(_ask, start), self._on_answer, _nothing, self._malformed)
         try:
-            # A `*` is nothing to connect to, and who listens here waits for ever: an engine does not come to be asked.
+            # A `*` cannot be connected to, and listening is no use: engines do not connect for replays.
             self._dealer = ZmtpSocket("DEALER", self._source.replay, heard, MOST_BYTES)
         except ValueError as error:
             self._tell_once(error)
@@ -274,7 +274,7 @@ class _Sockets:
 
     def _on_answer(self, frames: list[bytes]) -> None:
         self._extend_deadline()
-        # [b"", topic, seq, payload], in older versions without the topic.
+        # [b"", topic, seq, payload]; older versions leave out the topic.
         if len(frames) not in (3, 4) or len(frames[-2]) != _SEQ_BYTES:
             self._malformed("wrong replay frames")
         elif frames[-2] == _END:
@@ -305,9 +305,9 @@ class _Sockets:
 
 
 def _ask(start: int, connection: Connection) -> None:
-    """Anew where the connection was lost: what comes twice counts once."""
+    """Asks, also again after a lost connection: events that come twice are applied once."""
     connection.send(message([b"", start.to_bytes(_SEQ_BYTES, "big")]))
 
 
 def _nothing() -> None:
-    """What is done where a replay's connection is lost: there will be another."""
+    """Nothing to do when a replay's connection is lost: the socket reconnects."""

@@ -1,6 +1,6 @@
-"""A ZeroMQ socket on the event loop, as far as events and replays need one: it connects, again and again, or listens.
+"""A ZeroMQ socket on the event loop, with only what events and replays need: it connects and reconnects, or listens.
 
-libzmq's own sockets read in a thread, and wake the loop for each message: up to twice the CPU time
+libzmq's own sockets read in a thread and wake the event loop for each message, which takes up to twice the CPU time
 (docs/adr/0010-events-off-the-wire.md).
 """
 
@@ -19,20 +19,20 @@ from publishers.zmtp import Kind, Peer, Violation
 FIRST_DELAY, MOST_DELAY = 0.1, 1.0
 """Seconds before the first attempt to connect again, and the longest between two."""
 CONNECT_TIMEOUT = 5.0
-"""Seconds for one attempt: a host that is no more answers nothing, and its name may be another's by then."""
+"""Seconds for one attempt. A host that is gone does not answer, and its name may resolve to a new address next time."""
 HANDSHAKE: Final = 30.0
-"""Seconds in which the other side must have greeted, as with libzmq."""
+"""Seconds within which the other side must complete the handshake, as in libzmq."""
 TURN = 64
-"""Messages told of before others on the event loop get their turn."""
+"""Messages delivered before other tasks on the event loop get a turn."""
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-"""Seconds, seconds, times, where the system has them: a host that vanished without a word is a lost connection too,
+"""TCP keep-alive (seconds, seconds, probes), where the system has the option: a host that vanished silently is noticed
 after a minute."""
 _TCP: Final = re.compile(r"tcp://(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]/;]+)):(?P<port>\d{1,5}|\*)\Z")
 _IPC: Final = re.compile(r"ipc://(?P<path>.+)\Z", re.DOTALL)
 
 
 class Address(NamedTuple):
-    """Of a TCP port, or of a Unix socket."""
+    """The address of a TCP port, or the path of a Unix socket."""
 
     host: str = ""
     port: int = 0
@@ -40,25 +40,26 @@ class Address(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """Whom a socket tells what happens, in order."""
+    """The callbacks of a socket, called in the order of what happens."""
 
     connected: Callable[[Connection], None]
     message: Callable[[list[bytes]], None]
     lost: Callable[[], None]
-    """A connection that was told of."""
+    """A connection that `connected` was called with is lost."""
     broken: Callable[[str], None]
-    """The other side broke the protocol, why."""
+    """The other side has violated the protocol; says how."""
 
 
 class ZmtpSocket:
-    """Begins at once, and goes on until `close`; but who breaks the protocol that was agreed on is not come back to."""
+    """Connects or listens from its creation until `close`. It does not reconnect to a peer that violates the protocol
+    after the handshake."""
 
     def __init__(self, kind: Kind, endpoint: str, heard: Heard, most_bytes: int, *, listen: bool = False) -> None:
-        """Raises ValueError for an endpoint that is no address, or that cannot be listened on."""
+        """Raises ValueError for an endpoint that is not an address, or cannot be listened on."""
         self.connections: set[Connection] = set()
         self.heard: Heard | None = heard
         self.port = 0
-        """That is listened on."""
+        """The port listened on; 0 where it connects."""
         address = read_endpoint(endpoint, listen=listen)
 
         def make() -> Connection:
@@ -74,7 +75,7 @@ class ZmtpSocket:
         self.task = asyncio.create_task(work, name=f"connection of {endpoint}")
 
     def close(self) -> None:
-        """Nothing more is told."""
+        """Closes all connections; no callback is called any more."""
         self.heard = None
         self.task.cancel()
         for connection in list(self.connections):
@@ -82,7 +83,7 @@ class ZmtpSocket:
 
 
 class Connection(asyncio.Protocol):
-    """One of `owner`'s."""
+    """A connection of the socket `owner`."""
 
     transport: asyncio.Transport
 
@@ -91,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._peer = peer
         self.agreed = self.broken = False
         self._waiting: deque[list[bytes]] = deque()
-        """Not told of yet; while there are any nothing is read, and the other side keeps what it can for us."""
+        """Messages not delivered yet. While there are any nothing more is read, and the other side has to buffer."""
         self._paused = False
         self._loop = asyncio.get_running_loop()
         self._patience: asyncio.TimerHandle | None = None
@@ -143,7 +144,7 @@ class Connection(asyncio.Protocol):
 
     def _tell(self, most: int) -> None:
         waiting, owner = self._waiting, self._owner
-        while waiting and most and owner.heard:  # which may end with any of them
+        while waiting and most and owner.heard:  # any callback may close the socket
             owner.heard.message(waiting.popleft())
             most -= 1
         if (waiting or self._paused) and owner.heard and not self.transport.is_closing():
@@ -174,7 +175,7 @@ async def _listen(bound: socket.socket, make: Callable[[], Connection]) -> None:
 async def _keep_connecting(address: Address, make: Callable[[], Connection]) -> None:
     delay = FIRST_DELAY
     while True:
-        with suppress(OSError, ValueError):  # TimeoutError is the former, a name or a path that none can be the latter
+        with suppress(OSError, ValueError):  # ValueError: an impossible host name or path
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 connection = await _connect(address, make)
             await connection.over
@@ -194,7 +195,7 @@ async def _connect(address: Address, make: Callable[[], Connection]) -> Connecti
 
 
 def read_endpoint(endpoint: str, *, listen: bool) -> Address:
-    """`tcp://HOST:PORT` or `ipc://PATH`; a `*` is any host or port, of who listens. Raises ValueError."""
+    """Parses `tcp://HOST:PORT` or `ipc://PATH`. A `*` is any host or port (to listen on). Raises ValueError."""
     ipc, tcp = _IPC.match(endpoint), _TCP.match(endpoint)
     if ipc and not listen:
         path = ipc["path"]

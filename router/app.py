@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 import aiohttp
+import uvloop
 
 import router.scheduling.limits
 from engines.endpoints import url_host
@@ -38,10 +39,10 @@ from router.kept_responses import KeptResponses
 from router.member import Member, Sockets, parent_ended, share
 from router.metrics import Metrics
 from router.migrating import Migrations
+from router.missing_events import MissingEvents
 from router.mooncake_client import MooncakeClient, is_installed
 from router.openai_errors import error_response
 from router.pairing import loneliness
-from router.patience import INTERVAL, LATE, Patience, Timeouts
 from router.policies import make_policy
 from router.port import check_free
 from router.prompts import Prompts
@@ -63,10 +64,10 @@ from router.store_copies import StoreCopies
 from router.store_keeper import StoreKeeper, handed_over, warm
 from router.store_spec import StoreSpec
 from router.tokens import find_tokenizer
-from router.unheard import Unheard
 from router.upkeep import Learn, Upkeep
 from router.warm_up import warm_up
 from router.watch import WorkerWatch
+from router.watchdog import INTERVAL, LATE, Timeouts, Watchdog
 from router.worker_spec import WorkerSpec
 
 logger = logging.getLogger("router")
@@ -95,13 +96,7 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
         return 2
     every = {"process": member.number} if member else None
     configure_logging(settings.log_level, settings.log_format, every=every)
-    try:
-        import uvloop  # noqa: PLC0415 -- there is none for Windows
-
-        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    except ImportError:
-        runner = asyncio.Runner()
-    with runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, source, member))
 
 
@@ -188,7 +183,7 @@ class App:
             self._fleet.workers.__contains__,
         )
         namespace = None if settings.event_plane == "local" else settings.event_namespace
-        self._unheard = Unheard(self._fleet, self._indexer, self._book, self._plane, namespace)
+        self._missing_events = MissingEvents(self._fleet, self._indexer, self._book, self._plane, namespace)
         self._audit = IndexAudit(self._indexer, self._ingest.ask_anew, settings.store is not None)
         self._audit.register(self._metrics)
         backlog = Backlog(shared.backlog if shared else None)
@@ -210,7 +205,7 @@ class App:
             settings.pd_timeout,
             settings.store is not None,
             self._audit,
-            self._unheard,
+            self._missing_events,
             shared.sent if shared else None,
         )
         self._migrations = self._make_migrations(settings.migration_limit)
@@ -354,7 +349,7 @@ class App:
         )
         admit = guard.refusal if guard else None
         self._under_way = surface.under_way
-        self._tasks.append(asyncio.create_task(self._look_after(self._under_way), name="patience"))
+        self._tasks.append(asyncio.create_task(self._look_after(self._under_way), name="watchdog"))
         if self._store and settings.store:
             self._look_after_store(self._store, settings.store)
         loop = asyncio.get_running_loop()
@@ -391,7 +386,7 @@ class App:
         timeouts = Timeouts(
             settings.first_byte_timeout, settings.idle_timeout, settings.request_timeout, settings.stall_timeout
         )
-        patience = Patience(timeouts, self._fleet.trip, under_way)
+        watchdog = Watchdog(timeouts, self._fleet.trip, under_way)
         now = time.monotonic()
         while True:
             await asyncio.sleep(INTERVAL)
@@ -400,11 +395,11 @@ class App:
             now = time.monotonic()
             try:
                 self._fleet.tick(now)
-                patience.look(now)
+                watchdog.look(now)
                 await self._clients.look(now)
                 self._audit.look(now)
                 self._brain.take_in()
-                self._unheard.look(now)
+                self._missing_events.look(now)
             except Exception:  # without it nothing would ever be given up again
                 logger.exception("Requests could not be looked after")
 

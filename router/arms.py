@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import get_args
 
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from router.arm_spec import ArmSpec, read_arms
@@ -24,7 +24,7 @@ from router.outcome import End, Outcome
 from router.policies import make_policy
 from router.scheduling.decision import Decision, Policy, Uniform
 from router.settings import Settings, SettingsError
-from router.tallies import Histogram, counter_family
+from router.tallies import Histogram, counter_family, histogram_family
 
 SECONDS = tuple(base * 10.0**power for power in range(-3, 3) for base in (1, 1.5, 2.2, 3.3, 4.7, 6.8))[:-5]
 """Bounds of the histograms, 1 ms to 100 s: narrower than the workers', since deviations are read from them."""
@@ -84,9 +84,6 @@ class Arms(Collector):
         place = bisect_right(self._sums, point * self._sums[-1])
         return self._arms[min(place, len(self._arms) - 1)]  # rounding may leave the point on the upper edge
 
-    def describe(self) -> Iterator[Metric]:
-        return self.collect()
-
     def collect(self) -> Iterator[Metric]:
         ends = (((arm.name, end), count) for arm in self._arms for end, count in arm.tally.ends.items())
         yield counter_family("router_ab_requests", "Requests by arm and how they ended.", ("arm", "end"), ends)
@@ -94,10 +91,8 @@ class Arms(Collector):
             counts = (((arm.name,), getattr(arm.tally, figure)) for arm in self._arms)
             yield counter_family(name, text, ("arm",), counts)
         for name, text, figure in _HISTOGRAMS:
-            family = HistogramMetricFamily(name, text, labels=("arm",))
-            for arm in self._arms:
-                getattr(arm.tally, figure).add_to(family, (arm.name,))
-            yield family
+            histograms = (((arm.name,), getattr(arm.tally, figure)) for arm in self._arms)
+            yield histogram_family(name, text, ("arm",), histograms)
 
 
 _COUNTERS = (

@@ -1,4 +1,4 @@
-"""What requests are routed on: all state of it, and what a prompt is to it."""
+"""The state by which requests are routed, and what routing knows of a prompt."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from indexer.types import Namespace, WorkerRank
 from router.fleet import Fleet
 from router.index_audit import IndexAudit
 from router.metrics import Metrics
+from router.missing_events import MissingEvents
 from router.retry_budget import RetryBudget
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.sent import SentPrompts
-from router.unheard import Unheard
 
 
 class Prompt(NamedTuple):
-    """What is known of a prompt. `hashes` None: overlaps are not looked up; `tokens` may then be an estimate, or 0."""
+    """What is known of a prompt. `hashes` None: the index is not asked; `tokens` may then be an estimate, or 0."""
 
     tokens: int = 0
     hashes: PromptHashes | None = None
     ids: Tokens | None = None
-    """Kept where a shared store is to be asked, with what else decides a block's name there."""
+    """Kept only where a shared store will be asked: with the namespace they decide what its blocks are called there."""
     namespace: Namespace = Namespace()
     guessed: bool = False
-    """Tokens and hashes are of stand-ins."""
+    """Tokens and hashes are those of stand-ins (see the glossary)."""
 
 
 class Brain(NamedTuple):
@@ -44,23 +44,23 @@ class Brain(NamedTuple):
     clock: Callable[[], float]
     retries: RetryBudget
     leg_timeout: float = 300.0
-    """Seconds that either part of a split request may take before anything comes of it."""
+    """Seconds that either part of a split request may take until it begins to answer."""
     has_store: bool = False
-    """The workers share one."""
+    """Whether the workers share a store."""
     audit: IndexAudit | None = None
-    unheard: Unheard | None = None
+    missing_events: MissingEvents | None = None
     sent: SentPrompts | None = None
-    """By this process, and by others on its port."""
+    """What this process and the others on its port have sent where."""
 
     def hash_prompt(self, token_ids: Sequence[int] | Tokens, namespace: Namespace) -> Prompt:
-        """Raises OverflowError or TypeError for what is no token id."""
+        """Raises OverflowError or TypeError for anything that is not a token id."""
         hashes = hash_prompt(token_ids, self.fleet.block_sizes, namespace)
         if not self.has_store:
             return Prompt(len(token_ids), hashes)
         return Prompt(len(token_ids), hashes, pack_tokens(token_ids), namespace)
 
     def guess_prompt(self, stand_ins: Tokens, namespace: Namespace) -> Prompt:
-        """Of what stands for a prompt whose tokens cannot be known."""
+        """The same of the stand-ins for a prompt whose tokens cannot be known."""
         return Prompt(len(stand_ins), hash_prompt(stand_ins, self.fleet.block_sizes, namespace), guessed=True)
 
     def matches(self, prompt: Prompt) -> Matches | None:
@@ -72,7 +72,7 @@ class Brain(NamedTuple):
         return find(prompt.hashes)
 
     def take_in(self) -> None:
-        """What other processes have sent."""
+        """Apply what other processes have sent to the index."""
         if self.sent:
             for rank, chain, guessed, refused in self.sent.news():
                 if refused:
@@ -81,13 +81,13 @@ class Brain(NamedTuple):
                     self._note(rank, chain, guessed)
 
     def predict(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
-        """What a prompt will leave there counts at once, here and in other processes."""
+        """Count the blocks that a prompt will leave at `rank` as held at once, here and in the other processes."""
         self._note(rank, chain, guessed)
         if self.sent:
             self.sent.tell(rank, chain, guessed=guessed)
 
     def retract(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
-        """It will not hold these, which were predicted: it refused the prompt."""
+        """Undo `predict` for these blocks: the worker has refused the prompt."""
         self.indexer.retract(rank, chain, guessed)
         if self.sent:
             self.sent.tell(rank, chain, guessed=guessed, refused=True)

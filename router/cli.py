@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib.metadata
+import importlib.util
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
-from router.compiled import is_compiled
 from router.settings import GROUPS, VARIABLE_PREFIX, Option, Settings, SettingsError, options
 from router.yaml_text import NotYaml, read_yaml
 
@@ -204,3 +204,9 @@ def _version() -> str:
     except importlib.metadata.PackageNotFoundError:
         version = "(run from a checkout, not installed)"
     return f"kv-router {version}{', compiled' if is_compiled() else ''}"
+
+
+def is_compiled() -> bool:
+    """Whether what every request passes runs compiled (docs/adr/0008-compiled-modules.md)."""
+    spec = importlib.util.find_spec("router.exchange")
+    return spec is not None and not str(spec.origin).endswith(".py")

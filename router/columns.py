@@ -1,7 +1,7 @@
-"""Which column of the books that several processes share is whose.
+"""Assigns ranks to columns of the load tables that several router processes share.
 
-A rank gets a column from the process that hears of it first, and keeps it while any process has it in use. Whoever
-takes one locks the file that they all have mapped: that is seldom, and takes microseconds.
+A rank gets a column from the process that first hears of it, and keeps it while any process uses it. Taking a column
+locks the file that all processes have mapped; that is rare, and takes microseconds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from indexer.types import WorkerRank
 
 class Columns:
     def __init__(self, names: npt.NDArray[np.uint64], users: npt.NDArray[np.int64], own: int, descriptor: int) -> None:
-        """`names`: a hash for each column, 0 for one that nobody ever had. `users`: for each process which columns it
-        has in use, of which `own` is this one's. `descriptor`: of the file that is locked."""
+        """`names`: for each column the hash of its rank, 0 for one never used. `users`: a row for each process, with 1
+        for the columns that it uses; `own` is this process's row. `descriptor`: of the file to lock."""
         self._names = names
         self._users = users
         self._own = own
@@ -31,8 +31,8 @@ class Columns:
         self._uses: Counter[int] = Counter()
 
     def claim(self, rank: WorkerRank) -> int:
-        """Its column, the same in each process, until it was released as often as claimed. Raises ValueError when there
-        is none left."""
+        """The rank's column, the same in all processes, until it was released as often as claimed. Raises ValueError
+        when none is left."""
         column = self._columns.get(rank)
         if column is None:
             with self._locked():
@@ -60,11 +60,11 @@ class Columns:
             self._users[self._own, column] = 0
 
     def get(self, rank: WorkerRank) -> int | None:
-        """Of one that this process has claimed."""
+        """The column of a rank that this process has claimed."""
         return self._columns.get(rank)
 
     def rank_at(self, column: int) -> WorkerRank | None:
-        """None where this process has claimed it for nobody."""
+        """None where this process has not claimed the column."""
         return self._ranks.get(column)
 
     @contextlib.contextmanager
@@ -77,5 +77,5 @@ class Columns:
 
 
 def _name(rank: WorkerRank) -> int:
-    """Never 0. Two that have the same by chance, one time in 10¹³ among a thousand, share their books."""
+    """Never 0. If two ranks have the same by chance (one time in 10¹³ among a thousand ranks) they share a column."""
     return xxhash.xxh3_64_intdigest(f"{rank.worker_id}\0{rank.dp_rank}".encode()) or 1

@@ -1,12 +1,13 @@
-"""How a worker fails a request, and what follows from it."""
+"""The ways in which a worker can fail a request, and what follows from each."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
 Kind = Literal["unreachable", "unasked", "busy", "error", "broken", "stalled"]
-"""It could not be connected to; the router has no means to connect to anybody, or there is nobody; it has no room just
-now; it answered that something is wrong with it; the connection broke; nothing came in time."""
+"""In this order: it could not be connected to; no worker could be asked, since the router cannot open a connection or
+there is no worker; it answered that it is busy; it answered with an error; the connection broke; nothing came in time.
+"""
 
 BUSY_STATUSES = frozenset((429, 503))
 ERROR_STATUSES = frozenset((500, 502))
@@ -16,26 +17,26 @@ RETRY_STATUSES = BUSY_STATUSES | ERROR_STATUSES
 class Failure(NamedTuple):
     kind: Kind
     reason: str
-    """Completes "Worker X …"."""
+    """A predicate for the sentence "Worker X …"."""
     sent: bool = False
-    """It had been sent the request before, over a connection that broke."""
+    """Whether it had already been sent the request once, over a connection that broke."""
 
     @property
     def harmless(self) -> bool:
-        """The worker has not begun to work on the request, so that it cannot be what harmed the worker."""
+        """Whether the worker had not begun to work on the request, which can therefore not have crashed it."""
         return not self.sent and self.kind in {"unreachable", "unasked", "busy"}
 
     @property
     def untold(self) -> bool:
-        """The worker is away, and knows nothing of the request."""
+        """Whether the worker is unreachable and has never seen the request."""
         return self.kind == "unreachable" and not self.sent
 
     @property
     def status(self) -> int:
-        """Of the answer, where there is nobody else to ask."""
+        """The status of the client's answer where no other worker can be tried."""
         return {"stalled": 504, "unasked": 503}.get(self.kind, 502)
 
 
 def answered(status: int) -> Failure:
-    """With an error of its own."""
+    """The worker answered with this error status."""
     return Failure("busy" if status in BUSY_STATUSES else "error", f"answered {status}")

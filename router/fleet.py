@@ -21,11 +21,12 @@ from router.worker_spec import WorkerSpec
 logger = logging.getLogger("router.fleet")
 
 _MOST_EXCLUSIONS: Final = 256
-"""Sets of workers to do without whose candidates are kept."""
+"""Sets of excluded workers for which candidates are cached."""
 ASSUMED_BLOCK_SIZE = 16
-"""Tokens, where neither the engine nor the operator tells: vLLM's default, and a divisor of the usual others."""
+"""Block size in tokens where neither engine nor operator states one: vLLM's default, and a divisor of other usual
+ones."""
 _UNKNOWN: Final = EngineDescription("unknown")
-"""Of a worker that has not answered yet."""
+"""Description of a worker that has not answered yet."""
 
 State = Literal["up", "down", "draining"]
 
@@ -41,15 +42,15 @@ class Worker:
         self.description: EngineDescription | None = None
         self.up = False
         self.draining = False
-        """It gets nothing new; what it has in flight goes on."""
+        """It gets no new requests; those in flight go on."""
         self.trouble = "has not answered yet"
         """Why it is down, for people; "" while it is up."""
         self.engine_ids: Mapping[int, str] = {}
-        """As its connector's bootstrap server tells them, by the engine's own numbers of its data-parallel ranks."""
+        """From its connector's bootstrap server, by the engine's own numbers of its data-parallel ranks."""
         self.coordinates: dict[int, Mapping[str, object]] = {}
-        """Where decode workers register for pushes of each of its data-parallel ranks, as their answers tell it."""
+        """Where decode workers register for pushes, by data-parallel rank; learned from the ranks' answers."""
         self._leaves_out_zero: bool | None = None
-        """Whether it tells nothing where nothing was cached; None: it has told no number yet."""
+        """Whether its answers leave out the number of cached tokens when it is 0; None: not known yet."""
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} {self.state}{': ' + self.trouble if self.trouble else ''}>"
@@ -77,7 +78,7 @@ class Worker:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """One sentence each for what it does not tell, or tells otherwise than it is stated."""
+        """A sentence for each thing that it does not tell, or that differs from what the operator states."""
         found = self.description
         return (*found.problems, *other_block_size(self.spec.block_size, found.block_size)) if found else ()
 
@@ -94,8 +95,8 @@ class Worker:
 
     @property
     def connector(self) -> str | None:
-        """A name of `engines.disaggregation.CONNECTORS`: stated, else found; but for SGLang, which has one only, and
-        only where it does not serve requests whole."""
+        """A name of `engines.disaggregation.CONNECTORS`: stated, else found. SGLang has one only, and only where it
+        does not serve requests whole."""
         if self.engine == "sglang":
             return "sglang" if self.role != "both" else None
         return self.spec.connector or (self.description.connector if self.description else None)
@@ -106,11 +107,11 @@ class Worker:
 
     @property
     def host(self) -> str:
-        """Workers of the same host hand KV over without a network."""
+        """Workers with the same host hand KV over without a network."""
         return self.spec.host or self.pool.address.host
 
     def prefiller(self, dp_rank: int) -> Prefiller:
-        """As a connector wants to know of one of its ranks."""
+        """One of its ranks as connectors need it described."""
         found = self.description or _UNKNOWN
         return Prefiller(
             self.pool.address.host,
@@ -127,8 +128,8 @@ class Worker:
         return self.description.models if self.description else ()
 
     def reported(self, cached: int | None) -> int | None:
-        """What an answer that tells its usage means by `cached` tokens. SGLang to 0.5.18, and older vLLM, leave out a
-        zero: whoever has told numbers, and never 0, means one by telling none."""
+        """The number of cached tokens that an answer with usage means, `cached` being what it says. SGLang up to
+        0.5.18, and older vLLM, leave out a zero: a worker that has reported numbers, but never 0, means 0 by none."""
         if cached is None:
             return 0 if self._leaves_out_zero else None
         if self._leaves_out_zero is None or not cached:
@@ -141,19 +142,19 @@ class Worker:
 
 
 class ContextLengths(NamedTuple):
-    """Of one model, in tokens, as far as workers tell. `most` None: one of them does not."""
+    """Of one model, in tokens, as far as its workers tell. `most` None: not all of them do."""
 
     by_worker: Mapping[str, int]
     least: int | None
     most: int | None
 
     def under(self, tokens: int) -> frozenset[str]:
-        """Workers that cannot take so many."""
+        """Workers whose context is shorter than that."""
         return frozenset(worker for worker, limit in self.by_worker.items() if limit < tokens)
 
 
 class Fleet:
-    """What is asked for with each request is worked out once and kept until a worker goes up or down."""
+    """All workers. What requests ask for is worked out once, and kept until a worker changes."""
 
     def __init__(self, workers: Iterable[Worker]) -> None:
         self.workers = {worker.id: worker for worker in workers}
@@ -173,23 +174,23 @@ class Fleet:
         self._forget()
 
     def remove(self, worker: Worker) -> None:
-        """Whoever still holds it finds it draining for ever."""
+        """It stays marked as draining, for those who still hold it."""
         worker.draining = True
         del self.workers[worker.id]
         self._forget()
 
     def drain(self, worker: Worker, draining: bool) -> None:
-        """`worker` gets nothing new, or takes its part again."""
+        """Start or stop draining `worker`."""
         worker.draining = draining
         self._forget()
 
     def restate(self, worker: Worker, spec: WorkerSpec) -> None:
-        """What is stated of it now, from the next request on; its id is the same."""
+        """Replace what the operator states of `worker`, from the next request on; its id stays the same."""
         worker.spec = spec
         self._forget()
 
     def redescribe(self, worker: Worker, found: EngineDescription) -> None:
-        """It serves other adapters than before, or is another engine."""
+        """Replace its description: it serves other adapters than before, or is another engine."""
         worker.description = found
         self._forget()
 
@@ -215,7 +216,7 @@ class Fleet:
             self._forget()
 
     def answered(self, worker: Worker, now: float) -> None:
-        """It has begun to answer a request, and not with an error of its own."""
+        """It has begun to answer a request, other than with an error of its own."""
         if worker.breaker.succeeded(now):
             log_event(logger, logging.INFO, "Worker answers again", worker=worker.id)
             self._forget()
@@ -226,26 +227,26 @@ class Fleet:
             self._forget()
 
     def trip(self, worker: Worker, reason: str, now: float) -> None:
-        """It is sick, whatever its health check says."""
+        """Open the worker's breaker: it does not work properly, whatever its health check says."""
         log_event(logger, logging.WARNING, "Worker gets nothing for a while", worker=worker.id, reason=reason)
         worker.breaker.trip(now)
         self._forget()
 
     def tick(self, now: float) -> None:
-        """Time has passed: who was kept out may be tried again."""
+        """To be called once a second: workers that were kept out for a while may be tried again."""
         changed = [worker.id for worker in self.workers.values() if worker.breaker.tick(now)]
         if changed:
             self._forget()
 
     def learn_engine_ids(self, worker: Worker, ids: Mapping[int, str]) -> None:
-        """What its bootstrap server told just now; {} when that was nothing."""
+        """`ids`: what its bootstrap server has just answered; {} for no usable answer."""
         if worker.engine_ids != ids:
             worker.engine_ids = ids
             self._forget()
 
     @property
     def up(self) -> list[Worker]:
-        """Those that get requests: without the draining ones."""
+        """Workers that get requests, so without those that drain."""
         return [worker for worker in self.workers.values() if worker.state == "up"]
 
     @property
@@ -266,7 +267,7 @@ class Fleet:
         return self._without_those(model, frozenset(exclude))
 
     def _without_those(self, model: str | None, exclude: frozenset[str]) -> Candidates:
-        """The same object for all that exclude the same: they wait in one lane."""
+        """The same object for all requests that exclude the same workers, so that they wait in one lane."""
         found = self._without.get((model, exclude))
         if found is None:
             found = self._serving(model, exclude)
@@ -288,12 +289,12 @@ class Fleet:
     def _serving(self, model: str | None, exclude: Collection[str]) -> Candidates:
         able = [worker for worker in self.up if worker.serves(model) and worker.id not in exclude]
         well = _candidates(worker for worker in able if worker.breaker.admits)
-        # Where nobody who is well can serve, a first try may go to any: they may all be wronged.
+        # If no worker with a closed breaker can serve, a first try may go to any: the breakers may all be wrong.
         return well if well or exclude else _candidates(able)
 
     def split_of(self, prefill: Worker, model: str | None, exclude: Collection[str] = ()) -> Split | None:
-        """To whom `prefill` may hand over what it has computed, though it gets nothing new: to those that drain only
-        where nobody else is left."""
+        """Decode workers to which `prefill` may hand over what it has computed, even if it drains itself; those that
+        drain only if there are no others."""
         if not prefill.up:
             return None
         able = [one for one in self.workers.values() if one.up and one.serves(model) and one.id not in exclude]
@@ -328,7 +329,7 @@ class Fleet:
         return self._bases.get(name)
 
     def context_lengths(self, base: str) -> ContextLengths:
-        """Of the base model of that name, which workers may be started to take more or less of."""
+        """Of the base model of that name. Workers may be started with different context lengths."""
         found = self._lengths.get(base)
         if found is None:
             serving = [(worker.id, model) for worker in self.up for model in worker.models if model.id == base]
@@ -338,13 +339,13 @@ class Fleet:
         return found
 
     def lora_name(self, model: str | None) -> str | None:
-        """The adapter that `model` is, if any: engines hash its name into its blocks."""
+        """The adapter's name if `model` is one: engines hash it into the blocks."""
         found = self.models().get(model) if model else None
         return found[1].adapter if found else None
 
 
 def _candidates(able: Iterable[Worker]) -> Candidates:
-    """By their roles: who serves a request whole, and which of them in two parts."""
+    """By role: the ranks that serve requests whole, and the pairs that split them."""
     found = list(able)
     return ranks_of([worker for worker in found if worker.role == "both"], make_split(found))
 
@@ -353,7 +354,7 @@ _NOBODY = Candidates([])
 
 
 def _bases(models: Sequence[Model]) -> dict[str | None, Model]:
-    """By what a request may name."""
+    """Base models by every name that a request may use; None if there is only one."""
     known = {model.id: model for model in models}
     found: dict[str | None, Model] = {m.id: known.get(m.parent, m) if m.parent else m for m in models}
     base = bases(models)

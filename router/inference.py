@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from engines.undecodable import UNDECODABLE
+from engines.answers import UNDECODABLE
 from router.bodies import ABSENT, LOOSE, STEERING, Adapter, Body, Bounded, Chat, Completion, Steering
 from router.http.messages import RequestHead
 from router.openai_errors import BadRequest

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from engines.undecodable import UNDECODABLE
+from engines.answers import UNDECODABLE
 from indexer.events import ReplayRequest, decode_batch, decode_load, encode
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
@@ -26,10 +26,6 @@ _MOST_STRANGERS = 100
 _LONGEST_NAME = 128
 
 
-def _anybody(worker_id: str) -> bool:  # noqa: ARG001 -- as `knows`
-    return True
-
-
 class Ingest:
     def __init__(
         self,
@@ -39,7 +35,7 @@ class Ingest:
         book: LoadBook,
         metrics: Metrics,
         clock: Callable[[], float],
-        knows: Callable[[str], bool] = _anybody,
+        knows: Callable[[str], bool] = lambda _: True,
     ) -> None:
         """`knows`: whether a worker is one of this router's."""
         self._plane = plane

@@ -1,7 +1,7 @@
 """Which worker keeps an answer of OpenAI's Responses API.
 
-Engines keep them in memory (vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1, SGLang with --enable-response-store),
-so that one worker alone can show such an answer, cancel it, or go on from it; any other says that there is none.
+Engines keep these answers in memory (vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1, SGLang with --enable-response-store),
+so only the worker that made an answer can show it, cancel it or continue from it; the others do not know it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import aiohttp
 import msgspec
 
-from engines.undecodable import UNDECODABLE
+from engines.answers import UNDECODABLE
 
 if TYPE_CHECKING:
     from router.fleet import Fleet, Worker
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 PATH = b"/v1/responses"
 REMEMBERED = 65_536
-"""Answers: some 15 MB."""
+"""Answers whose workers are remembered; takes some 15 MB."""
 PATIENCE = 2.0
-"""Seconds that a worker may take to say whether it keeps one; showing it takes milliseconds."""
+"""Seconds that a worker may take to say whether it keeps an answer; it takes milliseconds normally."""
 _ASKING = 16
-"""Questions to the whole fleet at a time: a client may name what nobody keeps as often as it likes."""
+"""Searches of the whole fleet at a time: clients may ask for answers that do not exist as often as they like."""
 _ID = r"[\w.-]{1,128}"
 _NAMED = re.compile(rf"{PATH.decode()}/({_ID})(?:/.*)?")
 _ANSWERED = re.compile(rf'"id":\s*"({_ID})"'.encode())
@@ -36,7 +36,7 @@ _OPENING = 512
 
 
 class Continued(msgspec.Struct, gc=False):
-    """What a request for an answer says of those that are kept."""
+    """The fields of a request that are about kept answers."""
 
     previous_response_id: str | None = None
     store: bool | None = None
@@ -46,16 +46,16 @@ _decode = msgspec.json.Decoder(Continued).decode
 
 
 class Kept(NamedTuple):
-    """What a request has to do with answers that are kept."""
+    """How a request relates to kept answers."""
 
     named: str | None = None
-    """The answer that it is about."""
+    """The kept answer that it is about."""
     keeps: bool = False
-    """Its own may be kept."""
+    """Whether its own answer may be kept."""
 
 
 def read_kept(head: RequestHead, body: bytes) -> Kept:
-    """What is malformed is for the engine to judge."""
+    """Never raises: the engine reports what is malformed."""
     if not head.path.startswith(PATH):
         return Kept()
     if head.path != PATH:
@@ -76,8 +76,8 @@ def _read(body: bytes) -> Continued:
 
 
 class KeptResponses:
-    """Remembers who answered, and asks the workers for what it does not know: what another router or process passed on,
-    or this one before it was started."""
+    """Remembers which worker gave which answer, and asks the workers about answers that it does not know: they were
+    passed on by another router or process, or before this one was started."""
 
     def __init__(self, fleet: Fleet, session: aiohttp.ClientSession) -> None:
         self._fleet = fleet
@@ -92,7 +92,7 @@ class KeptResponses:
             self._remember(found[1].decode(), worker)
 
     async def keeper(self, named: str) -> Worker | None:
-        """The worker that keeps an answer; None where none says so."""
+        """The worker that keeps the answer; None if none is found."""
         worker = self._fleet.workers.get(self._keepers.get(named, ""))
         if worker is None and len(self._fleet.up) > 1:
             async with self._asking:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from indexer.hashing import SequenceHashes
@@ -22,7 +22,7 @@ from router.model_config import block_bytes
 from router.outcome import Outcome
 from router.scheduling.booking import DecodeBooking
 from router.scheduling.decision import Decision
-from router.tallies import counter_family
+from router.tallies import counter_family, histogram_family
 
 _FATES: Final = {
     "created": "Blocks stored that no rank held in that tier before.",
@@ -142,9 +142,6 @@ class KVLifecycle(Collector):
 
     # -- prometheus_client's Collector
 
-    def describe(self) -> Iterator[Metric]:
-        return self.collect()
-
     def collect(self) -> Iterator[Metric]:
         for fate, text in _FATES.items():
             blocks, labels = list(self._blocks(fate)), ("worker", "tier")
@@ -168,14 +165,10 @@ class KVLifecycle(Collector):
             yield from (((worker_id, tier), count) for tier, count in worker.of(fate))
 
     def _seconds(self) -> Iterator[Metric]:
-        lives = HistogramMetricFamily("router_kv_life_seconds", "From stored to evicted.", labels=("tier",))
-        for tier, histogram in self._ages.lives.items():
-            histogram.add_to(lives, (_TIERS[tier],))
-        yield lives
+        lives = (((_TIERS[tier],), histogram) for tier, histogram in self._ages.lives.items())
+        yield histogram_family("router_kv_life_seconds", "From stored to evicted.", ("tier",), lives)
         for name, text, histogram in (
             ("router_kv_first_reuse_seconds", "From stored to first reused.", self._ages.first_reuse),
             ("router_kv_replication_seconds", "From one rank's copy to the next one's.", self._ages.replication),
         ):
-            family = HistogramMetricFamily(name, text, labels=())
-            histogram.add_to(family, ())
-            yield family
+            yield histogram_family(name, text, (), [((), histogram)])

@@ -1,6 +1,6 @@
-"""What a decode worker tells of its usage, held back until its prefill worker has told what was cached there.
+"""Holds a decode worker's usage back until the prefill worker has reported how much of the prompt it had cached.
 
-Where both parts of a request are sent at once the second may be done before the first has said so, by moments.
+Where both legs of a request are sent at once, the decode leg may end moments before the prefill leg has answered.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from router.http.upstream import Head, Receiver
 from router.usage import CACHED
 
 PATIENCE = 1.0
-"""Seconds: the prompt is computed by then, so that only its answer can be on its way. A client waits no longer for a
-number."""
+"""Seconds that the usage is held back at most. The prompt is computed by then, so only the prefill's answer can still
+be on its way, and a client should not wait longer for a number."""
 
 
 class LateUsage:
-    """Implements `upstream.Receiver`; passes everything on, from the first word of what was cached on when released."""
+    """Implements `upstream.Receiver`: passes everything on, but from the first mention of cached tokens on only once it
+    is released."""
 
     def __init__(self, receiver: Receiver, settle: Callable[[], None]) -> None:
-        """`settle`: the connection is another's now, while the end of its answer is held."""
+        """`settle` is called when the end of the answer is held while its connection may serve other requests."""
         self._receiver = receiver
         self._settle = settle
         self._told = False
@@ -28,17 +29,17 @@ class LateUsage:
         self._held: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self.ended = False
-        """The answer is whole."""
+        """Whether all of the answer has come."""
 
     def release(self) -> None:
-        """The prefill worker has told, or will not."""
+        """The prefill worker has answered, or will not."""
         self._told = True
         self._unwatch()
         while self._held:  # one may end it all, and drop the others
             self._held.pop(0)()
 
     def drop(self) -> None:
-        """Nobody wants what is held any more."""
+        """Discard what is held: the request is over."""
         self._held = []
         self._unwatch()
 
@@ -66,14 +67,14 @@ class LateUsage:
             self._hold(self._receiver.on_end)
 
     def on_broken(self, reason: str) -> None:
-        if self._held:  # else it may be sent once more, over another connection
+        if self._held:  # else the request may be sent again, over another connection
             self.release()
         self._receiver.on_broken(reason)
 
     # -- inside
 
     def _tells(self, data: bytes) -> bool:
-        """Whether the word is in it, or was before; it may be cut."""
+        """Whether cached tokens are mentioned here or were before; the mention may be cut between two pieces."""
         latest = self._tail + data
         self._tail = latest[1 - len(CACHED) :]
         return CACHED in latest or bool(self._held)

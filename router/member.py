@@ -1,4 +1,4 @@
-"""One of several router processes: what it is told, and what it shares with the others."""
+"""One of several router processes: how its parent starts it, and what it shares with the others."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from router.settings import Settings
 _WORD = 8
 """Bytes."""
 ANSWER_TIMEOUT = 2.0
-"""Seconds that another process has to tell its metrics."""
+"""Seconds that another process has to answer with its metrics."""
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One of the processes, and what it shares with the others."""
+    """One of the processes, and where it finds what it shares with the others."""
 
     number: int
     count: int
     columns: int
-    """Ranks that there may be at a time."""
+    """The most ranks that there can be at a time."""
     memory: int
-    """File descriptor of what they share."""
+    """File descriptor of the shared memory."""
     folder: str
-    """Where each process has a socket on which it tells the others its metrics."""
+    """Folder in which each process has a socket that answers with its metrics."""
 
 
 class Start(msgspec.Struct):
-    """What a process is told on its standard input, as one line."""
+    """The one line that a process gets on its standard input, as JSON."""
 
     settings: Settings
     member: Member
     argv: list[str]
-    """The router's own, to read the settings anew."""
+    """The router's arguments, to read the settings again."""
 
 
 class Shared(NamedTuple):
-    """What the processes keep together, as one of them sees it."""
+    """The shared tables as one of the processes sees them."""
 
     load: SharedTable
     backlog: SharedTable
@@ -60,13 +60,14 @@ class Shared(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """All of what they share; zeros at first."""
+    """The shared memory as arrays; zeros at first."""
 
     names: npt.NDArray[np.uint64]
     books: npt.NDArray[np.int64]
-    """For each process rows, first of which columns it uses, and a column for each rank and one that is nobody's."""
+    """For each process several rows, the first of which says which columns it uses; a column for each rank, and one
+    that belongs to none."""
     rings: npt.NDArray[np.uint64]
-    """Of `SentPrompts`, one for each process."""
+    """The rings of `SentPrompts`, one for each process."""
 
 
 def share(member: Member) -> Shared:
@@ -97,7 +98,7 @@ def _books_shape(count: int, columns: int) -> tuple[int, int, int]:
 
 
 class Sockets:
-    """Each process tells its metrics on a socket of its own, and asks the others on theirs."""
+    """Serves this process's metrics on a socket, and asks the other processes for theirs."""
 
     def __init__(self, member: Member, tell: Callable[[], Awaitable[bytes]]) -> None:
         self._member = member
@@ -120,7 +121,7 @@ class Sockets:
         writer.close()
 
     async def everybodys(self) -> dict[int, bytes]:
-        """What each process tells, by its number; without those that do not answer."""
+        """The metrics of all processes that answer, by process number."""
         told = await asyncio.gather(*(self._ask(number) for number in range(self._member.count)))
         return {number: text for number, text in enumerate(told) if text}
 
@@ -140,7 +141,7 @@ def _socket_of(folder: str, number: int) -> Path:
 
 
 async def parent_ended() -> None:
-    """Returns when standard input ends, which the parent keeps open as long as it lives."""
+    """Returns when standard input ends: the parent keeps it open for as long as it lives."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -148,7 +149,7 @@ async def parent_ended() -> None:
 
 
 def main() -> int:
-    """A process's whole life; what it is to do stands in the first line of its standard input."""
+    """Runs a process; the first line of its standard input says how (see `Start`)."""
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as told:  # not a byte beyond the line
         start = msgspec.json.decode(told.readline(), type=Start)
     from router.app import run  # noqa: PLC0415 -- it imports this module

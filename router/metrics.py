@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from router.kv_lifecycle import KVLifecycle
 from router.security.guard import Reason as Denied
 from router.tallies import Tallies
-from router.tokens.cannot import Reason as Untokenized
+from router.tokens.errors import Reason as Untokenized
 
 Sample = tuple[tuple[str, ...], float]
 """Label values and the value."""
@@ -24,7 +24,7 @@ class Metrics:
     """One registry per router, so that several may live in one process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry(auto_describe=True)
         self.tallies = Tallies()
         self.registry.register(self.tallies)
         self.lifecycle = KVLifecycle(clock)

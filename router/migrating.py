@@ -1,6 +1,6 @@
-"""Streams that go on elsewhere: one request's way over several workers, and what became of all.
+"""Migration of streams: one request's way over several workers, and counts of how migrations ended.
 
-`router.migration` knows the bytes; here it meets workers and their models.
+`router.migration` knows the bytes; this module connects it with workers and their models.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _COMPLETIONS: Final = b"/v1/completions"
 
 
 class Migrations(Collector):
-    """All of them. `tokenizer`: by the name of a base model, where the router has one."""
+    """All migrations. `tokenizer`: for the name of a base model, whether tokens end with a whole character; None where
+    the router has no tokenizer for it."""
 
     def __init__(self, limit: int, fleet: Fleet, tokenizer: Callable[[str], Ends | None]) -> None:
-        """`limit`: how often one stream may go on elsewhere."""
+        """`limit`: how often one stream may migrate."""
         self.limit = limit
         self.fleet = fleet
         self.tokenizer = tokenizer
@@ -55,7 +56,7 @@ class Migrations(Collector):
 
 
 class Migration:
-    """Of one streamed request. `failure` and `whole` speak of the worker that answers now."""
+    """One streamed request that may migrate. `failure` and `whole` are about the worker that answers now."""
 
     __slots__ = ("_all", "_asks", "_body", "_inference", "_record", "_refusal", "_resumed", "_tries")
 
@@ -65,7 +66,7 @@ class Migration:
         self._body: Body = {}
         self._refusal: str | None = "its body cannot be read"
         self._record: Record | None = None
-        """None: this worker's part is not recorded."""
+        """None: the present worker's part is not recorded."""
         self._asks = False
         self._resumed = False
         self._tries = 0
@@ -76,11 +77,11 @@ class Migration:
         self._refusal = refusal(inference.endpoint, self._body)
 
     def rewrite(self, body: bytes) -> None:
-        """The first worker is asked for this: the same prompt."""
+        """The first worker is sent this body instead, with the same prompt."""
         self._body = read_body(body)
 
     def leg(self, leg: Leg) -> Leg:
-        """With what the worker is to be asked."""
+        """`leg` with the body that its worker is to be sent."""
         self._asks = self._refusal is None and can_take_part(leg.worker)
         if not self._resumed:
             self._record = None  # nothing of an earlier try was sent
@@ -93,7 +94,7 @@ class Migration:
         return leg._replace(body=with_ids(self._body))
 
     def relay(self, head: Head) -> Relay | None:
-        """For the answer to what `leg` asked; None: as any other."""
+        """What relays the answer to the body from `leg`; None: as any other answer."""
         if not self._asks or head.status != 200 or not head.events or head.framing != "chunked":
             return None
         if self._record is None:
@@ -102,16 +103,16 @@ class Migration:
 
     @property
     def failure(self) -> str | None:
-        """What the worker says of its own breakdown."""
+        """The worker's own report that it failed."""
         return self._record.failure if self._record else None
 
     @property
     def whole(self) -> bool:
-        """The stream may end here."""
+        """Whether the stream may end here."""
         return self._record is None or self._record.done
 
     def ending(self) -> bytes | None:
-        """The events that are missing of a stream whose tokens are all there; None while tokens are."""
+        """The final events of a stream that has all its tokens and lacks only those; None while tokens are missing."""
         options = value_of(self._body, "stream_options")
         with_usage = isinstance(options, dict) and options.get("include_usage") is True
         end = self._record.ending(with_usage) if self._record else None
@@ -120,8 +121,8 @@ class Migration:
         return end
 
     def cut(self, unbegun: bool) -> bool:
-        """The worker has broken off; whether another may go on. `unbegun`: it was to go on itself, and had no room or
-        could not be reached, so that this was not one of the times."""
+        """The worker has broken off; returns whether another may go on. `unbegun`: it was to continue the stream and
+        did not begin, having no room or being unreachable, so this does not count towards the limit."""
         self._tries -= unbegun
         reason = self._reason()
         if reason is None:
@@ -149,7 +150,7 @@ class Migration:
         return None if left > 0 else "it has all tokens that it may have"
 
     def takes(self, worker: Worker) -> bool:
-        """Whether it can go on, and has room for what is left."""
+        """Whether `worker` can continue the stream, and its context has room for the rest."""
         if not can_take_part(worker):
             return False
         record, tokens = self._record, self.tokens
@@ -159,27 +160,28 @@ class Migration:
         return left is not None and left > 0 and (longest is None or len(tokens) + left <= longest)
 
     def _left(self, record: Record, worker: Worker | None = None) -> int | None:
-        """How many tokens may follow at `worker`; None: at whoever takes most."""
+        """How many tokens may follow on `worker`; None: on the worker with the longest context."""
         lengths, prompt = self._lengths, len(record.prompt or ())
         longest = lengths.get(worker.id) if worker else max(lengths.values(), default=None)
         return tokens_left(self._body, self._inference.endpoint, prompt, len(record.output), longest)
 
     @property
     def _lengths(self) -> Mapping[str, int]:
-        """Of its model's context, by worker."""
+        """The context length of the request's model, by worker."""
         fleet = self._all.fleet
         base = fleet.base_model(self._inference.model)
         return fleet.context_lengths(base.id).by_worker if base else {}
 
     @property
     def tokens(self) -> Sequence[int] | None:
-        """The prompt that the next worker gets, once it is known."""
+        """The prompt for the next worker, with the tokens so far; None while the first worker has not told the prompt's
+        tokens."""
         record = self._record
         return record.prompt + record.output if record and record.prompt is not None else None
 
     @property
     def namespace(self) -> Namespace:
-        """In which these are cached."""
+        """The namespace in which those tokens are cached."""
         return Namespace(self._all.fleet.lora_name(self._inference.model), self._inference.cache_salt)
 
     def count(self, outcome: Outcome) -> None:

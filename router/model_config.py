@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from engines.answers import UNDECODABLE
 from engines.description import bases
 from engines.store import bytes_per_token
-from engines.undecodable import UNDECODABLE
 from router.fleet import Worker
 from router.model_folder import holds, may_read
 

@@ -1,7 +1,7 @@
-"""The beginning of a decode worker's stream, held back until it shows that the KV has come (pure).
+"""The beginning of a decode worker's stream, held back until it shows that the KV has arrived (pure).
 
-Engines answer 200 before they know. Where it has not come an error event follows, in a chat behind the chunk with the
-role; where the engine is told to stop meanwhile, the end of the answer.
+Engines answer 200 before they know. If the KV does not arrive, an error event follows, in a chat after the chunk with
+the role; if the engine is shut down meanwhile, the end of the answer does.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from router.http.relay import HELD
 
 _ERROR = re.compile(rb'(?:[0-9a-fA-F]+\r\n)?data: ?\{"(?:error": ?\{|object": ?"error")')
-"""A chunk's first event, as vLLM and SGLang write it when the first token failed."""
+"""The first event of a chunk, as vLLM and SGLang write it when the first token could not be computed."""
 _REQUESTS_OWN = re.compile(rb'"code": ?4(?!29)\d\d\b')
-"""Of an error that another worker would answer too: SGLang tells of a grammar that is none so, once it streams."""
+"""An error that any other worker would answer too: so SGLang reports an invalid grammar once it streams."""
 _ABORTED = re.compile(rb'"finish_reason": ?"abort"')
 _ROLE = re.compile(rb'"delta": ?\{"role": ?"assistant"(?:, ?"content": ?(?:""|null))?(?:, ?"[a-z_]+": ?null)*\}')
 
@@ -24,20 +24,20 @@ class Opening:
         self._boundary = 0
 
     def add(self, data: bytes, boundary: int) -> tuple[bytes, int]:
-        """All that has come, and the boundary in it as in `Receiver.on_body`."""
+        """Everything that has come so far, and the boundary in it as in `Receiver.on_body`."""
         held, self._held = self._held, b""
         return held + data, len(held) + boundary if boundary else self._boundary
 
     def hold(self, data: bytes, boundary: int) -> bool:
-        """Keep it, if it is no more than the role and a part of what follows."""
+        """Hold the data back, unless it has a whole event besides the role; returns whether it is held."""
         if _first(data)[1] or len(data) > HELD:
             return False
         self._held, self._boundary = data, boundary
         return True
 
     def fails(self, data: bytes) -> bool:
-        """Whether an error of the worker's, or the end, comes before anything that a client could use. `data`: all so
-        far."""
+        """Whether the worker failed, or the stream ended, before anything that a client could use. `data`: everything
+        so far."""
         event, whole = _first(data)
         if _ERROR.match(event):
             return whole and not _REQUESTS_OWN.search(event)
@@ -45,12 +45,12 @@ class Opening:
 
 
 def is_aborted(answer: bytes) -> bool:
-    """Whether its engine gave an answer up, or what came of it in an event."""
+    """Whether the engine aborted the request, by its whole answer or one event of it."""
     return bool(_ABORTED.search(answer))
 
 
 def _first(data: bytes) -> tuple[bytes, bool]:
-    """The first event that says more than the role, as far as it is here, and whether that is all of it."""
+    """The first event that says more than the role, as far as it has come, and whether it is complete."""
     event, end, rest = data.partition(b"\n\n")
     if _ROLE.search(event):
         event, end, _ = rest.lstrip(b"\r\n").partition(b"\n\n")

@@ -1,4 +1,4 @@
-"""What becomes of a request, and what a worker owes it meanwhile."""
+"""How a request ended, and how long a worker has kept it waiting meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ End = Literal["complete", "broken", "cancelled", "failed"]
 
 
 class Outcome(NamedTuple):
-    """What became of a request; times in seconds since it was read, None where it never came to that."""
+    """How a request ended. Times are seconds since it was read; None where it never came to that."""
 
     leg: Leg | None
     status: int
@@ -20,17 +20,18 @@ class Outcome(NamedTuple):
     duration: float
     prompt_tokens: int | None
     cached_tokens: int | None
-    """As the engine reported them: the one that prefilled, where another decoded."""
+    """As the engine reported them; of a split request, the engine that prefilled."""
     parted: Parted | None = None
 
 
 class Silence(NamedTuple):
-    """How long a worker owes an exchange something."""
+    """A worker has sent nothing for an exchange since `since`."""
 
     worker: Worker
     since: float
-    """When its last piece came, or the request went to it."""
+    """When its last piece came, or when it was sent the request."""
     owed: Literal["prefill", "beginning", "rest"]
-    """What comes next: the whole of its part, of which nothing shows before; the first of an answer; more of it."""
+    """What is expected next: the whole answer of a prefill, of which nothing comes before; the beginning of an answer;
+    or more of it."""
     moved: bool
-    """Something has come since the last look."""
+    """Whether something has come since the watchdog's last check."""

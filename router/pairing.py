@@ -1,4 +1,4 @@
-"""Which prefill workers can hand over to which decode workers, and why one can to none."""
+"""Which prefill workers can hand over to which decode workers, and why a worker has none to work with."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from router.fleet import Worker
 
 _Kind = tuple[str | None, str, frozenset[str], int]
-"""Connector, engine, models and block size: those of a kind understand each other's KV."""
+"""Connector, engine, models and block size: workers that have all of these in common can use each other's KV."""
 
 
 def make_split(able: Sequence[Worker]) -> Split | None:
-    """`able`: workers that are up and serve the same model. None when no two of them make a pair."""
+    """`able`: workers that are up and serve the same model. None when there is no pair among them."""
     decodes = _by_kind(worker for worker in able if worker.role != "prefill")
     prefills = [worker for worker in able if worker.role == "prefill" and _kind(worker) in decodes and not lack(worker)]
     if not prefills:
@@ -47,7 +47,7 @@ def ranks_of(workers: Iterable[Worker], split: Split | None = None) -> Candidate
 
 
 def lack(worker: Worker) -> str | None:
-    """What must be known of a prefill worker before it can hand over; None when all is."""
+    """What is not known yet of a prefill worker and must be before it can hand over; None: nothing."""
     connector = CONNECTORS.get(worker.connector or "")
     if connector is None:
         return "how its KV is moved is not known: state it with --worker URL,connector=NAME"
@@ -55,7 +55,7 @@ def lack(worker: Worker) -> str | None:
 
 
 def loneliness(worker: Worker, up: Sequence[Worker]) -> str | None:
-    """Why a worker that is up gets nothing to do for want of another; None when it does."""
+    """Why a worker that is up gets no requests for want of a counterpart; None: it gets some."""
     if worker.role == "both":
         return None
     missing = lack(worker) if worker.role == "prefill" or worker.connector is None else None

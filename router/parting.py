@@ -1,4 +1,4 @@
-"""One request in two bodies: what its prefill worker and its decode worker are asked."""
+"""Splits a request: the bodies that its prefill worker and its decode worker are sent."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from router.scheduling.decision import Split
 
 
 class Parting:
-    """`body` None: of a request that has no parts."""
+    """`body` None: the request cannot be split."""
 
     def __init__(self, body: bytes | None) -> None:
         self._raw = body
         self.refusal: str | None = None
-        """Why a connector cannot serve the request, where one was asked."""
+        """Why the request cannot be split, if `can` found that."""
         self._connector: Connector
         self._handover: Handover
 
@@ -27,7 +27,7 @@ class Parting:
         return read_body(self._raw or b"{}")
 
     def can(self, split: Split, room: int | None) -> bool:
-        """Whether the fleet's connectors can serve it in two parts; `room` as for these."""
+        """Whether all of the fleet's connectors can split the request; `room` as in `Connector.refuses`."""
         if self._raw is None:
             return False
         try:
@@ -38,7 +38,7 @@ class Parting:
         return self.refusal is None
 
     def begin(self, worker: Worker, dp_rank: int) -> tuple[bytes, bool]:
-        """The prefill worker's body, and whether the decode worker is asked at the same time."""
+        """The prefill worker's body, and whether the decode worker is to be asked at the same time."""
         self._connector = connector = CONNECTORS[worker.connector or ""]
         # The number keeps two requests apart and is no secret.
         self._handover = Handover(worker.prefiller(dp_rank), random.getrandbits(63))
@@ -47,21 +47,21 @@ class Parting:
 
     @property
     def most_tokens(self) -> int | None:
-        """That the answer may have, where the request says so."""
+        """The limit that the request sets for its answer; None: it sets none."""
         return answer_limit(self._body)
 
     @property
     def number(self) -> int:
-        """Names the transfer that was begun last."""
+        """The number of the transfer begun last."""
         return self._handover.number
 
     def learn(self, worker: Worker, answer: Prefilled) -> None:
-        """What holds for the next requests to the worker's rank too."""
+        """Keep what the prefill's answer says that also holds for later requests to the worker's rank."""
         found = coordinates(answer.params) if answer.params is not None else None
         if found:
             worker.coordinates[self._handover.prefiller.dp_rank] = found
 
     def go_on(self, answer: Prefilled | None) -> bytes:
-        """The decode worker's body. Raises ValueError when the answer lacks what it needs."""
+        """The decode worker's body. Raises ValueError when the prefill's answer lacks what the connector needs."""
         params = answer.params if answer else None
         return write_body(self._connector.decode(self._body, self._handover, params))

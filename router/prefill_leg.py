@@ -1,4 +1,4 @@
-"""The first part of a split request: asked of a prefill worker, read whole, never shown to the client."""
+"""The prefill leg of a split request: its answer is read whole and never shown to the client."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from router.legs import Leg
 from router.sending import Sending
 
 MOST_BYTES = 16 * 1024**2
-"""Of an answer; it holds one token, and block ids."""
+"""The largest answer that is read; it holds one token, and block ids."""
 _BUSY = 429
 _TYPE = b"content-type"
 
 
 class Owner(Protocol):
-    """Exactly one of these is called, unless the leg is cancelled."""
+    """Told of the leg's end: exactly one method is called, unless the leg is cancelled."""
 
     def on_prefilled(self, answer: Prefilled) -> None: ...
 
@@ -29,11 +29,11 @@ class Owner(Protocol):
         """`answer`: the worker's own, where there was one."""
 
     def on_prefill_refused(self, refusal: Response) -> None:
-        """The worker says that the request is wrong: another would say the same."""
+        """The worker says that the request is wrong, so another would say the same."""
 
 
 class PrefillLeg:
-    """Implements `upstream.Receiver`. Gives back what was booked, however it ends."""
+    """Implements `upstream.Receiver`. Releases its reservation, however it ends."""
 
     __slots__ = (
         "_body",
@@ -74,7 +74,7 @@ class PrefillLeg:
         self.fail(Failure("stalled", f"did not answer its part within {timeout:g} s"))
 
     def cancel(self) -> None:
-        """Nobody waits for it any more: the worker sees its client gone."""
+        """It is not needed any more. Its connection is cut, by which the worker knows."""
         if self._end():
             self.leg.reservation.release(self._clock())
 
@@ -140,7 +140,7 @@ class PrefillLeg:
         booking.release(now)
 
     def _end(self) -> bool:
-        """Whether it was still under way."""
+        """End it; returns whether it was still under way."""
         over, self._over = self._over, True
         if self._timer:
             self._timer.cancel()
@@ -151,7 +151,7 @@ class PrefillLeg:
 
 
 def _response(head: Head, body: bytes) -> Response:
-    """The worker's answer with what of its headers may pass, such as when to try again."""
+    """The worker's answer for the client, with the headers that may pass, such as Retry-After."""
     lines = head.passed_on.split(b"\r\n")[1:-1]
     headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
     kind = first(headers, _TYPE) or b"application/json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import get_args
 
 from indexer.cursor import View
@@ -46,16 +47,22 @@ class Readings:
         observe("router_worker_state", "1 for the worker's state.", ("worker", "state"), self._states)
         observe("router_index_view", "1 for how far the index knows a rank.", (*rank, "view"), self._views)
         observe("router_index_blocks", "Blocks indexed.", (*rank, "tier"), self._blocks)
-        observe("router_index_bytes", "Memory that the index takes.", (), self._bytes)
-        observe("router_index_evicted_blocks_total", "Blocks dropped for want of memory.", (), self._evicted)
-        observe("router_index_refused_blocks_total", "Blocks not taken in for want of memory.", (), self._refused)
+        indexer, plane = self._indexer, self._plane
+        text = "Memory that the index takes."
+        observe("router_index_bytes", text, (), lambda: _alone(indexer.nbytes))
+        text = "Blocks dropped for want of memory."
+        observe("router_index_evicted_blocks_total", text, (), lambda: _alone(indexer.evicted))
+        text = "Blocks not taken in for want of memory."
+        observe("router_index_refused_blocks_total", text, (), lambda: _alone(indexer.refused))
         observe("router_index_batches", "Event batches received, by fate.", ("fate",), self._batches)
-        observe("router_event_plane_connected", "1 while the event plane is connected.", (), self._connected)
-        observe(
-            "router_load_requests", "Requests that a rank has in flight, foreign ones included.", rank, self._requests
-        )
-        observe("router_load_prefill_tokens", "Prompt tokens booked and not computed yet.", rank, self._prefill)
-        observe("router_load_active_tokens", "Tokens of all requests in flight.", rank, self._active)
+        text = "1 while the event plane is connected."
+        observe("router_event_plane_connected", text, (), lambda: _alone(plane.connected))
+        text = "Requests that a rank has in flight, foreign ones included."
+        observe("router_load_requests", text, rank, lambda: self._loads(attrgetter("requests")))
+        text = "Prompt tokens booked and not computed yet."
+        observe("router_load_prefill_tokens", text, rank, lambda: self._loads(attrgetter("prefill_tokens")))
+        text = "Tokens of all requests in flight."
+        observe("router_load_active_tokens", text, rank, lambda: self._loads(attrgetter("active_tokens")))
         observe("router_load_age_seconds", "Age of a rank's latest load report.", rank, self._ages)
         observe("router_engine_load", "A rank's load as its engine reports it.", (*rank, "figure"), self._reported)
 
@@ -86,33 +93,12 @@ class Readings:
             for tier in Tier:
                 yield (*_labels(rank), tier.name.lower()), float(self._indexer.index.blocks(rank, tier))
 
-    def _bytes(self) -> Iterable[Sample]:
-        return [((), float(self._indexer.nbytes))]
-
-    def _evicted(self) -> Iterable[Sample]:
-        return [((), float(self._indexer.evicted))]
-
-    def _refused(self) -> Iterable[Sample]:
-        return [((), float(self._indexer.refused))]
-
     def _batches(self) -> Iterator[Sample]:
         return (((fate,), float(count)) for fate, count in self._indexer.counts.items())
-
-    def _connected(self) -> Iterable[Sample]:
-        return [((), float(self._plane.connected))]
 
     def _loads(self, figure: Callable[[load.Load], int]) -> Iterator[Sample]:
         now = self._clock()
         return ((_labels(rank), float(figure(self._book.load(rank, now)))) for rank in self._ranks())
-
-    def _requests(self) -> Iterator[Sample]:
-        return self._loads(lambda found: found.requests)
-
-    def _prefill(self) -> Iterator[Sample]:
-        return self._loads(lambda found: found.prefill_tokens)
-
-    def _active(self) -> Iterator[Sample]:
-        return self._loads(lambda found: found.active_tokens)
 
     def _ages(self) -> Iterator[Sample]:
         metrics = self._book.get_metrics(self._clock())
@@ -124,6 +110,11 @@ class Readings:
                 value = getattr(found.report, figure)
                 if value is not None:
                     yield (*_labels(rank), figure), float(value)
+
+
+def _alone(value: float) -> Iterable[Sample]:
+    """The one sample of a metric without labels."""
+    return [((), float(value))]
 
 
 def _labels(rank: WorkerRank) -> tuple[str, str]:

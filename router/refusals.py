@@ -1,17 +1,24 @@
-"""What a client is told whose request was refused, or held for too long."""
+"""The answers to requests that are not served: too much is going on, or no worker can take them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from router.fleet import Fleet, Worker
 from router.http.messages import Response
 from router.openai_errors import error_response
+from router.pairing import loneliness
 from router.scheduling.admission import QueueFull, QueueTimeout, Refusal
 from router.scheduling.waiting import AnyRefusal
 
+_NO_WORKER = (
+    "The router knows no worker; add one with --worker http://HOST:PORT, or with POST /admin/workers on its admin "
+    "surface (--admin-listen)."
+)
 
-def refused(refusal: AnyRefusal) -> Response:
-    """Says what was wrong, that nothing was done, and when to try again."""
+
+def too_busy(refusal: AnyRefusal) -> Response:
+    """Says why the request was refused, or was held for too long; that nothing was done; and when to try again."""
     status, message, details = _told(refusal)
     again = f"nothing was done for this request. Try again in {refusal.retry_after} s."
     response = error_response(status, f"{message}; {again}", code=refusal.code, details=details)
@@ -29,3 +36,31 @@ def _told(refusal: AnyRefusal) -> tuple[int, str, Mapping[str, float]]:
         case QueueTimeout(waited, limit):
             message = f"Too busy: no worker was ready for it in {waited:.3g} s, and it is held for {limit:g} s at most"
             return 408, message, {"limit_seconds": limit}
+
+
+def pinned_worker_cannot(worker: Worker, model: str | None) -> Response:
+    """The request names this worker, which does not take it."""
+    draining = "it is draining" if worker.draining else None
+    role = None if worker.role == "both" else f"it is a {worker.role} worker, which serves no request alone"
+    why = worker.trouble or draining or role or f"it does not serve the model {model!r}"
+    return error_response(503, f"Worker {worker.id}, which alone may serve the request, cannot: {why}.")
+
+
+def no_worker(fleet: Fleet, model: str | None, refusal: str | None, *, retried: bool) -> Response:
+    """`refusal`: why the request cannot be served in two parts. `retried`: some workers have failed it already."""
+    if not fleet.workers:
+        return error_response(503, _NO_WORKER)
+    up = [worker for worker in fleet.up if worker.serves(model)]
+    if up and refusal:
+        message = f"The request cannot be served in two parts, because {refusal}; "
+        return error_response(400, f"{message}and no worker that serves requests whole is up.")
+    if up and not retried:
+        return error_response(503, f"No worker can serve the request: {_why_none(up)}. See /ready.")
+    what = "No worker is up" if model is None else f"No worker that serves {model!r} is up"
+    return error_response(503, f"{what}; see /ready for what each worker lacks.")
+
+
+def _why_none(up: Sequence[Worker]) -> str:
+    """Why no request can be served although workers are up."""
+    reasons = (f"{worker.id}: {why}" for worker in up if (why := loneliness(worker, up)))
+    return next(reasons, "its workers serve /v1/completions and /v1/chat/completions only, in two parts")

@@ -1,4 +1,4 @@
-"""Who is watched: workers join, change, drain and leave while the router runs."""
+"""The watched workers, which join, change, drain and leave while the router runs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from router.worker_spec import ROLE_FIELDS, WorkerSpec
 logger = logging.getLogger("router.roster")
 
 _LOOK = 0.02
-"""Seconds between two looks at what a leaving worker still has in flight: an event would need counting per request."""
+"""Seconds between two checks of what a leaving worker still has in flight. An event would cost something per
+request."""
 _HAND_OVER, _HAND_OVER_LOOK = 10.0, 0.2
-"""Seconds that a worker without requests stays for its hot prefixes to get into the shared store, and between two looks
-there."""
+"""Seconds that a leaving worker without requests stays until its hot prefixes are in the shared store, and between two
+checks of that."""
 _LAST_WORDS = 1.0
-"""Seconds that requests which were cut off have to end or to go elsewhere; a turn of the event loop does for most."""
+"""Seconds in which requests that were cut off must end or move to another worker; most do so at once."""
 
 
 class Conflict(Exception):
-    """One sentence: what stands against a change of the fleet."""
+    """Why a change of the fleet is not possible, in one sentence."""
 
 
 class _Watched(NamedTuple):
@@ -39,7 +40,7 @@ class _Watched(NamedTuple):
 
 
 class Roster:
-    """A worker that leaves is drained first; one that comes back under the same name starts anew."""
+    """A worker that leaves is drained first. One that joins later with the same name inherits nothing from it."""
 
     def __init__(
         self,
@@ -51,7 +52,8 @@ class Roster:
         clock: Callable[[], float],
         handed_over: Callable[[Worker], Awaitable[bool]] | None = None,
     ) -> None:
-        """`clock`: seconds, steady. `handed_over`: whether others can have what a worker that leaves has computed."""
+        """`clock`: seconds on a steady clock. `handed_over`: whether a leaving worker's hot prefixes are in the shared
+        store."""
         self._fleet = fleet
         self._scheduler = scheduler
         self._upkeep = upkeep
@@ -62,15 +64,15 @@ class Roster:
         self._watched: dict[str, _Watched] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._deadlines: dict[str, float] = {}
-        """By worker that leaves, until it is too late to stay."""
+        """When each leaving worker is removed at the latest; without those that can no longer be called back."""
         self._successors: dict[str, WorkerSpec] = {}
-        """Who joins under a name as soon as the worker that has it has left."""
+        """By name, the worker that will join as soon as the leaving worker of that name is gone."""
         self._stated: tuple[WorkerSpec, ...] = ()
 
     # -- one worker
 
     def join(self, spec: WorkerSpec) -> Worker:
-        """It gets requests when it has been looked at. Raises Conflict when there is one of its name or URL."""
+        """It gets requests once its health was checked. Raises Conflict when its name or its URL is taken."""
         self._refuse_twice(spec)
         worker = self._make_worker(spec)
         self._fleet.add(worker)
@@ -87,22 +89,22 @@ class Roster:
         self._refuse_taken(spec.url)
 
     def _refuse_taken(self, url: str) -> None:
-        """Who leaves has given its address up."""
+        """A leaving worker's URL is free."""
         for worker in self._fleet.workers.values():
             if worker.spec.url == url and worker.id not in self._leaving:
                 raise Conflict(f"The worker at {url} is here already, as {worker.id!r}.")
 
     def restate(self, worker: Worker, spec: WorkerSpec) -> None:
-        """What is stated of `worker` now, but for its name and URL: roles count from the next request on, the rest
-        from its next health check on."""
+        """Take over what the settings now say of `worker`, apart from its name and URL. Roles apply from the next
+        request on, the rest from its next health check on."""
         before = worker.spec
         self._fleet.restate(worker, spec)
         if _without_role(before) != _without_role(spec):
             self._watched[worker.id].watch.stale = True
 
     def drain(self, worker: Worker, draining: bool) -> None:
-        """Nothing new for it, what is in flight goes on; or back to work. Raises Conflict when it has all but left, or
-        another has its address by now."""
+        """Start or stop draining `worker`: it gets no new requests, and those in flight go on. Raises Conflict when it
+        is too late to stop, or another worker has its URL by now."""
         if not draining:
             self._call_back(worker)
         if worker.draining != draining:
@@ -122,8 +124,8 @@ class Roster:
         task.cancel()
 
     def leave(self, worker: Worker, timeout: float) -> None:
-        """Drain it, and remove it when nothing is in flight there, or in `timeout` seconds, when what is left is cut
-        off. Again: the later word counts."""
+        """Drain it, and remove it when nothing is in flight there, or after `timeout` seconds, when what is left is cut
+        off. A second call sets the deadline anew."""
         deadline = self._clock() + timeout
         if worker.id not in self._leaving:
             self.drain(worker, True)
@@ -134,13 +136,13 @@ class Roster:
             self._deadlines[worker.id] = deadline
 
     def leaves_in(self, worker: Worker) -> float | None:
-        """Seconds until it is removed at the latest; None when it is not to leave."""
+        """Seconds until it is removed at the latest; None when it is not leaving."""
         if worker.id not in self._leaving:
             return None
         return max(0.0, self._deadlines.get(worker.id, 0.0) - self._clock())
 
     def in_flight(self, worker: Worker) -> int:
-        """Requests that need it until they have ended."""
+        """Requests that it is serving."""
         return sum(self._scheduler.in_flight(rank) for rank in worker.ranks)
 
     async def _see_off(self, worker: Worker) -> None:
@@ -160,7 +162,8 @@ class Roster:
             self._if_free(successor, self.join)
 
     async def _hand_over(self, worker: Worker) -> None:
-        """Engines put what they computed into a shared store after the request has ended."""
+        """Wait for its hot prefixes: engines put what they computed into a shared store only after the request
+        ended."""
         until = min(self._deadlines[worker.id], self._clock() + _HAND_OVER)
         try:
             while self._handed_over and self._clock() < until and not await self._handed_over(worker):  # noqa: ASYNC110
@@ -174,7 +177,7 @@ class Roster:
         await asyncio.gather(task, return_exceptions=True)
 
     async def _cut_off(self, worker: Worker) -> int:
-        """How many requests were still in flight."""
+        """Cut off what is still in flight; returns how many requests that were."""
         cut = self.in_flight(worker)
         worker.pool.cut("it was removed")
         with contextlib.suppress(TimeoutError):
@@ -186,8 +189,9 @@ class Roster:
     # -- all of them
 
     def take(self, specs: Sequence[WorkerSpec], timeout: float) -> list[str]:
-        """What is stated now: who is new joins, who is gone leaves within `timeout` seconds, who was stated otherwise
-        changes; returns their names. Who stands there as before is left as it is, whatever was done to it since."""
+        """Apply the workers that the settings now list: new ones join, missing ones leave within `timeout` seconds, and
+        changed ones change; returns the names of all these. Workers that are listed as before are left alone, even if
+        they were changed otherwise since."""
         before, now = ({spec.worker_id: spec for spec in each} for each in (self._stated, specs))
         self._stated = tuple(specs)
         gone = [name for name in before if name not in now]
@@ -201,7 +205,8 @@ class Roster:
         return [*gone, *(spec.worker_id for spec in changed)]
 
     def _turn(self, spec: WorkerSpec) -> int:
-        """Whoever moves away leaves its URL to one that stays after all, or to one that comes."""
+        """The order of changes: first workers that move to another URL, since they free theirs for one that stays or
+        joins."""
         worker = self._fleet.workers.get(spec.worker_id)
         if worker is None:
             return 2
@@ -231,14 +236,14 @@ class Roster:
             self._stated = tuple(one for one in self._stated if one != spec)  # the next reload tries again
 
     async def first_looks(self, patience: float) -> None:
-        """Returns when each was looked at once, or after `patience` seconds."""
+        """Returns when each worker's health was checked once, or after `patience` seconds."""
         looks = [watched.watch.first_look.wait() for watched in self._watched.values()]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await asyncio.gather(*looks)
 
     async def close(self) -> None:
-        """Every worker is let go at once."""
+        """Stop watching all workers at once."""
         await _end([*self._leaving.values(), *(watched.task for watched in self._watched.values())])
         await self._upkeep.close()
         for worker in self._fleet.workers.values():

@@ -20,11 +20,10 @@ from router.http.messages import ARM, Response, header_lines
 from router.index_audit import Claim
 from router.legs import Leg, Pair
 from router.migrating import Migration
-from router.nobody import cannot, nobody
 from router.openai_errors import error_response
 from router.outcome import Outcome
 from router.parting import Parting
-from router.refusals import refused
+from router.refusals import no_worker, pinned_worker_cannot, too_busy
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking, DecodeBooking
 from router.scheduling.decision import Candidates, Decision, Prediction
@@ -223,14 +222,14 @@ class RequestRouting:
             tallies.refused[refusal.objective] += 1
         else:
             tallies.queue.refused[refusal.code] += 1
-        self._answer(refused(refusal))
+        self._answer(too_busy(refusal))
 
     def nobody(self) -> None:
         fleet, model = self._brain.fleet, self._model
         if self._pinned:
-            self._answer(cannot(self._pinned, model))
+            self._answer(pinned_worker_cannot(self._pinned, model))
         else:
-            self._answer(nobody(fleet, model, self._parting.refusal, retried=bool(self._exclude)))
+            self._answer(no_worker(fleet, model, self._parting.refusal, retried=bool(self._exclude)))
 
     def fail(self, error: Exception) -> None:
         """Whatever it is, the client gets an answer."""

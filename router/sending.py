@@ -1,7 +1,8 @@
-"""One request on its way to one worker: over a connection that is open already, else over a new one.
+"""Sends one request to one worker: over an idle connection if there is one, else over a new one.
 
-A worker may close an idle connection just as it is reused. That is no sign of trouble, so the request is sent once
-more, over a fresh one. It may have been no such thing: what fails after that counts as if the worker had begun.
+A worker may close an idle connection just as it is reused. That is no failure, so the request is sent once more, over a
+new connection. But since the worker may have received it the first time, a failure after that counts as if it had begun
+to work on the request.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from router.http.upstream import Receiver, WorkerConnection
 from router.legs import Leg, request_head
 
 STALE_WITHIN = 1.0
-"""Seconds after sending in which a connection that was closed before shows that it is."""
+"""Seconds after sending within which a connection that the worker had closed before turns out to be closed."""
 
 
 class Past:
-    """What is left of a connection that serves others by now: the last pieces that came over it."""
+    """Stands for a connection that serves other requests by now: the last pieces that came over it."""
 
     __slots__ = ("latest", "recent")
     heard = True
@@ -52,7 +53,7 @@ class Sending:
     )
 
     def __init__(self, leg: Leg, receiver: Receiver, on_failure: Callable[[Failure], None], head_only: bool) -> None:
-        """`on_failure` is told why there is no connection, and then nothing more comes."""
+        """`on_failure` is called when no connection can be made; nothing more comes after that."""
         self.leg = leg
         self._receiver = receiver
         self._on_failure = on_failure
@@ -61,7 +62,7 @@ class Sending:
         self._reused = self._resent = False
         self._request = (b"", b"")
         self.connection: WorkerConnection | Past | None = None
-        """Over which it goes; None before, and once it was dropped."""
+        """Carries the request; None before there is one, and after `drop`."""
 
     def start(self, request: Request, request_id: bytes) -> None:
         leg = self.leg
@@ -73,8 +74,8 @@ class Sending:
             self._connect()
 
     def again(self, after: float) -> bool:
-        """Whether the connection, which broke so many seconds `after` sending and before any answer, broke for being
-        old, so that the request is on its way once more."""
+        """The connection broke before any answer, so many seconds `after` sending. If the worker had closed it while it
+        was idle, send the request again and return True."""
         connection = self.connection
         if not self._reused or after > STALE_WITHIN or (connection and connection.heard):
             return False
@@ -84,7 +85,7 @@ class Sending:
         return True
 
     def drop(self) -> None:
-        """The worker sees its client gone."""
+        """Cut the connection, by which the worker knows that its answer is not wanted any more."""
         connecting, self._connecting = self._connecting, None
         if connecting:
             connecting.cancel()
@@ -93,7 +94,7 @@ class Sending:
             connection.abort()
 
     def settle(self) -> None:
-        """The answer is whole, and the connection another's, though what came is not looked at yet."""
+        """The answer is complete and its connection free for others, though the answer is not processed yet."""
         if self.connection:
             self.connection = Past(self.connection.recent, self.connection.latest)
 

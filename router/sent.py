@@ -1,9 +1,10 @@
-"""What each of several router processes sends where, told to the others through mapped memory: what a prompt will leave
-on a rank counts in every process with its next decision, as what is booked there does.
+"""Tells the other router processes through mapped memory which prompts this one has sent where, so that the blocks
+which a prompt will leave on a rank count for the next decision of every process.
 
-Each process writes a ring of its own and reads the others'. Nothing is locked: a record counts once the ring says how
-far it is written, and begins with where it stands, so that whoever fell behind by a whole ring, or sees words out of
-order, goes on from the newest. What is lost so was a guess for some seconds or minutes.
+Each process writes a ring buffer of its own and reads those of the others. There are no locks: a record is valid once
+the ring's count of written words includes it, and it begins with its own position. A reader that has fallen behind by a
+whole ring, or sees words out of order, skips to the newest record. What it misses were predictions, for some seconds or
+minutes.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _REFUSED: Final = 1 << 30
 class Sent(NamedTuple):
     rank: WorkerRank
     chain: SequenceHashes
-    """To be read at once: it will be written over."""
+    """Valid only at once: the ring will be overwritten."""
     guessed: bool
-    """Its hashes are of stand-ins."""
+    """Whether its hashes are those of stand-ins."""
     refused: bool
-    """By the rank, which will not hold these after all."""
+    """Whether the rank refused the prompt, so that it will not hold these after all."""
 
 
 class SentPrompts:
@@ -69,7 +70,7 @@ class SentPrompts:
         written[0] = at + words
 
     def news(self) -> list[Sent]:
-        """What the others have told since the last time, or since the start."""
+        """What the other processes have sent since the last call, or since the start."""
         found: list[Sent] = []
         for number, written in enumerate(self._written):
             if number != self._own and written[0] != self._read[number]:

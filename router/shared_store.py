@@ -1,4 +1,4 @@
-"""The store that the workers share, as routing sees it: what each model's blocks are called there, and whom to ask."""
+"""The store that the workers share, as routing sees it: the names of each model's blocks there, and look-ups."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import aiohttp
 from msgspec.structs import replace
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engines.description import Model, bases
-from engines.store import SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout, names_model, seed_of
+from engines.store import Layout, SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout, names_model, seed_of
 from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
 from router.brain import Prompt
@@ -24,11 +24,9 @@ from router.model_config import read_config
 from router.store_lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
 from router.store_master import StoreMaster
 from router.store_spec import StoreSpec
-from router.tallies import Histogram, counter_family
+from router.tallies import Histogram, counter_family, histogram_family
 
 logger = logging.getLogger("router.shared_store")
-
-Layout = VllmLayout | SglangLayout
 
 
 class SharedStore(Collector):
@@ -50,15 +48,15 @@ class SharedStore(Collector):
         self._seconds = Histogram(LOOKUP_BOUNDS)
         self._learning = asyncio.Lock()
         self._lookups: dict[str, StoreLookup | None] = {}
-        """By base model; None: its blocks' names cannot be known."""
+        """By base model; None where the names of its blocks cannot be known."""
         self._layouts: dict[str, Layout | None] = {}
-        """What the lookups go by."""
+        """By base model, the layout that its look-up uses."""
         self._hot: dict[str, HotPrompts] = {}
         self.problems: dict[str, str] = {}
-        """By base model, for people."""
+        """By base model, a sentence for people."""
 
     async def leading_tokens(self, prompt: Prompt, model: str | None) -> int:
-        """Of the prompt's, those that the store has; 0 for whatever cannot be asked."""
+        """How many of the prompt's leading tokens the store has; 0 if that cannot be found out."""
         base = self._fleet.base_model(model)
         lookup = self._lookups.get(base.id) if base else None
         if base is None or lookup is None or prompt.hashes is None or prompt.ids is None:
@@ -70,20 +68,20 @@ class SharedStore(Collector):
         return await lookup.lookup(prompt.ids, chain, prompt.namespace)
 
     def hottest(self, number: int, now: float) -> Iterator[tuple[str, StoreLookup, list[HotPrefix]]]:
-        """Of each base model the prefixes that are asked for most."""
+        """For each base model its hottest prefixes."""
         for model, lookup in self._lookups.items():
             if lookup:
                 yield model, lookup, self._hot[model].hottest(number, now)
 
     def hot_prompts(self, number: int) -> Iterator[tuple[str, StoreLookup, list[HotPrompt]]]:
-        """The same, with what they are made of."""
+        """The same, with their tokens."""
         for model, lookup in list(self._lookups.items()):  # others may come while whoever asks waits for the master
             if lookup:
                 yield model, lookup, self._hot[model].prompts(number, self._clock())
 
     async def learn(self, worker: Worker) -> None:
-        """A worker was described: find out what the blocks of its models are called, where no other worker goes on
-        with the names that are known."""
+        """A worker has described itself: find out the names of its models' blocks, unless the known names are still
+        right because other workers use them."""
         for model in bases(worker.models) if worker.spec.store else ():
             async with self._learning:  # workers come at once: the master lists its keys for the first only
                 await self._learn(worker, model)
@@ -139,17 +137,13 @@ class SharedStore(Collector):
 
     # -- prometheus_client's Collector
 
-    def describe(self) -> Iterator[Metric]:
-        return self.collect()
-
     def collect(self) -> Iterator[Metric]:
         lookups = [lookup for lookup in self._lookups.values() if lookup]
         yield GaugeMetricFamily("router_store_up", "1 while the store's master answers.", float(self.healthy))
         counts = [((outcome,), sum(lookup.lookups[outcome] for lookup in lookups)) for outcome in OUTCOMES]
         yield counter_family("router_store_lookups", "Prompts looked up, by outcome.", ("outcome",), counts)
-        seconds = HistogramMetricFamily("router_store_lookup_seconds", "Naming a prompt's blocks and asking for them.")
-        self._seconds.add_to(seconds, ())
-        yield seconds
+        seconds = "Naming a prompt's blocks and asking for them."
+        yield histogram_family("router_store_lookup_seconds", seconds, (), [((), self._seconds)])
 
     async def close(self) -> None:
         for lookup in self._lookups.values():
@@ -163,14 +157,15 @@ def _plain(layout: Layout) -> Layout:
 
 
 def _adapted(layout: Layout | None, known: Layout | None) -> Layout | None:
-    """With the adapters that other workers told of blocks of the same names."""
+    """`layout` with the adapters that other workers named, whose blocks have the same names otherwise."""
     if layout is None or known is None or _plain(layout) != _plain(known):
         return layout
     return replace(layout, loras={**known.loras, **layout.loras})
 
 
 def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[str] = ()) -> Layout | None:
-    """What is stated, else what the engine and the model's own config tell. None: an engine of no known kind."""
+    """From the settings, else from what the engine and the model's config.json say. None: the engine's kind is
+    unknown."""
     version = worker.description.version if worker.description else None
     size, name = spec.block_size or worker.block_size, spec.model or model.root or model.id
     config = read_config(model.root, folders)

@@ -1,4 +1,4 @@
-"""What there is to tell of one worker: on /ready, and to who administers."""
+"""The status of a worker, as /ready and the admin surface show it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class RankStatus(msgspec.Struct, kw_only=True):
 
     dp_rank: int
     index: str
-    """A view of `indexer.cursor`."""
+    """How well the index knows the rank: a `View` of `indexer.cursor`."""
     routed: str
     blocks: dict[str, int]
-    """Held, by tier."""
+    """Blocks held, by tier."""
     drift: DriftStatus | None
-    """How far it is from what engines report; null where there was nothing to compare."""
+    """How far the index differs from what the engine reports; null where there was nothing to compare."""
     requests: int
     load_age_seconds: float | None
 
@@ -33,13 +33,13 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     url: str
     state: State
     up: bool
-    """Its engine serves, though it may be draining."""
+    """Whether its engine serves; it may be draining all the same."""
     trouble: str
     """Why it is down, for people."""
     breaker: str
-    """A state of `router.breaker`."""
+    """State of its circuit breaker (`router.breaker`)."""
     in_flight: int
-    """Requests that need it until they have ended."""
+    """Requests that it is serving."""
     engine: str
     models: list[str]
     block_size: int
@@ -51,7 +51,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
 
 def worker_status(brain: Brain, worker: Worker) -> WorkerStatus:
     problems = list(worker.problems)
-    unheard = brain.unheard.problems.get(worker.id) if brain.unheard else None
+    missing = brain.missing_events.problems.get(worker.id) if brain.missing_events else None
     lonely = loneliness(worker, brain.fleet.up) if worker.state == "up" else None
     return WorkerStatus(
         id=worker.id,
@@ -66,7 +66,7 @@ def worker_status(brain: Brain, worker: Worker) -> WorkerStatus:
         block_size=worker.block_size,
         role=worker.role,
         connector=worker.connector if worker.role != "both" else None,
-        problems=[*problems, *(problem for problem in (unheard, lonely) if problem)],
+        problems=[*problems, *(problem for problem in (missing, lonely) if problem)],
         ranks=[_rank_status(brain, rank) for rank in worker.ranks],
     )
 

@@ -104,9 +104,6 @@ class StoreCopies(Collector):
 
     # -- prometheus_client's Collector
 
-    def describe(self) -> Iterator[Metric]:
-        return self.collect()
-
     def collect(self) -> Iterator[Metric]:
         counts = [((outcome,), count) for outcome, count in self._copied.items()]
         yield counter_family("router_store_copies", "Objects copied to a second segment.", ("outcome",), counts)

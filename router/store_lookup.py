@@ -1,8 +1,8 @@
-"""What lies in the shared store of a prompt: asked of its master, within a budget of time, and never in the way.
+"""Looks up how much of a prompt the shared store has: asks its master, and waits no longer than a set time.
 
 The master is asked by `GET /batch_query_keys`, which takes no lease (since Mooncake 0.3.12), and so does not
 distort what the store evicts.
-Whatever goes wrong, the answer is that nothing is there, and routing goes on by what the workers hold themselves.
+If anything goes wrong the answer is that nothing is there, and requests are routed by what the workers hold themselves.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Literal, NamedTuple, get_args
 
-from engines.store import Digest, Verdict, verify
-from engines.store.sglang import SglangLayout
-from engines.store.vllm import VllmLayout
+from engines.store import Digest, Layout, Verdict, verify
 from indexer.hashing import SequenceHashes, Tokens
 from indexer.types import Namespace, SequenceHash
 from publishers.logs import log_event
@@ -28,42 +26,42 @@ from router.tallies import Histogram
 logger = logging.getLogger("router.store")
 
 KNOWN: Final = 100_000
-"""Blocks whose names are remembered; each costs some 200 bytes."""
+"""Blocks whose names in the store are remembered; each costs some 200 bytes."""
 SEEN_LIFE: Final = 2.0
-"""Seconds for which a block that was there is taken to be there still: the store evicts in bulk, rarely."""
+"""Seconds for which a block that was found counts as still there: the store evicts rarely, and many at once."""
 FIRST: Final = 32
-"""Blocks that are asked for first: most prompts that begin unlike all others are not there, which is soon known, before
-names are worked out that nobody needs."""
+"""Blocks that are asked for first: most prompts that share nothing with others are not there, which is so known before
+the names of all their blocks are worked out in vain."""
 PART: Final = 128
-"""Blocks that are asked for at once of the rest: the master looks for one part's while the next one's names are worked
-out, and what is known of a prompt when its time is over is more than nothing."""
+"""Blocks of each further question: the master looks for one part while the names of the next are worked out, and when
+the time is over at least the first parts are known."""
 AT_ONCE: Final = 4
-"""Such questions of one prompt under way: a master answers several at a time, and long prompts are not to have it all.
-"""
+"""Questions about one prompt under way at a time: a master answers several at once, but a long prompt must not take up
+all of it."""
 FAILURES, PAUSE = 3, 2.0
-"""After so many failures in a row nothing is asked for so many seconds."""
+"""After this many failures in a row, nothing is asked for this many seconds."""
 LOOKUP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 
 Outcome = Literal["answered", "late", "failed", "paused", "known"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-"""Of each prompt one: the master answered; not before the request had gone on; not as it should; it is not asked for a
-while; nothing was to be asked."""
+"""How a look-up ended: the master answered in time; later than the request could wait; wrongly or not at all; it was
+not asked because of earlier failures; or everything was known already."""
 
 
 class _Part(NamedTuple):
-    """Of a prompt, that the master was asked for."""
+    """A part of a prompt that the master was asked about."""
 
     digests: list[Digest]
     keys: list[tuple[str, ...]]
-    """Every object that must be there for each."""
+    """For each block every object that must be there."""
     query: Query
 
 
 class _Found(NamedTuple):
     blocks: int
-    """Leading ones that are there."""
+    """Leading blocks that are there."""
     failed: bool
-    """The master did not answer as it should, so that there may be more."""
+    """Whether the master failed to answer, so that there may be more."""
 
 
 class _Prompt(NamedTuple):
@@ -74,23 +72,23 @@ class _Prompt(NamedTuple):
 
 
 class StoreLookup:
-    """Of one model's prompts."""
+    """Look-ups of one model's prompts."""
 
     def __init__(
         self,
         master: StoreMaster,
         budget: float,
-        keys: VllmLayout | SglangLayout,
+        keys: Layout,
         clock: Callable[[], float],
         seconds: Histogram,
     ) -> None:
-        """`budget`: seconds that a request waits. `seconds`: what lookups took."""
+        """`budget`: seconds that a request waits. `seconds`: records how long look-ups took."""
         self._master = master
         self._budget = budget
         self._keys = keys
         self._clock = clock
         self._names: OrderedDict[int, Digest] = OrderedDict()
-        """What the engine calls a block, by our own sequence hash."""
+        """The engine's digests of blocks, by the router's own sequence hashes."""
         self._seen: dict[Digest, float] = {}
         self._failures = 0
         self._paused_until = 0.0
@@ -107,12 +105,12 @@ class StoreLookup:
         return not self._failures
 
     def keys_of(self, sequence_hash: SequenceHash) -> tuple[str, ...]:
-        """Of a block that was looked up of late; () of any other."""
+        """The objects of a block that was looked up recently; () for any other."""
         digest = self._names.get(sequence_hash)
         return self._keys.keys(digest) if digest else ()
 
     def seen(self, sequence_hash: SequenceHash, now: float) -> float | None:
-        """Seconds since such a block was last there."""
+        """Seconds since the block was last found there; None if it was not recently."""
         digest = self._names.get(sequence_hash)
         at = self._seen.get(digest) if digest else None
         return None if at is None else now - at
@@ -142,7 +140,7 @@ class StoreLookup:
         return self._leading(named, began) * self.block_size  # a part may be known by now
 
     def _named(self, prompt: _Prompt) -> list[Digest]:
-        """The leading blocks whose names were worked out before."""
+        """The digests of the leading blocks that were worked out before."""
         found, names = [], self._names
         for own in prompt.chain:
             digest = names.get(own)
@@ -153,7 +151,8 @@ class StoreLookup:
         return found
 
     def _name(self, prompt: _Prompt, named: list[Digest], upto: int) -> None:
-        """Work out the names of what is missing of the prompt's first `upto` blocks; none where that cannot be done."""
+        """Work out the digests that are missing of the prompt's first `upto` blocks; adds none if that is
+        impossible."""
         have = len(named)
         if have >= upto:
             return
@@ -165,12 +164,12 @@ class StoreLookup:
             self._names.popitem(last=False)
 
     def _leading(self, digests: Sequence[Digest], now: float) -> int:
-        """How many were seen there just now."""
+        """How many leading blocks were found there recently."""
         since, seen = now - SEEN_LIFE, self._seen
         return next((at for at, one in enumerate(digests) if seen.get(one, -math.inf) < since), len(digests))
 
     async def _ask(self, prompt: _Prompt, named: list[Digest], known: int) -> _Found:
-        """Of the prompt's leading blocks `known` are known to be there."""
+        """Ask for the prompt's blocks after the first `known`, which are known to be there."""
         asked = self._parts(prompt, named, known)
         there, under_way = known, deque(islice(asked, 1))
         try:
@@ -196,7 +195,7 @@ class StoreLookup:
         return not under_way or (under_way < AT_ONCE and not self._master.crowded)
 
     def _parts(self, prompt: _Prompt, named: list[Digest], known: int) -> Iterator[_Part]:
-        """Ask for one part of the prompt after the other, in its order."""
+        """Ask about one part of the prompt after the other, in order."""
         begin, end = known, known + FIRST
         while begin < len(prompt.chain):
             self._name(prompt, named, end)
@@ -208,7 +207,7 @@ class StoreLookup:
             begin, end = end, end + PART
 
     def _take(self, part: _Part, present: set[str]) -> int:
-        """How many leading ones are there; the first that is missing ends the prefix."""
+        """How many leading blocks of the part are there; the first that is missing ends the prefix."""
         there = next((at for at, keys in enumerate(part.keys) if not present.issuperset(keys)), len(part.keys))
         now = self._clock()
         self._seen.update(dict.fromkeys(part.digests[:there], now))
@@ -217,7 +216,7 @@ class StoreLookup:
         return there
 
     async def keys_there(self, prompt: HotPrompt) -> list[str] | None:
-        """Of the objects that make up the prefix; None when one is missing, or nothing can be known."""
+        """The keys of the objects that make up the prefix; None if one is missing, or that cannot be found out."""
         keys = self.keys_of_prompt(prompt)
         try:
             present = await self._master.present(keys)
@@ -226,14 +225,14 @@ class StoreLookup:
         return keys if keys and present.issuperset(keys) else None
 
     def keys_of_prompt(self, prompt: HotPrompt) -> list[str]:
-        """Of all objects that make up the prefix; [] where they cannot be known."""
+        """The keys of all objects that make up the prefix; [] if they cannot be known."""
         asked = _Prompt(prompt.tokens, prompt.chain.tolist(), prompt.namespace)
         named = self._named(asked)
         self._name(asked, named, len(asked.chain))
         return [key for digest in named for key in self._keys.keys(digest)]
 
     async def check(self) -> Verdict:
-        """Whether the keys that are there look like those that will be asked for."""
+        """Whether the keys in the store look like those that look-ups will ask for."""
         try:
             return verify(await self._master.some_keys(), self._keys)
         except Unanswered as error:

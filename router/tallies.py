@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -21,24 +22,22 @@ _DECISION_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01,
 
 
 class Histogram:
-    __slots__ = ("_bounds", "_counts", "_sum")
+    __slots__ = ("_bounds", "_counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         """`bounds`: the upper ends of the buckets, ascending."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self.sum = 0.0
 
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self.sum += value
 
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        total, buckets = 0, []
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), total))
-        family.add_metric(labels, buckets, self._sum)
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has them: each bound, and how many values are not above it."""
+        bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        return list(zip(bounds, accumulate(self._counts), strict=True))
 
 
 class WorkerTally:
@@ -83,9 +82,7 @@ class PartedTally:
             "router_pd_leg_failures", "Parts that a worker failed, retried or not.", ("leg",), failures
         )
         for name, text in _PARTS.items():
-            family = HistogramMetricFamily(f"router_pd_{name}_seconds", text, labels=())
-            getattr(self, name).add_to(family, ())
-            yield family
+            yield histogram_family(f"router_pd_{name}_seconds", text, (), [((), getattr(self, name))])
 
 
 class QueueTally:
@@ -100,9 +97,8 @@ class QueueTally:
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("router_queue_length", "Requests held in the router.", self.length())
-        wait = HistogramMetricFamily("router_queue_wait_seconds", "Time in the queue of requests that were then sent.")
-        self.wait.add_to(wait, ())
-        yield wait
+        wait = "Time in the queue of requests that were then sent."
+        yield histogram_family("router_queue_wait_seconds", wait, (), [((), self.wait)])
         counts = (((reason,), self.refused[reason]) for reason in ("queue_full", "queue_timeout"))
         yield counter_family("router_queue_refused", "Requests not held, or no longer.", ("reason",), counts)
 
@@ -152,9 +148,6 @@ class Tallies(Collector):
         """Nothing is told any more of workers that are not among these, having left."""
         self._workers = {name: tally for name, tally in self._workers.items() if not name or name in workers}
 
-    def describe(self) -> Iterator[Metric]:
-        return self.collect()
-
     def collect(self) -> Iterator[Metric]:
         yield counter_family(
             "router_requests",
@@ -166,13 +159,10 @@ class Tallies(Collector):
             counts = (((worker,), getattr(tally, figure)) for worker, tally in self._workers.items())
             yield counter_family(name, text, ("worker",), counts)
         for name, text, figure in _HISTOGRAMS:
-            family = HistogramMetricFamily(name, text, labels=("worker",))
-            for worker, tally in self._workers.items():
-                getattr(tally, figure).add_to(family, (worker,))
-            yield family
-        decision = HistogramMetricFamily("router_decision_seconds", "Matching, choosing and booking for one request.")
-        self.decision.add_to(decision, ())
-        yield decision
+            found = (((worker,), getattr(tally, figure)) for worker, tally in self._workers.items())
+            yield histogram_family(name, text, ("worker",), found)
+        decision = "Matching, choosing and booking for one request."
+        yield histogram_family("router_decision_seconds", decision, (), [((), self.decision)])
         regret = "Cached tokens given up: best overlap anywhere less the chosen one."
         yield counter_family("router_overlap_regret_tokens", regret, (), [((), self.regret_tokens)])
         stored = "Prompt tokens expected to be loaded from the shared store."
@@ -198,6 +188,16 @@ def counter_family(
     family = CounterMetricFamily(name, text, labels=labels)
     for values, count in counts:
         family.add_metric(values, count)
+    return family
+
+
+def histogram_family(
+    name: str, text: str, labels: tuple[str, ...], histograms: Iterable[tuple[tuple[str, ...], Histogram]]
+) -> HistogramMetricFamily:
+    """`histograms`: by the labels' values."""
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, histogram in histograms:
+        family.add_metric(values, histogram.buckets(), histogram.sum)
     return family
 
 

@@ -1,4 +1,4 @@
-"""Which engines take prompts as token ids (`--send-token-ids`): asked once, when a worker comes up."""
+"""Which engines accept prompts as token ids (`--send-token-ids`): tried once, when a worker comes up."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from router.tokens import CannotTokenize, EngineTokens, Post
 logger = logging.getLogger("router.prompts")
 
 TIMEOUT: Final = 10.0
-"""Seconds for one token: a busy engine computes others' prompts first."""
+"""Seconds that the trial may take for its one token: a busy engine computes other prompts first."""
 
 
 class TokenTakers:
     def __init__(self) -> None:
         self._takes: dict[str, dict[str, bool]] = {}
-        """By base model and worker."""
+        """Whether the engine accepts token ids, by base model and worker."""
         self._models: frozenset[str] = frozenset()
 
     def take(self, model: str) -> bool:
-        """Whether all engines that serve this base model do: a request may have to be sent again, or to two."""
+        """Whether all engines that serve this base model accept token ids: a request may have to be sent to another
+        worker, or to two."""
         return model in self._models
 
     async def learn(self, worker: Worker, model: str, tokens: EngineTokens, post: Post) -> None:
@@ -36,7 +37,7 @@ class TokenTakers:
         self._settle()
 
     def forget(self, worker_id: str, still: Collection[str] = ()) -> None:
-        """It has left, or serves these models only."""
+        """The worker has left, or serves only the models in `still`."""
         for model, workers in self._takes.items():
             if model not in still:
                 workers.pop(worker_id, None)

@@ -1,5 +1,5 @@
-"""The parts of a request that one worker prefills and another decodes: how they go, and who is done without when one
-of them fails."""
+"""The course of a request that one worker prefills and another decodes, and which workers are avoided when one of them
+fails."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class TwoParts:
     ) -> None:
         self.pair = pair
         self.name = b"%s.%016x" % (request_id, pair.number)
-        """By which the two may meet: another for each pair, whatever ids clients give, since KV may be held."""
+        """The request id of both legs, by which engines may match them. It is unique to this pair, whatever ids clients
+        choose, since KV may be kept under it."""
         self.parted: Parted | None = None
-        """Once the prompt is computed."""
+        """Set once the prompt is computed."""
         self._clock = clock
         self._prefilled_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -44,8 +45,8 @@ class TwoParts:
             self._prefill.start(self.pair.prefill_timeout)
 
     def prefilled(self, answer: Prefilled, decode: Leg | None, time_out: Callable[[float], None] | None) -> None:
-        """`decode`: the leg that is under way already. `time_out`: called when that which decodes has not begun to
-        answer in time, unless it `answers` before."""
+        """The prefill leg has answered. `decode`: the decode leg, if it is under way already. `time_out`: called when
+        the decode worker does not begin to answer in time."""
         now, prefill = self._clock(), self._prefill
         began = prefill.began if prefill else now
         self._prefill = None
@@ -57,28 +58,28 @@ class TwoParts:
             decode.reservation.prefilled(now)
 
     def look(self) -> Silence | None:
-        """How long the prompt has been owed. None where its worker waits for the one that decodes: nobody can tell
-        which of them it is."""
+        """Since when the prefill worker has been silent. None once it has answered, and where both legs are under way:
+        each worker may be waiting for the other, so silence does not tell which one is at fault."""
         prefill = self._prefill
         if prefill is None or self.pair.decode:
             return None
         return Silence(prefill.leg.worker, prefill.began, "prefill", moved=False)
 
     def fail(self, failure: Failure) -> bool:
-        """Whether it is the prompt's worker that fails."""
+        """Whether the failure is the prefill worker's, whose leg then fails."""
         prefill = self._prefill
         if prefill:
             prefill.fail(failure)
         return prefill is not None
 
     def watch(self) -> None:
-        """That which decodes begins in time, or another in its place."""
+        """Start the time within which the decode worker, or one that replaces it, must begin to answer."""
         limit, time_out = self.pair.decode_timeout, self._time_out
         if time_out and limit is not None:
             self._timer = asyncio.get_running_loop().call_later(limit, time_out, limit)
 
     def receiver(self, owner: Receiver, settle: Callable[[], None]) -> Receiver:
-        """Who gets the other's answer, for `owner`; `settle` as in `LateUsage`."""
+        """What receives the decode worker's answer on behalf of `owner`; `settle` as in `LateUsage`."""
         if self._prefill is None:
             return owner
         self._usage = LateUsage(owner, settle)
@@ -86,16 +87,16 @@ class TwoParts:
 
     @property
     def decoded(self) -> bool:
-        """All of the other's answer is here."""
+        """Whether all of the decode worker's answer has come."""
         return self._usage is not None and self._usage.ended
 
     def told(self) -> None:
-        """What the prefill worker has to say is known, if it has not failed."""
+        """The prefill worker has answered, or has failed: what was held back for its answer may go on."""
         if self._usage:
             self._usage.release()
 
     def relay(self, head: Head, http_1_0: bool) -> Relay:
-        """The way for the other's answer, in which the client is told what was cached where its prompt was computed."""
+        """Relays the decode worker's answer, with the prefill worker's number of cached tokens put into its usage."""
         if head.is_error or head.framing == "close":
             return relay_for(head, http_1_0)
         if head.events and head.framing == "chunked":
@@ -108,17 +109,17 @@ class TwoParts:
         return answer if cached is None else with_cached(answer, cached)
 
     def answers(self, error: bool) -> None:
-        """The first byte of the other's answer is here; an `error` tells of no transfer."""
+        """The first byte of the decode worker's answer has come. An `error` says nothing of the transfer's time."""
         self._unwatch()
         if self.parted and not error:
             self.parted = self.parted._replace(transfer=self._clock() - self._prefilled_at)
 
     def prefill_over(self) -> None:
-        """It has failed."""
+        """The prefill leg has failed."""
         self._prefill = None
 
     def cancel(self) -> None:
-        """Nobody waits any more for what is still under way."""
+        """The request is over: drop what is still under way."""
         self._unwatch()
         if self._usage:
             self._usage.drop()
@@ -133,11 +134,11 @@ class TwoParts:
 
     @property
     def may_move(self) -> bool:
-        """Nobody was told yet where the KV is, so that another may decode."""
+        """Whether another worker may decode instead: the prefill is done, and did not need to know who decodes."""
         return self.parted is not None and self.pair.decode is None
 
     def others(self, failed: Leg) -> list[frozenset[str]]:
-        """Whom to do without when the decode worker fails, in the order of preference. Its error may be the prefill
-        worker's fault, so the pair is changed whole where there are others."""
+        """Sets of workers to avoid after the decode worker has failed, the most preferred first. Its error may be the
+        prefill worker's fault, so both are replaced where there are others."""
         decode, prefill = frozenset((failed.worker.id,)), frozenset((self.pair.prefill.worker.id,))
         return [decode | prefill, decode, prefill]

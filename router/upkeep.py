@@ -1,4 +1,4 @@
-"""What is kept of each worker from when it has first described itself until it has left: books, index, publisher."""
+"""Creates and discards what belongs to each worker: its load books, its part of the index, its publisher."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Learn = Callable[[Worker], Awaitable[object]]
 
 
 class _Followed(NamedTuple):
-    """A publisher, and what it was made for."""
+    """A publisher, and the description and specification that it was made for."""
 
     description: EngineDescription | None
     spec: WorkerSpec
@@ -41,8 +41,8 @@ class Upkeep:
         learners: Collection[Learn],
         forgetters: Collection[Callable[[str], None]] = (),
     ) -> None:
-        """`learners`: who else wants to know of each worker that was described; `forgetters`, of the name of each that
-        has left."""
+        """`learners` are called with each worker that has described itself, `forgetters` with the name of each that has
+        left."""
         self._settings = settings
         self._scheduler = scheduler
         self._indexer = indexer
@@ -55,7 +55,7 @@ class Upkeep:
         self._followed: dict[str, _Followed] = {}
 
     async def take_in(self, worker: Worker) -> None:
-        """It came up, for the first time or again: keep its books, follow its events, learn its tokens."""
+        """The worker came up, for the first time or again: keep its books, follow its events, call the learners."""
         local = self._settings.event_plane == "local"
         ranks = set(worker.ranks)
         self._forget(self._ranks.get(worker.id, set()) - ranks)
@@ -73,7 +73,8 @@ class Upkeep:
             await learn(worker)
 
     async def _publish_for(self, worker: Worker) -> None:
-        """In-process: the same publisher that runs beside an engine; a new one when the engine came back different."""
+        """Runs in this process the same publisher that else runs beside an engine; a new one if the engine has
+        changed."""
         followed = self._followed.get(worker.id)
         if followed and (followed.description, followed.spec) == (worker.description, worker.spec):
             return
@@ -90,13 +91,13 @@ class Upkeep:
             block_size=worker.spec.block_size,
             session=self._session,
             load_interval=self._settings.load_interval,
-            connect_patience=None,  # `Unheard` tells of it
+            connect_patience=None,  # `MissingEvents` reports it
         )
         self._followed[worker.id] = _Followed(worker.description, worker.spec, publisher)
         await publisher.start()
 
     async def forget(self, worker: Worker) -> None:
-        """It leaves: whoever comes under its name starts anew."""
+        """The worker has left: another that comes with the same name starts with nothing."""
         followed = self._followed.pop(worker.id, None)
         if followed:
             await followed.publisher.close()
@@ -110,7 +111,7 @@ class Upkeep:
             self._indexer.forget(rank)
 
     def keep_tallies(self, workers: Collection[str]) -> None:
-        """What was counted of others, which have left, is told no more."""
+        """Drop the metrics of workers other than these, which have left."""
         self._metrics.keep(workers)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Watches one worker: is it alive, and what is it? Asks when it comes up, and again whenever it comes back."""
+"""Watches one worker: checks its health, and finds out what it is whenever it comes up."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from engines import problems
 from engines.description import EngineDescription, bases
 from engines.disaggregation.mooncake import bootstrap_url, read_bootstrap
 from engines.endpoints import confined
-from engines.probe import Answer, probe, read_models
-from publishers.dialogue import read_whole
+from engines.probe import probe, read_models
+from publishers.dialogue import TIMED_OUT, converse, fetch
 from publishers.logs import log_event
-from publishers.reasons import reason_of
 from router.fleet import Fleet, Worker
 from router.pairing import lack
 
@@ -27,7 +26,10 @@ _SLOW_CHECKS = 3
 connection or a bad status counts at once."""
 
 _MODELS_EVERY = 5
-"""Health checks from one look at what a worker serves to the next: adapters come and go while it runs."""
+"""Health checks after which a worker is asked again for its models: adapters come and go while it runs."""
+
+DESCRIBE_TIMEOUT = 5.0
+"""Seconds for each request that finds out what a worker is."""
 
 OnDescribed = Callable[[Worker], Awaitable[None]]
 
@@ -42,7 +44,7 @@ class WorkerWatch:
         on_described: OnDescribed,
         event_hosts: Collection[str] = (),
     ) -> None:
-        """`event_hosts`: as `describe` takes them."""
+        """`event_hosts`: see `describe`."""
         self._worker = worker
         self._fleet = fleet
         self._session = session
@@ -51,11 +53,11 @@ class WorkerWatch:
         self._event_hosts = event_hosts
         self._slow = self._looks = 0
         self._told: set[str] = set()
-        """Which troubles were logged since it was last well: each once, however they take turns."""
+        """Troubles that were logged since it was last healthy: each is logged once, even if they alternate."""
         self.first_look = asyncio.Event()
-        """Set once the worker was looked at, whatever was seen."""
+        """Set once the worker was checked, whatever the result."""
         self.stale = False
-        """What is stated of the worker has changed: the next look takes it in anew."""
+        """What is known of the worker is out of date: the next check finds it out anew."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -91,35 +93,35 @@ class WorkerWatch:
         worker.trouble = trouble
 
     async def _check(self) -> str | None:
-        """What is wrong with the worker; None when it is well, or slow but not for long enough."""
-        try:
-            answer = await _get(self._session, self._worker.spec.url, "/health", self._interval)
-        except TimeoutError:
+        """What is wrong with the worker; None when it is healthy, or has not been slow for long enough."""
+        answer, why = await fetch(self._session, self._worker.spec.url, "/health", self._interval)
+        if answer.status == TIMED_OUT:
             self._slow += 1
             patient = self._worker.up and self._slow < _SLOW_CHECKS
             return None if patient else f"/health did not answer within {self._interval:g} s"
-        except aiohttp.ClientError as error:
-            self._slow = 0
-            return f"cannot be reached: {reason_of(error)}"
         self._slow = 0
+        if answer.status == 0:
+            return why
         return None if answer.status == 200 else f"/health answered {answer.status}"
 
     async def _ask_bootstrap(self) -> None:
-        """Engine ids change with each start, which may be quicker than two looks."""
+        """Ask for its engine ids each time: they change with each restart, which may take less than a check's
+        interval."""
         worker = self._worker
         if worker.connector != "mooncake" or worker.role != "prefill":
             return
         url = bootstrap_url(worker.prefiller(0))
-        answer = await fetch(self._session, url, "/query", self._interval)
+        answer, _ = await fetch(self._session, url, "/query", self._interval)
         self._fleet.learn_engine_ids(worker, read_bootstrap(answer.body) if answer.status == 200 else {})
 
     async def _ask_models(self) -> None:
-        """Another base model is another engine, which the next look takes in."""
+        """See which adapters it serves now. Another base model means another engine, which the next check finds out."""
         self._looks += 1
         worker, known = self._worker, self._worker.description
         if known is None or self._looks % _MODELS_EVERY:
             return
-        models = read_models(known.kind, await fetch(self._session, worker.spec.url, "/v1/models", self._interval))
+        answer, _ = await fetch(self._session, worker.spec.url, "/v1/models", self._interval)
+        models = read_models(known.kind, answer)
         if not models or models == known.models:
             return
         if bases(models) != bases(known.models):
@@ -130,7 +132,8 @@ class WorkerWatch:
         log_event(logger, logging.INFO, "Worker serves other adapters", worker=worker.id, models=names)
 
     async def _come_up(self) -> str | None:
-        """Find out what it is and take it in; what went wrong if that fails, which the next look tries again."""
+        """Find out what it is and prepare everything for it. Returns what went wrong, if so; the next check tries
+        again."""
         worker, self.stale = self._worker, False
         found = await describe(self._session, worker, self._event_hosts)
         if problems.NO_ANSWER in found.problems:
@@ -169,35 +172,9 @@ class WorkerWatch:
 async def describe(
     session: aiohttp.ClientSession, worker: Worker, event_hosts: Collection[str] = ()
 ) -> EngineDescription:
-    """What the engine says that it is; `problems` has `NO_ANSWER` where it says nothing. `event_hosts`: where it may
-    say that it publishes, besides its own host."""
+    """What the engine says of itself; `problems` has `NO_ANSWER` if it does not answer. `event_hosts`: hosts other than
+    its own at which it may claim to publish events."""
     host = worker.pool.address.host
-    steps = probe(host)
-    path = next(steps)
-    while True:
-        try:
-            answer = await fetch(session, worker.spec.url, path, 5.0)
-            if answer.status == 0:  # one connection that was cut must not leave it half known for as long as it is up
-                answer = await fetch(session, worker.spec.url, path, 5.0)
-            path = steps.send(answer)
-        except StopIteration as done:
-            found: EngineDescription = done.value
-            return confined(found, host, event_hosts)
-
-
-TIMED_OUT = -1
-
-
-async def fetch(session: aiohttp.ClientSession, url: str, path: str, timeout: float) -> Answer:
-    """GET; status 0 when the worker cannot be reached, TIMED_OUT when it is too slow."""
-    try:
-        return await _get(session, url, path, timeout)
-    except TimeoutError:
-        return Answer(TIMED_OUT)
-    except aiohttp.ClientError:
-        return Answer(0)
-
-
-async def _get(session: aiohttp.ClientSession, url: str, path: str, timeout: float) -> Answer:
-    async with session.get(url + path, timeout=aiohttp.ClientTimeout(timeout), allow_redirects=False) as response:
-        return Answer(response.status, await read_whole(response))
+    # Else one broken connection would leave the worker half known for as long as it is up.
+    found, _ = await converse(probe(host), session, worker.spec.url, DESCRIBE_TIMEOUT, twice=True)
+    return confined(found, host, event_hosts)

@@ -11,28 +11,23 @@ from collections.abc import Mapping
 
 import msgspec
 
+from engines.answers import UNDECODABLE
 from engines.disaggregation.legs import (
     Body,
     Handover,
     Prefiller,
+    SingleSequenceConnector,
     first_token_by_length,
-    length_matters,
-    probabilities_of_prompt,
-    several_sequences,
     with_transfer,
 )
 from engines.endpoints import url_host
-from engines.undecodable import UNDECODABLE
 
 BOOTSTRAP_PORT = 8998
 """vLLM's default of VLLM_MOONCAKE_BOOTSTRAP_PORT."""
 
 
-class Mooncake:
+class Mooncake(SingleSequenceConnector):
     pushes = True
-
-    def refuses(self, body: Body, room: int | None = None) -> str | None:
-        return several_sequences(body) or length_matters(body, room) or probabilities_of_prompt(body)
 
     def lacks(self, prefiller: Prefiller) -> str | None:
         if prefiller.dp_rank in prefiller.engine_ids:
@@ -40,9 +35,6 @@ class Mooncake:
         return (
             f"its bootstrap server {bootstrap_url(prefiller)} does not tell the engine id of rank {prefiller.dp_rank}"
         )
-
-    def together(self, prefiller: Prefiller) -> bool:  # noqa: ARG002 -- a Connector
-        return True
 
     def prefill(self, body: Body, handover: Handover) -> Body:
         params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": handover.name}

@@ -14,8 +14,8 @@ import msgspec
 
 from engines.disaggregation.legs import (
     Body,
+    Connector,
     Handover,
-    Prefiller,
     count_of,
     probabilities_of_prompt,
     prompts_in,
@@ -28,19 +28,13 @@ BOOTSTRAP_PORT = 8998
 _LARGEST_ROOM = 2**63 - 1
 
 
-class Sglang:
+class Sglang(Connector):
     pushes = True
 
     def refuses(self, body: Body, room: int | None = None) -> str | None:  # noqa: ARG002 -- a Connector
         if (count_of(body, "n") or 1) > 1:
             return "it asks for several answers (n), which SGLang gives one bootstrap room"
         return probabilities_of_prompt(body)
-
-    def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
-        return None
-
-    def together(self, prefiller: Prefiller) -> bool:  # noqa: ARG002 -- a Connector
-        return True
 
     def prefill(self, body: Body, handover: Handover) -> Body:
         """The engine itself stops after the first token; in one piece its answer tells what was cached."""

@@ -7,28 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
-from engines.disaggregation.legs import (
-    Body,
-    Handover,
-    Prefiller,
-    first_token_only,
-    length_matters,
-    probabilities_of_prompt,
-)
+from engines.disaggregation.legs import Body, Connector, Handover, first_token_only
 
 
-class Store:
-    pushes = False
-
-    def refuses(self, body: Body, room: int | None = None) -> str | None:
-        return length_matters(body, room) or probabilities_of_prompt(body)
-
-    def lacks(self, prefiller: Prefiller) -> str | None:  # noqa: ARG002 -- a Connector
-        return None
-
-    def together(self, prefiller: Prefiller) -> bool:  # noqa: ARG002 -- a Connector
-        return False
-
+class Store(Connector):
     def prefill(self, body: Body, handover: Handover) -> Body:
         return first_token_only(body, handover.prefiller)
 

@@ -16,8 +16,9 @@ import uvloop
 import zmq
 
 from engines.command_line import Parser
+from engines.description import Role
 from engines.sim.fleet import SimFleet
-from engines.sim.settings import ConnectorName, Role, SimSettings
+from engines.sim.settings import ConnectorName, SimSettings
 from engines.sim.timing import StepTiming
 
 DEFAULT_PORT = 18_000

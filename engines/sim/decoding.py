@@ -8,28 +8,14 @@ then. What comes of it is exactly what looking at each in every step would give.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+
+from engines.sim.request import Request
 
 
-class Decodable(Protocol):
-    """As much of a `scheduler.Request` as is needed here."""
-
-    tokens: list[int]
-    computed: int
-    max_tokens: int
-    answer_start: int
-
-    @property
-    def generated(self) -> int: ...
-
-
-_R = TypeVar("_R", bound=Decodable)
-
-
-class _Member(Generic[_R]):
+class _Member:
     __slots__ = ("due", "number", "request", "step")
 
-    def __init__(self, request: _R, number: int, step: int) -> None:
+    def __init__(self, request: Request, number: int, step: int) -> None:
         self.request = request
         self.number = number
         self.step = step
@@ -37,7 +23,7 @@ class _Member(Generic[_R]):
         self.due = step
 
 
-class Decoding(Generic[_R]):
+class Decoding:
     """`every`: somebody hears of the positions that are its multiples. Members stay in the order of their joining."""
 
     def __init__(self, block_size: int, every: int, answers: Sequence[int]) -> None:
@@ -46,9 +32,9 @@ class Decoding(Generic[_R]):
         self._answers = answers
         self._step = 0
         self._joined = 0
-        self._members: dict[_R, _Member[_R]] = {}
-        self._calendar: dict[int, list[_Member[_R]]] = {}
-        self._looked_at: list[_Member[_R]] = []
+        self._members: dict[Request, _Member] = {}
+        self._calendar: dict[int, list[_Member]] = {}
+        self._looked_at: list[_Member] = []
         self.context = 0
         """Σ over members of the tokens that each attends to in the coming step."""
 
@@ -59,7 +45,7 @@ class Decoding(Generic[_R]):
         """Whether all that are running are members, and none of them has anything to do in the coming step."""
         return len(self._members) == running and self._step not in self._calendar
 
-    def due(self) -> list[_R]:
+    def due(self) -> list[Request]:
         """Members that the coming step must look at, with their counts right."""
         members = [member for member in self._calendar.pop(self._step, ()) if member.due == self._step]
         members.sort(key=lambda member: member.number)
@@ -76,7 +62,7 @@ class Decoding(Generic[_R]):
         self._looked_at = []
         self.context += len(self._members)
 
-    def keep(self, request: _R) -> None:
+    def keep(self, request: Request) -> None:
         """Its counts are right for the coming step; it joins, if it was no member."""
         member = self._members.get(request)
         if member is None:
@@ -87,12 +73,12 @@ class Decoding(Generic[_R]):
         member.due = self._step + self._idle_steps(request)
         self._calendar.setdefault(member.due, []).append(member)
 
-    def _idle_steps(self, request: _R) -> int:
+    def _idle_steps(self, request: Request) -> int:
         size, computed, generated = self._block_size, request.computed, request.generated
         block = min(-computed % size, -(computed + 1) % size)
         return min(block, -generated % self._every, request.max_tokens - 1 - generated)
 
-    def leave(self, request: _R) -> None:
+    def leave(self, request: Request) -> None:
         """Nothing happens when it is no member."""
         member = self._members.pop(request, None)
         if member is not None:
@@ -108,7 +94,7 @@ class Decoding(Generic[_R]):
         self._looked_at = []
         self.context = 0
 
-    def _catch_up(self, member: _Member[_R]) -> None:
+    def _catch_up(self, member: _Member) -> None:
         request, answers, length = member.request, self._answers, len(self._answers)
         begin = request.answer_start + request.generated
         missed = self._step - member.step

@@ -14,7 +14,8 @@ import msgspec
 from engines.sim.cache import CacheEvent
 from engines.sim.generation import Refused
 from engines.sim.place import Place
-from engines.sim.scheduler import Request, Scheduler
+from engines.sim.request import Request
+from engines.sim.scheduler import Scheduler
 from engines.sim.settings import SimSettings
 
 Json = dict[str, Any]
@@ -28,6 +29,9 @@ BUFFER_STEPS = 10_000
 """Batches kept for replay."""
 HIGH_WATER_MARK = 100_000
 """Messages queued for a slow subscriber; both are vLLM's defaults (KVEventsConfig)."""
+
+ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
+"""By status, in the error objects of both engines."""
 
 MARK = "\0"
 """Stands for a chunk's text while its template is made."""
@@ -85,6 +89,8 @@ class Flavour(ABC):
     clears_at_once: ClassVar[bool]
     cleared_text: ClassVar[str | None]
     """What POST /flush_cache answers; None: /reset_prefix_cache is the path and JSON its answer."""
+    owner: ClassVar[str]
+    """Of the models that are served, in their list."""
 
     def __init__(self, facts: WorkerFacts) -> None:
         self.facts = facts
@@ -113,8 +119,21 @@ class Flavour(ABC):
     @abstractmethod
     def error(self, refused: Refused) -> Json: ...
 
-    @abstractmethod
-    def models(self) -> Json: ...
+    def models(self) -> Json:
+        settings = self.facts.settings
+        base = self._card(settings.model, settings.tokenizer or settings.model, None)
+        return {"object": "list", "data": [base, *(self._card(lora, lora, settings.model) for lora in settings.loras)]}
+
+    def _card(self, name: str, root: str, parent: str | None) -> Json:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.facts.created,
+            "owned_by": self.owner,
+            "root": root,
+            "parent": parent,
+            "max_model_len": None if parent else self.facts.settings.context_length,
+        }
 
     @abstractmethod
     def tokenized(self, tokens: list[int] | list[list[int]]) -> Json: ...
@@ -132,6 +151,12 @@ def split_at_text(chunk: Json) -> tuple[bytes, bytes]:
     """JSON before and after the chunk's MARK, without the closing brace."""
     head, tail = msgspec.json.encode(chunk).split(_JSON_MARK)
     return head, tail[:-1]
+
+
+def chunk_fields(heading: Heading) -> Json:
+    """With which every chunk of a stream begins."""
+    kind = "chat.completion.chunk" if heading.chat else "text_completion"
+    return {"id": heading.answer_id, "object": kind, "created": heading.created, "model": heading.model}
 
 
 def token_counts(prompt: int, generated: int) -> Json:

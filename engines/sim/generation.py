@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from engines.answers import UNDECODABLE
 from engines.sim.settings import SimSettings
 from engines.sim.tokens import Tokenizer
-from engines.undecodable import UNDECODABLE
 from indexer.hashing import pack_tokens
 from indexer.types import Namespace
 

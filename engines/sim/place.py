@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engines.description import Role
 from engines.endpoints import url_host
 from engines.sim.faults import Faults
-from engines.sim.settings import Role
 
 
 @dataclass(slots=True)

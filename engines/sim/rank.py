@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from engines.sim.cache import CacheEvent
-from engines.sim.scheduler import Request, Scheduler, StepOutcome
+from engines.sim.request import Request
+from engines.sim.scheduler import Scheduler, StepOutcome
 
 
 class Sink(Protocol):

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from engines.sim.answers import answer_start
 from engines.sim.cache import BlockId
 from indexer.hashing import Tokens, chain_hashes, pack_tokens, root_hash
-from indexer.types import Namespace, SequenceHash
-
-PLAIN = Namespace()
+from indexer.types import PLAIN, Namespace, SequenceHash
 
 
 @dataclass(slots=True, eq=False)

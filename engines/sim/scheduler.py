@@ -16,11 +16,9 @@ from typing import NamedTuple
 
 from engines.sim.cache import BlockId, CacheEvent, PrefixCache
 from engines.sim.decoding import Decoding
-from engines.sim.request import PLAIN, Request, make_request
+from engines.sim.request import Request
 from engines.sim.timing import StepTiming, StepWork
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
-
-__all__ = ["PLAIN", "Counters", "Emitted", "Request", "Scheduler", "StepOutcome", "make_request"]
 
 
 class Emitted(NamedTuple):
@@ -101,7 +99,7 @@ class Scheduler:
         self._blocked: tuple[Request, int] | None = None
         # A step's tokens must always do for all that decode: then a prefill under way is the last of those running.
         apart = emit_every > 1 and max_num_seqs <= max_num_batched_tokens
-        self._decoding = Decoding[Request](block_size, emit_every, answers) if apart else None
+        self._decoding = Decoding(block_size, emit_every, answers) if apart else None
 
     def __repr__(self) -> str:
         return f"<Scheduler {len(self.running)} running, {len(self.waiting)} waiting, {self.cache!r}>"
@@ -211,7 +209,7 @@ class Scheduler:
         if tokens:
             self.gaps[round(duration, 4)] += tokens
 
-    def _step_unseen(self, decoding: Decoding[Request]) -> StepOutcome:
+    def _step_unseen(self, decoding: Decoding) -> StepOutcome:
         """All decode, and nothing else happens: the same as `step`, in a third of the time."""
         work = StepWork(0, 0, len(decoding), decoding.context)
         duration = self.timing.step_time(work) * self.slowdown

@@ -18,7 +18,7 @@ from engines.sim.flavour import Heading
 from engines.sim.generation import Asked, Refused, read_generation, read_tokenize
 from engines.sim.place import Place
 from engines.sim.rank import Rank
-from engines.sim.scheduler import Request, make_request
+from engines.sim.request import Request, make_request
 from engines.sim.worker import Worker
 
 MAX_BODY_BYTES = 256 * 2**20

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from engines.description import Role
 from engines.sim.timing import StepTiming
 
 FlavourName = Literal["vllm", "sglang"]
-Role = Literal["prefill", "decode", "both"]
 ConnectorName = Literal["none", "nixl", "nixl-push", "mooncake", "store", "sglang"]
 
 BOOTSTRAP_PORT_OFFSET = 500

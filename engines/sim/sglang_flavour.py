@@ -10,6 +10,7 @@ import msgspec
 
 from engines.sim.cache import CacheEvent, Removed, Stored
 from engines.sim.flavour import (
+    ERROR_TYPES,
     HASH_MASK,
     MARK,
     ChoiceResult,
@@ -18,6 +19,7 @@ from engines.sim.flavour import (
     Heading,
     Json,
     Reading,
+    chunk_fields,
     rank_metrics,
     split_at_text,
     token_counts,
@@ -29,7 +31,6 @@ from indexer.types import SequenceHash
 VERSION = "0.5.23"
 BOOTSTRAP_PORT = 8998
 """SGLang's default; a worker that is no prefill worker has nobody listening there."""
-ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -66,6 +67,7 @@ COUNTERS: dict[str, Reading] = {
 class SglangFlavour(Flavour):
     decode_blocks_at_finish = True
     clears_at_once = True
+    owner = "sglang"
     cleared_text = (
         "Cache flushed.\nPlease check backend logs for more details. "
         "(When there are running or waiting requests, the operation will not be performed.)\n"
@@ -106,7 +108,7 @@ class SglangFlavour(Flavour):
         return usage if streamed and not heading.chat else {**usage, "completion_tokens_details": None}
 
     def usage_chunk(self, heading: Heading, usage: Json) -> Json:
-        return {**_chunk_fields(heading), "choices": [], "usage": usage}
+        return {**chunk_fields(heading), "choices": [], "usage": usage}
 
     def answer(self, heading: Heading, choices: Sequence[ChoiceResult], usage: Json) -> Json:
         generated = choices[0].request.generated
@@ -126,26 +128,6 @@ class SglangFlavour(Flavour):
     def error(self, refused: Refused) -> Json:
         kind = ERROR_TYPES.get(refused.status, "InternalServerError")
         return {"object": "error", "message": refused.message, "type": kind, "param": None, "code": refused.status}
-
-    def models(self) -> Json:
-        settings = self.facts.settings
-        root = settings.tokenizer or settings.model
-        cards = [(settings.model, root, None), *((lora, lora, settings.model) for lora in settings.loras)]
-        return {
-            "object": "list",
-            "data": [
-                {
-                    "id": name,
-                    "object": "model",
-                    "created": self.facts.created,
-                    "owned_by": "sglang",
-                    "root": path,
-                    "parent": parent,
-                    "max_model_len": None if parent else settings.context_length,
-                }
-                for name, path, parent in cards
-            ],
-        }
 
     def tokenized(self, tokens: list[int] | list[list[int]]) -> Json:
         count = [len(each) for each in tokens if isinstance(each, list)] or len(tokens)
@@ -263,18 +245,13 @@ def _engine_hashes(hashes: Sequence[SequenceHash]) -> list[int]:
     return [((name ^ HASH_MASK) + 2**63) % 2**64 - 2**63 for name in hashes]
 
 
-def _chunk_fields(heading: Heading) -> Json:
-    kind = "chat.completion.chunk" if heading.chat else "text_completion"
-    return {"id": heading.answer_id, "object": kind, "created": heading.created, "model": heading.model}
-
-
 def _ending(reason: str | None) -> Json:
     return {"logprobs": None, "finish_reason": reason, "matched_stop": None}
 
 
 def _text_template(heading: Heading, choice: int, finish_reason: str) -> ChunkTemplate:
     def chunk(reason: str | None) -> Json:
-        return {**_chunk_fields(heading), "choices": [{"index": choice, "text": MARK, **_ending(reason)}]}
+        return {**chunk_fields(heading), "choices": [{"index": choice, "text": MARK, **_ending(reason)}]}
 
     head, tail = split_at_text(chunk(None))
     _, last_tail = split_at_text(chunk(finish_reason))
@@ -284,7 +261,7 @@ def _text_template(heading: Heading, choice: int, finish_reason: str) -> ChunkTe
 def _chat_template(heading: Heading, choice: int, finish_reason: str) -> ChunkTemplate:
     def chunk(delta: dict[str, Any], reason: str | None) -> Json:
         fields = {"index": choice, "delta": {"reasoning_content": None, **delta}, **_ending(reason)}
-        return {**_chunk_fields(heading), "choices": [fields]}
+        return {**chunk_fields(heading), "choices": [fields]}
 
     head, tail = split_at_text(chunk({"content": MARK}, None))
     opening = msgspec.json.encode(chunk({"role": "assistant", "content": ""}, None))

@@ -10,6 +10,7 @@ import msgspec
 from engines.sim.cache import CacheEvent, Removed, Stored
 from engines.sim.flavour import (
     BUFFER_STEPS,
+    ERROR_TYPES,
     HASH_MASK,
     HIGH_WATER_MARK,
     MARK,
@@ -19,6 +20,7 @@ from engines.sim.flavour import (
     Heading,
     Json,
     Reading,
+    chunk_fields,
     rank_metrics,
     split_at_text,
     token_counts,
@@ -28,7 +30,6 @@ from engines.sim.scheduler import Scheduler
 
 VERSION = "0.32.0"
 FINGERPRINT = f"vllm-{VERSION}-sim"
-ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -50,6 +51,7 @@ class VllmFlavour(Flavour):
     decode_blocks_at_finish = False
     clears_at_once = False
     cleared_text = None
+    owner = "vllm"
 
     def encode_events(self, timestamp: float, events: Sequence[CacheEvent], dp_rank: int) -> bytes:
         encoded: list[Json] = []
@@ -106,7 +108,7 @@ class VllmFlavour(Flavour):
         }
 
     def usage_chunk(self, heading: Heading, usage: Json) -> Json:
-        return {**_chunk_fields(heading), "choices": [], "usage": usage, "system_fingerprint": FINGERPRINT}
+        return {**chunk_fields(heading), "choices": [], "usage": usage, "system_fingerprint": FINGERPRINT}
 
     def answer(self, heading: Heading, choices: Sequence[ChoiceResult], usage: Json) -> Json:
         shape = _chat_choice if heading.chat else _text_choice
@@ -132,24 +134,8 @@ class VllmFlavour(Flavour):
             "error": {"message": refused.message, "type": kind, "param": refused.param, "code": refused.status},
         }
 
-    def models(self) -> Json:
-        settings = self.facts.settings
-        root = settings.tokenizer or settings.model
-        cards = [self._card(settings.model, root, None)]
-        cards += [self._card(lora, lora, settings.model) for lora in settings.loras]
-        return {"object": "list", "data": cards}
-
     def _card(self, name: str, root: str, parent: str | None) -> Json:
-        return {
-            "id": name,
-            "object": "model",
-            "created": self.facts.created,
-            "owned_by": "vllm",
-            "root": root,
-            "parent": parent,
-            "max_model_len": None if parent else self.facts.settings.context_length,
-            "permission": [],
-        }
+        return {**super()._card(name, root, parent), "permission": []}
 
     def tokenized(self, tokens: list[int] | list[list[int]]) -> Json:
         length = self.facts.settings.context_length
@@ -210,15 +196,10 @@ def _sources(rank: Scheduler) -> dict[str, int]:
     }
 
 
-def _chunk_fields(heading: Heading) -> Json:
-    kind = "chat.completion.chunk" if heading.chat else "text_completion"
-    return {"id": heading.answer_id, "object": kind, "created": heading.created, "model": heading.model}
-
-
 def _text_template(heading: Heading, choice: int, finish_reason: str) -> ChunkTemplate:
     def chunk(reason: str | None) -> Json:
         fields: Json = {"index": choice, "text": MARK, "logprobs": None, "finish_reason": reason, "stop_reason": None}
-        return {**_chunk_fields(heading), "choices": [{**fields, "prompt_token_ids": None, "token_ids": None}]}
+        return {**chunk_fields(heading), "choices": [{**fields, "prompt_token_ids": None, "token_ids": None}]}
 
     head, tail = split_at_text(chunk(None))
     return ChunkTemplate(b"", head, tail, split_at_text(chunk(finish_reason))[1], b"", b"}")
@@ -227,7 +208,7 @@ def _text_template(heading: Heading, choice: int, finish_reason: str) -> ChunkTe
 def _chat_template(heading: Heading, choice: int, finish_reason: str) -> ChunkTemplate:
     def chunk(delta: Json, reason: str | None, **more: Any) -> Json:
         fields = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": reason, **more}
-        return {**_chunk_fields(heading), "choices": [fields]}
+        return {**chunk_fields(heading), "choices": [fields]}
 
     role = chunk({"role": "assistant", "content": ""}, None)
     head, tail = split_at_text(chunk({"content": MARK}, None, token_ids=None))

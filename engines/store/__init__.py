@@ -5,14 +5,14 @@ Pure: tokens to keys, answers to facts. Who asks, when, and what it is worth is 
 
 from __future__ import annotations
 
-from engines.store.keys import DIGEST_BYTES, Digest, StoreKeys, Verdict
+from engines.store.keys import DIGEST_BYTES, Digest, Verdict
 from engines.store.master import Counted, Health, read_counted, read_health
 from engines.store.messages import HashName, warm_up
 from engines.store.query import Segment, Stored, query_path, read_keys, read_present, read_query, read_segments
 from engines.store.sglang import SglangLayout, names_model
 from engines.store.size import bytes_per_token
 from engines.store.survey import Kept, survey
-from engines.store.verify import verify
+from engines.store.verify import Layout, verify
 from engines.store.vllm import (
     DEFAULT_SEED,
     GroupBlockSize,
@@ -34,10 +34,10 @@ __all__ = [
     "HashName",
     "Health",
     "Kept",
+    "Layout",
     "SchedulerBlockSize",
     "Segment",
     "SglangLayout",
-    "StoreKeys",
     "Stored",
     "Verdict",
     "VllmGroup",

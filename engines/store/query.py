@@ -9,14 +9,16 @@ GET /get_segments_detail           {"segments": [{"segment_name", "te_endpoint",
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from string import ascii_letters, digits
-from typing import Annotated, NamedTuple
+from typing import Annotated, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from indexer.types import Tier
+
+_T = TypeVar("_T")
 
 BATCH_QUERY, ALL_KEYS, SEGMENTS = "/batch_query_keys", "/get_all_keys", "/get_segments_detail"
 QUERY = "/query_key"
@@ -35,7 +37,7 @@ class Stored(NamedTuple):
     owners: tuple[str, ...] = ()
 
 
-class Segment(NamedTuple):
+class Segment(msgspec.Struct, frozen=True):
     """Memory that a process offers to the store."""
 
     name: str
@@ -70,22 +72,15 @@ def _quoted(keys: str) -> str:
 
 def read_query(body: bytes) -> dict[str, Stored]:
     """The objects of a /batch_query_keys answer that are there. Raises ValueError for anything but such an answer."""
-    answer = _decoded(body)
-    if not answer.success or answer.data is None:
-        raise ValueError(f"the store answered with an error: {answer.error or 'it did not say which'}")
-    return {key: stored for key, object_ in answer.data.items() if (stored := _stored(object_)) is not None}
+    answer = _decode(_decode_answer, body)
+    return {key: stored for key, found in _data(answer).items() if (stored := _stored(found)) is not None}
 
 
 def read_present(body: bytes) -> set[str]:
     """The keys of a /batch_query_keys answer whose objects can be read. Raises ValueError as `read_query` does. Of a
     thousand keys that takes a fifth of the time."""
-    try:
-        answer = _decode_presence(body)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not answer.success or answer.data is None:
-        raise ValueError(f"the store answered with an error: {answer.error or 'it did not say which'}")
-    return {key for key, found in answer.data.items() if found.ok and found.has_any}
+    answer = _decode(_decode_presence, body)
+    return {key for key, found in _data(answer).items() if found.ok and found.has_any}
 
 
 def read_keys(body: bytes) -> list[str]:
@@ -95,11 +90,8 @@ def read_keys(body: bytes) -> list[str]:
 
 def read_segments(body: bytes) -> list[Segment]:
     """Of /get_segments_detail. Raises ValueError for anything else."""
-    try:
-        found = _decode_segments(body)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    return [Segment(s.segment_name, s.te_endpoint, s.size_bytes, s.allocator_used_bytes) for s in found.segments]
+    found = _decode(_decode_segments, body).segments
+    return [Segment(s.segment_name, s.te_endpoint, s.size_bytes, s.allocator_used_bytes) for s in found]
 
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -123,9 +115,9 @@ class _Object(msgspec.Struct):
     nof_values: list[_OnDisk] | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Answer(msgspec.Struct, Generic[_T]):
     success: bool
-    data: dict[str, _Object] | None = None
+    data: dict[str, _T] | None = None
     error: str | None = None
 
 
@@ -147,12 +139,6 @@ class _Presence(msgspec.Struct):
         return any(bytes(one) not in _NONE for one in (self.disk_values, self.local_disk_values, self.nof_values))
 
 
-class _Presences(msgspec.Struct):
-    success: bool
-    data: dict[str, _Presence] | None = None
-    error: str | None = None
-
-
 class _Segment(msgspec.Struct):
     segment_name: str
     te_endpoint: str = ""
@@ -164,11 +150,18 @@ class _Segments(msgspec.Struct):
     segments: list[_Segment]
 
 
-def _decoded(body: bytes) -> _Answer:
+def _decode(decode: Callable[[bytes], _T], body: bytes) -> _T:
+    """Raises ValueError for whatever cannot be decoded."""
     try:
-        return _decode_answer(body)
+        return decode(body)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _data(answer: _Answer[_T]) -> dict[str, _T]:
+    if not answer.success or answer.data is None:
+        raise ValueError(f"the store answered with an error: {answer.error or 'it did not say which'}")
+    return answer.data
 
 
 def _stored(found: _Object) -> Stored | None:
@@ -181,6 +174,6 @@ def _stored(found: _Object) -> Stored | None:
     return Stored(on_disk[0].size_ or on_disk[0].object_size, Tier.DISK) if on_disk else None
 
 
-_decode_answer = msgspec.json.Decoder(_Answer).decode
-_decode_presence = msgspec.json.Decoder(_Presences).decode
+_decode_answer = msgspec.json.Decoder(_Answer[_Object]).decode
+_decode_presence = msgspec.json.Decoder(_Answer[_Presence]).decode
 _decode_segments = msgspec.json.Decoder(_Segments).decode

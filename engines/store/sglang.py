@@ -44,6 +44,7 @@ class SglangLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def problem(self) -> str | None:
+        """As `VllmLayout.problem`; so `hashes` and `keys`."""
         if self.dcp > 1:
             return "which keys a block has cannot be known under decode context parallelism (dcp above 1)"
         return None
@@ -69,9 +70,6 @@ class SglangLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def keys(self, digest: Digest) -> tuple[str, ...]:
         start = self.start + digest.hex()
         return tuple([start + end for end in self._ends])
-
-    def event_hash(self, digest: Digest) -> int:
-        return int.from_bytes(digest[:8], "big")
 
     @property
     def ends(self) -> tuple[str, ...]:

@@ -4,11 +4,15 @@ engines write, or the store seems empty for ever."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from engines.store.keys import DIGEST_BYTES, Verdict
 from engines.store.names import VllmKey, read_sglang, read_vllm
 from engines.store.sglang import SglangLayout
 from engines.store.vllm import VllmGroup, VllmLayout
+
+Layout: TypeAlias = VllmLayout | SglangLayout
+"""How one model's engines name their blocks in the store."""
 
 _ENOUGH = 10_000
 """Keys to look at: a store may hold millions."""
@@ -16,7 +20,7 @@ _NAMED = 3
 """Things that a sentence lists at most."""
 
 
-def verify(keys: Iterable[str], layout: VllmLayout | SglangLayout) -> Verdict:
+def verify(keys: Iterable[str], layout: Layout) -> Verdict:
     """`keys`: as GET /get_all_keys lists them, or some of them."""
     if layout.problem:
         return Verdict(None, f"{layout.model}: {layout.problem}.")

@@ -72,6 +72,7 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def problem(self) -> str | None:
+        """Why the keys cannot be known, for people; None when they can."""
         if self.hash_seed is None:
             return "vLLM before 0.29 draws its hashes' seed: give all one PYTHONHASHSEED, and state it as hash_seed"
         if self.dcp > 1:
@@ -87,6 +88,8 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return None
 
     def hashes(self, tokens: Tokens, namespace: Namespace, parent: Digest | None = None) -> list[Digest] | None:
+        """The digests of all full blocks of `tokens`, which follow the block `parent`, or begin the prompt. None: there
+        is a problem, or the names of this namespace cannot be known."""
         lora = self._lora(namespace)
         if lora is None or self.problem:
             return None
@@ -105,6 +108,7 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return None if path is None else (("lora", namespace.lora_name, path),)
 
     def keys(self, digest: Digest) -> tuple[str, ...]:
+        """Every object without which the block does not count."""
         if len(digest) == DIGEST_BYTES:
             name, before = digest.hex(), self._starts
             if len(before) == 1:  # one rank, as most are, and a long prompt has hundreds of blocks
@@ -117,9 +121,6 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 name = digest[at - DIGEST_BYTES : at].hex()
                 keys += [start + name for start in starts]
         return tuple(keys)
-
-    def event_hash(self, digest: Digest) -> int:
-        return int.from_bytes(digest[-8:], "big")
 
     def ranks(self, group: VllmGroup) -> int:
         """How many numbers of tensor-parallel ranks a block of the group has."""

@@ -1,4 +1,4 @@
-"""Other arrivals for the same requests (pure): a recorded trace is one day's draw, and bursts are what hurts."""
+"""Draws other arrival times for the same requests (pure): a recorded trace is one sample, and bursts matter most."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DRAWN = {"poisson": poisson, "bursts": bursts}
 
 
 def rearrive(rows: Sequence[Row], arrivals: Arrivals, seed: int) -> list[Row]:
-    """The rows in their order, at the trace's mean rate: as they are, or at moments drawn by `seed`."""
+    """The rows in their order and at the trace's mean rate: with their own arrival times, or times drawn by `seed`."""
     seconds = (rows[-1].timestamp - rows[0].timestamp) / 1000
     if arrivals == "trace" or not seconds:
         return list(rows)

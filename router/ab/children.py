@@ -1,4 +1,4 @@
-"""The processes of a run: a simulated fleet and a router, each started for one mode and always ended by pid."""
+"""The child processes of a run: a simulated fleet and a router, started for each mode and ended by process id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from router.ab import workers as engines
 from router.ab.errors import RunError
 
 _STARTING, _STOPPING = 120.0, 15.0
-"""Seconds a child may take to say that it is up, and to end after SIGTERM before it is killed."""
+"""Seconds within which a child must be up, and must end after SIGTERM before it is killed."""
 _LISTENING = "Listening on "
 
 
@@ -27,7 +27,7 @@ class _Ready(msgspec.Struct):
 
 
 class Child:
-    """A running process: its stdout line by line, its stderr in a file that is read only when something goes wrong."""
+    """A running process. Its stdout is read by line; its stderr goes to a file that is read only after a failure."""
 
     def __init__(self, name: str, process: Process, log: IO[bytes]) -> None:
         assert process.stdout is not None  # noqa: S101 - narrows the type
@@ -42,12 +42,12 @@ class Child:
         return text.decode(errors="replace")
 
     async def drain(self) -> None:
-        """Reads the rest of stdout, so that the child never waits for us."""
+        """Reads the rest of stdout, so that the child is never blocked writing it."""
         while await self.stdout.read(1 << 16):
             pass
 
     def failure(self, what: str) -> RunError:
-        """What happened, and the last thing that the process said about it."""
+        """An error with `what` happened, and the last line of the process's stderr."""
         self._log.seek(0)
         said = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
         return RunError(f"{self.name} {what}" + (f"; it said: {said[-1].strip()}" if said else ""))
@@ -87,13 +87,13 @@ def _read_workers(line: str) -> list[str] | None:
 
 
 def read_listening(line: str) -> str:
-    """The URL in a router's `Listening on URL`, or nothing."""
+    """The URL in a router's line `Listening on URL`, or an empty string."""
     return line.strip().partition(_LISTENING)[2].rstrip("/")
 
 
 @asynccontextmanager
 async def _child(name: str, arguments: Sequence[str]) -> AsyncIterator[Child]:
-    """A process in a session of its own: a Ctrl-C at the terminal reaches it only through us."""
+    """Starts a process in a session of its own, so that Ctrl-C at the terminal reaches it only through this process."""
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable, *arguments, stdout=PIPE, stderr=log, start_new_session=True

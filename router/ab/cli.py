@@ -1,4 +1,4 @@
-"""`python -m router ab`: plans a run, goes through its modes one after the other, reports."""
+"""`python -m router ab`: plans a run, measures its modes one after the other, and reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import uvloop
 from rich.console import Console
 
 from router.ab import children, live, workers
-from router.ab.access import read_access, router_flags
 from router.ab.client import Address
 from router.ab.errors import RunError
 from router.ab.figures import ratios
@@ -34,20 +33,20 @@ from router.security.worker_access import WorkerAccess
 from router.worker_spec import parse_worker
 
 _GOODBYE = 0.25
-"""Seconds for TLS connections to close: aiohttp does not wait for that, and says so (its "Graceful shutdown")."""
+"""Seconds for TLS connections to close, for which aiohttp does not wait (see "Graceful shutdown" in its docs)."""
 
 Loads = Mapping[int, list[Row]]
-"""What is sent, by seed."""
+"""The requests to send, by seed."""
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 2 for what cannot be run, 1 when a mode answered no request at all, 130 when it was interrupted. The
-    runs that were over by then are reported."""
+    """Returns the exit status: 2 for what cannot be run, 1 when a mode answered no request at all, 130 when
+    interrupted, in which case the runs finished by then are reported."""
     if argv[:1] == ["report"]:
         return live.main(argv[1:])
     try:
         plan = read_plan(argv)
-        access = read_access(plan)
+        access = plan.access()
         loads = {seed: plan.rows(seed) for seed in plan.seeds}
         check_writable("--out", plan.out)
         check_writable("--html", plan.html)
@@ -67,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run_all(plan: Plan, access: WorkerAccess, loads: Loads, console: Console, measured: list[_Measured]) -> int:
-    """Fills `measured`, run by run. Returns the exit status."""
+    """Makes all runs and appends their results to `measured`. Returns the exit status."""
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(plan, access, loads, console, measured))
@@ -95,7 +94,7 @@ def _write(plan: Plan, report: Report, console: Console) -> None:
 
 
 class _Run(NamedTuple):
-    """One of a plan's runs."""
+    """One run of a plan."""
 
     label: str
     rate: float
@@ -104,7 +103,7 @@ class _Run(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """A run's raw results, before there is a baseline to compare with."""
+    """The results of a run, before it is compared with a baseline."""
 
     run: _Run
     records: list[Record]
@@ -114,7 +113,7 @@ class _Measured(NamedTuple):
 
 
 async def _run(plan: Plan, access: WorkerAccess, loads: Loads, console: Console, measured: list[_Measured]) -> None:
-    """Modes of one rate and seed follow each other: what the machine does besides is then most alike for them."""
+    """Makes all runs. Modes of one rate and seed follow each other, so that other load on the machine is alike."""
     _cancel_on_signals()
     runs = [_Run(label, rate, seed, loads[seed]) for rate in plan.rates for seed in plan.seeds for label in plan.modes]
     try:
@@ -126,7 +125,7 @@ async def _run(plan: Plan, access: WorkerAccess, loads: Loads, console: Console,
 
 
 def _cancel_on_signals() -> None:
-    """Ctrl-C and SIGTERM leave by way of every `finally`, so that nothing that was started stays."""
+    """Cancels the task on Ctrl-C and SIGTERM, so that every `finally` runs and no child is left."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - narrows the type
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -134,13 +133,13 @@ def _cancel_on_signals() -> None:
 
 
 async def _measure(plan: Plan, access: WorkerAccess, run: _Run, console: Console) -> _Measured:
-    """One mode, from a fleet with empty caches to its records."""
+    """Measures one mode, on a fleet whose caches are empty."""
     meter = Meter()
     async with _fleet(plan) as named:
         urls = [url_of(worker) for worker in named]
         prompts = Prompts(await workers.served_model(urls, access, plan.model), run.seed, plan.timeout)
         refused = [] if plan.simulated else await workers.reset_caches(urls, access)
-        # The router comes up after the caches are empty, so that it knows nothing of the mode before.
+        # The router is started after the caches are emptied, so that it knows nothing of the previous mode.
         async with _targets(plan, run, named, access) as targets:
             with progress(console, run_name(run.label, run.rate, run.seed, plan.single), len(run.rows)) as advance:
                 records = await replay(run.rows, targets, Pace(run.rate, plan.speedup), prompts, advance)
@@ -150,7 +149,7 @@ async def _measure(plan: Plan, access: WorkerAccess, run: _Run, console: Console
 
 @asynccontextmanager
 async def _fleet(plan: Plan) -> AsyncIterator[Sequence[str]]:
-    """The workers as the router takes them: those given, or a simulated fleet of this mode's own."""
+    """The workers, as given to `--worker`: the plan's, or a simulated fleet started for this mode."""
     if plan.workers:
         yield plan.workers
         return
@@ -162,12 +161,12 @@ async def _fleet(plan: Plan) -> AsyncIterator[Sequence[str]]:
 
 @asynccontextmanager
 async def _targets(plan: Plan, run: _Run, named: Sequence[str], access: WorkerAccess) -> AsyncIterator[list[Address]]:
-    """Where requests go in a mode: the router, or the workers themselves."""
+    """The addresses that requests go to in a mode: the router's, or the workers' own."""
     mode = mode_of(run.label)
     if mode == UNROUTED:
         yield [Address.parse(url_of(worker), access) for worker in named]
         return
-    flags = ["--seed", str(run.seed), "--log-level", "warning", *router_flags(plan), *plan.router_args]
+    flags = ["--seed", str(run.seed), "--log-level", "warning", *plan.access_flags, *plan.router_args]
     async with children.router(mode, named, flags) as url:
         yield [Address.parse(url)]
 

@@ -1,7 +1,7 @@
-"""The load generator's HTTP client: one connection per request, and per chunk only a clock reading and a byte count.
+"""The load generator's HTTP client: one connection per request; for each chunk it only reads the clock and counts.
 
-The client shares its machine with the fleet and the router it measures, so its own cost is part of the experiment. It
-looks inside a stream only for the usage, in its last few kilobytes. All times are time.perf_counter() seconds.
+The client runs on the same machine as the fleet and the router that it measures, so it must cost little. It parses only
+the last few kilobytes of a stream, for the usage. All times are time.perf_counter() seconds.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ WORKER_HEADER, PREFILL_HEADER = b"x-router-worker", b"x-router-prefill-worker"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where requests go, with an optional path in front of /v1, and how."""
+    """The address of a server, with an optional path before /v1, and how to connect."""
 
     host: str
     port: int
     path: str = ""
     tls: ssl.SSLContext | None = None
-    """None: without."""
+    """None for plain HTTP."""
     key: str | None = None
 
     @classmethod
     def parse(cls, url: str, access: WorkerAccess = WorkerAccess()) -> Address:  # noqa: B008 -- immutable
-        """`url` as the router writes it, or reads it from `--worker`."""
+        """Parses a URL as the router writes it, or accepts it for `--worker`."""
         parts = split_url(url)
         secure = parts.scheme == "https"
         tls = (access.context or ssl.create_default_context()) if secure else None
@@ -42,16 +42,16 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """As the router writes it."""
+        """The URL, as the router writes it."""
         return f"{'https' if self.tls else 'http'}://{self._named}{self.path}"
 
     @property
     def _named(self) -> str:
-        """Host and port, as URLs and the header Host have them."""
+        """Host and port as in a URL or a Host header."""
         return f"{url_host(self.host)}:{self.port}"
 
     def request(self, body: bytes) -> bytes:
-        """POST /v1/completions as it goes over the wire. The connection is not used again."""
+        """The bytes of a POST /v1/completions, after which the connection is not used again."""
         shown = f"Authorization: Bearer {self.key}\r\n" if self.key else ""
         head = (
             f"POST {self.path}/v1/completions HTTP/1.1\r\nHost: {self._named}\r\n{shown}"
@@ -61,7 +61,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct):
-    """How one request went. `error` is empty when it went well; tokens are what the engine's usage says."""
+    """The outcome of a request. `error` is empty on success; token counts are those of the engine's usage."""
 
     sent: float
     first: float = 0.0
@@ -71,7 +71,7 @@ class Outcome(msgspec.Struct):
     size: int = 0
     worker: str = ""
     prefill_worker: str = ""
-    """Who computed the prompt, if another."""
+    """The worker that computed the prompt, if it was another."""
     error: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -94,7 +94,7 @@ class _LastChunk(msgspec.Struct):
 
 
 class Exchange(asyncio.Protocol):
-    """One request and its streamed response. `done` ends when the response is complete or the connection is gone."""
+    """A request and its streamed response. `done` is set when the response is complete or the connection is lost."""
 
     def __init__(self, request: bytes, sent: float, done: asyncio.Future[None]) -> None:
         self.outcome = Outcome(sent)
@@ -164,13 +164,13 @@ class Exchange(asyncio.Protocol):
         self.done.set_result(None)
 
     def close(self) -> None:
-        """Gives the connection up, whatever state it is in."""
+        """Aborts the connection in any state."""
         if self._transport is not None:
             self._transport.abort()
 
 
 def read_usage(tail: bytes, outcome: Outcome) -> str:
-    """Fills in the token counts from the end of a stream; returns what is wrong with it, or nothing."""
+    """Reads the token counts at the end of a stream; returns what is wrong with it, or an empty string."""
     for line in reversed(tail.splitlines()):
         if not line.startswith(b"data:") or (b'"usage"' not in line and b'"error"' not in line):
             continue
@@ -189,7 +189,7 @@ def read_usage(tail: bytes, outcome: Outcome) -> str:
 
 
 async def send(address: Address, body: bytes, timeout: float) -> Outcome:
-    """Sends one request and waits for all of its answer, at most `timeout` seconds. Errors are in the outcome."""
+    """Sends a request and waits for the whole answer, at most `timeout` seconds. Errors are reported in the outcome."""
     loop = asyncio.get_running_loop()
     exchange = Exchange(address.request(body), perf_counter(), loop.create_future())
     try:

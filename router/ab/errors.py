@@ -1,5 +1,5 @@
-"""The one way an A/B run refuses to go on."""
+"""The error of A/B runs and simulations."""
 
 
 class RunError(Exception):
-    """A sentence for the person who started the run: what is wrong and what to do. Ends the command with status 2."""
+    """Tells the user what is wrong and what to do. Ends the command with status 2."""

@@ -1,4 +1,4 @@
-"""The numbers that a report shows of a mode, and how (pure)."""
+"""The numbers that a report shows of a mode, and their formats (pure)."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ IN_TIME_LINES: tuple[Line, ...] = (
     _line(IN_TIME, lambda s: s.in_time * 100, "{:.1f}"),
     _line("goodput, requests / s", lambda s: s.goodput, "{:.2f}"),
 )
-"""Shown where there is an objective."""
+"""Figures shown only where there is an objective for TTFT."""
 
 
 def values(summary: Summary) -> dict[str, float]:
-    """Every figure's value, by its title."""
+    """The values of all figures, by title."""
     return {line.figure.title: line.value(summary) for line in (*LINES, *IN_TIME_LINES)}
 
 
 def ratios(summary: Summary, baseline: Summary) -> dict[str, float | None]:
-    """Every compared figure over the baseline's."""
+    """The ratios of all compared figures to the baseline's."""
     here, there = values(summary), values(baseline)
     compared = (line.figure.title for line in (*LINES, *IN_TIME_LINES) if line.figure.compared)
     return {title: _ratio(title, here, there) for title in compared}

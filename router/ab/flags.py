@@ -1,16 +1,25 @@
-"""What numbers on a command line must be, for argparse."""
+"""What the command lines of A/B runs and simulations share: the argparse parser, and checks of numbers."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
+
+from router.ab.errors import RunError
 
 _T = TypeVar("_T")
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that raises RunError for errors, instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise RunError(f"{message}; --help lists every flag")
+
+
 def taking(what: str, read: Callable[[str], _T]) -> Callable[[str], _T]:
-    """`read`, and where it raises ValueError a sentence: argparse would show the function's name."""
+    """Wraps `read` so that argparse says what the flag takes: for a ValueError it would only name the function."""
 
     def checked(text: str) -> _T:
         try:

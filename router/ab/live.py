@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import join
-from typing import NoReturn
 
 from rich.console import Console
 
 from publishers.credentials import client_context, read_key
 from publishers.urls import split_url
 from router.ab.errors import RunError
+from router.ab.flags import Parser
 from router.ab.report import check_writable, table
 from router.ab.scrape import ArmCounts, Times, fetch, metrics_of, read_arms
 from router.page.html import page
@@ -43,17 +43,12 @@ INTERVALS = (
     "so the truth is less certain than that."
 )
 _POINTS = 200
-"""Of the curve of a distribution."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RunError(f"{message}; --help lists every flag")
+"""Points of the curve of a distribution."""
 
 
 def make_parser() -> argparse.ArgumentParser:
     about = "Sets the arms of a live A/B test side by side, as running routers (--ab) count them since their start."
-    parser = _Parser(prog="kv-router ab report", description=about, allow_abbrev=False)
+    parser = Parser(prog="kv-router ab report", description=about, allow_abbrev=False)
     parser.add_argument("url", nargs="+", type=_router, metavar="URL", help="a router; the counts of several add up")
     parser.add_argument("--baseline", metavar="ARM", help="what ratios compare with (default: the first but kv)")
     parser.add_argument("--key-file", metavar="FILE", help="an admin's API key for them, where they ask for one")
@@ -75,7 +70,7 @@ def _router(text: str) -> str:
 
 
 def _check_distinct(urls: Sequence[str]) -> None:
-    """Counts are added up: those of a router that is named twice would pass for twice as many requests."""
+    """Refuses a router named twice: its requests would be counted twice."""
     pages = [metrics_of(url) for url in urls]
     for place, url in enumerate(urls):
         if pages[place] in pages[:place]:
@@ -91,7 +86,7 @@ def _access(given: argparse.Namespace) -> tuple[str | None, ssl.SSLContext | Non
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 2 for what cannot be reported."""
+    """Returns the exit status: 2 for what cannot be reported."""
     try:
         given = make_parser().parse_args(argv)
         _check_distinct(given.url)

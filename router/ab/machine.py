@@ -1,4 +1,4 @@
-"""How busy the machine is, all of it: a run that shares its cores with something else measures that too."""
+"""Measures how busy the whole machine is: other load on its cores distorts a run."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _COUNTED = 8
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a mode cost: seconds of wall time and of CPU, and the stream chunks that the generator received."""
+    """What a mode cost: seconds of wall and CPU time, and the number of stream chunks received."""
 
     wall: float
     generator_cpu: float
     children_cpu: float
-    """Router and simulated fleet; 0 where there was neither."""
+    """CPU seconds of router and simulated fleet; 0 where there was neither."""
     machine_cpu: float | None
-    """Of every process on this machine, and what its host took away; None where the system does not tell."""
+    """CPU seconds of all processes on this machine, with time stolen by its host; None where not known."""
     cores: int
     chunks: int
 
     @property
     def own_busy(self) -> float:
-        """The share of the machine that this run used, 0–1."""
+        """The share of the machine's cores that this run used, 0–1."""
         return self._share(self.generator_cpu + self.children_cpu)
 
     @property
     def busy(self) -> float:
-        """The share of the machine in use by anything, 0–1; this run's own where more is not known."""
+        """The share of the machine's cores in use by any process, 0–1; this run's own share where that is unknown."""
         return self.own_busy if self.machine_cpu is None else self._share(self.machine_cpu)
 
     def _share(self, seconds: float) -> float:
@@ -42,14 +42,14 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """Runs from its making; `read` says what was used since."""
+    """Measures from its creation; `read` returns what has been used since."""
 
     def __init__(self) -> None:
         self._wall, self._own, self._children = perf_counter(), process_time(), _children_cpu()
         self._machine = _machine_cpu()
 
     def read(self, chunks: int) -> Cost:
-        """Children count once they have ended."""
+        """The cost so far. Child processes are counted once they have ended."""
         now = _machine_cpu()
         return Cost(
             wall=perf_counter() - self._wall,

@@ -1,23 +1,23 @@
-"""What a run is told on its command line."""
+"""The settings of a run, read from its command line."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NoReturn, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import msgspec
 
 from router.ab.arrivals import Arrivals, rearrive
 from router.ab.errors import RunError
-from router.ab.flags import count, number, positive
-from router.ab.trace import SHAPES, Row, read, stretch, synthesize, without_reuse
+from router.ab.flags import Parser, count, number, positive
+from router.ab.trace import SHAPES, Row, load, stretch, without_reuse
+from router.security.worker_access import WorkerAccess, read_access
 from router.settings import RouterMode
 from router.worker_spec import parse_worker
 
 UNROUTED = "none"
-"""No router: the client goes round the workers itself."""
+"""The mode without a router, in which the client takes the workers in turn itself."""
 MODES = (*(mode for mode in get_args(RouterMode) if mode != "direct"), UNROUTED)
 """`direct` needs a worker named in every request, so a trace cannot be replayed in it."""
 
@@ -37,7 +37,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     trace: str
     modes: tuple[str, ...]
     workers: tuple[str, ...] = ()
-    """As given to the router; empty for a simulated fleet."""
+    """Workers, as in the router's `--worker`; empty for a simulated fleet."""
     worker_api_key_file: str | None = None
     worker_ca: str | None = None
     worker_cert: str | None = None
@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     speedup: float = SIM_SPEEDUP
     rates: tuple[float, ...] = (1.0,)
-    """Times the trace's own."""
+    """Request rates, as multiples of the trace's."""
     duration: float | None = None
     limit: int | None = None
     max_output: int | None = None
@@ -69,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def single(self) -> bool:
-        """One rate and one seed."""
+        """Whether there is only one rate and one seed."""
         return len(self.rates) == len(self.seeds) == 1
 
     @property
@@ -82,24 +82,31 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """The first."""
         return self.seeds[0]
 
+    def access(self) -> WorkerAccess:
+        """The credentials for requests to engines. Raises RunError for a file that cannot be used."""
+        try:
+            return read_access(self)
+        except ValueError as error:
+            raise RunError(str(error)) from None
+
+    @property
+    def access_flags(self) -> list[str]:
+        """The same credentials, as flags for the router."""
+        given = [("--" + name.replace("_", "-"), getattr(self, name)) for name in _ACCESS_FILES]
+        return [part for flag, path in given if path is not None for part in (flag, path)]
+
     def rows(self, seed: int) -> list[Row]:
         """The requests to send. Raises RunError when the trace cannot be used or nothing of it is left."""
-        name, _, kind = self.trace.partition(":")
-        whole = synthesize(kind or "conversation", seed) if name == "synthetic" else read(Path(self.trace))
-        kept = stretch(whole, self.duration, self.limit, self.max_output)
+        kept = stretch(load(self.trace, seed), self.duration, self.limit, self.max_output)
         if not kept:
             raise RunError(f"no request of {self.trace} is left; give a longer --duration or a larger --limit")
         kept = rearrive(kept, self.arrivals, seed)
         return without_reuse(kept) if self.no_reuse else kept
 
 
+_ACCESS_FILES = ("worker_api_key_file", "worker_ca", "worker_cert", "worker_key")
 _SIMULATED = ("sim_workers", "cache_tokens", "block_size", "sim_arg")
-"""Flags of the simulated fleet alone."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RunError(f"{message}; --help lists every flag")
+"""Flags that only a simulated fleet takes."""
 
 
 def read_plan(argv: Sequence[str]) -> Plan:
@@ -130,7 +137,7 @@ def read_plan(argv: Sequence[str]) -> Plan:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="kv-router ab", description=_DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="kv-router ab", description=_DESCRIPTION, allow_abbrev=False)
     add = parser.add_argument
     kinds = ", ".join(f"synthetic:{kind}" for kind in SHAPES)
     traces = f"JSON lines in Mooncake's format, or one of {kinds} (default: the first of these)"
@@ -172,7 +179,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _labelled(names: Sequence[str]) -> tuple[str, ...]:
-    """Modes as they are called in the report: one that comes again is numbered, for A/A runs."""
+    """The names of modes in the report: repeated ones, as in an A/A run, are numbered."""
     labels: list[str] = []
     for name in (name.strip() for name in names):
         if name not in MODES:
@@ -183,7 +190,7 @@ def _labelled(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def mode_of(label: str) -> str:
-    """The router's name for a mode of the report."""
+    """The mode of a name in the report, as the router calls it."""
     return label.partition("#")[0]
 
 
@@ -196,7 +203,7 @@ def _worker(text: str) -> str:
 
 
 def _list(read: Callable[[str], _Value]) -> Callable[[str], tuple[_Value, ...]]:
-    """Comma-separated; nothing twice."""
+    """Splits a comma-separated list, and refuses duplicates."""
 
     def read_all(text: str) -> tuple[_Value, ...]:
         values = tuple(read(part) for part in text.split(","))

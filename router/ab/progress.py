@@ -1,4 +1,4 @@
-"""How far a mode has come: a bar at a terminal, plain lines anywhere else."""
+"""Shows the progress of a mode: a bar at a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from router.ab.client import Outcome
 
 @contextmanager
 def progress(console: Console, mode: str, total: int) -> Iterator[Callable[[Outcome], None]]:
-    """Yields what to call for every request that ended."""
+    """Yields a function to call after each request."""
     if not console.is_terminal:
         yield _lines(console, mode, total)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Twice a second: the bar shares its cores with what is measured.
+    # Only twice a second, since drawing the bar takes CPU time from what is measured.
     with Progress(*columns, console=console, refresh_per_second=2) as bar:
         task, errors = bar.add_task(mode, total=total), 0
 
@@ -31,7 +31,7 @@ def progress(console: Console, mode: str, total: int) -> Iterator[Callable[[Outc
 
 
 def _lines(console: Console, mode: str, total: int) -> Callable[[Outcome], None]:
-    """A line whenever another tenth is done."""
+    """Prints a line at every tenth of the requests."""
     done = errors = 0
 
     def advance(outcome: Outcome) -> None:

@@ -1,7 +1,7 @@
-"""Request bodies from trace rows (pure): a hash id's content is a function of the id, as JSON text ready to join.
+"""Makes request bodies from trace rows (pure): the content for a hash id is a function of the id.
 
-A body of 14,000 token ids is 80 kB of JSON; writing it number by number would cost more than the rest of the client.
-So a block's text is joined from ready-made phrases of eight ids, and kept, because conversations repeat their blocks.
+A body of 14,000 token ids is 80 kB of JSON. Formatting each number would cost more than the rest of the client, so the
+JSON text of a block is joined from ready-made phrases of eight ids, and cached, since conversations repeat blocks.
 """
 
 from __future__ import annotations

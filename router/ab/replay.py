@@ -1,4 +1,4 @@
-"""Replays rows open loop: every request leaves at its own time, whatever became of those before it."""
+"""Replays a trace open loop: each request is sent at its own time, whether or not earlier ones have been answered."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from router.ab.statistics import Record, record
 from router.ab.trace import Row
 
 _AHEAD = 64
-"""Bodies written before they are due (5 MB): traces arrive in bursts, and writing one takes about a millisecond."""
+"""Bodies prepared in advance (5 MB), since traces have bursts and preparing one takes about a millisecond."""
 _SPARE = 0.005
-"""Seconds before a departure in which no further body is begun."""
+"""Seconds before a request is due in which no further body is prepared."""
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How trace time becomes wall time: `rate` times the trace's request rate, on a fleet `speedup` times real time."""
+    """Maps trace time to wall time, for `rate` times the trace's rate on a fleet `speedup` times real time."""
 
     rate: float = 1.0
     speedup: float = 1.0
@@ -34,7 +34,7 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Prompts(msgspec.Struct, frozen=True):
-    """What every request has in common."""
+    """What all requests have in common."""
 
     model: str
     seed: int = 0
@@ -49,7 +49,7 @@ async def replay(
     prompts: Prompts,
     on_done: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Record]:
-    """Sends every row to the targets in turn and waits for all answers. One record per row, in the rows' order."""
+    """Sends the rows to the targets in turn and waits for all answers. Returns a record for each row, in order."""
     dues: list[float] = []
     sending: list[asyncio.Task[Outcome]] = []
     ready, bodies = deque[bytes](), _bodies(rows, prompts)
@@ -74,7 +74,7 @@ def _bodies(rows: Sequence[Row], prompts: Prompts) -> Iterator[bytes]:
 
 
 async def _write_ahead(ready: deque[bytes], bodies: Iterator[bytes], until: float) -> None:
-    """Writes bodies while there is time, letting the loop read the sockets between any two."""
+    """Prepares bodies while there is time; between any two the event loop reads the sockets."""
     while len(ready) < _AHEAD and perf_counter() < until:
         body = next(bodies, None)
         if body is None:

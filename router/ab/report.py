@@ -1,4 +1,4 @@
-"""What a run found: a table for people and JSON for machines (pure but for the terminal it is given)."""
+"""The report of a run, as a table and as JSON (pure but for the terminal it is given)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from router.ab.machine import Cost
 from router.ab.plan import Plan
 from router.ab.statistics import Record, Summary, balance
 from router.page.intervals import Interval
-from router.page.results import Comparison, Figure, Result
+from router.page.results import BUSY, Comparison, Figure, Result
 
 _BUSY = 0.85
-"""Share of the machine's cores above which processes wait for each other more than for the simulated engines."""
+"""The share of cores in use above which waiting for the CPU distorts the latencies of simulated engines."""
 _LATE = 0.1
-"""Share of the mean TTFT by which the generator may be late before arrivals are no longer the trace's."""
+"""The lateness of the load generator, as a share of the mean TTFT, above which arrivals differ from the trace's."""
 _STARVED = 0.05
-"""Seconds of wall time by which a generator that gets the CPU it needs is never late."""
+"""Seconds of wall time; a load generator with enough CPU is never as late as that."""
 
 
 class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,12 +38,12 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
     warnings: tuple[str, ...]
     ratios: dict[str, float | None]
-    """Each metric divided by the baseline's of the same rate and seed; None where that is not a number."""
+    """The ratio of each metric to the baseline's of the same rate and seed; None where that is not a number."""
     requests: tuple[Record, ...]
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A whole run. Times are simulated seconds: wall time × speedup; those of real engines are real."""
+    """A whole run. Times are simulated seconds (wall time × speedup), or real seconds for real engines."""
 
     command: tuple[str, ...]
     started: str
@@ -54,19 +54,19 @@ class Report(msgspec.Struct, frozen=True):
     modes: tuple[ModeReport, ...]
 
     def encode(self) -> bytes:
-        """As JSON; a number that is not there is null."""
+        """The report as JSON, with null for missing numbers."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
     @property
     def real(self) -> bool:
-        """Its seconds. A fleet that was given may be a simulated one, too, with a speed-up."""
+        """Whether its seconds are real: workers that were given may still be simulated ones with a speed-up."""
         return bool(self.settings.get("workers")) and self.settings["speedup"] == 1
 
 
 def warnings(
     records: Sequence[Record], summary: Summary, cost: Cost, refused: Sequence[str], plan: Plan
 ) -> tuple[str, ...]:
-    """What makes a mode's numbers less than they seem, a sentence each."""
+    """Reasons to distrust a mode's numbers, a sentence each."""
     found = []
     if refused:
         found.append(
@@ -76,7 +76,7 @@ def warnings(
     if summary.errors:
         first = next(one for one in records if one.error)
         found.append(f"{summary.errors} of {summary.requests} requests failed; the first: {first.error}")
-    # Not by TTFT alone: a starved machine lengthens TTFT as well, and would excuse its own lateness.
+    # Not relative to TTFT alone: on a machine short of CPU TTFT is long too, which would hide the lateness.
     if summary.lag_p99 > min(_LATE * summary.ttft.mean, _STARVED * plan.speedup):
         found.append(
             f"the generator was late by {summary.lag_p99:.3f} s (p99), which may distort; {_remedy(cost, plan)}"
@@ -95,19 +95,19 @@ def warnings(
 
 
 def _remedy(cost: Cost, plan: Plan) -> str:
-    """Others on the machine are the first thing to change where they took more than this run."""
+    """What to do about a busy machine: other load comes first where it exceeds that of this run."""
     if cost.busy > 2 * cost.own_busy:
         return "run it on an idle machine"
     return "lower --speedup" if plan.speedup > 1 else "lower --rates"
 
 
 def run_name(mode: str, rate: float, seed: int, single: bool) -> str:
-    """`single`: there is one rate and one seed, which need not be told."""
+    """The name of a run; with a `single` rate and seed that of its mode is enough."""
     return mode if single else f"{mode} at rate {rate:g}, seed {seed}"
 
 
 def comparison(report: Report) -> Comparison:
-    """What is shown, at a terminal and on a page."""
+    """The contents of the report, for the terminal and for the page."""
     lines = (*LINES, *(IN_TIME_LINES if report.settings.get("ttft_slo") is not None else ()))
     return Comparison(
         title=f"Routing compared: {', '.join(dict.fromkeys(mode.mode for mode in report.modes))}",
@@ -155,8 +155,8 @@ def _told(value: object) -> str:
 
 
 def table(compared: Comparison, rate: float, *, real: bool, gaps: bool = False) -> Table:
-    """One column per mode; behind a number, in brackets, its ratio to the baseline. `real`: its seconds; `gaps`: with
-    figures that no mode has."""
+    """A table with a column for each mode; a number is followed by its ratio to the baseline, in brackets. `real` says
+    whether its seconds are real; with `gaps` it has rows also for figures that no mode has."""
     grid = Table(title=f"rate {rate:g}" if len(compared.rates) > 1 else None, title_justify="left")
     grid.add_column("seconds are real" if real else "simulated seconds")
     for policy in compared.policies:
@@ -165,16 +165,8 @@ def table(compared: Comparison, rate: float, *, real: bool, gaps: bool = False) 
         if gaps or compared.has(figure.title):
             grid.add_row(figure.title, *(_cell(compared, figure, policy, rate) for policy in compared.policies))
     if any(result.busy for result in compared.results):
-        grid.add_row(
-            "machine busy, of it this run %", *(_busy(compared.of(policy, rate)) for policy in compared.policies)
-        )
+        grid.add_row(BUSY, *(compared.busy(policy, rate) for policy in compared.policies))
     return grid
-
-
-def _busy(results: Sequence[Result]) -> str:
-    """Of the busiest run."""
-    shares = [result.busy for result in results if result.busy]
-    return "{:.0f}, {:.0f}".format(*(share * 100 for share in max(shares))) if shares else "–"
 
 
 def _heading(report: Report) -> str:
@@ -187,7 +179,7 @@ def _heading(report: Report) -> str:
 
 
 def _series(report: Report) -> str:
-    """What the heading's numbers are the first of."""
+    """Says, where there are several rates or seeds, that the numbers of the heading are those of the first."""
     rates, seeds = ({getattr(mode, name): None for mode in report.modes} for name in ("rate", "seed"))
     if len(rates) == len(seeds) == 1:
         return ""
@@ -237,7 +229,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def check_writable(flag: str, path: str | None) -> None:
-    """Before the run, not after it."""
+    """Checks that a file can be written, before the run rather than after it."""
     if path is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""What the routers of a live A/B test tell of its arms (pure but for `fetch`)."""
+"""Reads the metrics of a live A/B test's arms from its routers (pure but for `fetch`)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PREFIX = "router_ab_"
 
 
 class Times:
-    """A histogram; several routers' and processes' add up."""
+    """A histogram of seconds, summed over routers and processes."""
 
     def __init__(self) -> None:
         self.total = 0.0
         self._up_to: defaultdict[float, float] = defaultdict(float)
-        """Observations at or below each bound."""
+        """The number of observations at or below each bound."""
 
     def add(self, suffix: str, bound: str, value: float) -> None:
         if suffix == "sum":
@@ -39,12 +39,12 @@ class Times:
 
     @property
     def mean(self) -> float:
-        """Exact: the sum is kept as it is."""
+        """The mean, which is exact, since a histogram has the sum."""
         return self.total / self.count if self.count else math.nan
 
     @property
     def mean_error(self) -> float:
-        """The mean's standard error, taking what is in a bucket to be spread evenly over it."""
+        """The standard error of the mean, with observations taken to be spread evenly within their bucket."""
         if self.count < 2:
             return math.nan
         squares = sum(
@@ -55,7 +55,7 @@ class Times:
         return math.sqrt(variance / (self.count - 1))
 
     def quantile(self, share: float) -> float:
-        """Interpolated within its bucket."""
+        """A quantile, interpolated within its bucket."""
         if not self.count:
             return math.nan
         wanted, passed = share * self.count, 0.0
@@ -66,15 +66,16 @@ class Times:
         return math.nan
 
     def quantile_error(self, share: float) -> float:
-        """A quantile's standard error, whatever the distribution: half the way between those that lie a standard error
-        of its rank below and above."""
+        """The standard error of a quantile, for any distribution: half the distance between the quantiles whose ranks
+        are one standard error lower and higher."""
         if self.count < 2:
             return math.nan
         rank = math.sqrt(share * (1 - share) / self.count)
         return (self.quantile(min(1.0, share + rank)) - self.quantile(max(0.0, share - rank))) / 2
 
     def _buckets(self) -> list[tuple[float, float, float]]:
-        """(low, high, count); the last has no end, so that it is as wide as the sum leaves room for."""
+        """(low, high, count) of each bucket. The last is open, so its width is estimated from what the others
+        leave of the sum."""
         bounds = [0.0, *sorted(self._up_to)]
         counts = [after - before for before, after in pairwise((0.0, *(self._up_to[bound] for bound in bounds[1:])))]
         *closed, last = zip(bounds[:-1], bounds[1:], counts, strict=True)
@@ -84,12 +85,12 @@ class Times:
 
 
 class ArmCounts:
-    """One arm's share of a test."""
+    """The metrics of one arm."""
 
     def __init__(self) -> None:
         self.ends: defaultdict[str, float] = defaultdict(float)
         self.tokens: defaultdict[str, float] = defaultdict(float)
-        """By the rest of the metric's name."""
+        """Token counts, by the end of the metric's name."""
         self.first_byte = Times()
         self.duration = Times()
 
@@ -99,7 +100,7 @@ class ArmCounts:
 
 
 def read_arms(pages: Iterable[str]) -> dict[str, ArmCounts]:
-    """Of all routers together, in the order in which the first names them. Raises RunError for a page that is none."""
+    """The arms of all routers together, in the order of the first. Raises RunError for a page that is not metrics."""
     arms: defaultdict[str, ArmCounts] = defaultdict(ArmCounts)
     try:
         for page in pages:
@@ -129,15 +130,16 @@ def _count(arm: ArmCounts, name: str, labels: dict[str, str], value: float) -> N
 
 
 async def fetch(urls: Sequence[str], key: str | None, context: ssl.SSLContext | None = None) -> list[str]:
-    """Every router's /metrics, with an API key if it is one. `context`: for `https`; None: the system's authorities.
-    Raises RunError for a router that does not answer, or not to that key, or that splits nothing."""
+    """The /metrics of every router, asked for with the API key if there is one. `context` is for HTTPS; None trusts the
+    system's certificate authorities. Raises RunError for a router that does not answer, refuses the key or has no
+    test."""
     headers, connector = {"authorization": f"Bearer {key}"} if key else {}, aiohttp.TCPConnector(ssl=context or True)
     async with aiohttp.ClientSession(connector=connector, timeout=_ANSWER, headers=headers) as session:
         return list(await asyncio.gather(*(_fetch(session, url) for url in urls)))
 
 
 def metrics_of(url: str) -> str:
-    """Where a router's are, however its URL is written."""
+    """The URL of a router's metrics, however the router's URL is written."""
     return f"{url.rstrip('/').removesuffix('/metrics')}/metrics"
 
 

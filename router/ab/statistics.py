@@ -29,7 +29,7 @@ class Record(msgspec.Struct, frozen=True):
     output_tokens: int
     chunks: int
     prefill_worker: str = ""
-    """Who computed the prompt, if another than `worker`."""
+    """The worker that computed the prompt, if not `worker`."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -52,9 +52,9 @@ class Summary(msgspec.Struct, frozen=True):
     e2e: Spread
     hit_ratio: float
     imbalance_prefill: float
-    """Of prompt tokens that were not cached, over the workers that compute prompts."""
+    """The imbalance of uncached prompt tokens over the workers that compute prompts."""
     imbalance_requests: float
-    """Over the workers that answer."""
+    """The imbalance of requests over the workers that answer."""
     duration: float
     """Simulated seconds from the first arrival to the last answer."""
     output_tokens_per_second: float
@@ -64,11 +64,11 @@ class Summary(msgspec.Struct, frozen=True):
     in_time: float = math.nan
     """The share of requests, failed ones too, whose TTFT kept to the objective; NaN where none is stated."""
     goodput: float = math.nan
-    """Of those, requests a second."""
+    """Requests within the objective per second."""
 
 
 def record(index: int, due: float, outcome: Outcome, start: float, speedup: float) -> Record:
-    """An outcome (perf_counter seconds) in simulated seconds. `due` is when the request should have been sent."""
+    """Converts an outcome from perf_counter to simulated seconds. `due` is when the request should have been sent."""
     fine = not outcome.error
     steps = outcome.output_tokens - 1
     return Record(
@@ -100,7 +100,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def spread(values: Iterable[float | None]) -> Spread:
-    """Of the values that are there."""
+    """The distribution of the values that are not None."""
     ordered = sorted(value for value in values if value is not None)
     mean = math.fsum(ordered) / len(ordered) if ordered else math.nan
     return Spread(mean, *(percentile(ordered, share) for share in (0.5, 0.9, 0.99, 1.0)))
@@ -113,7 +113,7 @@ def imbalance(per_worker: Mapping[str, float], workers: int) -> float:
 
 
 class _Parts(NamedTuple):
-    """Of a fleet of which some only prefill and others only decode, as far as answers tell."""
+    """How many workers prefill, and how many answer, as far as answers show: some may do only one of the two."""
 
     prefilling: int
     answering: int
@@ -127,7 +127,7 @@ def _parts(fine: Sequence[Record], workers: int) -> _Parts:
 
 
 def _computed(fine: Iterable[Record]) -> Counter[str]:
-    """Prompt tokens that were not cached, by who computed them."""
+    """Uncached prompt tokens, by the worker that computed them."""
     tokens: Counter[str] = Counter()
     for one in fine:
         tokens[one.prefill_worker or one.worker] += one.prompt_tokens - one.cached_tokens
@@ -135,11 +135,11 @@ def _computed(fine: Iterable[Record]) -> Counter[str]:
 
 
 WINDOWS = 24
-"""Of a run, at most; fewer where there would not be two requests for each worker."""
+"""The most windows of a run; fewer where a window would have less than two requests for each worker."""
 
 
 def balance(records: Sequence[Record], workers: int) -> list[tuple[float, float]]:
-    """Windows of the run: when each begins, and the imbalance of the uncached prompt tokens that arrived in it."""
+    """The windows of a run: the start of each, and the imbalance of uncached prompt tokens arriving in it."""
     fine = [one for one in records if not one.error]
     windows = max(1, min(WINDOWS, len(fine) // (2 * workers)))
     width = max((one.at for one in fine), default=0.0) / windows or 1.0
@@ -171,9 +171,9 @@ def summarise(records: Sequence[Record], workers: int, ttft_slo: float | None = 
         requests_per_second=len(fine) / duration if duration > 0 else 0.0,
         lag_p99=percentile(sorted(one.lag for one in records), 0.99),
         in_time=in_time / len(records) if records else math.nan,
-        goodput=in_time / duration if duration > 0 else 0.0 * in_time,  # no number without an objective
+        goodput=in_time / duration if duration > 0 else 0.0 * in_time,  # NaN without an objective
     )
 
 
 NOTHING = summarise((), 1)
-"""Of a run that there was not."""
+"""The summary of a run that was not made."""

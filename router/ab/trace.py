@@ -29,9 +29,15 @@ class Row(msgspec.Struct, frozen=True):
     hash_ids: tuple[int, ...]
 
 
+def load(trace: str, seed: int) -> list[Row]:
+    """Loads a trace: a file, `synthetic` or `synthetic:KIND`. Raises RunError as `read` and `synthesize` do."""
+    name, _, kind = trace.partition(":")
+    return synthesize(kind or "conversation", seed) if name == "synthetic" else read(Path(trace))
+
+
 def read(path: Path) -> list[Row]:
-    """The rows of a trace file, in order of arrival, the first at 0: some begin with the hour, or count from 1970.
-    Raises RunError naming the line of the first malformed row."""
+    """The rows of a trace file in order of arrival, with the first moved to time 0, since some traces start with the
+    hour or count from 1970. Raises RunError naming the line of the first malformed row."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -45,7 +51,7 @@ def read(path: Path) -> list[Row]:
 
 
 def check_readable(path: Path) -> None:
-    """Before anything is made of it. Raises RunError."""
+    """Checks that a file can be read, before other work is done. Raises RunError."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -57,7 +63,7 @@ def _unreadable(path: Path, error: OSError) -> RunError:
 
 
 def parse(line: bytes, where: str) -> Row:
-    """One row. Raises RunError, opening with `where`, when it is malformed or contradicts itself."""
+    """Parses a row. Raises RunError, with a message that begins with `where`, if it is malformed or inconsistent."""
     try:
         row = msgspec.json.decode(line, type=Row)
     except msgspec.DecodeError as error:
@@ -82,13 +88,13 @@ def stretch(
 
 
 def without_reuse(rows: Iterable[Row]) -> list[Row]:
-    """The same requests, with nothing in common."""
+    """The same requests, but with no shared prefixes."""
     fresh = count()
     return [msgspec.structs.replace(row, hash_ids=tuple(next(fresh) for _ in row.hash_ids)) for row in rows]
 
 
 def reuse(rows: Iterable[Row]) -> float:
-    """The share of prompt tokens that one cache without bounds would have held."""
+    """The share of prompt tokens that a single unbounded cache would have held."""
     seen: set[int] = set()
     hit = total = 0
     for row in rows:
@@ -101,7 +107,7 @@ def reuse(rows: Iterable[Row]) -> float:
 
 
 def describe(rows: Sequence[Row], rate: float) -> dict[str, float]:
-    """The load as it was first sent: seconds are simulated, tokens are means."""
+    """The load of rows sent at `rate` times their own rate: seconds are simulated, tokens are means."""
     return {
         "requests": len(rows),
         "seconds": (rows[-1].timestamp - rows[0].timestamp) / 1000 / rate,
@@ -112,7 +118,7 @@ def describe(rows: Sequence[Row], rate: float) -> dict[str, float]:
 
 
 class Shape(NamedTuple):
-    """What a kind of traffic looks like. Ranges are uniform; tokens and seconds."""
+    """The shape of a kind of traffic, in tokens and seconds. Ranges are uniform distributions."""
 
     system: int
     opening: tuple[int, int]
@@ -149,13 +155,13 @@ def synthesize(kind: str, seed: int, duration: float = 240.0) -> list[Row]:
 
 
 def _conversation(shape: Shape, rng: random.Random, start: float, system: list[int], fresh: count[int]) -> list[Row]:
-    """Every turn's prompt is all that was said before, answers included, and something new."""
+    """The turns of a conversation: each prompt is the whole conversation so far, with answers, and something new."""
     rows, blocks, at = [], list(system), start
     length = len(system) * BLOCK_TOKENS + rng.randint(*shape.opening)
     for _ in range(rng.randint(*shape.turns)):
         whole = length // BLOCK_TOKENS
         blocks += [next(fresh) for _ in range(whole - len(blocks))]
-        # A partial block's content changes as the conversation grows, so its id is never seen again.
+        # The content of a partial block changes as the conversation grows, so its id does not occur again.
         partial = [next(fresh)] if length % BLOCK_TOKENS else []
         answer = rng.randint(*shape.answer)
         rows.append(Row(round(at * 1000), length, answer, (*blocks, *partial)))

@@ -1,4 +1,4 @@
-"""What a run asks of engines and routers besides completions: are you up, what do you serve, forget your prefixes."""
+"""Requests of a run to engines and routers besides completions: readiness, served model, reset of prefix caches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.security.worker_access import WorkerAccess
 
 _ANSWER = aiohttp.ClientTimeout(total=10)
 _RESETS = ("/reset_prefix_cache", "/flush_cache")
-"""vLLM's (with VLLM_SERVER_DEV_MODE=1) and SGLang's."""
+"""The paths that reset caches in vLLM (with VLLM_SERVER_DEV_MODE=1) and in SGLang."""
 _POLL = 0.05
 
 
@@ -27,7 +27,7 @@ class _Models(msgspec.Struct):
 
 
 async def served_model(urls: Sequence[str], access: WorkerAccess, wanted: str | None = None) -> str:
-    """`wanted`, or else the model that all workers serve. Raises RunError for a worker that is down or differs."""
+    """`wanted`, or the model that all workers serve. Raises RunError for a worker that is down or serves another."""
     async with access.session(lambda: urls) as session:
         names = await asyncio.gather(*(_model(session, url) for url in urls))
     if wanted is not None:
@@ -72,7 +72,7 @@ async def _reset(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def until_ready(url: str) -> None:
-    """Waits until GET /ready answers 200; for ever, so the caller sets the limit."""
+    """Waits, without a time limit, until GET /ready answers 200."""
     async with aiohttp.ClientSession(timeout=_ANSWER) as session:
         while True:
             try:
@@ -80,5 +80,5 @@ async def until_ready(url: str) -> None:
                     if answer.status == 200:
                         return
             except (aiohttp.ClientError, TimeoutError, OSError):
-                pass  # not accepting yet
+                pass  # not listening yet
             await asyncio.sleep(_POLL)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engines.undecodable import UNDECODABLE
+from engines.answers import UNDECODABLE
 from router.settings.logs import LogLevel as Level
 from router.status import WorkerStatus
 from router.worker_spec import StatedRole, WorkerSpec, worker_from_mapping

@@ -10,8 +10,6 @@ import msgspec
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 ABSENT = msgspec.Raw()
 DATA = b"data: "
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What JSON raises that makes no sense; engines send none such."""
 _IDS = re.compile(rb'token_ids":\s*(\[[^\]]*\])')
 _FIELD = b'token_ids":'
 """How a field's name ends, and no text: inside a string quotes are escaped."""

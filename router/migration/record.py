@@ -1,9 +1,9 @@
-"""What a client was sent of a stream, in tokens, so that another worker can go on exactly there.
+"""Records the tokens that a client has been sent of a stream, so that another worker can continue exactly there.
 
-Engines hold text back while it ends in the middle of a character: a token whose event has no text is not the client's
-yet (and behind half a character vLLM would begin with the whole prompt's text). Such events wait here for the text, and
-are forgotten when the stream breaks. Of several tokens in one event any but the first may be held back so; there only
-a tokenizer can tell.
+Engines hold text back while it ends in the middle of a character. So a token whose event has no text has not reached
+the client yet (and if a continuation began inside a character, vLLM would send the whole prompt's text first). Such
+events wait here until text follows, and are dropped when the stream breaks. Where an event has several tokens, the text
+of any but the first may be held back; only a tokenizer can tell which.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from engines.answers import UNDECODABLE
 from router.migration.chunk import (
     ABSENT,
     DATA,
-    UNREADABLE,
     Choice,
     Chunk,
     decode_chunk,
@@ -31,28 +31,28 @@ from router.migration.chunk import (
 from router.migration.rewriting import NAMES, Fields, Rewriting
 
 MOST_HELD = 64
-"""Events that wait for text: a character has at most four bytes, special tokens have none."""
+"""The most events that wait for text. A character has at most four bytes, but special tokens have no text at all."""
 _SERVER_ERROR = 500
 _END = b"data: [DONE]"
 _PARSED = "its engine reads tools or reasoning out of the answer, or says what is not known here"
 
 Ends = Callable[[Sequence[int]], bool]
-"""Whether tokens end with a whole character."""
+"""Whether the text of these tokens ends with a whole character."""
 
 
 class Record:
-    """Of one stream with one choice, over all workers that it comes from."""
+    """The record of one stream with one choice, across all workers that produce it."""
 
     def __init__(self, chat: bool, shows_ids: bool) -> None:
-        """`shows_ids`: the client has asked for the tokens itself."""
+        """`shows_ids`: the client itself asked for token ids, so they stay in what it is sent."""
         self._chat = chat
         self._shows_ids = shows_ids
         self.prompt: array[int] | None = None
-        """As the engine tokenised it; None before it was told."""
+        """The prompt as the engine tokenised it; None until the engine has sent it."""
         self.output: array[int] = array("I")
-        """Tokens whose text was sent."""
+        """The tokens whose text the client was sent."""
         self.failure: str | None = None
-        """What the worker said of its own breakdown; the rest of its stream is not wanted."""
+        """The error with which the worker broke off; the rest of its stream is ignored."""
         self._trouble: str | None = None
         self._names: Fields = {}
         self._rewriting: Rewriting | None = None
@@ -62,7 +62,7 @@ class Record:
         self._finished = self._counted = self._done = False
 
     def feed(self, event: bytes) -> bytes:
-        """What to send for one whole event."""
+        """Takes one whole event; returns what to send to the client."""
         if self.failure is not None:
             return b""
         if self._rewriting:
@@ -70,7 +70,7 @@ class Record:
         if event.startswith(_END):
             self._done = True
             return self._release() + event
-        if not is_data(event):  # a comment, which says nothing of what waits
+        if not is_data(event):  # a comment: events that wait go on waiting
             return event
         return self._shown(event) if self._trouble else self._note(event)
 
@@ -78,17 +78,17 @@ class Record:
     def _rewritten(rewriting: Rewriting, event: bytes) -> bytes:
         try:
             return rewriting.event(event)
-        except UNREADABLE:
+        except UNDECODABLE:
             return event
 
     def lose(self) -> None:
-        """A part of the stream went past it."""
+        """Says that a part of the stream was not recorded, so that it cannot be continued."""
         self._trouble = "an event of it was too long"
 
     def _note(self, event: bytes) -> bytes:
         try:
             chunk = self._read(event[len(DATA) :])
-        except UNREADABLE:
+        except UNDECODABLE:
             return self._give_up(_PARSED, event)
         if _tells_error(chunk):
             return self._fail(chunk, event)
@@ -98,12 +98,12 @@ class Record:
         return self._take(chunk.choices[0], event)
 
     def _read(self, data: bytes) -> Chunk:
-        """And keep what it says of the whole stream."""
+        """Decodes a chunk, and keeps the fields that belong to the whole stream."""
         chunk = decode_chunk(data)
         self._take_prompt(chunk)
         if not self._names and not _tells_error(chunk):
             fields = decode_fields(data)
-            # copied, or they would keep all of the event, which tells the prompt's tokens
+            # copies: a slice would keep the whole event in memory, with the prompt's tokens
             self._names = {name: fields[name].copy() for name in NAMES if name in fields}
         return chunk
 
@@ -145,7 +145,7 @@ class Record:
         return b""
 
     def _release(self) -> bytes:
-        """What waited for text."""
+        """Returns the events that waited for text."""
         if not self._held:
             return b""
         held = b"".join(self._held)
@@ -175,7 +175,7 @@ class Record:
         return self._done
 
     def ending(self, with_usage: bool) -> bytes | None:
-        """What is missing of a stream that has all its tokens; None while tokens are."""
+        """The events still missing after the last token; None if tokens are missing too."""
         if not self._finished:
             return None
         if self._done:
@@ -189,8 +189,8 @@ class Record:
         yield _END + b"\n\n"
 
     def cut(self, ends: Ends | None) -> str | None:
-        """Forget what was not sent. Returns why the stream cannot go on, None if it can: from `output`, or anew where
-        that is empty. `ends` None: no tokenizer is at hand."""
+        """Forgets what was not sent. Returns why the stream cannot be continued, or None if it can: after `output`, or
+        from the start where that is empty. `ends` is None where there is no tokenizer."""
         self._forget()
         self.failure = None
         if not self.output and not self._chat:  # nothing was sent
@@ -203,7 +203,8 @@ class Record:
         return self._trouble
 
     def _cut_loose(self, ends: Ends | None) -> str | None:
-        """The latest tokens came in one event."""
+        """Drops the last tokens whose text was held back, where several came in one event. Returns why that is
+        impossible, if it is."""
         if ends is None:
             return "its latest tokens came together, and there is no tokenizer to tell where their text ends"
         spare = next((spare for spare in range(self._loose + 1) if ends(self.output[: len(self.output) - spare])), None)
@@ -220,7 +221,7 @@ def _tells_error(chunk: Chunk) -> bool:
 def _error(chunk: Chunk, event: bytes) -> Any:
     try:
         return decode_error(event[len(DATA) :] if chunk.error is ABSENT else chunk.error)
-    except UNREADABLE:
+    except UNDECODABLE:
         return decode_error(b"{}")
 
 

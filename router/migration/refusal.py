@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from engines.answers import UNDECODABLE
 from engines.disaggregation.legs import Body, answers_wanted, prompts_in, value_of
 from router.inference import Endpoint
-from router.migration.chunk import UNREADABLE
 
 CARRIED = frozenset(
     (
@@ -88,7 +88,7 @@ def _is_text(response_format: Any) -> bool:
 def _only_text(body: Body) -> bool:
     try:
         messages = _messages.decode(body.get("messages", b"[]"))
-    except UNREADABLE:
+    except UNDECODABLE:
         return False
     parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
     return all(isinstance(part, str) or part.type == "text" for part in parts)

@@ -11,6 +11,8 @@ from router.page.intervals import Interval, Known, known_interval, known_ratio, 
 TTFT_MEAN, TTFT_P99 = "TTFT s mean", "TTFT s p99"
 TPOT_MEAN = "TPOT ms mean"
 HITS = "cached prompt tokens %"
+BUSY = "machine busy, of it this run %"
+"""Title of `Comparison.busy`."""
 IN_TIME = "within TTFT SLO %"
 """Titles that charts are drawn of, where results have them."""
 
@@ -78,6 +80,11 @@ class Comparison(NamedTuple):
 
     def has(self, title: str) -> bool:
         return any(not math.isnan(result.values.get(title, math.nan)) for result in self.results)
+
+    def busy(self, policy: str, rate: float) -> str:
+        """Of the busiest run: how much of the machine was in use, and how much of it by the run, in percent."""
+        shares = [result.busy for result in self.of(policy, rate) if result.busy]
+        return "{:.0f}, {:.0f}".format(*(share * 100 for share in max(shares))) if shares else "–"
 
     def mean(self, title: str, policy: str, rate: float) -> Interval:
         known = [_known(result, title) for result in self.of(policy, rate)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from router.page.intervals import Interval
-from router.page.results import Comparison, Figure
+from router.page.results import BUSY, Comparison, Figure
 from router.page.svg import COLOURS
 
 
@@ -25,9 +25,7 @@ def _part(comparison: Comparison, rate: float) -> str:
         for figure in shown
     ]
     if any(result.busy for result in comparison.results):
-        rows.append(
-            _row("machine busy, of it this run %", [_busy(comparison, policy, rate) for policy in comparison.policies])
-        )
+        rows.append(_row(BUSY, [comparison.busy(policy, rate) for policy in comparison.policies]))
     span = len(comparison.policies) + 1
     title = f'<tr><th class="rate" colspan="{span}" scope="rowgroup">rate {rate:g}</th></tr>'
     return f"<tbody>{title if len(comparison.rates) > 1 else ''}{''.join(rows)}</tbody>"
@@ -63,9 +61,3 @@ def _ratio(ratio: Interval) -> str:
         return text
     sure = not ratio.low <= 1 <= ratio.high
     return (f"<b>{text}</b>" if sure else text) + f" ({ratio.low:.2f}–{ratio.high:.2f})"
-
-
-def _busy(comparison: Comparison, policy: str, rate: float) -> str:
-    """Of the busiest of its runs."""
-    shares = [result.busy for result in comparison.of(policy, rate) if result.busy]
-    return "{:.0f}, {:.0f}".format(*(share * 100 for share in max(shares))) if shares else "–"

@@ -1,7 +1,7 @@
-"""API keys: their file, and whose a key is.
+"""API keys: reads their file, and finds the owner of a key.
 
-A key is 256 random bits, so nobody can try them all, and its plain SHA-256 is as good at rest as any slow or salted
-hash: those protect secrets that people choose, which can be guessed.
+A key is 256 random bits, which nobody can guess, so a plain SHA-256 of it is safe to store. Slow and salted hashes
+protect secrets that people choose, which can be guessed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of the file. Limits None: there is none."""
+    """An entry of the file. A limit of None is no limit."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     """The tenant's."""
@@ -40,10 +40,10 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Keys:
-    """All that are valid."""
+    """All valid keys."""
 
     def __init__(self, entries: Sequence[Key]) -> None:
-        """Raises ValueError for a name or a digest that is there twice."""
+        """Raises ValueError if a name or a digest occurs twice."""
         self._by_digest: dict[str, Key] = {}
         self.by_name = {entry.name: entry for entry in entries}
         if len(self.by_name) < len(entries):
@@ -55,7 +55,8 @@ class Keys:
                 self._by_digest[digest] = entry
 
     def find(self, key: bytes) -> Key | None:
-        """Whose it is. How long the look-up takes tells of digests only, from which no key can be made."""
+        """The entry of a key. The time that a look-up takes reveals something of digests only, which do not give away a
+        key."""
         digest = hashlib.sha256(key).hexdigest()
         entry = self._by_digest.get(digest)
         known = entry is not None and any(hmac.compare_digest(digest, one) for one in entry.digests)
@@ -63,7 +64,8 @@ class Keys:
 
 
 def read_keys(path: str) -> Keys:
-    """Raises ValueError with a sentence that quotes no value of the file: somebody may have put a key there."""
+    """Reads the file. Raises ValueError with a message that quotes no value of it, since one may be a key by
+    mistake."""
     text = read_file("--api-keys", path)
     try:
         return Keys(msgspec.convert(read_yaml(text), list[Key]))
@@ -77,6 +79,6 @@ def read_keys(path: str) -> Keys:
 
 
 def new_key() -> tuple[str, str]:
-    """(a key, its digest)"""
+    """Makes a key. Returns it and its digest."""
     key = PREFIX + secrets.token_urlsafe(32)
     return key, hashlib.sha256(key.encode()).hexdigest()

@@ -60,6 +60,11 @@ def seconds(group: str, description: str) -> msgspec.Meta:
     return about(group, description, "SECONDS", gt=0, takes="a number of seconds above 0")
 
 
+def seconds_or_none(group: str, description: str) -> msgspec.Meta:
+    takes = "a number of seconds above 0, or none"
+    return about(group, description, "SECONDS", takes=takes, read=read_none)
+
+
 class Option(NamedTuple):
     """One field of `Settings` as its sources see it."""
 
@@ -110,7 +115,16 @@ class Option(NamedTuple):
 
     @property
     def default_text(self) -> str:
-        return _as_text(self)
+        """The default as one would write it on the command line."""
+        value = self.default
+        if isinstance(value, bool):
+            return str(value).lower()
+        if value is None or value == ():
+            return "none"
+        if self.metavar == "SIZE" and isinstance(value, int):
+            unit = max((unit for unit, size in _SIZE_UNITS.items() if value % size == 0), key=_SIZE_UNITS.__getitem__)
+            return f"{value // _SIZE_UNITS[unit]}{unit}"
+        return f"{value:g}" if isinstance(value, float) else str(value)
 
     def read(self, value: object, place: str, *, text: bool) -> object:
         """`value` checked; `text`: it came as a string and may be converted. Raises SettingsError naming `place`."""
@@ -147,16 +161,3 @@ def _takes(option: Option) -> str:
     low, high = option.meta.ge, option.meta.le
     noun = "a whole number" if option.type is int else "a number"
     return f"{noun} from {low} to {high}" if high is not None else f"{noun} of at least {low}"
-
-
-def _as_text(option: Option) -> str:
-    """A default as one would write it on the command line."""
-    value = option.default
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None or value == ():
-        return "none"
-    if option.metavar == "SIZE" and isinstance(value, int):
-        unit = max((unit for unit, size in _SIZE_UNITS.items() if value % size == 0), key=_SIZE_UNITS.__getitem__)
-        return f"{value // _SIZE_UNITS[unit]}{unit}"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import msgspec
-
 from router.arm_spec import read_arms
-from router.settings.options import Above0, AtLeast0, about, read_header, read_none, read_size, seconds
+from router.settings.options import Above0, AtLeast0, about, read_header, read_none, read_size, seconds, seconds_or_none
 
 RouterMode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
 
@@ -18,11 +16,6 @@ def _check_arms(value: object) -> object:
     if isinstance(value, str) and value != "none":
         read_arms(value)
     return read_none(value)
-
-
-def _objective(description: str) -> msgspec.Meta:
-    takes = "a number of seconds above 0, or none"
-    return about("Routing", description, "SECONDS", takes=takes, read=read_none)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +61,15 @@ class Routing:
     ] = 0.0
     ttft_slo: Annotated[
         Above0 | None,
-        _objective("Predicted time to first token above which a request is refused with 429, in kv mode."),
+        seconds_or_none(
+            "Routing", "Predicted time to first token above which a request is refused with 429, in kv mode."
+        ),
     ] = None
     tbt_slo: Annotated[
         Above0 | None,
-        _objective("Predicted time between two tokens above which a request is refused with 429, in kv mode."),
+        seconds_or_none(
+            "Routing", "Predicted time between two tokens above which a request is refused with 429, in kv mode."
+        ),
     ] = None
     slo_action: Annotated[
         Literal["reject", "queue"],

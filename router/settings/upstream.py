@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import msgspec
-
-from router.settings.options import Above0, about, read_none, seconds
-
-
-def _limit(description: str) -> msgspec.Meta:
-    takes = "a number of seconds above 0, or none"
-    return about("Upstream", description, "SECONDS", takes=takes, read=read_none)
+from router.settings.options import Above0, about, seconds, seconds_or_none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,19 +16,23 @@ class Upstream:
         seconds("Upstream", "How long the prefill or the decode part of a split request may take to begin answering."),
     ] = 300.0
     first_byte_timeout: Annotated[
-        Above0 | None, _limit("How long a streamed answer may take to begin; another worker is then asked.")
+        Above0 | None,
+        seconds_or_none("Upstream", "How long a streamed answer may take to begin; another worker is then asked."),
     ] = 600.0
     idle_timeout: Annotated[
-        Above0 | None, _limit("How long an answer that has begun may stand still before it counts as broken.")
+        Above0 | None,
+        seconds_or_none("Upstream", "How long an answer that has begun may stand still before it counts as broken."),
     ] = 300.0
     request_timeout: Annotated[
-        Above0 | None, _limit("How long a request may take in all, with its time in the router's queue.")
+        Above0 | None,
+        seconds_or_none("Upstream", "How long a request may take in all, with its time in the router's queue."),
     ] = 3600.0
     stall_timeout: Annotated[
         Above0 | None,
-        _limit(
+        seconds_or_none(
+            "Upstream",
             "How long all streams of a worker, and its prefills for decode workers, may stand still before it counts "
-            "as sick, whatever its health check says."
+            "as sick, whatever its health check says.",
         ),
     ] = 60.0
     retry_budget: Annotated[

@@ -1,10 +1,10 @@
-"""One request in the virtual router: what it waits for, where it is, and what became of it."""
+"""A request in the simulated router, from its arrival to its end."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from engines.sim.scheduler import Request
+from engines.sim.request import Request
 from indexer.matches import Matches, MostOfMatches
 from indexer.types import WorkerRank
 from router.ab.trace import Row
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from router.simulation.fleet import VirtualFleet
 
 BOOK_EVERY: Final = 16
-"""Tokens of a stream that are booked together."""
+"""Tokens of a stream that are added to the worker's load at a time."""
 RETRIES: Final = 1
-"""As `exchange.RETRIES`, which would bring the server along."""
+"""The same as `exchange.RETRIES`, which is not imported because it would import the HTTP server."""
 
 Fate = Literal["answered", "refused", "failed"]
 
 
 class Sample(NamedTuple):
-    """What became of one request; seconds. `first` None: there was no first token."""
+    """What became of a request; times in seconds. `first` is None where there was no first token."""
 
     number: int
-    """Of the row."""
+    """The index of its row in the trace."""
     arrived: float
     first: float | None
     last: float
     prompt_tokens: int
     cached_tokens: int
-    """That its worker had."""
+    """Prompt tokens in its worker's own cache."""
     output_tokens: int
     worker: int
-    """The last that it was sent to, to prefill if it was parted; −1: none."""
+    """The worker that it was last sent to (to prefill, if it was split), or −1."""
     fate: Fate = "answered"
     stored_tokens: int = 0
-    """Of the prompt, loaded from the store."""
+    """Prompt tokens loaded from the store."""
 
     @property
     def ttft(self) -> float | None:
@@ -56,7 +56,7 @@ class Sample(NamedTuple):
 
 
 class Arrival:
-    """Implements `queue.Waiting`, and then `rank.Sink`."""
+    """A request. It is a `queue.Waiting` until it is sent, and a `rank.Sink` afterwards."""
 
     def __init__(self, fleet: VirtualFleet, index: int, row: Row) -> None:
         self._fleet = fleet
@@ -79,9 +79,9 @@ class Arrival:
         self._parts: Parts | None = None
         self._ranks: list[WorkerRank] = []
         self._loaded = 0
-        """Tokens, from the store."""
+        """Tokens loaded from the store."""
         self._looked_up: tuple[int | None, int] = None, 0
-        """In the store: its changes until then, and how many tokens."""
+        """The last look-up in the store: `SharedStore.changes` at that time, and the tokens found."""
         self._block_hashes: list[int] = self._hashes.tolist()
 
     # -- queue.Waiting
@@ -97,7 +97,7 @@ class Arrival:
 
     @property
     def stored_tokens(self) -> int:
-        """Looked up anew whenever it is asked for."""
+        """Prompt tokens that the store has now; looked up again only if the store may have changed."""
         shared = self._fleet.shared
         if not shared or not self._fleet.settings.store_credit:
             return 0
@@ -119,15 +119,15 @@ class Arrival:
         fleet.deliver(decision.rank, self._request, self, self)
 
     def request(self) -> Request:
-        """Anew, as the client asks it."""
+        """A new request to an engine, as the client made it."""
         return make_request(self._index, self._row, self._block_hashes, remote=self._fleet.shared is not None)
 
     def prefilling(self, request: Request) -> None:
-        """One worker computes the prompt; it is that one's cache which counts."""
+        """Says that `request` computes the prompt: the cached tokens reported are those of its worker."""
         self._request = request
 
     def decoding(self, rank: WorkerRank, booking: Booking) -> None:
-        """Another answers."""
+        """Says that the worker `rank` decodes."""
         self._booking = booking
         self._predict(rank)
 
@@ -162,9 +162,9 @@ class Arrival:
             self._end("answered")
 
     def lose(self, rank: WorkerRank) -> None:
-        """That worker is gone. Others are tried as long as there was no first token, and once at most."""
+        """Handles the loss of a worker: the request is sent to another, once, if it had no first token yet."""
         if self._parts and self._first is not None and not self._parts.decodes_at(rank):
-            return  # it has given all that it had
+            return  # the lost worker only prefilled, and was done with it
         self._drop()
         self._failures += 1
         if self._first is None and self._failures <= RETRIES:

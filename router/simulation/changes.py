@@ -1,4 +1,4 @@
-"""What happens to the fleet during a run, as told on the command line: `T:slow:INDEX=FACTOR` and the like."""
+"""Changes of the fleet during a run, as written on the command line: `T:slow:INDEX=FACTOR` and the like."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["slow", "kill", "join", "drain"]
 
 
 class Change(NamedTuple):
-    """At `at` seconds. `number`: of a worker, or how many join."""
+    """A change at `at` seconds. `number` is that of a worker, or how many join."""
 
     at: float
     kind: Kind
@@ -32,7 +32,7 @@ class Change(NamedTuple):
 
 
 def parse_change(text: str) -> Change:
-    """ValueError for what is no change."""
+    """Parses a change. Raises ValueError."""
     at, kind, what = text.split(":")
     number, equals, factor = what.partition("=")
     if kind not in get_args(Kind) or bool(equals) != (kind == "slow"):
@@ -44,7 +44,7 @@ def parse_change(text: str) -> Change:
 
 
 def parse_slow(text: str) -> tuple[int, float]:
-    """INDEX=FACTOR. ValueError for anything else."""
+    """Parses INDEX=FACTOR. Raises ValueError."""
     index, _, factor = text.partition("=")
     found = int(index), float(factor)
     if found[0] < 0 or not 0 < found[1] < math.inf:
@@ -58,7 +58,7 @@ def plan_changes(fleet: VirtualFleet, changes: Iterable[Change]) -> None:
 
 
 def unknown_worker(workers: int, changes: Iterable[Change]) -> int | None:
-    """A worker that a change names and that does not exist by then."""
+    """A worker that some change names before it exists, if there is one."""
     for change in sorted(changes):
         if change.kind == "join":
             workers += change.number

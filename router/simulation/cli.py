@@ -25,7 +25,7 @@ _CROWDED = f"requests wait for each other at rate {LIGHT:g} already, by which a 
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One run of the report."""
+    """A run, as shown in the report."""
 
     workload: str | None
     policy: str
@@ -35,7 +35,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 2 for what cannot be run, 130 when it was interrupted."""
+    """Returns the exit status: 2 for what cannot be run, 130 when interrupted."""
     try:
         plan = read_plan(argv)
         for path in filter(None, (plan.out, plan.page)):
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def _study(plan: Plan, runs: Runner, console: Console, argv: Sequence[str]) -> dict[str, object]:
-    """What the report holds beside the settings."""
+    """Runs what was asked for; returns the contents of the JSON report besides the settings."""
     if plan.suite:
         return _suite_knees(plan, runs, console) if plan.knee else _suite(plan, runs, console, argv)
     if plan.knee:
@@ -131,7 +131,7 @@ def _suite_knees(plan: Plan, runs: Runner, console: Console) -> dict[str, object
 
 
 def _check_writable(path: str) -> None:
-    """Before the run, not after it."""
+    """Checks that the report can be written, before the run rather than after it."""
     try:
         with Path(path).open("ab"):
             pass

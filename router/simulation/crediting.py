@@ -1,4 +1,4 @@
-"""What it is worth to the router to be told of the store, at several speeds of that store."""
+"""Measures what knowing the content of the shared store gains the router, for stores of several speeds."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from router.simulation.plan import Plan
 from router.simulation.run import Run, Runner
 
 GOAL: Final = 0.75
-"""Of mean TTFT with credit over without, where the store is fast."""
+"""The ratio of mean TTFTs, with credit to without, to be reached at the store speed where it is best."""
 GOAL_WORST: Final = 1.02
-"""However slow it is."""
+"""The ratio that must not be exceeded at any store speed."""
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One policy at one speed; a figure for each seed."""
+    """The results of one policy at one store speed, one for each seed: without and with credit for stored tokens."""
 
     gb_s: float
     policy: str
@@ -30,12 +30,12 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """Of mean TTFTs, told over not."""
+        """The ratio of mean TTFTs, with credit to without."""
         return ratio_interval(_means(self.told), _means(self.without)).mean
 
 
 def run_credit(plan: Plan, runs: Runner) -> Iterator[Line]:
-    """All policies and seeds of the plan at its first rate."""
+    """Runs all policies, seeds and store speeds of the plan at its first rate."""
     asked = [(gb_s, policy) for gb_s in plan.store_sweep for policy in plan.policies]
     found = runs(
         _run(plan, gb_s, policy, seed, credit)
@@ -66,7 +66,7 @@ def credit_table(lines: Sequence[Line]) -> Table:
 
 
 def credit_verdicts(lines: Sequence[Line]) -> list[str]:
-    """Both goals in words."""
+    """The two ratios judged, each with its goal."""
     ratios = [line.ratio for line in lines]
     return [
         f"with/without credit, best speed: {min(ratios):.3f}, goal {GOAL}",

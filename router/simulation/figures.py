@@ -1,4 +1,4 @@
-"""A run in numbers (pure)."""
+"""Summarises a simulated run in numbers (pure)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.simulation.arrival import Sample
 
 
 class Goal(NamedTuple):
-    """What an answer must keep to, to be a good one; seconds."""
+    """The latencies, in seconds, that an answer must keep to for goodput."""
 
     ttft: float = 2.0
     tpot: float = 0.1
@@ -31,17 +31,17 @@ class Figures(msgspec.Struct, frozen=True):
     ttft: Spread
     tpot: Spread
     itl: Spread
-    """Between two tokens of a stream, as its worker makes them."""
+    """Seconds between two tokens of a stream (inter-token latency), at the worker."""
     hit_ratio: float
-    """In the workers' own caches."""
+    """The share of prompt tokens found in the workers' own caches."""
     imbalance: float
-    """Of prompt tokens that were not cached, over the workers that prefill."""
+    """The imbalance of uncached prompt tokens over the workers that prefill."""
     goodput: float
-    """Answers a second that kept the goal, while requests arrived; NaN where all came at once."""
+    """Answers within the goal per second of arrivals; NaN where all requests arrived at once."""
     seconds: float
-    """From the first arrival to the last answer."""
+    """Seconds from the first arrival to the last answer."""
     store_ratio: float | None = None
-    """Of prompt tokens that were loaded from the store; None: there is none."""
+    """The share of prompt tokens loaded from the store; None without a store."""
 
 
 def summarise(
@@ -52,8 +52,8 @@ def summarise(
     goal: Goal,
     store: bool = False,
 ) -> Figures:
-    """`gaps`: seconds between two tokens, to how many tokens came so; `arriving`: seconds for which requests came;
-    `workers`: that prefilled at the beginning; `store`: there was one."""
+    """Summarises a run. `gaps` counts tokens by the seconds since the token before; `workers` is the number of workers
+    that prefilled at the beginning; requests arrived for `arriving` seconds; `store` says whether there was one."""
     fine = [sample for sample in samples if sample.fate == "answered"]
     uncached: Counter[str] = Counter()
     for sample in fine:
@@ -80,7 +80,7 @@ def _keeps(sample: Sample, goal: Goal) -> bool:
 
 
 def counted_spread(counts: Mapping[float, int]) -> Spread:
-    """Of values that came so often each."""
+    """The spread of values, given how often each occurred."""
     total = sum(counts.values())
     if not total:
         return Spread(*[math.nan] * 5)

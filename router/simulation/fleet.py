@@ -1,7 +1,7 @@
-"""Workers and the router in front of them, in virtual time.
+"""Simulated workers with a router in front of them, in virtual time.
 
-The workers are the simulated engine's own model, the router is the real one's scheduling, queue and index. What lies
-between, HTTP and the event plane, takes a fixed time.
+The workers use the scheduler and cache of the simulated engine; the router uses the real scheduling, queue and index.
+Between them, HTTP and the event plane take a fixed time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from engines.description import Role
 from engines.sim.cache import CacheEvent, Cleared, Stored
 from engines.sim.rank import Rank, Sink
-from engines.sim.scheduler import Request
+from engines.sim.request import Request
 from engines.sim.scheduler import Scheduler as Engine
 from engines.sim.store import Eviction
 from engines.sim.timing import StepTiming
@@ -37,37 +37,37 @@ from router.simulation.storing import SharedStore, StoringEngine
 from router.simulation.timeline import Timeline
 
 EVENT_DELAY = 0.003
-"""Seconds from the end of an engine's step to its events' being in the index."""
+"""Seconds from the end of an engine's step until its events are in the index."""
 REPORT_INTERVAL = 1.0
-"""Seconds between two load reports, as the publishers' default."""
+"""Seconds between two load reports: the publishers' default."""
 
 
 class FleetSettings(NamedTuple):
-    """Tokens; `slow`: worker index to the factor that its steps take longer."""
+    """A fleet; sizes in tokens. `slow` maps a worker's number to the factor by which its steps take longer."""
 
     workers: int = 8
-    """In all. The first `prefill` of them and the next `decode` serve requests in two parts, the others either way."""
+    """All workers. The first `prefill` of them only prefill, the next `decode` only decode, and the others do both."""
     prefill: int = 0
     decode: int = 0
     push: bool = False
-    """KV is written to the decode worker while it is computed."""
+    """Whether prefill workers send KV while they compute it, instead of decode workers fetching it afterwards."""
     transfer_gb_s: float = 50.0
-    """For one request's KV, as in `engines.sim.settings`."""
+    """The transfer speed for one request's KV, as in `engines.sim.settings`."""
     transfer_base_s: float = 0.005
     kv_bytes_per_token: int = 131_072
     """As in `engines.sim.timing`."""
     store_tokens: int = 0
-    """That a store shared by all workers holds; 0: there is none."""
+    """The size of a store shared by all workers; 0 for none."""
     store_gb_s: float = 10.0
-    """From the store into one worker."""
+    """The speed of loading from the store into one worker."""
     store_base_s: float = 0.005
-    """For each load."""
+    """The fixed time that each load takes."""
     store_eviction: Eviction = "lru"
     store_ttl_s: float | None = None
     store_replicas: int = 1
-    """Workers in whose memory each block lies; each copy takes its own of `store_tokens`."""
+    """Copies of each block, on different workers; every copy counts towards `store_tokens`."""
     store_credit: bool = True
-    """The router is told what lies in the store."""
+    """Whether the router knows what the store holds."""
     cache_tokens: int = 262_144
     block_size: int = 16
     slow: Mapping[int, float] = {}
@@ -81,12 +81,12 @@ class FleetSettings(NamedTuple):
         return "decode" if number < self.prefill + self.decode else "both"
 
     def transfer_seconds(self, tokens: int) -> float:
-        """Without the base."""
+        """The time to transfer the KV of `tokens`, without `transfer_base_s`."""
         return tokens * self.kv_bytes_per_token / (self.transfer_gb_s * 1e9)
 
 
 class VirtualFleet:
-    """Runs rows through a policy. A fleet serves one run."""
+    """Simulates the requests of a trace under a policy. A fleet serves one run."""
 
     def __init__(
         self,
@@ -103,25 +103,25 @@ class VirtualFleet:
         self.scheduler = Scheduler(policy, LoadBook(), random.Random(seed))  # noqa: S311 -- not for secrets
         self.queue = Queue(self.scheduler, admission, self.timeline.now, self.timeline.call_later)
         self.ranks: list[WorkerRank] = []
-        """All that there ever were, in the order of their coming."""
+        """All workers that ever joined, in that order."""
         self.numbers: dict[WorkerRank, int] = {}
         self.workers: dict[WorkerRank, Rank] = {}
-        """Those that live."""
+        """Workers that have not been killed."""
         self.open: list[WorkerRank] = []
-        """Those that may get requests."""
+        """Workers that may be sent requests."""
         self._sent: dict[WorkerRank, dict[Arrival, None]] = {}
         self.fetching: dict[Request, Parts] = {}
-        """Requests that wait for their prompt's KV from another worker."""
+        """Requests that wait for their prompt's KV from a prefill worker."""
         self.shared = SharedStore(self) if settings.store_tokens else None
         self.gaps: Counter[float] = Counter()
-        """Of workers that are gone: seconds between two tokens, and how many tokens came so."""
+        """The `token_gaps` of workers that were killed."""
         self._rows_left = self._in_flight = 0
         self.join(settings.workers)
 
     # -- the fleet changes
 
     def join(self, count: int) -> None:
-        """So many new workers, with empty caches."""
+        """Adds `count` workers with empty caches."""
         for number in range(len(self.ranks), len(self.ranks) + count):
             rank = WorkerRank(f"worker-{number:04}", 0)
             self.ranks.append(rank)
@@ -131,14 +131,14 @@ class VirtualFleet:
         self._open_changed()
 
     def drain(self, number: int) -> None:
-        """It gets nothing new."""
+        """Sends no further requests to a worker."""
         rank = self.ranks[number]
         if rank in self.open:
             self.open.remove(rank)
             self._open_changed()
 
     def kill(self, number: int) -> None:
-        """It is gone at once; the router learns of it when the connections break."""
+        """Ends a worker at once; the router notices when the connections break."""
         rank = self.ranks[number]
         worker = self.workers.pop(rank, None)
         if worker:
@@ -159,7 +159,7 @@ class VirtualFleet:
         self.queue.wake()
 
     def slow_down(self, number: int, factor: float) -> None:
-        """From its next step on."""
+        """Makes a worker's steps, from the next one on, `factor` times as long."""
         worker = self.workers.get(self.ranks[number])
         if worker:
             worker.scheduler.slowdown = factor
@@ -206,8 +206,8 @@ class VirtualFleet:
         during: Callable[[VirtualFleet], None] | None = None,
         enough: Callable[[Sequence[Sample]], bool] | None = None,
     ) -> list[Sample]:
-        """All of `rows`, to their ends, in the order of those, unless what has ended before is `enough`. `during` may
-        plan what happens meanwhile."""
+        """Runs all of `rows`, or stops earlier once the samples so far are `enough`. Returns samples in the order in
+        which requests ended. `during` may schedule changes of the fleet."""
         self._rows_left = len(rows)
         for index, row in enumerate(rows):
             self.timeline.call_at(row.timestamp / 1000, self._arrive, index, row)
@@ -224,17 +224,17 @@ class VirtualFleet:
         self.queue.submit(Arrival(self, index, row))
 
     def deliver(self, rank: WorkerRank, request: Request, arrival: Arrival, sink: Sink) -> None:
-        """Send it on its way."""
+        """Sends a request to a worker."""
         self._sent.get(rank, {})[arrival] = None
         self.timeline.call_later(HOP, self._reach, rank, request, sink)
 
     def _reach(self, rank: WorkerRank, request: Request, sink: Sink) -> None:
         worker = self.workers.get(rank)
-        if worker:  # else it is lost with the others that were there
+        if worker:  # otherwise it is lost with the worker
             worker.submit(request, sink)
 
     def leave(self, rank: WorkerRank, arrival: Arrival) -> None:
-        """It needs nothing of that worker any more."""
+        """Says that a request needs nothing more of a worker, so that it is not affected by its loss."""
         self._sent.get(rank, {}).pop(arrival, None)
 
     def end(self, sample: Sample) -> None:
@@ -243,7 +243,7 @@ class VirtualFleet:
 
     @property
     def token_gaps(self) -> Counter[float]:
-        """Seconds between two tokens of a stream, to how many tokens came so."""
+        """How many tokens came after each interval since the token before (in seconds), over all streams."""
         return sum((worker.scheduler.gaps for worker in self.workers.values()), self.gaps)
 
     def _publish(self, rank: WorkerRank, events: list[CacheEvent]) -> None:

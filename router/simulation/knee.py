@@ -1,4 +1,4 @@
-"""The knee of a workload: the rate from which on queues grow whatever is done about them."""
+"""Finds the knee of a workload: the request rate above which queues grow under every policy."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Final
 from router.simulation.run import Run, Runner
 
 LIGHT: Final = 0.1
-"""The rate at which a request meets no other's work, times the trace's own."""
+"""A rate, as a multiple of the trace's, at which requests hardly wait for each other."""
 AT_LIGHT: Final = "overlap"
-"""Who stands for the best there: where nothing queues, a prefix is all that counts."""
+"""The policy taken as the best at that rate: without queues only the cached prefix matters."""
 GROWTH: Final = 3.0
-"""Of mean TTFT between that and the knee."""
+"""The knee is where the mean TTFT is this many times that at `LIGHT`."""
 _FINE: Final = 1.23
-"""The search ends when the knee lies between two rates of this ratio; what is said is the middle."""
+"""The search ends when the knee lies between two rates of at most this ratio; the result is their geometric mean."""
 _STRIDE: Final = 1.5
 FURTHEST: Final = 16.0
-"""The search goes no further."""
+"""The highest rate tried."""
 
 MakeRun = Callable[[str, int, float], Run]
 """(policy, seed, rate)"""
 
 
 class Knee:
-    """Looks for it. `say` hears of each rate that was tried."""
+    """A search for the knee. `say` is called with a line of progress for each rate tried."""
 
     def __init__(
         self, run: MakeRun, policies: Sequence[str], seeds: Sequence[int], runs: Runner, say: Callable[[str], None]
@@ -34,18 +34,18 @@ class Knee:
         self._run = run
         self._policies = list(policies)
         self._failed: dict[str, float] = {}
-        """The least rate at which each did not keep to the limit."""
+        """The lowest rate at which each policy exceeded the limit."""
         self._seeds = seeds
         self._runs = runs
         self._say = say
 
     def is_light(self) -> bool:
-        """Whether requests at `LIGHT` hardly wait for each other: else what is found by it is no knee."""
+        """Whether requests at `LIGHT` hardly wait for each other, without which `find` does not find a knee."""
         return self._ttft(AT_LIGHT, LIGHT) <= GROWTH * self._ttft(AT_LIGHT, LIGHT / 10)
 
     def find(self) -> float | None:
-        """The greatest rate at which some policy's mean TTFT is at most `GROWTH` times that at `LIGHT`. None: it is so
-        at every rate up to `FURTHEST`."""
+        """The highest rate at which some policy's mean TTFT is at most `GROWTH` times that at `LIGHT`, or None where
+        that holds up to `FURTHEST`."""
         limit = GROWTH * self._ttft(AT_LIGHT, LIGHT)
         low, high = LIGHT, math.inf
         at = 1.0
@@ -58,13 +58,14 @@ class Knee:
         return None if high == math.inf else round(math.sqrt(low * high), 2)
 
     def _ttft(self, policy: str, rate: float, limit: float | None = None) -> float:
-        # A run that alone takes the mean over all seeds beyond the limit need not go on.
+        # A run may stop once it alone brings the mean over all seeds above the limit.
         most = None if limit is None else limit * len(self._seeds)
         runs = [self._run(policy, seed, rate)._replace(most_ttft=most) for seed in self._seeds]
         return fmean(figures.ttft.mean for figures in self._runs(runs))
 
     def _kept(self, rate: float, limit: float) -> bool:
-        """Whether anybody keeps to the limit. Who did last is asked first, and nobody who failed at less."""
+        """Whether any policy keeps to the limit. Tries the last that did first, and skips those that failed at a lower
+        rate."""
         for policy in [one for one in self._policies if rate < self._failed.get(one, rate + 1)]:
             ttft = self._ttft(policy, rate, limit)
             if ttft <= limit:
@@ -78,7 +79,7 @@ class Knee:
 
 
 def _next(low: float, high: float) -> float:
-    """Further up or down, until the knee lies between two rates that were tried; then in their middle."""
+    """The next rate to try: higher or lower until the knee lies between two rates tried, then their geometric mean."""
     if high == math.inf:
         return min(low * _STRIDE, FURTHEST)
     return high / _STRIDE if low == LIGHT else math.sqrt(low * high)

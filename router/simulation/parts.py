@@ -1,10 +1,10 @@
-"""One request in two parts in the virtual fleet: prefill here, decode there, and the KV between them."""
+"""A split request in the simulated fleet: prefill on one worker, decode on another, and the KV transfer between."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from engines.sim.scheduler import Request
+from engines.sim.request import Request
 from indexer.types import WorkerRank
 from router.scheduling.booking import Booking
 from router.scheduling.decision import Decision
@@ -18,7 +18,7 @@ HOP: Final = 0.001
 
 
 class Parts:
-    """Implements `rank.Sink` for the prefill."""
+    """A split request; as `rank.Sink` it receives the one token of the prefill."""
 
     def __init__(self, fleet: VirtualFleet, arrival: Arrival, decision: Decision, booking: Booking) -> None:
         self._fleet = fleet
@@ -28,7 +28,7 @@ class Parts:
         self._over = False
         self._prefilled: float | None = None
         self._fetched: float | None = None
-        """When all KV could be there, if it is computed by then."""
+        """When the transfer could be finished, provided that the prefill is."""
         self._decode_rank: WorkerRank | None = None
         self._decode: Request | None = None
         self._request = request = arrival.request()
@@ -82,7 +82,7 @@ class Parts:
     # -- the transfer
 
     def fetch(self, tokens: int) -> None:
-        """The decode worker has blocks for the prompt, and lacks the KV of `tokens`."""
+        """Called when the decode worker has allocated blocks for the prompt and needs the KV of `tokens`."""
         if self._over:
             return
         now = self._fleet.timeline.now()
@@ -110,7 +110,7 @@ class Parts:
         self._fleet.leave(self._decision.rank, self._arrival)
 
     def end(self) -> None:
-        """Answered, or given up: nothing stays anywhere."""
+        """Ends the request, answered or not, and frees what both workers hold for it."""
         self._over = True
         fleet, decode = self._fleet, self._decode
         self._booking.release(fleet.timeline.now())

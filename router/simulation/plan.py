@@ -1,4 +1,4 @@
-"""What a simulation is told on its command line."""
+"""The settings of a simulation, read from its command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import msgspec
 
@@ -15,7 +15,7 @@ from engines.sim.store import Eviction
 from engines.sim.timing import StepTiming
 from router.ab.arrivals import Arrivals
 from router.ab.errors import RunError
-from router.ab.flags import count, number, positive, taking, whole
+from router.ab.flags import Parser, count, number, positive, taking, whole
 from router.ab.trace import BLOCK_TOKENS, check_readable
 from router.scheduling.admission import SloAction
 from router.simulation.changes import Change, parse_change, parse_slow, unknown_worker
@@ -44,25 +44,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     rates: tuple[float, ...]
     store_sweep: tuple[float, ...]
-    """GB/s."""
+    """Speeds of the store, in GB/s."""
     slo: Slo
     changes: tuple[Change, ...]
     goal: Goal
     knee: bool
     suite: bool
     suite_workloads: tuple[str, ...]
-    """Empty: all."""
+    """Workloads to run; empty for all."""
     jobs: int
     out: str | None
     page: str | None
 
     def run(self, policy: str, seed: int, rate: float) -> Run:
         return Run(self.requests, self.fleet, policy, seed, rate, self.slo, self.changes, self.goal)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RunError(f"{message}; --help lists every flag")
 
 
 def read_plan(argv: Sequence[str]) -> Plan:
@@ -111,13 +106,13 @@ def read_plan(argv: Sequence[str]) -> Plan:
 
 _OF_SUITE = frozenset({"suite", "knee", "workload", "seeds", "jobs", "out", "page", "flags"})
 _SLOS = frozenset({"ttft_slo", "tbt_slo", "slo_action", "slo_patience"})
-"""Who is refused does not queue."""
+"""Flags that the search for a knee refuses: requests that are rejected do not queue, so queues would not grow."""
 _NOT_OF_KNEE = frozenset({"policies", "baseline", "rate", "sweep", "store_sweep"}) | _SLOS
 _NEGATIVE = {"reuse": "no-reuse", "store_credit": "no-store-credit"}
 
 
 def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, names: Iterable[str], why: str) -> None:
-    """Flags that would be ignored."""
+    """Refuses flags that would be ignored."""
     others = [name for name in names if getattr(given, name) != parser.get_default(name)]
     flags = sorted("--" + _NEGATIVE.get(name, name.replace("_", "-")) for name in others)
     if flags:
@@ -138,7 +133,7 @@ def _requests(given: argparse.Namespace) -> Requests:
 
 
 def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
-    """A workload's own, where flags do not say otherwise."""
+    """The fleet: that of the workload, except where flags say otherwise."""
     kind, default = requests.kind, FleetSettings()
     workers = given.workers or (kind or default).workers
     slow = {**(kind.slow if kind else {}), **dict(given.slow)}
@@ -182,7 +177,7 @@ def _timing(given: argparse.Namespace) -> StepTiming:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="kv-router simulate", description=_DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="kv-router simulate", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--flags", metavar="FILE", help="YAML of these flags by name; those of the command line win")
     _add_traffic(parser.add_argument_group("Traffic"))
     _add_fleet(parser.add_argument_group("Fleet"))

@@ -6,8 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from engines.sim.scheduler import PLAIN, Request
+from engines.sim.request import Request
 from indexer.hashing import SequenceHashes
+from indexer.types import PLAIN
 from router.ab.trace import BLOCK_TOKENS, Row
 
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)

@@ -1,4 +1,4 @@
-"""One run of one policy, as a value that can be sent to another process; and many of them, side by side."""
+"""A run of one policy, as a value that can be sent to another process, and a runner of many in parallel."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, get_args
+from typing import NamedTuple, TypeAlias, get_args
+
+import numpy as np
 
 from router.ab.errors import RunError
 from router.policies import known_policies, make_policy
 from router.scheduling.admission import Admission, Objectives, SloAction
 from router.scheduling.cheapest import Cheapest
-from router.scheduling.decision import Policy
+from router.scheduling.decision import Cost, Policy, Situation
 from router.settings import RouterMode, Settings, SettingsError
-from router.simulation.affinity import Affinity
 from router.simulation.arrival import Sample
 from router.simulation.changes import Change, plan_changes
 from router.simulation.figures import Figures, Goal, summarise
@@ -25,8 +26,20 @@ AFFINITY = "affinity"
 _MODES: frozenset[str] = frozenset(get_args(RouterMode)) - {"direct"}
 
 
+class Affinity:
+    """A baseline policy for simulations: the longest prefix wins; among equals, the fewest requests."""
+
+    def cost(self, situation: Situation) -> Cost:
+        missed = np.maximum(0, situation.prompt_tokens - situation.overlap_tokens)
+        return Cost(missed * _DECIDES + situation.requests, max(1, situation.prompt_tokens) * _DECIDES)
+
+
+_DECIDES = 1e6
+"""More than the requests in flight at any rank, so that one token of overlap outweighs them."""
+
+
 class Slo(NamedTuple):
-    """The router's settings of these names."""
+    """Latency objectives, with the meaning of the router's settings `ttft_slo`, `tbt_slo` and so on."""
 
     ttft: float | None = None
     tbt: float | None = None
@@ -35,7 +48,7 @@ class Slo(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All that decides a run's result."""
+    """Everything that determines a run's result."""
 
     requests: Requests
     fleet: FleetSettings
@@ -46,7 +59,7 @@ class Run(NamedTuple):
     changes: tuple[Change, ...] = ()
     goal: Goal = Goal()
     most_ttft: float | None = None
-    """The run may end as soon as the mean TTFT is sure to exceed this."""
+    """The run may stop as soon as its mean TTFT is certain to exceed this."""
 
     def figures(self) -> Figures:
         rows = self.requests.rows(self.seed, self.rate)
@@ -65,21 +78,21 @@ class Run(NamedTuple):
 
 
 def find_policy(name: str) -> Policy:
-    """A mode of the router, what costs in its mode `kv`, or `affinity`. RunError when there is none of that name."""
+    """Finds a policy: a mode of the router, a cost of its mode `kv`, or `affinity`. Raises RunError otherwise."""
     if name == AFFINITY:
         return Cheapest(Affinity())
     try:
         settings = Settings(router_mode=name) if name in _MODES else Settings(kv_policy=name)  # type: ignore[arg-type]
         return make_policy(settings)
     except SettingsError as error:
-        if name in known_policies():  # what a package brings cannot be loaded
+        if name in known_policies():  # policies of installed packages cannot be loaded here
             raise RunError(str(error)) from None
         there_are = ", ".join([*known_policies(), *sorted(_MODES), AFFINITY])
         raise RunError(f"there is no policy {name!r}; these there are: {there_are}") from None
 
 
 def _exceeds(total: float) -> Callable[[Sequence[Sample]], bool]:
-    """Whether the samples' TTFTs add up to more than `total`; asked again and again about more of them."""
+    """Returns a function that says whether the TTFTs of the samples so far add up to more than `total`."""
     seen, left = 0, total
 
     def exceeded(samples: Sequence[Sample]) -> bool:
@@ -97,15 +110,13 @@ def _check_fits(tokens: int, fleet: FleetSettings) -> None:
         raise RunError(f"a request of {tokens} tokens does not fit a cache of {blocks}; see --cache-tokens")
 
 
-class Runner(Protocol):
-    """Makes runs, in the order given, as they are asked for or all at once."""
-
-    def __call__(self, runs: Iterable[Run], /) -> Iterator[Figures]: ...
+Runner: TypeAlias = Callable[[Iterable[Run]], Iterator[Figures]]
+"""Executes runs and yields their results in the order given: lazily, or in parallel."""
 
 
 @contextmanager
 def runner(jobs: int) -> Iterator[Runner]:
-    """In this process, or in so many others."""
+    """Makes a runner that uses this process, or `jobs` others."""
     if jobs == 1:
         yield lambda runs: map(Run.figures, runs)
         return

@@ -1,21 +1,20 @@
-"""Where a run's requests come from, and what is done to them before they are sent."""
+"""The source of a run's requests, and how they are altered before they are sent."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from router.ab.arrivals import Arrivals, rearrive
 from router.ab.errors import RunError
-from router.ab.trace import Row, read, stretch, synthesize, without_reuse
+from router.ab.trace import Row, load, stretch, without_reuse
 from router.simulation.workloads import WORKLOADS, Workload
 
 
 class Requests(NamedTuple):
-    """One of `workload` and `trace` is given. `duration`: the trace's own seconds."""
+    """Requests of a workload or of a trace: one of the two is given. `duration` is in the trace's own seconds."""
 
     workload: str | None = None
     trace: str | None = None
@@ -29,7 +28,7 @@ class Requests(NamedTuple):
         return WORKLOADS[self.workload] if self.workload else None
 
     def rows(self, seed: int, rate: float) -> list[Row]:
-        """In order of arrival, at `rate` times the trace's own. RunError when there are none."""
+        """The requests in order of arrival, at `rate` times the trace's rate. Raises RunError if there are none."""
         rows = _prepared(self, seed)
         if not rows:
             raise RunError("no request is left; give a longer --duration or a larger --limit")
@@ -45,8 +44,7 @@ def _prepared(requests: Requests, seed: int) -> list[Row]:
 
 
 def _all_rows(requests: Requests, seed: int) -> list[Row]:
-    workload, trace = requests.kind, requests.trace or "synthetic"
+    workload = requests.kind
     if workload:
         return workload.rows(seed, requests.duration or workload.seconds)
-    name, _, kind = trace.partition(":")
-    return synthesize(kind or "conversation", seed) if name == "synthetic" else read(Path(trace))
+    return load(requests.trace or "synthetic", seed)

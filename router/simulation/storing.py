@@ -1,8 +1,8 @@
-"""Workers that share a store of KV, as vLLM's with MooncakeStoreConnector: what one computed, any other may load.
+"""Simulated workers that share a KV store, as vLLM's do with MooncakeStoreConnector.
 
-At its admission a request takes the leading blocks that its worker holds, and loads what the store has beyond them,
-whether that is faster than computing them or not; others are computed meanwhile. A worker makes its loads one by one.
-When a request has its first token, its prompt's full blocks are put.
+An admitted request uses the leading blocks that its worker holds, and loads the further ones that the store has, even
+if computing them would be faster. Other requests are computed meanwhile. A worker loads for one request at a time.
+When a request has its first token, the full blocks of its prompt are put into the store.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from engines.sim.scheduler import Request, StepOutcome
+from engines.sim.request import Request
 from engines.sim.scheduler import Scheduler as Engine
+from engines.sim.scheduler import StepOutcome
 from engines.sim.store import Store
 from indexer.types import WorkerRank
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from router.simulation.fleet import VirtualFleet
 
 PUT_DELAY: Final = 0.01
-"""Seconds from a prompt's first token to its blocks' being in the store."""
+"""Seconds from the first token until the prompt's blocks are in the store."""
 
 
 class SharedStore:
-    """Of one virtual fleet."""
+    """The store of one simulated fleet."""
 
     def __init__(self, fleet: VirtualFleet) -> None:
         settings = fleet.settings
@@ -31,28 +32,29 @@ class SharedStore:
         self._size = settings.block_size
         self.store = Store(settings.store_tokens // self._size, settings.store_eviction, settings.store_ttl_s)
         self.loaded_tokens: dict[Request, int] = {}
-        """Of prompts under way, those that came from the store."""
+        """Tokens loaded from the store, by running request."""
         self._free_at: dict[WorkerRank, float] = {}
-        """When a worker's loads so far will be done."""
+        """When each worker will have finished its loads."""
 
     def tokens(self, hashes: Sequence[int]) -> int:
-        """How many leading ones are here now."""
+        """How many leading tokens of a prompt with these block hashes the store has now."""
         return self.store.prefix(hashes, self._fleet.timeline.now()) * self._size
 
     @property
     def changes(self) -> int | None:
-        """Grows whenever what is here changes; None where it does so by itself."""
+        """A number that grows with every change of the content; None where blocks expire, at any time."""
         done = self.store.counters
         expires = self._fleet.settings.store_ttl_s is not None
         return None if expires else done.stored + done.evicted + done.lost
 
     def lose(self, rank: WorkerRank) -> None:
-        """Its memory was a part of the store."""
+        """Drops what the store held in the memory of a lost worker."""
         self.store.fail(rank)
         self._free_at.pop(rank, None)
 
     def begin(self, rank: WorkerRank, request: Request) -> bool:
-        """Load what the worker lacks, if there is any; its last token is computed in any case."""
+        """Starts to load the blocks that the store has and the worker lacks; returns whether there are any. The last
+        token of the prompt is always computed."""
         now, settings = self._fleet.timeline.now(), self._fleet.settings
         wanted = request.hashes[: (request.prompt_length - 1) // self._size]
         there = self.store.take(wanted, now, len(request.blocks)) * self._size
@@ -68,7 +70,7 @@ class SharedStore:
         worker = self._fleet.workers.get(rank)
         if not worker or worker.scheduler.loading.get(request.request_id) is not request:
             return
-        if lost != self.store.counters.lost:  # an owner has failed meanwhile, and what it had is computed
+        if lost != self.store.counters.lost:  # a worker was lost meanwhile, and its part of the store with it
             there = min(there, self.tokens(request.hashes))
         own = request.computed
         self.loaded_tokens[request] = max(0, there - own)
@@ -79,7 +81,7 @@ class SharedStore:
         self._fleet.timeline.call_at(at + PUT_DELAY, self._put, rank, hashes)
 
     def _put(self, rank: WorkerRank, hashes: Sequence[int]) -> None:
-        """With its copies, as an engine's client puts them."""
+        """Puts blocks and their copies, as an engine's store client does."""
         if rank not in self._fleet.workers:
             return
         now = self._fleet.timeline.now()
@@ -89,14 +91,14 @@ class SharedStore:
                 self.store.copy(key, owner, now)
 
     def _others(self, rank: WorkerRank) -> list[WorkerRank]:
-        """Who has copies of what `rank` puts: the next of those that live."""
+        """The workers that get copies of what `rank` puts: the next live ones."""
         ranks = list(self._fleet.workers)
         at, count = ranks.index(rank), min(self._fleet.settings.store_replicas, len(ranks))
         return [ranks[(at + step) % len(ranks)] for step in range(1, count)]
 
 
 class StoringEngine(Engine):
-    """A worker's scheduler. Its `remote` requests load from the store, but for those whose KV another worker sends."""
+    """A worker's scheduler. `remote` requests load from the store, except those whose KV a prefill worker sends."""
 
     def __init__(self, fleet: VirtualFleet, shared: SharedStore, rank: WorkerRank, **settings: Any) -> None:
         super().__init__(**settings)
@@ -112,7 +114,7 @@ class StoringEngine(Engine):
         return outcome
 
     def _load(self, request: Request) -> int:
-        """Where the store has nothing more, it is computed in this very step."""
+        """Waits for a load; where the store has nothing further, 0, so that the prompt is computed in this step."""
         if request in self._fleet.fetching or self._shared.begin(self._rank, request):
             return super()._load(request)
         return 0

@@ -1,7 +1,7 @@
-"""Every workload below and above its knee, and what `auto` makes of it beside the best baseline.
+"""Runs every workload below and above its knee, and compares the policy `auto` with the best baseline.
 
-Two figures judge a policy: the mean of auto/best over the saturated runs, and the worst of all runs. "Best" is the best
-of the baselines in that very run, whichever it is, so that no single one could be beaten by choice of workload.
+Two figures judge a policy: the mean of auto/best over the saturated runs, and the worst of all runs. "Best" is
+whichever baseline is best in that run, so that no choice of workloads favours the policy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.simulation.source import Requests
 from router.simulation.workloads import WORKLOADS
 
 LOADS: Final = (0.6, 0.9, 1.1)
-"""Times the knee."""
+"""Request rates, as multiples of the knee."""
 SATURATED: Final = 0.9
 GOAL_SATURATED: Final = 0.85
 GOAL_WORST: Final = 1.05
@@ -30,18 +30,18 @@ JUDGED: Final = "auto"
 CONTROL: Final = "no-reuse"
 CONTROL_POLICY: Final = "least-loaded"
 STANDS_FOR_A_KNEE: Final = 2.0
-"""Where there is none."""
+"""The rate, as a multiple of the nominal one, used in place of a knee for a workload that has none."""
 
 
 class Case(NamedTuple):
     workload: str
     seconds: float
-    """Of the trace's own time: so many that a run takes seconds."""
+    """The length of the trace, in its own time, chosen so that a run takes seconds."""
     knee: float
-    """Times the nominal rate."""
+    """The knee, as a multiple of the nominal rate."""
     saturates: bool = True
-    """Else a run of seconds is too short for queues at any rate: it has no knee, and twice the nominal rate, which is
-    about what the fleet could bear for long, stands for it."""
+    """False where so short a trace makes no queues at any rate, and so has no knee: twice the nominal rate, which is
+    about what the fleet can sustain, is used instead."""
 
     def run(self, policy: str, seed: int, rate: float) -> Run:
         kind = WORKLOADS[self.workload]
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 
 # The knees were found by `python -m router simulate --suite --knee --seeds 0,1`; docs/simulate.md says what a knee is.
-# That command ended without one, at 16 times the nominal rate, where it says `saturates=False`.
+# Where `saturates=False` it found none up to 16 times the nominal rate.
 CASES: Final = (
     Case("chat", 80.0, 5.6),
     Case("long-documents", 200.0, 1.11),
@@ -76,19 +76,19 @@ CASES: Final = (
 
 
 def cases(names: Sequence[str] = ()) -> list[Case]:
-    """All, or those of these workloads."""
+    """All cases, or those of the workloads named."""
     return [case for case in CASES if not names or case.workload in names]
 
 
 class Line(NamedTuple):
-    """One workload at one load: figures by policy, of every seed."""
+    """The results of one workload at one load: by policy, one for each seed."""
 
     workload: str
     load: float
     rate: float
     figures: dict[str, list[Figures]]
     saturated: bool = False
-    """At its knee, or near."""
+    """Whether there is a knee, and the load is at least 0.9 of it."""
 
     def mean(self, policy: str, of: Callable[[Spread], float]) -> float:
         return fmean(of(figures.ttft) for figures in self.figures[policy])
@@ -115,14 +115,14 @@ def p99_of(spread: Spread) -> float:
 
 
 class Verdict(NamedTuple):
-    """The judged figures, each with its goal: at most."""
+    """The figures judged; each has a goal that it must not exceed."""
 
     saturated: float
-    """Mean of auto/best, mean TTFT, at 0.9 and 1.1 of the knee, where there is one."""
+    """The mean ratio auto/best of mean TTFTs at 0.9 and 1.1 of the knee, over workloads that have one."""
     worst: float
-    """The greatest auto/best of all runs."""
+    """The highest ratio auto/best of all runs."""
     no_reuse: float
-    """The greatest auto/least-loaded where nothing is shared."""
+    """The highest ratio auto/least-loaded on the workload that shares no prefixes."""
 
 
 def judge(lines: Sequence[Line]) -> Verdict:
@@ -136,7 +136,7 @@ def judge(lines: Sequence[Line]) -> Verdict:
 
 
 def run_suite(chosen: Sequence[Case], seeds: Sequence[int], runs: Runner) -> Iterator[Line]:
-    """One line after the other, as they are done."""
+    """Yields each line as soon as its runs are done."""
     asked = [
         (case, load, policy, seed) for case in chosen for load in LOADS for policy in case.policies for seed in seeds
     ]
@@ -151,7 +151,7 @@ def run_suite(chosen: Sequence[Case], seeds: Sequence[int], runs: Runner) -> Ite
 def find_knees(
     chosen: Sequence[Case], seeds: Sequence[int], runs: Runner, say: Callable[[str], None]
 ) -> Iterator[Case]:
-    """The cases with their knees as found anew."""
+    """The cases, with knees found again by simulation."""
     for case in chosen:
         say(case.workload)
         knee = Knee(case.run, BASELINES, seeds, runs, say).find()

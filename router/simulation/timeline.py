@@ -1,4 +1,4 @@
-"""Virtual time: callbacks in the order of their moments. Implements `engines.sim.rank.Timers` and its clock."""
+"""Virtual time: runs callbacks in the order of their times. Implements `engines.sim.rank.Timers` and its clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Handle(list[Any]):
-    """One callback to come: [moment, number, callback, arguments]. A list, so that the heap compares it by itself."""
+    """A scheduled callback: [time, number, callback, arguments]. It is a list so that heapq can compare it fast."""
 
     __slots__ = ()
 
@@ -17,7 +17,7 @@ class Handle(list[Any]):
 
 
 class Timeline:
-    """Seconds from 0. Callbacks of one moment run in the order in which they were asked for."""
+    """A clock that starts at 0 seconds. Callbacks due at the same time run in the order of scheduling."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -28,11 +28,11 @@ class Timeline:
         return self._now
 
     def loop_time(self, moment: float) -> float:
-        """This clock is the loop's own."""
+        """The same time: here the clock and the event loop's time are one."""
         return moment
 
     def call_at(self, moment: float, callback: Callable[..., object], *arguments: Any) -> Handle:
-        """A moment that has passed means now."""
+        """Schedules a callback; a time in the past means now."""
         self._asked += 1
         handle = Handle((max(self._now, moment), self._asked, callback, arguments))
         heapq.heappush(self._entries, handle)
@@ -42,7 +42,7 @@ class Timeline:
         return self.call_at(self._now + seconds, callback, *arguments)
 
     def run(self, until: float) -> bool:
-        """Everything up to `until`, at most; whether anything is left to do after it."""
+        """Runs the callbacks that are due by `until`; returns whether any are left."""
         entries = self._entries
         while entries and entries[0][0] <= until:
             self._now, _, callback, arguments = heapq.heappop(entries)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from engines.description import Model, bases
-from engines.store import Segment, SglangLayout, Stored, VllmLayout
+from engines.store import Layout, Segment, Stored, VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.types import Namespace
 from router.scheduling.latency import LatencyModel, Prefill
@@ -49,9 +49,7 @@ class Found(msgspec.Struct, frozen=True):
     """Both by the priors of the router's latency model."""
 
 
-async def query(
-    master: Master, layout: VllmLayout | SglangLayout, tokens: Sequence[int], namespace: Namespace
-) -> Found:
+async def query(master: Master, layout: Layout, tokens: Sequence[int], namespace: Namespace) -> Found:
     digests = layout.hashes(pack_tokens(tokens), namespace)
     if digests is None:
         raise WrongUse(f"The keys cannot be known: {layout.problem or 'the adapter is loaded from no known path'}.")
@@ -61,7 +59,7 @@ async def query(
 
 
 def read_found(
-    layout: VllmLayout | SglangLayout,
+    layout: Layout,
     tokens: int,
     blocks: Sequence[Sequence[str]],
     objects: Mapping[str, Stored],

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 import msgspec
 
 from engines.description import bases
-from engines.store import Counted, Health, Kept, SchedulerBlockSize, SglangLayout, VllmLayout, survey, verify
+from engines.store import (
+    Counted,
+    Health,
+    Kept,
+    Layout,
+    SchedulerBlockSize,
+    Segment,
+    SglangLayout,
+    VllmLayout,
+    survey,
+    verify,
+)
 from router.fleet import ASSUMED_BLOCK_SIZE, Worker
 from router.shared_store import layout_of
 from router.store_cli.peers import Master
@@ -26,20 +37,11 @@ class Named(msgspec.Struct, frozen=True):
     why: str
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Memory that a process offers; bytes."""
-
-    name: str
-    endpoint: str
-    size: int
-    used: int
-
-
 class Status(msgspec.Struct, frozen=True):
     store: str
     health: Health
     counted: Counted
-    segments: list[Place]
+    segments: list[Segment]
     kept: list[Kept] | None
     """None: there were too many keys to list."""
     named: list[Named]
@@ -48,7 +50,7 @@ class Status(msgspec.Struct, frozen=True):
 async def status(master: Master, spec: StoreSpec, worker: Worker | None, *, list_all: bool) -> Status:
     """`worker`: described; None: only what `spec` states is compared."""
     health, counted = await master.health(), await master.counted()
-    segments = [Place(*segment) for segment in await master.segments()]
+    segments = await master.segments()
     if (counted.keys or 0) > MOST_KEYS and not list_all:
         return Status(master.url, health, counted, segments, None, [])
     keys = await master.keys()
@@ -58,12 +60,12 @@ async def status(master: Master, spec: StoreSpec, worker: Worker | None, *, list
     return Status(master.url, health, counted, segments, kept, named)
 
 
-def _of_worker(worker: Worker, spec: StoreSpec) -> list[VllmLayout | SglangLayout]:
+def _of_worker(worker: Worker, spec: StoreSpec) -> list[Layout]:
     layouts = (layout_of(worker, model, spec) for model in bases(worker.models))
     return [layout for layout in layouts if layout]
 
 
-def _stated(spec: StoreSpec, kept: Sequence[Kept]) -> list[VllmLayout | SglangLayout]:
+def _stated(spec: StoreSpec, kept: Sequence[Kept]) -> list[Layout]:
     """Of either engine, whichever has keys there."""
     if spec.model is None:
         return []
@@ -101,7 +103,7 @@ def _master(health: Health) -> str:
     return f"up, {health.role}, {health.ha_state or 'in no known state'}{ready}{elsewhere}"
 
 
-def _segments(segments: Sequence[Place]) -> str:
+def _segments(segments: Sequence[Segment]) -> str:
     if not segments:
         return "No segment: nobody offers memory to the store."
     rows = [(one.name, one.endpoint, size(one.used), size(one.size), share(one.used, one.size)) for one in segments]

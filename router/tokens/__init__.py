@@ -5,8 +5,8 @@ routing or HTTP. What cannot be done exactly as the engine does it is refused wi
 than none, since every block after it would look different.
 """
 
-from router.tokens.cannot import CannotTokenize, Reason
 from router.tokens.engine_tokens import EngineTokens, Post
+from router.tokens.errors import CannotTokenize, Reason
 from router.tokens.ids import read_ids
 from router.tokens.prompt import Fields, PromptTokens, first_prompt
 from router.tokens.source import find_tokenizer

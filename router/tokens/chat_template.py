@@ -9,9 +9,9 @@ from typing import Any
 
 import jinja2
 
-from router.tokens.cannot import CannotTokenize
 from router.tokens.content_format import wants_parts
 from router.tokens.conversation import Message
+from router.tokens.errors import CannotTokenize
 from router.tokens.sandbox import environment
 
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -98,10 +98,8 @@ class ChatTemplates:
         self._sources = sources
         self._compiled = lru_cache(maxsize=8)(lambda source: ChatTemplate(source, special_tokens))
 
-    def choose(self, *, with_tools: bool, given: str | None = None) -> ChatTemplate:
-        """`given`: a template or the name of one, from the request. Raises CannotTokenize."""
-        if given is not None:
-            return self._compiled(self._sources.get(given, given))
+    def choose(self, *, with_tools: bool) -> ChatTemplate:
+        """Raises CannotTokenize."""
         # A single template serves for tools as well, and is called default.
         name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:

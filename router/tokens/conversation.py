@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from router.tokens.cannot import CannotTokenize
+from router.tokens.errors import CannotTokenize
 
 Message = dict[str, Any]
 

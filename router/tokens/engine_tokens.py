@@ -9,8 +9,8 @@ import msgspec
 
 from engines.description import EngineKind
 from engines.shaping import parse_tokenize, tokenize_body, tokenize_path
-from router.tokens.cannot import CannotTokenize
 from router.tokens.conversation import has_media
+from router.tokens.errors import CannotTokenize
 from router.tokens.prompt import Endpoint, Fields, first_prompt, template_variables
 
 Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]

@@ -9,8 +9,8 @@ import numpy as np
 
 from engines.description import EngineKind
 from indexer.hashing import Tokens, pack_tokens
-from router.tokens.cannot import CannotTokenize, Reason
 from router.tokens.conversation import conversation, tool_definitions
+from router.tokens.errors import CannotTokenize, Reason
 from router.tokens.tokenizer import Tokenizer
 
 Endpoint = Literal["completions", "chat"]
@@ -39,18 +39,11 @@ _NOT_VARIABLES = frozenset({"chat_template", "tokenize", "messages", "tools", "c
 
 
 class PromptTokens:
-    """Tokens of requests for one model. `tokenizer` None: only prompts that are token ids already.
+    """Tokens of requests for one model. `tokenizer` None: only prompts that are token ids already."""
 
-    `trust_request_templates`: render a template that comes with a request. Engines refuse these by default, and one can
-    keep a processor busy for as long as it likes.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer | None, engine: EngineKind = "vllm", *, trust_request_templates: bool = False
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, engine: EngineKind = "vllm") -> None:
         self._tokenizer = tokenizer
         self._engine = engine
-        self._trust_request_templates = trust_request_templates
 
     def ids(self, endpoint: Endpoint, fields: Fields) -> list[int]:
         """Of the first prompt, when there is a batch. Raises CannotTokenize."""
@@ -79,12 +72,12 @@ class PromptTokens:
     def _render(self, tokenizer: Tokenizer, fields: Fields) -> str:
         if tokenizer.templates is None:
             raise CannotTokenize("no_template", "the engine renders this model's chats without a template")
-        given = fields.get("chat_template")
-        if given is not None and not (self._trust_request_templates and isinstance(given, str)):
+        if fields.get("chat_template") is not None:
+            # Engines refuse these by default, and rendering one can take as long as its author likes.
             raise CannotTokenize("unsupported", "a chat template in the request")
         if self._engine == "sglang":
             _reject_what_sglang_does_otherwise(fields)
-        template = tokenizer.templates.choose(with_tools=fields.get("tools") is not None, given=given)
+        template = tokenizer.templates.choose(with_tools=fields.get("tools") is not None)
         add, continued = _ending(fields)
         # SGLang leaves text as text even where the template takes parts.
         parts = template.wants_parts and self._engine != "sglang"

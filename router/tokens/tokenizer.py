@@ -15,8 +15,8 @@ import tokenizers
 
 from indexer.hashing import Tokens, pack_tokens
 from publishers.logs import log_event
-from router.tokens.cannot import CannotTokenize
 from router.tokens.chat_template import ChatTemplates
+from router.tokens.errors import CannotTokenize
 
 _log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from router.tokens.cannot import CannotTokenize
 from router.tokens.engine_tokens import EngineTokens
+from router.tokens.errors import CannotTokenize
 from router.tokens.prompt import Endpoint, Fields
 
 _TEXTS = (

@@ -8,7 +8,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-from router.compiled import is_compiled
+from router.cli import is_compiled
 
 from .places import ROOT
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.description import EngineDescription
-from engines.load import RankLoad, poll
+from engines.load import poll
 from engines.probe import Answer
+from engines.rank_load import RankLoad
 from indexer.events import LoadReport
 from tests.engines.recordings import answers, drive
 

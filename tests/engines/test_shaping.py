@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engines.shaping import parse_tokenize, rank_headers, reset_path, tokenize_body, tokenize_path
+from engines.shaping import parse_tokenize, rank_headers, tokenize_body, tokenize_path
 from tests.engines.recordings import exchanges
 
 NAMES = [("vllm", "vllm-0.32.0"), ("sglang", "sglang-0.5.23"), ("sglang", "sglang-0.5.18")]
@@ -34,15 +34,7 @@ def test_tokenize_as_recorded(kind: Any, name: str, step: str) -> None:
     assert parse_tokenize(json.dumps(answered).encode()) == answered["tokens"] != []
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "step"), [("vllm", "vllm-0.32.0", "reset"), ("sglang", "sglang-0.5.23", "flush")]
-)
-def test_reset_as_recorded(kind: Any, name: str, step: str) -> None:
-    assert reset_path(kind) == recorded(name, step)["request"]["path"]
-
-
-def test_an_unknown_engine_has_no_such_paths() -> None:
-    assert reset_path("unknown") is None
+def test_an_unknown_engine_has_no_such_path() -> None:
     assert tokenize_path("unknown") is None
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from engines.store import StoreKeys
+from engines.store import Layout
 from indexer.hashing import Tokens
 from indexer.types import Namespace
 
@@ -19,7 +19,7 @@ PLAIN = Namespace()
 class Master:
     """Has the objects in `there`, and answers as it is told to."""
 
-    def __init__(self, layout: StoreKeys) -> None:
+    def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.url = ""
         self.there: set[str] = set()
@@ -82,7 +82,7 @@ class Master:
 
 
 @asynccontextmanager
-async def serving(layout: StoreKeys) -> AsyncIterator[Master]:
+async def serving(layout: Layout) -> AsyncIterator[Master]:
     master, app = Master(layout), web.Application()
     app.router.add_get("/batch_query_keys", master.query)
     app.router.add_get("/query_key", master.lease)

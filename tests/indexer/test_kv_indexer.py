@@ -428,8 +428,8 @@ def test_prompts_are_matched_per_block_size_and_namespace() -> None:
     ids = list(range(100))
     for rank, size in ((small, 16), (large, 32)):
         indexer.index.store(rank, Tier.GPU, hash_prompt(ids, [size], PLAIN).chains[size])
-    assert indexer.find_matches_for_request(ids[:70], [16, 32]) == {small: Overlap(4, 4), large: Overlap(2, 2)}
-    assert indexer.find_matches_for_request(ids[:70], [16, 32], Namespace("lora")) == {}
+    assert indexer.find_matches(hash_prompt(ids[:70], [16, 32], PLAIN)) == {small: Overlap(4, 4), large: Overlap(2, 2)}
+    assert indexer.find_matches(hash_prompt(ids[:70], [16, 32], Namespace("lora"))) == {}
 
 
 def test_assumptions_hold_for_a_while_and_give_way_to_events() -> None:

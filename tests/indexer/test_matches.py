@@ -99,7 +99,7 @@ def test_several_block_sizes_read_as_one() -> None:
     indexer.index.store(small, Tier.GPU, chains[16][:4])
     indexer.index.store(large, Tier.GPU, chains[32][:1])
     indexer.index.store(large, Tier.CPU, chains[32][1:])
-    matches = indexer.find_matches_for_request(tokens, [16, 32])
+    matches = indexer.find_matches(hash_prompt(tokens, [16, 32], PLAIN))
     ranks = RankSet([none, large, small])
     assert matches.blocks_of(ranks).tolist() == [0, 3, 4]
     assert matches.gpu_blocks_of(ranks).tolist() == [0, 1, 4]
@@ -113,6 +113,6 @@ def test_several_block_sizes_read_as_one() -> None:
 
 
 def test_a_fleet_of_unknown_block_sizes_holds_nothing() -> None:
-    matches = KVIndexer().find_matches_for_request([1, 2, 3], [])
+    matches = KVIndexer().find_matches(hash_prompt([1, 2, 3], [], PLAIN))
     assert matches.blocks_of(RankSet(RANKS)).tolist() == [0] * len(RANKS)
     assert matches == {}

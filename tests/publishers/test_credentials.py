@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 import publishers.dialogue
 from engines.probe import Answer
 from publishers.credentials import client_context, make_session, read_key, warn_of_readable
-from router.watch import fetch
+from publishers.dialogue import fetch
 from tests.certificates import Authority
 from tests.fakes.http_engine import HttpEngine, running
 from tests.fakes.waiting import until
@@ -142,7 +142,7 @@ async def test_those_who_do_not_answer_keep_nobody_else_from_being_asked() -> No
     ):
         waiting = [asyncio.create_task(fetch(session, gone.url, "/health", 60.0)) for _ in range(150)]
         await until(lambda: asked >= 100)
-        assert (await fetch(session, well.url, "/health", 2.0)).status == 200
+        assert (await fetch(session, well.url, "/health", 2.0))[0].status == 200
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -157,4 +157,4 @@ async def test_an_answer_without_end_is_no_answer(monkeypatch: pytest.MonkeyPatc
         async with session.get(f"{engine.url}/b") as answer:
             with pytest.raises(aiohttp.ClientPayloadError):
                 await publishers.dialogue.read_whole(answer)
-        assert await fetch(session, engine.url, "/b", 5.0) == Answer(0)
+        assert (await fetch(session, engine.url, "/b", 5.0))[0] == Answer(0)

@@ -21,8 +21,8 @@ from engines.events import (
     WindowStored,
 )
 from indexer.events import LoadReport
-from indexer.kv_indexer import KVIndexer
-from indexer.types import Tier, WorkerRank
+from indexer.kv_indexer import KVIndexer, hash_prompt
+from indexer.types import PLAIN, Tier, WorkerRank
 from publishers.relay import RankRelay
 
 RANK = WorkerRank("w", 0)
@@ -123,7 +123,7 @@ class Hybrid(RuleBasedStateMachine):
             assert self.known(late, prompt) == self.finds(prompt)
 
     def known(self, router: KVIndexer, prompt: list[int]) -> int:
-        overlap = router.find_matches_for_request(tokens(prompt), [SIZE]).get(RANK)
+        overlap = router.find_matches(hash_prompt(tokens(prompt), [SIZE], PLAIN)).get(RANK)
         return overlap.blocks if overlap else 0
 
 
@@ -151,7 +151,9 @@ def test_a_group_that_is_heard_of_late_holds_nothing_of_before() -> None:
     for step in steps:
         for batch in relay.apply(EngineBatch(0.0, None, step, {})):
             router.on_batch(batch)
-        found.append([router.find_matches_for_request(prompt, [SIZE]).get(RANK) for prompt in ([0, 1], [0, 1, 2, 3])])
+        found.append(
+            [router.find_matches(hash_prompt(prompt, [SIZE], PLAIN)).get(RANK) for prompt in ([0, 1], [0, 1, 2, 3])]
+        )
     assert found == [[(1, 1), (2, 2)], [None, (2, 2)]]
 
 
@@ -169,7 +171,7 @@ def test_a_cleared_cache_holds_no_window_either_even_where_that_was_all_it_still
     stored = BlockStored([1, 2], None, [0, 1, 2, 3], SIZE, Tier.GPU)
     window = WindowStored([1, 2], SIZE, 0, 1)
     router = told([stored, window], [BlockRemoved([1, 2], Tier.GPU)], [AllBlocksCleared()], [stored])
-    assert not router.find_matches_for_request([0, 1, 2, 3], [SIZE])
+    assert not router.find_matches(hash_prompt([0, 1, 2, 3], [SIZE], PLAIN))
 
 
 def test_a_prompts_end_within_a_block_says_nothing_of_the_size_of_blocks() -> None:
@@ -177,4 +179,4 @@ def test_a_prompts_end_within_a_block_says_nothing_of_the_size_of_blocks() -> No
     stored = BlockStored([1, 2], None, [0, 1, 2, 3], SIZE, Tier.GPU)
     end = BlockStored([3], 2, [4], 1, Tier.GPU)
     router = told([stored, end, WindowStored([1], SIZE, 0, 1)])
-    assert router.find_matches_for_request([0, 1, 2, 3], [SIZE])[RANK].blocks == 1
+    assert router.find_matches(hash_prompt([0, 1, 2, 3], [SIZE], PLAIN))[RANK].blocks == 1

@@ -30,7 +30,7 @@ from router.settings import GROUPS, Option, options
 from router.shared_store import SharedStore
 from router.store_copies import StoreCopies
 from router.store_spec import StoreSpec
-from router.tokens.cannot import Reason
+from router.tokens.errors import Reason
 
 DOCS = Path(__file__).parents[2] / "docs"
 CONFIGURATION = DOCS / "configuration.md"

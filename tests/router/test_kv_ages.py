@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from prometheus_client.core import HistogramMetricFamily
-
 from indexer.types import Tier, WorkerRank
 from router.kv_ages import BlockAges
-from router.tallies import Histogram
+from router.tallies import Histogram, histogram_family
 
 A, B, C = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 0)
 
 
 def observed(histogram: Histogram) -> tuple[float, float]:
     """How many, and their sum."""
-    family = HistogramMetricFamily("x", "")
-    histogram.add_to(family, ())
+    family = histogram_family("x", "", (), [((), histogram)])
     samples = {sample.name: sample.value for sample in family.samples}
     return samples["x_count"], samples["x_sum"]
 

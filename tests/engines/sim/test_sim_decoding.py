@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.sim.decoding import Decoding
-from engines.sim.scheduler import Request, Scheduler, make_request
+from engines.sim.request import Request, make_request
+from engines.sim.scheduler import Scheduler
 from engines.sim.timing import StepTiming
 
 BLOCK, EVERY = 4, 3
@@ -64,7 +65,7 @@ def test_it_is_exactly_as_if_each_were_looked_at(seed: int, blocks: int, budget:
 
 
 def test_most_steps_look_at_nobody() -> None:
-    decoding = Decoding[Request](16, 16, range(50))
+    decoding = Decoding(16, 16, range(50))
     request = make_request("a", [1] * 20, 100, 16)
     request.computed = 20
     request.tokens.append(0)
@@ -85,7 +86,7 @@ def test_most_steps_look_at_nobody() -> None:
 
 @pytest.mark.parametrize("dropped", [False, True])
 def test_counts_are_right_when_they_leave(dropped: bool) -> None:
-    decoding = Decoding[Request](16, 16, range(50))
+    decoding = Decoding(16, 16, range(50))
     request = make_request("a", [1] * 20, 100, 16)
     request.computed = 20
     request.tokens.append(0)

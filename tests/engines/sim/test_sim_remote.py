@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engines.sim.cache import CacheEvent, Stored
 from engines.sim.rank import Rank
-from engines.sim.scheduler import Request, Scheduler, StepOutcome, make_request
+from engines.sim.request import Request, make_request
+from engines.sim.scheduler import Scheduler, StepOutcome
 from engines.sim.timing import StepTiming
 from router.simulation.timeline import Timeline
 

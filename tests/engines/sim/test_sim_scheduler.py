@@ -7,10 +7,11 @@ import random
 import pytest
 
 from engines.sim.cache import Removed, Stored
-from engines.sim.scheduler import PLAIN, Request, Scheduler, StepOutcome, make_request
+from engines.sim.request import Request, make_request
+from engines.sim.scheduler import Scheduler, StepOutcome
 from engines.sim.timing import StepTiming
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
-from indexer.types import Namespace
+from indexer.types import PLAIN, Namespace
 
 BLOCK = 4
 UNIT = StepTiming(

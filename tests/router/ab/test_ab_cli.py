@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from router.ab import cli
-from router.ab.access import read_access, router_flags
 from router.ab.children import read_listening
 from router.ab.cli import main
 from router.ab.errors import RunError
@@ -241,8 +240,8 @@ def test_the_router_of_a_mode_asks_engines_the_same_way(tmp_path: Path) -> None:
     flags = ["--worker-api-key-file", str(key), "--worker-ca", authority.file, "--worker-cert", cert]
     flags += ["--worker-key", private]
     plan = read_plan(["--worker", "https://h", *flags])
-    assert router_flags(plan) == flags
-    assert read_access(plan).key == "secret"
+    assert plan.access_flags == flags
+    assert plan.access().key == "secret"
     given = load_settings(["--worker", "https://h", *flags], {})
     assert (given.worker_api_key_file, given.worker_ca) == (str(key), authority.file)
     assert (given.worker_cert, given.worker_key) == (cert, private)

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from rich.console import Console
 
@@ -27,7 +27,7 @@ from router.outcome import Outcome
 from router.page.html import page
 from router.page.results import HITS, TTFT_MEAN
 from router.scheduling.decision import Policy
-from router.tallies import Histogram
+from router.tallies import Histogram, histogram_family
 from tests.certificates import Authority
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.router.proxy.running import running
@@ -43,9 +43,7 @@ def observed(values: list[float]) -> Times:
 
     class Shown(Collector):
         def collect(self) -> list[Metric]:
-            family = HistogramMetricFamily("router_ab_first_byte_seconds", "x", labels=("arm",))
-            histogram.add_to(family, ("kv",))
-            return [family]
+            return [histogram_family("router_ab_first_byte_seconds", "x", ("arm",), [(("kv",), histogram)])]
 
     registry = CollectorRegistry()
     registry.register(Shown())

@@ -12,10 +12,11 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from engines.description import Role
 from engines.sim.connectors.base import Fleet as SimPairs
 from engines.sim.faults import Fault
 from engines.sim.fleet import SimFleet
-from engines.sim.settings import Role, SimSettings
+from engines.sim.settings import SimSettings
 from engines.sim.worker import Worker as SimWorker
 from router.app import App
 from router.exchange import Exchange

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.tokens.cannot import CannotTokenize
 from router.tokens.conversation import conversation, has_media, tool_definitions
+from router.tokens.errors import CannotTokenize
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:x"}}
 

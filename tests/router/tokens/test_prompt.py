@@ -88,14 +88,10 @@ def test_tools_choose_the_template(tmp_path: Path, reference: tokenizers.Tokeniz
     assert json.loads(reference.decode(ids)) == tools
 
 
-def test_a_template_in_the_request_is_rendered_only_when_trusted(
-    tmp_path: Path, prompts: PromptTokens, reference: tokenizers.Tokenizer
-) -> None:
+def test_a_template_in_the_request_is_not_rendered(prompts: PromptTokens) -> None:
     fields = {"messages": [USER], "chat_template": "own {{ messages[0].content }}"}
     with pytest.raises(CannotTokenize, match="template in the request"):
         prompts.ids("chat", fields)
-    trusting = showing(tmp_path, "x", trust_request_templates=True)
-    assert reference.decode(trusting.ids("chat", fields)) == "own Hi"
 
 
 @pytest.mark.parametrize(

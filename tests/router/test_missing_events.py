@@ -18,9 +18,9 @@ from publishers.local_plane import LocalPlane
 from router.app import App
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
+from router.missing_events import PATIENCE, MissingEvents
 from router.scheduling.load import LoadBook
 from router.settings import Settings
-from router.unheard import PATIENCE, Unheard
 from router.worker_spec import parse_worker
 from tests.fakes.raw_client import RawClient, get
 from tests.fakes.scripted_worker import ScriptedWorker
@@ -48,15 +48,15 @@ class Watched:
         for rank in (R0, R1):
             self.indexer.watch(rank)
             self.book.watch(rank, 16)
-        self.unheard = Unheard(self.fleet, self.indexer, self.book, self.plane, namespace)
+        self.missing_events = MissingEvents(self.fleet, self.indexer, self.book, self.plane, namespace)
 
     def hear(self, *ranks: WorkerRank) -> None:
         for rank in ranks:
             self.indexer.on_batch(EventBatch(*rank, 1, 0, []))
 
     def problem(self, now: float) -> str:
-        self.unheard.look(now)
-        return self.unheard.problems.get("w", "")
+        self.missing_events.look(now)
+        return self.missing_events.problems.get("w", "")
 
 
 def test_a_publisher_is_missed_after_a_while_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,7 +72,7 @@ def test_a_publisher_is_missed_after_a_while_and_warned_of_once(caplog: pytest.L
 def test_a_rank_alone_is_missed_until_it_is_heard() -> None:
     watched = Watched()
     watched.hear(R0)
-    watched.unheard.look(0.0)
+    watched.missing_events.look(0.0)
     assert "dp_rank 1:" in watched.problem(PATIENCE)
     watched.hear(R1)
     assert not watched.problem(PATIENCE + 1)
@@ -80,7 +80,7 @@ def test_a_rank_alone_is_missed_until_it_is_heard() -> None:
 
 def test_a_publisher_without_events_is_not_said_to_be_missing() -> None:
     watched = Watched()
-    watched.unheard.look(0.0)
+    watched.missing_events.look(0.0)
     for rank in (R0, R1):
         watched.book.on_report(LoadReport(*rank, NO_EVENTS, -1, True), 1.0)
     assert "--worker-id" not in watched.problem(PATIENCE)
@@ -93,7 +93,7 @@ def test_a_publisher_without_events_is_not_said_to_be_missing() -> None:
 def test_without_a_broker_it_is_told_where_events_should_come_from(stated: str, named: str) -> None:
     """Load comes all the same, since it is asked for over HTTP."""
     watched = Watched(None, stated)
-    watched.unheard.look(0.0)
+    watched.missing_events.look(0.0)
     for rank in (R0, R1):
         watched.book.on_report(LoadReport(*rank, NO_EVENTS, -1, True), 1.0)
     missed = watched.problem(PATIENCE)
@@ -105,7 +105,7 @@ async def last_problem(router: RunningRouter, client: RawClient) -> Any:
     """What /ready says last of its one worker, once it has been up for long enough."""
     now = time.monotonic()
     for later in (now, now + PATIENCE):
-        router.app._unheard.look(later)
+        router.app._missing_events.look(later)
     (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
     return worker["problems"][-1]
 
@@ -124,7 +124,7 @@ async def test_ready_names_an_endpoint_where_nobody_is(a: ScriptedWorker) -> Non
 
 def test_what_cannot_be_heard_is_not_missed() -> None:
     watched = Watched()
-    watched.unheard.look(0.0)
+    watched.missing_events.look(0.0)
     watched.plane.connected = False
     assert not watched.problem(PATIENCE)
     watched.plane.connected = True
@@ -142,12 +142,12 @@ def test_what_cannot_be_heard_is_not_missed() -> None:
 def test_a_worker_that_comes_back_is_not_warned_of_again(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     for now in (0.0, PATIENCE, PATIENCE + 1):
-        watched.unheard.look(now)
+        watched.missing_events.look(now)
     watched.fleet.mark_down(watched.worker, "gone")
-    watched.unheard.look(50.0)
+    watched.missing_events.look(50.0)
     watched.fleet.mark_up(watched.worker)
     for now in (60.0, 60.0 + PATIENCE):
-        watched.unheard.look(now)
+        watched.missing_events.look(now)
     assert sum("--worker-id" in message for message in caplog.messages) == 1
 
 

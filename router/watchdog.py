@@ -1,6 +1,7 @@
-"""How long workers may leave requests waiting, and when a worker that gives no sign of life counts as sick.
+"""Ends requests that wait for a worker for too long, and takes workers that have stopped answering out of rotation.
 
-One look at all requests a second, not timers: a request costs two changes of a set, and a piece of an answer nothing.
+All requests are checked once a second, instead of each having timers: so a request costs two changes of a set, and a
+piece of an answer costs nothing.
 """
 
 from __future__ import annotations
@@ -14,41 +15,43 @@ from router.fleet import Worker
 from router.outcome import Silence
 
 INTERVAL: Final = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 LATE: Final = 2.0
-"""So many times `INTERVAL` after the last one a look may find silent whom only this process did not hear."""
+"""When a check comes later than this many times `INTERVAL` after the one before, this process itself stood still, and
+has not read yet what workers sent meanwhile."""
 
 
 class Timeouts(NamedTuple):
-    """In seconds; None: none."""
+    """In seconds; None: no limit."""
 
     first_byte: float | None
-    """For a streamed answer to begin."""
+    """Until a streamed answer begins."""
     idle: float | None
     """Between two pieces of an answer."""
     request: float | None
-    """For a request in all."""
+    """For a whole request."""
     stall: float | None
-    """In which a worker that owes streams something must send a piece of any."""
+    """In which a worker with open streams must send a piece of any of them."""
 
 
-class Patience:
-    """`now` is in seconds on one steady clock."""
+class Watchdog:
+    """`now`: seconds on a steady clock."""
 
     def __init__(
         self, timeouts: Timeouts, trip: Callable[[Worker, str, float], None], under_way: Collection[Exchange]
     ) -> None:
-        """`trip` is told of a sick worker, with the reason, and when. `under_way` changes as requests come and go."""
+        """`trip` is called with a worker that counts as sick, the reason and the time. `under_way`: the exchanges that
+        go on at the moment."""
         self._timeouts = timeouts
         self._trip = trip
         self._under_way = under_way
         self._signs: dict[Worker, tuple[float, int]] = {}
-        """When each worker that owes something gave its last sign of life, or began to owe; and how many answers it
-        had ended by then."""
+        """Of each worker that has requests to answer: the time of its last sign of life, or since when it has had any;
+        and how many answers it had finished by then."""
 
     def look(self, now: float) -> None:
         looks = [(exchange, exchange.look(now)) for exchange in self._under_way]
-        sick = self._sick([silence for exchange, silence in looks if silence and _tells(exchange, silence)], now)
+        sick = self._sick([silence for exchange, silence in looks if silence and _is_evidence(exchange, silence)], now)
         for exchange, silence in looks:
             self._judge(exchange, silence, sick, now)
 
@@ -69,10 +72,10 @@ class Patience:
         return self._timeouts.first_byte if silence.owed == "beginning" and exchange.streamed else None
 
     def _sick(self, silences: list[Silence], now: float) -> set[Worker]:
-        """Whose streams and prefills all stand still."""
+        """Workers whose streams and prefills have all stood still for too long."""
         moved = {silence.worker for silence in silences if silence.moved}
         signs: dict[Worker, tuple[float, int]] = {}
-        # The one that has waited for the longest says since when a worker owes, in whatever order they come here.
+        # Latest first, so that the request which has waited longest decides since when its worker has owed an answer.
         for silence in sorted(silences, key=attrgetter("since"), reverse=True):
             worker, ended = silence.worker, silence.worker.pool.ended
             at, had = self._signs.get(worker, (silence.since, ended))
@@ -86,7 +89,7 @@ class Patience:
         return sick
 
 
-def _tells(exchange: Exchange, silence: Silence) -> bool:
-    """Whether it tells of the worker: an answer that comes whole does not before it has come, however many tokens it
-    takes, but for the one of a prefill."""
+def _is_evidence(exchange: Exchange, silence: Silence) -> bool:
+    """Whether silence says anything about the worker. It does not where an answer is not streamed, since that comes
+    only when all its tokens are made; but it does of a prefill, which makes one token only."""
     return exchange.streamed or silence.owed == "prefill"

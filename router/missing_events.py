@@ -1,4 +1,4 @@
-"""Workers whose events should come, and never did."""
+"""Workers that should publish KV events, and from which none was ever received."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from router.scheduling.load import LoadBook, Metrics
 logger = logging.getLogger("router.unheard")
 
 PATIENCE = 10.0
-"""Seconds that a worker is up, and the broker there, before its events are missed: reports come every second."""
+"""Seconds that a worker must be up, with the event plane connected, before its events count as missing. Reports come
+every second."""
 
 _NAMED = 3
-"""Endpoints of so many ranks are told; an engine may have hundreds, most often side by side."""
+"""Ranks whose endpoints a message names at most; an engine may have hundreds, usually on consecutive ports."""
 
 
-class Unheard:
+class MissingEvents:
     def __init__(
         self, fleet: Fleet, indexer: KVIndexer, book: LoadBook, plane: EventPlane, namespace: str | None
     ) -> None:
-        """`namespace`: on the broker; None where the router reads the engines' sockets itself."""
+        """`namespace`: of the events on the broker; None where the router reads the engines' sockets itself."""
         self._fleet = fleet
         self._indexer = indexer
         self._book = book
@@ -35,10 +36,10 @@ class Unheard:
         self._since: dict[str, float] = {}
         self._told: set[str] = set()
         self.problems: dict[str, str] = {}
-        """For people, by worker."""
+        """By worker, a sentence for people."""
 
     def look(self, now: float) -> None:
-        """Once in a while. `now`: seconds, steady."""
+        """To be called about once a second. `now`: seconds on a steady clock."""
         up = {worker.id: self._blind(worker) for worker in self._fleet.up}
         blind = {name: ranks for name, ranks in up.items() if ranks and self._plane.connected}
         self._since = {name: self._since.get(name, now) for name in blind}
@@ -52,7 +53,7 @@ class Unheard:
         self._told = (self._told - heard).union(missed) & self._fleet.workers.keys()
 
     def _blind(self, worker: Worker) -> list[WorkerRank]:
-        """Ranks that are indexed, where nothing is there to be."""
+        """The worker's ranks that are followed, and from which nothing was ever received."""
         watched = (rank for rank in worker.ranks if self._indexer.watches(rank))
         return [rank for rank in watched if self._indexer.view(rank) is View.BLIND]
 
@@ -72,7 +73,7 @@ class Unheard:
         )
 
     def _endpoints(self, name: str, ranks: list[WorkerRank]) -> str:
-        """Those stated are rank 0's, and the others' follow from it."""
+        """What the operator states is the endpoint of rank 0; those of the other ranks follow from it."""
         worker = self._fleet.workers[name]
         if worker.spec.events:
             return worker.spec.events

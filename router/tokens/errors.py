@@ -1,4 +1,4 @@
-"""The one way in which turning a request into tokens fails."""
+"""Why a request cannot be turned into tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Reason = Literal[
 
 
 class CannotTokenize(Exception):
-    """`reason` classes the failure; the text says what it was, without quoting the prompt."""
+    """`reason` is the kind of failure; the message says what it was, and never quotes the prompt."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -19,6 +19,6 @@ class CannotTokenize(Exception):
 
     @property
     def engine_can(self) -> bool:
-        """Whether an engine's own answer would help: not for images, whose tokens do not tell one from another, nor for
-        what the question cannot tell it."""
+        """Whether it would help to ask an engine for the tokens. Not where a prompt has images, since different images
+        get the same tokens; nor where a request says something that cannot be passed on with the question."""
         return self.reason in {"no_tokenizer", "no_template", "unsupported", "template_error"}

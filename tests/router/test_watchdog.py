@@ -10,14 +10,14 @@ from router.exchange import Exchange
 from router.fleet import Worker
 from router.http.pool import Pool
 from router.outcome import Silence
-from router.patience import Patience, Timeouts
+from router.watchdog import Timeouts, Watchdog
 from router.worker_spec import parse_worker
 
 NEVER = Timeouts(None, None, None, None)
 
 
 class Waiting:
-    """An exchange as `Patience` sees it."""
+    """An exchange as `Watchdog` sees it."""
 
     def __init__(self, worker: Worker, *, streamed: bool = True, began: float = 0.0) -> None:
         self.worker = worker
@@ -44,7 +44,7 @@ class Clock:
     def __init__(self, timeouts: Timeouts, *exchanges: Waiting) -> None:
         self.sick: list[tuple[str, float]] = []
         self.under_way = list(exchanges)
-        self.patience = Patience(timeouts, self._trip, cast("list[Exchange]", self.under_way))
+        self.watchdog = Watchdog(timeouts, self._trip, cast("list[Exchange]", self.under_way))
         self.now = 0.0
 
     def _trip(self, worker: Worker, reason: str, now: float) -> None:
@@ -54,7 +54,7 @@ class Clock:
     def pass_to(self, now: float) -> None:
         while self.now < now:
             self.now += 1
-            self.patience.look(self.now)
+            self.watchdog.look(self.now)
             self.under_way[:] = [exchange for exchange in self.under_way if not exchange.ends]
 
 
