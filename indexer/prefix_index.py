@@ -324,6 +324,7 @@ def warm_up() -> None:
             index.store(rank, tier, hashes)
             index.find_matches(hashes)
             index.remove(rank, tier, hashes[:1])
+    index.store(rank, Tier.GPU, hashed)
     index.store_window(rank, 1, hashed)
     index.find_matches(hashed)
     index.clear(rank)  # which begins a migration, for `store` to go on with

@@ -32,3 +32,19 @@ def test_nothing_is_left_to_compile_when_requests_come() -> None:
     subject.forget(gone)
     subject.on_batch(EventBatch("w", 0, 1, 3, [Stored(Tier.GPU, pack_hashes(hashes))]))
     assert _compiled() == before
+
+
+def test_nor_for_layers_with_a_window() -> None:
+    warm_up()
+    before = _compiled()
+    subject, rank, prompt = KVIndexer(), WorkerRank("w", 0), hash_prompt(range(100), {16}, PLAIN)
+    hashes = pack_hashes(prompt.chain(16))
+    subject.watch(rank)
+    events: list[Event] = [
+        Stored(Tier.GPU, hashes),
+        Stored(Tier.GPU, hashes, window=2),
+        Removed(Tier.GPU, hashes[:8], window=2),
+    ]
+    subject.on_batch(EventBatch("w", 0, 1, 0, events))
+    subject.find_matches(prompt)
+    assert _compiled() == before
