@@ -86,7 +86,7 @@ class JsonFormatter(_Formatter):
             "message": record.getMessage(),
         }
         # A field never hides what every line has.
-        entry = {**self._fields(record), **entry}
+        entry = {**entry, **self._fields(record), **entry}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str, ensure_ascii=False)

@@ -44,6 +44,7 @@ def test_json_has_the_same() -> None:
     out = lines("json")
     log_event(log, logging.WARNING, "Worker lost", worker="é", rank=0)
     entry = json.loads(out.getvalue())
+    assert list(entry) == ["time", "level", "logger", "message", "worker", "rank"]
     del entry["time"]
     expected = {"level": "warning", "logger": "router.test", "message": "Worker lost", "worker": "é", "rank": 0}
     assert entry == expected
