@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 import indexer.lives
 import indexer.prefix_index
 import indexer.sampling
 from indexer.events import EventBatch, Removed, Stored, pack_hashes
-from indexer.hashing import chain_hashes
 from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
 
@@ -16,9 +13,8 @@ from indexer.types import Tier, WorkerRank
 def warm_up() -> None:
     """Takes seconds the first time on a machine, and a fraction of one after. Not to be called while serving.
 
-    Hashes of a batch are read-only, and so are stand-ins: types of their own to the compiler.
+    Hashes of a batch are read-only, which is a type of its own to the compiler.
     """
-    chain_hashes(np.frombuffer(bytes(4), np.uint32), 1, 0)
     indexer.lives.warm_up()
     indexer.prefix_index.warm_up()
     indexer.sampling.warm_up()

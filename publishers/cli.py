@@ -43,13 +43,13 @@ _NAMESPACE = """Keeps fleets that share a NATS server apart; the router's --even
 
 _NATS_FILES = {
     "creds": "Credentials for NATS (.creds: a JWT and its nkey).",
-    "nkey-seed": "Holds the nkey seed for NATS (SU...).",
+    "nkey-seed": "File with the nkey seed for NATS (SU...).",
     "ca": "The authorities (PEM) that sign the certificate of a tls:// NATS server. (default: the system's)",
     "cert": "The certificate (PEM) that a tls:// NATS server is shown.",
     "key": "The private key of --nats-cert (PEM, not encrypted).",
 }
 _WORKER_FILES = {
-    "api-key-file": "Holds the key that the engine wants.",
+    "api-key-file": "File with the API key of the engine.",
     "ca": "The authorities (PEM) that sign the certificate of an https:// engine. (default: the system's)",
     "cert": "The certificate (PEM) that an https:// engine is shown.",
     "key": "The private key of --worker-cert (PEM, not encrypted).",

@@ -43,9 +43,7 @@ def embedded_server(url: str) -> NatsServer:
     """The one that `nats+embedded://[HOST][:PORT]` names, not yet started. Raises ValueError."""
     parts = _split(url)
     if parts.username is not None:
-        raise ValueError(
-            "nats+embedded:// starts a server that asks nobody who he is: it takes no user and no password."
-        )
+        raise ValueError("nats+embedded:// starts a server that requires no login: leave out user and password.")
     return NatsServer(parts.hostname or "127.0.0.1", parts.port or 0)
 
 

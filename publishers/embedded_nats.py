@@ -25,8 +25,8 @@ RESTART_DELAY = 0.5
 """Seconds; one that ends again and again must not fill the log."""
 
 OPEN = (
-    "The nats-server that is started here can be reached from other machines and asks nobody who he is: whoever "
-    "connects can say what workers hold. Let it listen on 127.0.0.1, or use one of your own, with users"
+    "The nats-server that is started here can be reached from other machines and requires no login: whoever connects "
+    "can say what workers hold. Let it listen on 127.0.0.1, or run one of your own, with users"
 )
 
 _LISTENING = re.compile(rb"Listening for client connections on .*:(\d+)\s*$")

@@ -86,6 +86,6 @@ class LoadPoller:
         self._failing = failing
         if failing:
             why = {"trouble": trouble} if trouble else {}
-            log_event(logger, logging.WARNING, "The engine does not tell its load", engine=self._url, **why)
+            log_event(logger, logging.WARNING, "The engine does not report its load", engine=self._url, **why)
         else:
-            log_event(logger, logging.INFO, "The engine tells its load again", engine=self._url)
+            log_event(logger, logging.INFO, "The engine reports its load again", engine=self._url)

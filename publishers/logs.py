@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import TextIO
 
 _NOISY = ("aiohttp", "asyncio", "nats")
+_NEVER_OF_USE = "numba"
+"""Its debug lines are thousands for each function that it compiles."""
 
 
 def configure_logging(
@@ -37,6 +39,7 @@ def set_level(level: str) -> None:
         logging.getLogger(name).setLevel(
             max(logging.WARNING, root.level) if root.level > logging.DEBUG else logging.NOTSET
         )
+    logging.getLogger(_NEVER_OF_USE).setLevel(max(logging.WARNING, root.level))
 
 
 def get_level() -> str:
@@ -83,7 +86,7 @@ class JsonFormatter(_Formatter):
             "message": record.getMessage(),
         }
         # A field never hides what every line has.
-        entry = {**self._fields(record), **entry}
+        entry = {**entry, **self._fields(record), **entry}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str, ensure_ascii=False)

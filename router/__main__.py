@@ -14,6 +14,7 @@ from typing import cast
 
 from publishers.logs import configure_logging
 from router.cli import Source
+from router.hangups import hold_hangups
 from router.settings import Settings, SettingsError
 
 _OTHERS = {
@@ -36,6 +37,7 @@ def _main(arguments: list[str]) -> int:
     if arguments and arguments[0] in _OTHERS:
         other = cast("Callable[[list[str]], int]", importlib.import_module(_OTHERS[arguments[0]]).main)
         return other(arguments[1:])
+    hold_hangups()
     source = Source(arguments, os.environ)
     try:
         settings = _read(source)

@@ -29,6 +29,7 @@ from router.breaker import Breaker
 from router.cli import Source
 from router.exchange import Exchange
 from router.fleet import Fleet, Worker
+from router.hangups import take_hangups
 from router.http.clients import Clients, Limits
 from router.http.front import Connection
 from router.http.pool import Pool
@@ -120,7 +121,7 @@ async def _serve(settings: Settings, source: Source | None, member: Member | Non
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     if source:
-        loop.add_signal_handler(signal.SIGHUP, app.on_hangup)
+        take_hangups(app.on_hangup)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, app.on_signal, stop)
     await asyncio.sleep(0)  # where a Ctrl-C from before the handlers ends it: nothing is open yet
@@ -220,6 +221,7 @@ class App:
         tally.connections, tally.buffered = self._connections.__len__, lambda: self._clients.buffered
         self._roster: Roster | None = None
         self._reloading: Reloading | None = None
+        self._hung_up = False  # before there was anything to read again for
         self._admin: AdminSurface | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
@@ -271,6 +273,8 @@ class App:
         roster.take(settings.workers, settings.drain_timeout)
         if self._source:
             self._reloading = Reloading(self._source, settings, roster, self._security.reload)
+            if self._hung_up:
+                self._reloading.reload()
         await roster.first_looks(FIRST_LOOK)
         self._tell_of_the_lonely()
         await self._administer(roster)
@@ -404,7 +408,8 @@ class App:
                 logger.exception("Requests could not be looked after")
 
     def on_hangup(self) -> None:
-        """Once the first workers are looked at; before, the settings are new."""
+        """Before the first workers are looked at it is put off until then."""
+        self._hung_up = True
         if self._reloading:
             self._reloading.reload()
 

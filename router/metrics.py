@@ -35,7 +35,7 @@ class Metrics:
             reason=get_args(Untokenized),
         )
         self.engine_tokenized = Counter(
-            "router_engine_tokenized_requests", "Requests tokenised by asking an engine.", registry=self.registry
+            "router_engine_tokenized_requests", "Requests tokenized by asking an engine.", registry=self.registry
         )
         self.ids_sent = Counter(
             "router_token_ids_sent_requests",

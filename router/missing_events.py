@@ -13,7 +13,7 @@ from publishers.plane import EventPlane
 from router.fleet import Fleet, Worker
 from router.scheduling.load import LoadBook, Metrics
 
-logger = logging.getLogger("router.unheard")
+logger = logging.getLogger("router.missing_events")
 
 PATIENCE = 10.0
 """Seconds that a worker must be up, with the event plane connected, before its events count as missing. Reports come
@@ -61,14 +61,14 @@ class MissingEvents:
         numbers = ", ".join(str(rank.dp_rank) for rank in ranks)
         if self._namespace is None:
             return (
-                f"No KV events were ever heard of dp_rank {numbers}: nothing that speaks ZMQ is connected at "
-                f"{self._endpoints(name, ranks)}; see that the router reaches it, or state where they are with "
+                f"No KV events of dp_rank {numbers} have arrived yet: nothing that speaks ZMQ answers at "
+                f"{self._endpoints(name, ranks)}; check that the router reaches it, or state the right endpoint with "
                 "--worker URL,events=tcp://HOST:PORT."
             )
         if all((found := metrics.get(rank)) and found.report for rank in ranks):
-            return f"Load comes of dp_rank {numbers}, but no KV events: the log of its publisher tells why."
+            return f"Load reports of dp_rank {numbers} arrive, but no KV events: the log of its publisher says why."
         return (
-            f"No KV events were ever heard of dp_rank {numbers}: a publisher must run beside the engine, with "
+            f"No KV events of dp_rank {numbers} have arrived yet: a publisher must run beside the engine, with "
             f"--worker-id {name} and --namespace {self._namespace}, on this router's broker (docs/publishers.md)."
         )
 

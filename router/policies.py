@@ -61,4 +61,6 @@ def _installed(name: str) -> CostPolicy:
             raise SettingsError(f"--kv-policy {name} of {point.value} cannot be loaded: {error}") from error
         return policy
     known = ", ".join(known_policies())
-    raise SettingsError(f"--kv-policy takes {known}, not {name}; others come with a package (docs/policies.md)")
+    raise SettingsError(
+        f"--kv-policy takes one of {known}, not {name!r}; docs/policies.md tells how to install others."
+    )

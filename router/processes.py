@@ -25,6 +25,7 @@ from publishers.connect import embedded_server
 from publishers.embedded_nats import NatsServerError
 from publishers.logs import configure_logging, log_event
 from router.cli import Source
+from router.hangups import take_hangups
 from router.member import Member, Start, map_memory, memory_size
 from router.port import check_free
 from router.settings import Settings, SettingsError
@@ -112,7 +113,7 @@ class _Parent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        take_hangups(self._on_hangup)
         count = self._settings.processes
         # The first alone: where something has to be compiled, the others find it done.
         listening = [await self._start(0)]

@@ -257,7 +257,7 @@ class Prompts:
             log_event(logger, logging.ERROR, "The tokenizer cannot be used", model=model.id, reason=error)
             tokenizer = None
         if tokenizer is None and self._setting != "engine":
-            advice = "each prompt is tokenised by asking an engine; --tokenizer PATH makes it cheaper"
+            advice = "each prompt is tokenized by asking an engine; --tokenizer PATH makes it cheaper"
             log_event(logger, logging.WARNING, "No tokenizer is at hand", model=model.id, hence=advice)
         return tokenizer
 
@@ -271,7 +271,7 @@ class Prompts:
         if mismatch is None:
             return True
         self._brain.metrics.tokenizer_mismatches.labels(model.id).inc()
-        text = "The tokenizer is not the engine's: prompts are tokenised by asking an engine instead"
+        text = "The tokenizer is not the engine's: prompts are tokenized by asking an engine instead"
         log_event(logger, logging.ERROR, text, model=model.id, worker=worker.id, where=mismatch)
         return False
 
@@ -280,7 +280,7 @@ class Prompts:
         return None if self._differing.get(model) else self._tokenizers.get(model)
 
     def _settle(self, model: str) -> None:
-        """Where engines of both kinds serve a model, only what both make the same tokens of is tokenised here."""
+        """Where engines of both kinds serve a model, only what both make the same tokens of is tokenized here."""
         tokenizer = self._tokenizer(model)
         if tokenizer is None:
             self._by_model.pop(model, None)

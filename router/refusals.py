@@ -32,9 +32,9 @@ def _told(refusal: AnyRefusal) -> tuple[int, str, Mapping[str, float]]:
             message = f"Too busy: the predicted {what} is {predicted:.3g} s, and the objective {limit:.3g} s"
             return 429, message, {"predicted_seconds": round(predicted, 4), "limit_seconds": limit}
         case QueueFull(held):
-            return 429, "Too busy: as many requests wait already as may", {"held": held}
+            return 429, "Too busy: the queue is full", {"held": held}
         case QueueTimeout(waited, limit):
-            message = f"Too busy: no worker was ready for it in {waited:.3g} s, and it is held for {limit:g} s at most"
+            message = f"Too busy: no worker was ready after {waited:.3g} s in the queue, where {limit:g} s are allowed"
             return 408, message, {"limit_seconds": limit}
 
 

@@ -202,7 +202,7 @@ def histogram_family(
 
 
 _COUNTERS = (
-    ("router_retries", "Requests sent on to another worker before their first byte.", "retries"),
+    ("router_retries", "Requests that one worker failed and another was sent.", "retries"),
     ("router_worker_failures", "Requests that a worker failed, retried or not.", "failures"),
     ("router_prompt_tokens", "Prompt tokens routed, where they were counted.", "prompt_tokens"),
     (

@@ -19,47 +19,89 @@ from engines.command_line import Parser
 from engines.description import Role
 from engines.sim.fleet import SimFleet
 from engines.sim.settings import ConnectorName, SimSettings
+from engines.sim.timing import HELP as TIMING_HELP
 from engines.sim.timing import StepTiming
 
 DEFAULT_PORT = 18_000
-TIMING_HELP = {
-    "base_s": "seconds of every step",
-    "prefill_tokens_per_s": "prefill rate without attention",
-    "attention_s_per_pair": "seconds for each pair of a prefilled token and one it attends to",
-    "decode_s_per_sequence": "seconds for each decoding sequence of a step",
-    "kv_read_s_per_token": "seconds for each token of context that a decoding sequence reads",
-}
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def make_parser() -> argparse.ArgumentParser:
     default = SimSettings()
-    about = "A simulated fleet of vLLM or SGLang workers."
+    about = (
+        "Serves a simulated fleet of vLLM or SGLang workers, without a GPU. When it is ready, it prints one line of "
+        "JSON with the workers' URLs; SIGTERM or SIGINT ends it. Times are simulated seconds."
+    )
     parser = Parser(prog="kv-sim", usage="kv-sim [FLAGS]", description=about)
     add = parser.add_argument
-    add("--workers", type=int, default=default.workers, help="how many (default %(default)s)")
+    add("--workers", type=int, default=default.workers, help="number of workers (default %(default)s)")
     add("--host", default=default.host, help="address to listen on (default %(default)s)")
-    add("--port", type=int, default=DEFAULT_PORT, help="first worker's port; 0: free ports (default %(default)s)")
-    add("--flavour", choices=("vllm", "sglang"), default=default.flavour, help="(default %(default)s)")
-    add("--model", default=default.model, help="served model name (default %(default)s)")
-    add("--lora", action="append", default=[], metavar="NAME", help="served adapter; repeatable")
-    add("--block-size", type=int, default=default.block_size, help="tokens a block (default %(default)s)")
-    add("--cache-tokens", type=int, default=default.cache_tokens, help="cache of each rank (default %(default)s)")
-    add("--speedup", type=float, default=default.speedup, help="simulated seconds per second (default %(default)s)")
-    add("--max-num-seqs", type=int, default=default.max_num_seqs, help="running requests (default %(default)s)")
+    add(
+        "--port",
+        type=int,
+        default=DEFAULT_PORT,
+        help="port of the first worker, the others follow; 0 takes free ports (default %(default)s)",
+    )
+    add(
+        "--flavour", choices=("vllm", "sglang"), default=default.flavour, help="engine to imitate (default %(default)s)"
+    )
+    add("--model", default=default.model, help="name of the served model (default %(default)s)")
+    add(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name of a served LoRA adapter; repeat the flag for each",
+    )
+    add("--block-size", type=int, default=default.block_size, help="tokens per KV block (default %(default)s)")
+    add(
+        "--cache-tokens",
+        type=int,
+        default=default.cache_tokens,
+        help="tokens that each rank's KV cache holds (default %(default)s)",
+    )
+    add(
+        "--speedup", type=float, default=default.speedup, help="simulated seconds per real second (default %(default)s)"
+    )
+    add(
+        "--max-num-seqs",
+        type=int,
+        default=default.max_num_seqs,
+        help="most requests that each rank runs at a time (default %(default)s)",
+    )
     add(
         "--max-num-batched-tokens",
         type=int,
         default=default.max_num_batched_tokens,
-        help="a step (default %(default)s)",
+        help="most tokens that each step computes (default %(default)s)",
     )
-    add("--dp-size", type=int, default=default.dp_size, help="data-parallel ranks a worker (default %(default)s)")
-    add("--max-model-len", type=int, default=default.max_model_len, help="tokens a request (default %(default)s)")
+    add("--dp-size", type=int, default=default.dp_size, help="data-parallel ranks of each worker (default %(default)s)")
+    add(
+        "--max-model-len",
+        type=int,
+        default=default.max_model_len,
+        help="most tokens of a prompt and its answer together (default %(default)s)",
+    )
     add("--tokenizer", metavar="PATH", help="folder with tokenizer.json (default: one token per UTF-8 byte)")
-    add("--no-kv-events", action="store_true", help="publish no KV events")
-    add("--slow", action="append", default=[], type=_slow, metavar="INDEX=FACTOR", help="a slower worker; repeatable")
+    add("--no-kv-events", action="store_true", help="do not publish KV events")
+    add(
+        "--slow",
+        action="append",
+        default=[],
+        type=_slow,
+        metavar="INDEX=FACTOR",
+        help="make worker INDEX (from 0) FACTOR times as slow; repeat the flag for each",
+    )
     _add_pair_flags(add, default)
-    add("--seed", type=int, default=default.seed, help="of the answers' words (default %(default)s)")
-    add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="(default %(default)s)")
+    add(
+        "--seed",
+        type=int,
+        default=default.seed,
+        help="seed of the random choice of the answers' words (default %(default)s)",
+    )
+    add(
+        "--log-level", default="warning", choices=LOG_LEVELS, help="least severity that is logged (default %(default)s)"
+    )
     for name, text in TIMING_HELP.items():
         flag = "--" + name.replace("_", "-")
         add(flag, type=float, default=getattr(default.timing, name), help=f"{text} (default %(default)s)")
@@ -67,17 +109,22 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_pair_flags(add: Callable[..., object], default: SimSettings) -> None:
-    role = "what a worker does of a request: prefill, decode or both; repeatable (default both)"
+    role = "what worker INDEX (from 0) does: prefill, decode or both; repeat the flag for each (default both)"
     add("--role", action="append", default=[], type=_role, metavar="INDEX=ROLE", help=role)
     names = get_args(ConnectorName)
-    add("--connector", choices=names, default=default.connector, help="how KV goes between them (default %(default)s)")
-    text = "gigabytes a second of its bandwidth (default %(default)s)"
+    add(
+        "--connector",
+        choices=names,
+        default=default.connector,
+        help="how KV moves between workers (default %(default)s)",
+    )
+    text = "bandwidth of a KV transfer, in gigabytes per second (default %(default)s)"
     add("--transfer-gb-s", type=float, default=default.transfer_gb_s, help=text)
-    text = "bytes of KV a token (default %(default)s)"
+    text = "size of a token's KV, in bytes (default %(default)s)"
     add("--kv-bytes-per-token", type=int, default=default.kv_bytes_per_token, help=text)
-    text = "seconds of every transfer (default %(default)s)"
+    text = "fixed time of each KV transfer, in seconds (default %(default)s)"
     add("--transfer-base-s", type=float, default=default.transfer_base_s, help=text)
-    text = "seconds that KV is kept for a decode that does not come (default %(default)s)"
+    text = "how long KV is kept for its decode worker, in seconds (default %(default)s)"
     add("--lease-s", type=float, default=default.lease_s, help=text)
 
 

@@ -10,6 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
+
+HELP: Final = {
+    "base_s": "timing: seconds of every step",
+    "prefill_tokens_per_s": "timing: tokens prefilled per second, without attention",
+    "attention_s_per_pair": "timing: seconds for each pair of a prefilled token and one that it attends to",
+    "decode_s_per_sequence": "timing: seconds for each decoding sequence in a step",
+    "kv_read_s_per_token": "timing: seconds for each token of context that a decoding sequence reads",
+}
+"""What each figure of `StepTiming` is, for command lines."""
 
 
 @dataclass(slots=True)

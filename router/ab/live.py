@@ -47,12 +47,20 @@ _POINTS = 200
 
 
 def make_parser() -> argparse.ArgumentParser:
-    about = "Sets the arms of a live A/B test side by side, as running routers (--ab) count them since their start."
+    about = "Compares the arms of a live A/B test (--ab), by what running routers have counted since their start."
     parser = Parser(prog="kv-router ab report", description=about, allow_abbrev=False)
-    parser.add_argument("url", nargs="+", type=_router, metavar="URL", help="a router; the counts of several add up")
-    parser.add_argument("--baseline", metavar="ARM", help="what ratios compare with (default: the first but kv)")
-    parser.add_argument("--key-file", metavar="FILE", help="an admin's API key for them, where they ask for one")
-    parser.add_argument("--ca", metavar="FILE", help="authorities that https routers are checked against, as PEM")
+    parser.add_argument(
+        "url", nargs="+", type=_router, metavar="URL", help="address of a router; the counts of several are added up"
+    )
+    parser.add_argument(
+        "--baseline", metavar="ARM", help="arm that the others are compared with (default: the first that is not kv)"
+    )
+    parser.add_argument("--key-file", metavar="FILE", help="file with an admin's API key, for routers with --api-keys")
+    parser.add_argument(
+        "--ca",
+        metavar="FILE",
+        help="authorities (PEM) that sign the certificates of https routers (default: the system's)",
+    )
     parser.add_argument("--html", metavar="FILE", help="write the report as a page with charts")
     return parser
 

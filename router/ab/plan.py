@@ -140,29 +140,52 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="kv-router ab", description=_DESCRIPTION, allow_abbrev=False)
     add = parser.add_argument
     kinds = ", ".join(f"synthetic:{kind}" for kind in SHAPES)
-    traces = f"JSON lines in Mooncake's format, or one of {kinds} (default: the first of these)"
+    traces = (
+        f"what is replayed: a file of JSON lines in Mooncake's format, or one of {kinds} (default: the first of these)"
+    )
     add("--trace", default="synthetic", metavar="FILE", help=traces)
-    modes = f"comma-separated, of {', '.join(MODES)}; one may come twice (default: %(default)s)"
+    names = ", ".join(MODES)
+    modes = f"what is compared, separated by commas: {names}; a mode may be named twice (default: %(default)s)"
     add("--modes", default="kv,round-robin", help=modes)
-    add("--baseline", metavar="MODE", help="what ratios compare with (default: the first mode but kv)")
-    add("--duration", type=positive, metavar="SECONDS", help="only the first seconds of the trace's own time")
-    rates = "times the trace's request rate, one run for each (default: 1)"
+    add("--baseline", metavar="MODE", help="mode that the others are compared with (default: the first that is not kv)")
+    add("--duration", type=positive, metavar="SECONDS", help="replay only the first SECONDS of the trace's own time")
+    rates = "multiples of the trace's request rate, separated by commas; one run for each (default: 1)"
     add("--rates", "--rate", type=_list(positive), default=(1.0,), metavar="FACTOR[,...]", help=rates)
-    add("--limit", type=count, metavar="N", help="at most N requests")
-    add("--max-output", type=count, metavar="N", help="cut longer answers to N tokens")
-    seeds = "of prompts, synthetic trace, arrivals and router, one run for each (default: 0)"
+    add("--limit", type=count, metavar="N", help="replay only the first N requests")
+    add("--max-output", type=count, metavar="N", help="limit answers to N tokens")
+    seeds = "seeds of prompts, synthetic trace, arrivals and router, separated by commas; one run for each (default: 0)"
     add("--seeds", "--seed", type=_list(number), default=(0,), metavar="N[,...]", help=seeds)
-    drawn = "the trace's own, or drawn anew at the same mean rate (default: trace)"
+    drawn = "when requests arrive: as in the trace, or drawn at random at the same mean rate (default: trace)"
     add("--arrivals", choices=get_args(Arrivals), default="trace", help=drawn)
-    add("--no-reuse", action="store_true", help="a control: the same requests with no prefix in common")
-    add("--ttft-slo", type=positive, metavar="SECONDS", help="count what was in time, in simulated seconds")
+    add("--no-reuse", action="store_true", help="as a control: the same requests without common prefixes")
+    add(
+        "--ttft-slo",
+        type=positive,
+        metavar="SECONDS",
+        help="report the share of requests whose TTFT is within SECONDS (simulated ones); refuses nothing",
+    )
     add("--out", metavar="FILE", help="write settings, summaries and every request as JSON")
     add("--html", metavar="FILE", help="write the report as a page with charts")
-    add("--router-arg", action="append", default=[], metavar="=--FLAG", help="a further flag for the router")
-    add("--timeout", type=positive, default=600.0, metavar="SECONDS", help="wall time for a request (default: 600)")
+    further = (
+        "a further flag for the router, written with a =, such as --router-arg=--kv-policy=lmetric; repeat for each"
+    )
+    add("--router-arg", action="append", default=[], metavar="FLAG", help=further)
+    add(
+        "--timeout",
+        type=positive,
+        default=600.0,
+        metavar="SECONDS",
+        help="real time that an answer may take, before it counts as an error (default: 600)",
+    )
     real = parser.add_argument_group("A real fleet")
-    real.add_argument("--worker", action="append", default=[], metavar="URL", help="an engine, as the router takes it")
-    real.add_argument("--worker-api-key-file", metavar="FILE", help="holds the key that the engines want")
+    real.add_argument(
+        "--worker",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="an engine, as for the router's --worker; repeat for each",
+    )
+    real.add_argument("--worker-api-key-file", metavar="FILE", help="file with the API key of the engines")
     real.add_argument(
         "--worker-ca", metavar="FILE", help="the authorities (PEM) of https:// engines (default: the system's)"
     )
@@ -170,11 +193,19 @@ def make_parser() -> argparse.ArgumentParser:
     real.add_argument("--worker-key", metavar="FILE", help="the private key of --worker-cert (PEM)")
     real.add_argument("--model", metavar="NAME", help="the model to ask for (default: what the first worker serves)")
     sim = parser.add_argument_group("A simulated fleet")
-    sim.add_argument("--sim-workers", type=count, metavar="N", help="workers (default: 8)")
-    sim.add_argument("--cache-tokens", type=count, metavar="N", help="per worker (default: 262144)")
-    sim.add_argument("--block-size", type=count, metavar="N", help="tokens per block (default: 16)")
-    sim.add_argument("--speedup", type=positive, metavar="FACTOR", help="times real time (default: 4; --worker: 1)")
-    sim.add_argument("--sim-arg", action="append", default=[], metavar="=--FLAG", help="a further flag for the fleet")
+    sim.add_argument("--sim-workers", type=count, metavar="N", help="number of workers (default: 8)")
+    sim.add_argument(
+        "--cache-tokens", type=count, metavar="N", help="tokens that each worker's KV cache holds (default: 262144)"
+    )
+    sim.add_argument("--block-size", type=count, metavar="N", help="tokens per KV block (default: 16)")
+    sim.add_argument(
+        "--speedup",
+        type=positive,
+        metavar="FACTOR",
+        help="simulated seconds per real second (default: 4; with --worker: 1)",
+    )
+    further = "a further flag for kv-sim, written with a =, such as --sim-arg=--dp-size=2; repeat for each"
+    sim.add_argument("--sim-arg", action="append", default=[], metavar="FLAG", help=further)
     return parser
 
 

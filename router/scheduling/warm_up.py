@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+
 from indexer.matches import SumOfMatches
 from indexer.types import WorkerRank
 from router.scheduling.auto import Auto
@@ -16,5 +18,6 @@ from router.scheduling.scheduler import Scheduler
 def warm_up(scheduler: Scheduler) -> None:
     """Takes a second or two the first time on a machine; books nothing."""
     nobody = Candidates([(WorkerRank("", 0), 1)])
-    scheduler.book.loads(nobody, 0.0)
     Cheapest(Auto()).choose(Present(scheduler, nobody, 1, SumOfMatches(()), 0.0), random.Random(0))  # noqa: S311 -- not for secrets
+    scheduler.book.loads(nobody, 0.0)  # for requests that are routed by load only
+    scheduler.backlog.seconds(nobody, np.ones(1), 0.0)

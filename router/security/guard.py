@@ -133,7 +133,7 @@ class Guard:
     def _tenant(self, headers: Headers) -> Tenant:
         key = _key_in(headers)
         if key is None:
-            text = "You need an API key here: send it as `Authorization: Bearer KEY`, or `x-api-key: KEY`."
+            text = "An API key is needed here: send one, as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
             raise self._unauthorized("no_key", text)
         found = self._keys.find(key)
         if found is None:

@@ -42,8 +42,8 @@ class Administration:
         Address | None,
         about(
             "Administration",
-            "Listen here for changes of the fleet and of the log level while the router runs; none: there is no such "
-            "surface.",
+            "Address of the admin surface, which changes the fleet, the limits and the log level while the router "
+            "runs; none: there is none.",
             "HOST:PORT",
             takes="an address such as 127.0.0.1:9090, or none",
             read=read_address,

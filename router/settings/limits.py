@@ -22,8 +22,8 @@ class Limits:
         int,
         about(
             "Limits",
-            "Requests that are held in the router at a time; when more come, those of whoever holds most are refused "
-            "with 429.",
+            "Most requests held in the router at a time; beyond it, those of the tenant that holds most are "
+            "refused with 429.",
             "NUMBER",
             ge=0,
         ),
@@ -32,21 +32,21 @@ class Limits:
         float, seconds("Limits", "How long a request is held in the router before it is answered with 408.")
     ] = 60.0
     max_concurrency: Annotated[
-        AtLeast1 | None, _most("Requests at all workers together; those beyond it are held in the router.")
+        AtLeast1 | None, _most("Most requests at all workers together; those beyond it are held in the router.")
     ] = None
     max_worker_concurrency: Annotated[
-        AtLeast1 | None, _most("Requests at each worker; a worker with as many gets no more until one of them ends.")
+        AtLeast1 | None, _most("Most requests at each worker; one with as many gets no more until one of them ends.")
     ] = None
     max_connections: Annotated[
         int,
-        about("Limits", "Connections of clients; more are answered with 503 and closed.", "NUMBER", ge=1),
+        about("Limits", "Most connections of clients; more are answered with 503 and closed.", "NUMBER", ge=1),
     ] = 16384
     max_buffered: Annotated[
         int,
         about(
             "Limits",
-            "Bytes of large request bodies (above 64KiB) that each process holds at a time; what comes beyond is "
-            "answered with 429.",
+            "Most bytes of large request bodies (above 64KiB) that each process holds at a time; what comes "
+            "beyond is answered with 429.",
             "SIZE",
             ge=1024**2,
             takes="a size of at least 1MiB, such as 512MiB (KiB, MiB, GiB, or a plain number of bytes)",
@@ -68,8 +68,7 @@ class Limits:
         str | None,
         about(
             "Limits",
-            "This header of a request names its tenant where there are no API keys: tenants share what there is while "
-            "requests are held.",
+            "Request header that names the tenant, without --api-keys: while requests are held, tenants take turns.",
             "HEADER",
             takes="a header's name such as x-tenant, or none",
             read=read_header,

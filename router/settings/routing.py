@@ -43,7 +43,7 @@ class Routing:
         AtLeast0 | None,
         about(
             "Routing",
-            "Weight of prefill work against decode load; 0 balances load only. Stating one means the policy overlap.",
+            "Weight of prefill work against decode load; 0 balances load only. Setting it selects the policy overlap.",
             "WEIGHT",
             takes="a number, at least 0, or none",
             read=read_none,
@@ -75,8 +75,8 @@ class Routing:
         Literal["reject", "queue"],
         about(
             "Routing",
-            "What becomes of a request that would miss an objective: it is refused at once, or queued until it would "
-            "not, counted from when it is sent.",
+            "What happens to a request that would miss an objective: reject refuses it at once; queue holds it "
+            "until it would not, counted from when it is sent.",
         ),
     ] = "reject"
     slo_patience: Annotated[
@@ -118,7 +118,7 @@ class Routing:
         int,
         about(
             "Routing",
-            "Most memory that each process's index takes; what was not used for longest is forgotten beyond it.",
+            "Most memory that each process's index takes; beyond it, what was unused for longest is forgotten.",
             "SIZE",
             ge=1024**2,
             takes="a size of at least 1MiB, such as 512MiB (KiB, MiB, GiB, or a plain number of bytes)",

@@ -95,10 +95,10 @@ class Security:
     worker_key: Annotated[File | None, _file("The private key of --worker-cert (PEM, not encrypted).")] = None
     worker_api_key_file: Annotated[
         File | None,
-        _file("Holds the key that the engines want; clients' own are then not passed on."),
+        _file("File with the API key of the engines; clients' own keys are then not passed on."),
     ] = None
     nats_creds: Annotated[File | None, _file("Credentials for NATS (.creds: a JWT and its nkey).")] = None
-    nats_nkey_seed: Annotated[File | None, _file("Holds the nkey seed for NATS (SU…).")] = None
+    nats_nkey_seed: Annotated[File | None, _file("File with the nkey seed for NATS (SU…).")] = None
     nats_ca: Annotated[
         File | None,
         _file("The authorities (PEM) that sign the certificate of a tls:// NATS server, in place of the system's."),
@@ -120,8 +120,8 @@ class Security:
         tuple[str, ...],
         about(
             "Security",
-            "A host, besides a worker's own, where the worker may say that it publishes KV events; repeat the flag for "
-            "each.",
+            "A host, besides a worker's own, whose KV events are followed if the worker says that it publishes "
+            "there; repeat the flag for each.",
             "HOST",
             takes="a host's name or address",
             read=_read_hosts,
@@ -131,8 +131,8 @@ class Security:
         tuple[str, ...],
         about(
             "Security",
-            "Where the folders that an engine names may lie for the router to read a tokenizer there; repeat the flag "
-            "for each; anywhere without it.",
+            "Read a tokenizer from the folder that an engine names only if it lies below this one; repeat the "
+            "flag for each. Without it, from any folder.",
             "FOLDER",
             takes="an absolute path such as /models",
             read=_read_folders,

@@ -16,7 +16,8 @@ class Serving:
         int,
         about(
             "Serving",
-            "Router processes that share the port and what they have booked and sent; each has an index of its own.",
+            "Number of router processes. They share the port and know what the others have sent where; each has "
+            "an index of its own.",
             "NUMBER",
             ge=1,
             le=256,

@@ -26,7 +26,7 @@ class Tokens:
         bool,
         about(
             "Tokens",
-            "Send prompts to vLLM as the token ids that the router made of them, so that the engine does not make them "
-            "again: of completions and chats, where all engines of the model are found to take them (vLLM 0.32 does).",
+            "Send the prompts of completions and chats to vLLM as the router's token ids, so that the engine does "
+            "not tokenize them again, if all engines of the model accept ids (vLLM 0.32 does).",
         ),
     ] = False

@@ -49,7 +49,8 @@ class Upstream:
         int,
         about(
             "Upstream",
-            "Failures within ten seconds, and half of what ended, after which a worker gets nothing for a while.",
+            "Failures within ten seconds after which a worker gets nothing for a while, if they are half of the "
+            "requests that ended there.",
             "NUMBER",
             ge=1,
         ),
@@ -58,8 +59,8 @@ class Upstream:
         int,
         about(
             "Upstream",
-            "How often a stream that breaks off may go on from another worker (docs/migration.md); 0: it ends in an "
-            "error.",
+            "How many times a stream that breaks off may continue on another worker (docs/migration.md); 0: it "
+            "ends in an error.",
             "NUMBER",
             ge=0,
         ),

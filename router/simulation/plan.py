@@ -12,6 +12,7 @@ from typing import TypeVar, get_args
 import msgspec
 
 from engines.sim.store import Eviction
+from engines.sim.timing import HELP as TIMING_HELP
 from engines.sim.timing import StepTiming
 from router.ab.arrivals import Arrivals
 from router.ab.errors import RunError
@@ -178,7 +179,9 @@ def _timing(given: argparse.Namespace) -> StepTiming:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="kv-router simulate", description=_DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--flags", metavar="FILE", help="YAML of these flags by name; those of the command line win")
+    parser.add_argument(
+        "--flags", metavar="FILE", help="read flags from a YAML file, by name; the command line wins over it"
+    )
     _add_traffic(parser.add_argument_group("Traffic"))
     _add_fleet(parser.add_argument_group("Fleet"))
     _add_store(parser.add_argument_group("Store"))
@@ -189,65 +192,97 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_traffic(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--workload", metavar="NAME", help=f"one of {', '.join(WORKLOADS)} (default: chat, if there is no --trace)")
-    add("--trace", metavar="FILE", help="JSON lines in Mooncake's format, or synthetic, or synthetic:KIND")
-    add("--duration", type=positive, metavar="SECONDS", help="only the first seconds of the trace's own time")
-    add("--limit", type=count, metavar="N", help="at most N requests")
-    add("--rate", type=positive, default=1.0, metavar="FACTOR", help="times the trace's request rate (default: 1)")
+    add(
+        "--workload",
+        metavar="NAME",
+        help=f"named traffic and its fleet: {', '.join(WORKLOADS)} (default: chat, if there is no --trace)",
+    )
+    add("--trace", metavar="FILE", help="file of JSON lines in Mooncake's format, or synthetic, or synthetic:KIND")
+    add("--duration", type=positive, metavar="SECONDS", help="only the first SECONDS of the trace's own time")
+    add("--limit", type=count, metavar="N", help="only the first N requests")
+    add(
+        "--rate", type=positive, default=1.0, metavar="FACTOR", help="multiple of the trace's request rate (default: 1)"
+    )
     times = get_args(Arrivals)
-    add("--arrivals", choices=times, default="trace", help="when requests come, at the same mean rate (default: trace)")
-    add("--no-reuse", dest="reuse", action="store_false", help="control: no two prompts have anything in common")
+    text = "when requests arrive: as in the trace, or drawn at random at the same mean rate (default: trace)"
+    add("--arrivals", choices=times, default="trace", help=text)
+    add(
+        "--no-reuse", dest="reuse", action="store_false", help="as a control: the same requests without common prefixes"
+    )
 
 
 def _add_fleet(group: argparse._ArgumentGroup) -> None:
     add, default = group.add_argument, FleetSettings()
-    add("--workers", type=count, metavar="N", help="(default: the workload's, else 8)")
-    add("--cache-tokens", type=count, metavar="N", help="per worker (default: the workload's, else 262144)")
-    add("--block-size", type=count, default=16, metavar="N", help="tokens a block (default: 16)")
-    add("--prefill", type=whole, default=0, metavar="N", help="the first N workers compute prompts for others")
-    add("--decode", type=whole, default=0, metavar="N", help="the next N answer prompts that others computed")
-    add("--push", action="store_true", help="KV is written to the decode worker while it is computed, not pulled after")
-    for name, unit in (("transfer_gb_s", "GB/S"), ("transfer_base_s", "SECONDS"), ("kv_bytes_per_token", "BYTES")):
+    add("--workers", type=count, metavar="N", help="number of workers (default: the workload's, else 8)")
+    text = "tokens that each worker's KV cache holds (default: the workload's, else 262144)"
+    add("--cache-tokens", type=count, metavar="N", help=text)
+    add("--block-size", type=count, default=16, metavar="N", help="tokens per KV block (default: 16)")
+    add("--prefill", type=whole, default=0, metavar="N", help="the first N workers only prefill (default: 0)")
+    add("--decode", type=whole, default=0, metavar="N", help="the next N workers only decode (default: 0)")
+    add(
+        "--push",
+        action="store_true",
+        help="write KV to the decode worker while it is computed, instead of pulling it afterwards",
+    )
+    for name, unit, what in (
+        ("transfer_gb_s", "GB/S", "bandwidth of a KV transfer"),
+        ("transfer_base_s", "SECONDS", "fixed time of each KV transfer"),
+        ("kv_bytes_per_token", "BYTES", "size of a token's KV"),
+    ):
         flag, usual = "--" + name.replace("_", "-"), getattr(default, name)
-        add(flag, type=positive, default=usual, metavar=unit, help="as of python -m engines.sim (default: %(default)s)")
+        add(flag, type=positive, default=usual, metavar=unit, help=f"{what} (default: %(default)s)")
     slow = taking("INDEX=FACTOR, such as 0=2", parse_slow)
-    add("--slow", action="append", default=[], type=slow, metavar="INDEX=FACTOR", help="a slower worker; repeatable")
+    text = "make worker INDEX (from 0) FACTOR times as slow; repeat for each"
+    add("--slow", action="append", default=[], type=slow, metavar="INDEX=FACTOR", help=text)
     change = taking("T:slow:INDEX=FACTOR, T:kill:INDEX, T:drain:INDEX or T:join:COUNT", parse_change)
-    text = "in second T slow:INDEX=FACTOR, kill:INDEX, drain:INDEX, join:COUNT"
+    text = "a change in second T: slow:INDEX=FACTOR, kill:INDEX, drain:INDEX or join:COUNT; repeat for each"
     add("--change", action="append", default=[], type=change, metavar="T:WHAT", help=text)
-    add("--max-num-seqs", type=count, default=default.max_num_seqs, metavar="N", help="(default: %(default)s)")
-    tokens = default.max_num_batched_tokens
-    add("--max-num-batched-tokens", type=count, default=tokens, metavar="N", help="a step (default: %(default)s)")
+    text = "most requests that a worker runs at a time (default: %(default)s)"
+    add("--max-num-seqs", type=count, default=default.max_num_seqs, metavar="N", help=text)
+    tokens, text = default.max_num_batched_tokens, "most tokens that a step computes (default: %(default)s)"
+    add("--max-num-batched-tokens", type=count, default=tokens, metavar="N", help=text)
     for field in fields(StepTiming):
         flag, usual = "--" + field.name.replace("_", "-"), getattr(default.timing, field.name)
-        add(flag, type=float, default=usual, metavar="X", help="as of python -m engines.sim (default: %(default)s)")
+        add(flag, type=float, default=usual, metavar="X", help=f"{TIMING_HELP[field.name]} (default: %(default)s)")
 
 
 def _add_store(group: argparse._ArgumentGroup) -> None:
     add, default = group.add_argument, FleetSettings()
-    add("--store-tokens", type=whole, default=0, metavar="N", help="a store that all workers share (default: 0, none)")
+    text = "tokens that a store shared by all workers holds (default: 0, no store)"
+    add("--store-tokens", type=whole, default=0, metavar="N", help=text)
     speed, base = default.store_gb_s, default.store_base_s
-    add("--store-gb-s", type=positive, default=speed, metavar="GB/S", help="into each worker (default: %(default)s)")
-    add("--store-base-s", type=positive, default=base, metavar="SECONDS", help="of each load (default: %(default)s)")
-    policies = get_args(Eviction)
-    add("--store-eviction", choices=policies, default=default.store_eviction, help="(default: %(default)s)")
-    add("--store-ttl", type=positive, metavar="SECONDS", help="a block's life (default: until it is evicted)")
-    replicas, text = default.store_replicas, "workers that have a copy of each block (default: %(default)s)"
+    text = "bandwidth of loading into each worker (default: %(default)s)"
+    add("--store-gb-s", type=positive, default=speed, metavar="GB/S", help=text)
+    text = "fixed time of each load (default: %(default)s)"
+    add("--store-base-s", type=positive, default=base, metavar="SECONDS", help=text)
+    policies, text = get_args(Eviction), "what the store evicts first (default: %(default)s)"
+    add("--store-eviction", choices=policies, default=default.store_eviction, help=text)
+    add("--store-ttl", type=positive, metavar="SECONDS", help="how long a block is kept (default: until it is evicted)")
+    replicas, text = default.store_replicas, "workers whose memory holds a copy of each block (default: %(default)s)"
     add("--store-replicas", type=count, default=replicas, metavar="N", help=text)
-    add("--no-store-credit", dest="store_credit", action="store_false", help="the router is not told of the store")
-    text = "mean TTFT with the router told of the store, and not, at each of these --store-gb-s"
+    add(
+        "--no-store-credit",
+        dest="store_credit",
+        action="store_false",
+        help="do not tell the router what the store holds",
+    )
+    text = "show mean TTFT with and without that knowledge, at each of these --store-gb-s"
     add("--store-sweep", type=_listed(positive), metavar="X,Y", help=text)
 
 
 def _add_router(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    text = f"modes of the router, policies of its mode kv, or affinity (default: {','.join(POLICIES)})"
+    text = f"what is compared: routing modes, policies of mode kv, or affinity (default: {','.join(POLICIES)})"
     add("--policies", type=_listed(str), default=POLICIES, metavar="A,B", help=text)
-    add("--baseline", metavar="POLICY", help="what ratios compare with (default: the first but auto)")
-    add("--ttft-slo", type=positive, metavar="SECONDS", help="the router's flag of this name, as the next three")
-    add("--tbt-slo", type=positive, metavar="SECONDS")
-    add("--slo-action", choices=get_args(SloAction), default="reject")
-    add("--slo-patience", type=positive, default=10.0, metavar="SECONDS")
+    add(
+        "--baseline",
+        metavar="POLICY",
+        help="policy that the others are compared with (default: the first that is not auto)",
+    )
+    add("--ttft-slo", type=positive, metavar="SECONDS", help="as for the router, like the next three (default: none)")
+    add("--tbt-slo", type=positive, metavar="SECONDS", help="(default: none)")
+    add("--slo-action", choices=get_args(SloAction), default="reject", help="(default: %(default)s)")
+    add("--slo-patience", type=positive, default=10.0, metavar="SECONDS", help="(default: %(default)g)")
 
 
 def _add_study(group: argparse._ArgumentGroup) -> None:
@@ -257,14 +292,22 @@ def _add_study(group: argparse._ArgumentGroup) -> None:
         type=_listed(number),
         default=(0,),
         metavar="0,1",
-        help="of traffic and router; several: mean ± 95 %%",
+        help="seeds of traffic and router; of several, the mean ± half of its 95 %% interval is shown (default: 0)",
     )
-    add("--sweep", type=_listed(positive), metavar="X,Y", help="these rates instead of --rate")
-    add("--knee", action="store_true", help="find the rate from which on queues grow; with --suite, for each workload")
-    add("--suite", action="store_true", help="each workload, or those of --workload A,B, below and above its knee")
-    add("--goal-ttft", type=positive, default=goal.ttft, metavar="SECONDS", help="for goodput (default: %(default)s)")
-    add("--goal-tpot", type=positive, default=goal.tpot, metavar="SECONDS", help="for goodput (default: %(default)s)")
-    add("--jobs", type=count, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)")
+    add("--sweep", type=_listed(positive), metavar="X,Y", help="run with each of these rates, instead of --rate")
+    add("--knee", action="store_true", help="find the rate above which queues grow; with --suite, for each workload")
+    text = "run every workload (or --workload A,B) at three rates, below and above its knee"
+    add("--suite", action="store_true", help=text)
+    text = "longest %s of an answer that counts for goodput (default: %%(default)s)"
+    add("--goal-ttft", type=positive, default=goal.ttft, metavar="SECONDS", help=text % "TTFT")
+    add("--goal-tpot", type=positive, default=goal.tpot, metavar="SECONDS", help=text % "TPOT")
+    add(
+        "--jobs",
+        type=count,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="number of processes (default: one per core)",
+    )
     add("--out", metavar="FILE", help="write settings and figures of every run as JSON")
     add("--page", metavar="FILE", help="write the suite's table as Markdown")
 

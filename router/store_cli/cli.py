@@ -39,32 +39,50 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    about = "What a shared Mooncake Store has. Nothing that is asked takes a lease, or changes what is evicted."
+    about = "Shows what a shared Mooncake Store holds. No question takes a lease, so what is evicted does not change."
     parser = _Parser(prog="kv-router store", description=about, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="status|query|hot")
-    of_status = _add(commands, "status", "the master, its memory and its keys; whether they are named as expected")
-    of_status.add_argument("--worker", metavar="URL", help="compare with what this worker writes")
-    of_status.add_argument("--list-all", action="store_true", help="list more than a million keys, too")
-    of_query = _add(commands, "query", "how much of one prompt is there, where, and what that is worth")
-    of_query.add_argument("--worker", metavar="URL", required=True, help="makes tokens of the prompt; uses the store")
+    of_status = _add(
+        commands, "status", "the master, its memory and its keys, and whether the keys are named as the router expects"
+    )
+    of_status.add_argument("--worker", metavar="URL", help="compare the keys with those that this worker writes")
+    of_status.add_argument(
+        "--list-all", action="store_true", help="list the keys even if there are more than a million"
+    )
+    of_query = _add(commands, "query", "how much of a prompt is stored, where, and the prefill time that it saves")
+    of_query.add_argument(
+        "--worker", metavar="URL", required=True, help="worker that uses the store; it tokenizes the prompt"
+    )
     for asking in (of_status, of_query):
-        asking.add_argument("--worker-api-key-file", metavar="FILE", help="holds the key that the worker wants")
-    of_query.add_argument("prompt", nargs="?", metavar="PROMPT", help="its text (default: standard input)")
-    of_query.add_argument("--file", metavar="FILE", help="its text is in FILE")
-    of_query.add_argument("--tokens", metavar="FILE", help="its token ids are in FILE: as JSON, or with spaces between")
-    of_query.add_argument("--request", metavar="FILE", help="a request's whole body: a chat, an adapter, a cache_salt")
-    of_hot = _add(commands, "hot", "the prefixes that are asked for most, and where they lie")
-    of_hot.add_argument("--router", metavar="URL", default=_ROUTER, help=f"one with --store (default: {_ROUTER})")
-    of_hot.add_argument("--key-file", metavar="FILE", help="an admin's API key for it, where it asks for one")
+        asking.add_argument("--worker-api-key-file", metavar="FILE", help="file with the API key of the worker")
+    of_query.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="text of the prompt (default: read from standard input)"
+    )
+    of_query.add_argument("--file", metavar="FILE", help="read the prompt's text from FILE")
+    of_query.add_argument(
+        "--tokens", metavar="FILE", help="read token ids from FILE: a JSON list, or numbers separated by blanks"
+    )
+    of_query.add_argument(
+        "--request", metavar="FILE", help="read a whole request body from FILE: a chat, an adapter, a cache_salt"
+    )
+    of_hot = _add(commands, "hot", "the prefixes that a router's clients ask for most, and who holds them")
+    of_hot.add_argument(
+        "--router", metavar="URL", default=_ROUTER, help=f"router that runs with --store (default: {_ROUTER})"
+    )
+    of_hot.add_argument("--key-file", metavar="FILE", help="file with an admin's API key, for a router with --api-keys")
     return parser
 
 
 def _add(commands: argparse._SubParsersAction[_Parser], name: str, about: str) -> _Parser:
-    parser = commands.add_parser(name, help=about, description=f"Tells {about}.", allow_abbrev=False)
-    told = "the master's metrics port, such as http://10.0.0.5:9003, with what else the router is told of it"
+    parser = commands.add_parser(name, help=about, description=f"Shows {about}.", allow_abbrev=False)
+    told = "the master's metrics port, such as http://10.0.0.5:9003, and the keys of the router's --store"
     parser.add_argument("--store", metavar="URL[,key=value...]", required=True, help=told)
-    parser.add_argument("--ca", metavar="FILE", help="authorities that https addresses are checked against, as PEM")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--ca",
+        metavar="FILE",
+        help="authorities (PEM) that sign the certificates of https addresses (default: the system's)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 

@@ -80,7 +80,7 @@ async def tokenize(worker: Peer, description: EngineDescription, fields: Mapping
     try:
         ids = await EngineTokens(description.kind, post).ids("chat" if "messages" in fields else "completions", fields)
     except CannotTokenize as error:
-        raise Away(f"The prompt cannot be tokenised: {error}.") from None
+        raise Away(f"The prompt cannot be tokenized: {error}.") from None
     if not all(0 <= one < 2**32 for one in ids):
         raise WrongUse("The prompt holds a number that is no token id.")
     return ids

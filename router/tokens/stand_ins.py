@@ -48,7 +48,7 @@ def stand_ins(values: Sequence[object]) -> Tokens:
             media += 1
         elif isinstance(value, dict):
             left.extend(each for name, each in reversed(value.items()) if name not in _NOT_RENDERED)
-    text = b"".join(pieces)
+    text = bytearray().join(pieces)  # can be written to, as arrays of tokens can: hashing is compiled for these
     return np.frombuffer(text, np.uint32, len(text) // BYTES_PER_TOKEN)
 
 

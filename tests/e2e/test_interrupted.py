@@ -1,4 +1,4 @@
-"""Ctrl-C while a process is still starting: it ends without a word, as after SIGINT."""
+"""Signals while a process is still starting: Ctrl-C ends it without a word, as after SIGINT, and SIGHUP does not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from router.app import App
 make = App.__init__
 def interrupting(self, *args):
     make(self, *args)
-    os.kill(os.getpid(), signal.SIGINT)
+    for number in {numbers}:
+        os.kill(os.getpid(), number)
 App.__init__ = interrupting
 """
 
@@ -38,9 +39,10 @@ App.__init__ = interrupting
         # Two that are never compiled: what is, imports each other without asking anybody.
         (WHILE_IMPORTING.format(module="router.roster"), ROUTER),
         (WHILE_IMPORTING.format(module="publishers.publisher"), PUBLISHER),
-        (ONCE_MADE, ROUTER),
+        (ONCE_MADE.format(numbers="[signal.SIGINT]"), ROUTER),
+        (ONCE_MADE.format(numbers="[signal.SIGHUP, signal.SIGINT]"), ROUTER),
     ],
-    ids=["router's imports", "publisher's imports", "router's parts"],
+    ids=["router's imports", "publisher's imports", "router's parts", "router's parts, after a hangup"],
 )
 def test_nothing_is_said(prelude: str, command: tuple[str, ...]) -> None:
     package, *arguments = command

@@ -21,7 +21,7 @@ def root_as_it_was() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
-    for name in ("aiohttp", "asyncio", "nats"):
+    for name in ("aiohttp", "asyncio", "nats", "numba"):
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
@@ -44,6 +44,7 @@ def test_json_has_the_same() -> None:
     out = lines("json")
     log_event(log, logging.WARNING, "Worker lost", worker="é", rank=0)
     entry = json.loads(out.getvalue())
+    assert list(entry) == ["time", "level", "logger", "message", "worker", "rank"]
     del entry["time"]
     expected = {"level": "warning", "logger": "router.test", "message": "Worker lost", "worker": "é", "rank": 0}
     assert entry == expected
@@ -100,6 +101,12 @@ def test_the_level_is_kept_and_libraries_are_quiet() -> None:
     out = lines("text", "debug")
     logging.getLogger("aiohttp.access").info("yes")
     assert out.getvalue().count("\n") == 1
+
+
+def test_the_compiler_is_quiet_at_every_level() -> None:
+    out = lines("text", "debug")
+    logging.getLogger("numba.core.ssa").debug("thousands of such, with the first request")
+    assert out.getvalue() == ""
 
 
 def test_configuring_again_does_not_double_lines() -> None:

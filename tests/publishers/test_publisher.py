@@ -559,11 +559,11 @@ async def test_an_engine_that_cannot_be_asked_for_its_load_is_told_from_one_that
         described = EngineDescription("vllm")
         publisher = EnginePublisher(worker_id="w", url=engine.url, plane=receiver.plane, description=described)
         await publisher.start()
-        await until(lambda: troubles(caplog, "The engine does not tell its load"))
+        await until(lambda: troubles(caplog, "The engine does not report its load"))
         await publisher.close()
     async with publishing(EventSource(0, NOWHERE)):
-        await until(lambda: len(troubles(caplog, "The engine does not tell its load")) == 2)
-    assert troubles(caplog, "The engine does not tell its load") == [None, "cannot be reached: Connection refused"]
+        await until(lambda: len(troubles(caplog, "The engine does not report its load")) == 2)
+    assert troubles(caplog, "The engine does not report its load") == [None, "cannot be reached: Connection refused"]
 
 
 async def test_closing_at_any_time_leaves_no_task() -> None:

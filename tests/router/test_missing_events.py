@@ -73,7 +73,7 @@ def test_a_rank_alone_is_missed_until_it_is_heard() -> None:
     watched = Watched()
     watched.hear(R0)
     watched.missing_events.look(0.0)
-    assert "dp_rank 1:" in watched.problem(PATIENCE)
+    assert "dp_rank 1 " in watched.problem(PATIENCE)
     watched.hear(R1)
     assert not watched.problem(PATIENCE + 1)
 
@@ -97,7 +97,7 @@ def test_without_a_broker_it_is_told_where_events_should_come_from(stated: str, 
     for rank in (R0, R1):
         watched.book.on_report(LoadReport(*rank, NO_EVENTS, -1, True), 1.0)
     missed = watched.problem(PATIENCE)
-    assert all(word in missed for word in ("dp_rank 0, 1:", named, "--worker URL,events=tcp://HOST:PORT"))
+    assert all(word in missed for word in ("dp_rank 0, 1 ", named, "--worker URL,events=tcp://HOST:PORT"))
     assert "--worker-id" not in missed
 
 

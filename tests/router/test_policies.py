@@ -142,5 +142,5 @@ def test_one_that_cannot_be_loaded_says_why(name: str, why: str) -> None:
 
 @pytest.mark.usefixtures("package")
 def test_installed_ones_are_among_those_there_are() -> None:
-    with pytest.raises(SettingsError, match=r"overlap, .*longest.*not nonsense"):
+    with pytest.raises(SettingsError, match=r"overlap, .*longest.*not 'nonsense'"):
         made(kv_policy="nonsense")

@@ -11,9 +11,9 @@ from dataclasses import fields
 import aiohttp
 import pytest
 
-from engines.sim.__main__ import TIMING_HELP, main, make_parser, read_settings
+from engines.sim.__main__ import main, make_parser, read_settings
 from engines.sim.settings import SimSettings
-from engines.sim.timing import StepTiming
+from engines.sim.timing import HELP, StepTiming
 
 
 def parsed(*argv: str) -> SimSettings:
@@ -56,7 +56,7 @@ def test_flags() -> None:
 
 
 def test_every_timing_constant_has_a_flag() -> None:
-    assert set(TIMING_HELP) == {field.name for field in fields(StepTiming)}
+    assert set(HELP) == {field.name for field in fields(StepTiming)}
 
 
 @pytest.mark.parametrize(

@@ -43,4 +43,6 @@ def test_a_choice_after_warming_up_compiles_nothing(processes: int) -> None:
     decision = scheduler.select(candidates, 100, HeldOnGpu({candidates.ranks[0]: 3}), 1.0)
     scheduler.reserve(decision, 1.0).release(2.0)
     Room(Limits(max_worker_concurrency=1), scheduler.book).find(candidates, 2.0)
+    scheduler.book.loads(candidates, 2.0)
+    scheduler.backlog.seconds(candidates, np.ones(2), 2.0)
     assert compiled() == before > 0

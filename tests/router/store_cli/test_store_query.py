@@ -149,7 +149,7 @@ async def test_what_is_no_text(
 async def test_a_worker_that_cannot_tokenise(run: Run, asked: tuple[str, ...], worker: ScriptedWorker) -> None:
     worker.pages.statuses["/tokenize"] = 500
     ended = await run(*asked, TEXT)
-    assert (ended.status, "cannot be tokenised" in ended.err) == (1, True)
+    assert (ended.status, "cannot be tokenized" in ended.err) == (1, True)
 
 
 async def test_a_request_for_a_model_that_is_not_there(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numba
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexer.hashing import pack_tokens
 from router.tokens.stand_ins import MEDIA_TOKENS, MOST_MEDIA, stand_ins
 
 SYSTEM = "You are a careful assistant, and say so each time. "
@@ -17,6 +21,12 @@ def common(one: list[object], other: list[object]) -> int:
     """Leading tokens that both have."""
     pairs = zip(stand_ins(one).tolist(), stand_ins(other).tolist(), strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(stand_ins(one)), len(stand_ins(other))))
+
+
+def test_they_are_hashed_by_what_is_compiled_for_tokens() -> None:
+    # To the compiler an array that cannot be written to is of another type: the first such request would wait for it.
+    typeof: Callable[[object], object] = numba.typeof
+    assert typeof(stand_ins(["abcdefgh"])) == typeof(pack_tokens([1, 2]))
 
 
 def user(content: object, **more: object) -> dict[str, object]:
