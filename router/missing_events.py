@@ -1,4 +1,4 @@
-"""Workers that should publish KV events, and from which none was ever received."""
+"""Workers whose KV events should arrive and do not: none ever came, or they have stopped."""
 
 from __future__ import annotations
 
@@ -40,25 +40,31 @@ class MissingEvents:
 
     def look(self, now: float) -> None:
         """To be called about once a second. `now`: seconds on a steady clock."""
-        up = {worker.id: self._blind(worker) for worker in self._fleet.up}
-        blind = {name: ranks for name, ranks in up.items() if ranks and self._plane.connected}
-        self._since = {name: self._since.get(name, now) for name in blind}
+        up = {worker.id: self._unheard(worker) for worker in self._fleet.up}
+        unheard = {name: ranks for name, ranks in up.items() if ranks and self._plane.connected}
+        self._since = {name: self._since.get(name, now) for name in unheard}
         missed = [name for name, since in self._since.items() if now - since >= PATIENCE]
         metrics = self._book.get_metrics(now) if missed else {}
-        self.problems = {name: self._problem(name, blind[name], metrics) for name in missed}
+        self.problems = {name: self._problem(name, unheard[name], metrics) for name in missed}
         for name in missed:
             if name not in self._told:
                 log_event(logger, logging.WARNING, self.problems[name], worker=name)
         heard = {name for name, ranks in up.items() if not ranks}
         self._told = (self._told - heard).union(missed) & self._fleet.workers.keys()
 
-    def _blind(self, worker: Worker) -> list[WorkerRank]:
-        """The worker's ranks that are followed, and from which nothing was ever received."""
+    def _unheard(self, worker: Worker) -> list[WorkerRank]:
+        """The worker's ranks that are followed, and of which nothing or no more is known."""
         watched = (rank for rank in worker.ranks if self._indexer.watches(rank))
-        return [rank for rank in watched if self._indexer.view(rank) is View.BLIND]
+        return [rank for rank in watched if self._indexer.view(rank) in {View.BLIND, View.RECOVERING}]
 
-    def _problem(self, name: str, ranks: list[WorkerRank], metrics: Mapping[WorkerRank, Metrics]) -> str:
-        numbers = ", ".join(str(rank.dp_rank) for rank in ranks)
+    def _problem(self, name: str, unheard: list[WorkerRank], metrics: Mapping[WorkerRank, Metrics]) -> str:
+        ranks = [rank for rank in unheard if self._indexer.view(rank) is View.BLIND]
+        numbers = ", ".join(str(rank.dp_rank) for rank in ranks or unheard)
+        if not ranks:
+            return (
+                f"The index of dp_rank {numbers} is out of date and does not recover: its publisher has fallen silent, "
+                "or does not answer; check that it runs and is connected, and what its log says (docs/publishers.md)."
+            )
         if self._namespace is None:
             return (
                 f"No KV events of dp_rank {numbers} have arrived yet: nothing that speaks ZMQ answers at "

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engines.description import EngineDescription, EventSource
+from indexer.cursor import SILENCE
 from indexer.events import NO_EVENTS, EventBatch, LoadReport
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
@@ -85,6 +86,25 @@ def test_a_publisher_without_events_is_not_said_to_be_missing() -> None:
         watched.book.on_report(LoadReport(*rank, NO_EVENTS, -1, True), 1.0)
     assert "--worker-id" not in watched.problem(PATIENCE)
     assert "no KV events" in watched.problem(PATIENCE)
+
+
+def test_a_publisher_that_falls_silent_is_told_of_until_it_speaks_again(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    reports = [LoadReport(*rank, 1, 0, True) for rank in (R0, R1)]
+    watched.hear(R0, R1)
+    for report in reports:
+        watched.indexer.on_report(report)
+    assert not watched.problem(0.0)
+    for _ in range(SILENCE):
+        watched.indexer.on_look(connected=True)
+        watched.indexer.on_report(reports[0])
+    watched.indexer.on_look(connected=True)
+    assert not watched.problem(1.0)
+    silent = watched.problem(1.0 + PATIENCE)
+    assert all(word in silent for word in ("dp_rank 1 ", "silent"))
+    assert caplog.messages == [silent]
+    watched.indexer.on_report(reports[1])
+    assert not watched.problem(2.0 + PATIENCE)
 
 
 @pytest.mark.parametrize(
