@@ -32,7 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
         "Serves a simulated fleet of vLLM or SGLang workers, without a GPU. When it is ready, it prints one line of "
         "JSON with the workers' URLs; SIGTERM or SIGINT ends it. Times are simulated seconds."
     )
-    parser = Parser(prog="kv-sim", usage="kv-sim [FLAGS]", description=about)
+    parser = Parser(prog="kv-sim", usage="kv-sim [FLAGS]", description=about, allow_abbrev=False)
     add = parser.add_argument
     add("--workers", type=int, default=default.workers, help="number of workers (default %(default)s)")
     add("--host", default=default.host, help="address to listen on (default %(default)s)")

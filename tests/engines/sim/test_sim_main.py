@@ -78,6 +78,7 @@ def test_every_timing_constant_has_a_flag() -> None:
         ["--connector", "nixl", "--flavour", "sglang"],
         ["--connector", "nixl", "--lease-s", "0"],
         ["--tokenizer", "/nonexist", "--port", "0"],
+        ["--worker", "2"],  # half a flag
         ["--port", "-1"],
         ["--port", "70000"],
         ["--port", "64536", "--workers", "1"],  # its events
