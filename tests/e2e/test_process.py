@@ -17,6 +17,8 @@ import pytest
 
 from tests.e2e.children import PATIENCE, Child, Router, Sim, get, wait_for
 
+pytestmark = pytest.mark.slow
+
 BODY = {"model": "sim", "prompt": "hello", "stream": True, "max_tokens": 100}
 
 

@@ -18,6 +18,8 @@ import pytest
 
 from tests.e2e.children import PATIENCE, Child, Router, Sim, get, wait_for
 
+pytestmark = pytest.mark.slow
+
 BODY = {"model": "sim", "prompt": "hello", "stream": True, "max_tokens": 100_000}
 TWO = ("--router-mode", "least-loaded", "--processes", "2")
 UNTOLD = ("--router-mode", "kv", "--processes", "2", "--no-kv-events")
