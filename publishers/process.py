@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import ssl
@@ -76,6 +77,7 @@ async def _publish(options: Options, access: _Access) -> int:
     try:
         await plane.start()
         await publisher.start()
+        gc.freeze()  # what is there by now stays: looking for garbage in it takes long, when it ends too
         await stop.wait()
     except NatsServerError as error:
         log_event(logger, logging.ERROR, str(error))

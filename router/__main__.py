@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -48,6 +49,7 @@ def _main(arguments: list[str]) -> int:
     # Imported late: --help and mistakes are answered without loading the server.
     module = "router.app" if settings.processes == 1 else "router.processes"
     run = cast("Callable[[Settings, Source], int]", importlib.import_module(module).run)
+    gc.freeze()  # modules stay: to look for garbage in them is all that a router does for long that ends at once
     return run(settings, source)
 
 

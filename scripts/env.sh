@@ -14,4 +14,6 @@ venv_ready() {
   cp requirements.lock "$stamp"
 }
 venv_ready
+# Images of containers often set it. Then each of the hundreds of processes that tests start compiles all that it imports.
+unset PYTHONDONTWRITEBYTECODE
 export PATH="$root/.venv/bin:$PATH" PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"

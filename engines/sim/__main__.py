@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -158,6 +159,7 @@ async def _serve(settings: SimSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with SimFleet(settings) as fleet:
+        gc.freeze()  # what is there by now stays: the end would take 0.3 s longer, to look for garbage in it
         ready: dict[str, object] = {"workers": fleet.urls}
         if fleet.bootstraps:
             ready["bootstraps"] = fleet.bootstraps

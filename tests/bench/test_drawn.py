@@ -35,6 +35,7 @@ def test_numbers_differ() -> None:
     assert len({len({row.hash_ids[0] for row in rows}) for rows, _ in drawn}) > 5, "more is shared in some"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serving", ["whole", "parts", "store"])
 def test_a_line_for_each_load_and_what_it_comes_to(
     serving: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -9,6 +9,8 @@ import pytest
 
 from tests.e2e.children import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 INTERRUPTED = 130
 ROUTER = ("router", "--router-mode", "kv", "--port", "0", "--worker", "http://127.0.0.1:1")
 PUBLISHER = ("publishers", "--engine", "http://127.0.0.1:1", "--nats", "nats://127.0.0.1:1")

@@ -12,6 +12,8 @@ import pytest
 from router.ab.cli import main
 from tests.e2e.children import PATIENCE, Child, Router, Sim
 
+pytestmark = pytest.mark.slow
+
 SESSIONS, TURNS = 12, 4
 
 

@@ -11,6 +11,8 @@ import pytest
 from tests.e2e.children import PATIENCE, Router, Sim, wait_for
 from tests.router.migration.client import Seen, seen
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 60
 BREAK_AFTER = 20
 COMMON = {"model": "sim", "stream": True, "max_tokens": TOKENS, "stream_options": {"include_usage": True}}

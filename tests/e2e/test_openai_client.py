@@ -14,6 +14,8 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.e2e.children import Child, Router, Sim, wait_for
 
+pytestmark = pytest.mark.slow
+
 MESSAGES: list[ChatCompletionMessageParam] = [
     {"role": "system", "content": "Answer briefly."},
     {"role": "user", "content": "What does a prefix cache keep? Grüße, 世界"},

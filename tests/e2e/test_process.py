@@ -17,6 +17,8 @@ import pytest
 
 from tests.e2e.children import PATIENCE, Child, Router, Sim, get, wait_for
 
+pytestmark = pytest.mark.slow
+
 BODY = {"model": "sim", "prompt": "hello", "stream": True, "max_tokens": 100}
 
 
@@ -189,12 +191,11 @@ def test_no_worker_is_there_yet(logs: Path) -> None:
         assert router.ready()["127.0.0.1:1"]["trouble"] == "cannot be reached: Connection refused"
 
 
-async def test_a_worker_is_killed_under_load(logs: Path) -> None:
+async def test_a_worker_is_killed_under_load(slow: Sim, logs: Path) -> None:
     """Every stream ends whole or with an error event, properly; the other worker takes what comes after."""
     with (
         Sim("--base-s", "0.02", log=logs, workers=1) as doomed,
-        Sim("--base-s", "0.02", log=logs, workers=1) as other,
-        Router(doomed.urls + other.urls, "--router-mode", "round-robin", log=logs) as router,
+        Router(doomed.urls + slow.urls, "--router-mode", "round-robin", log=logs) as router,
     ):
         async with aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE)) as client:
             begun = asyncio.Semaphore(0)
@@ -206,7 +207,7 @@ async def test_a_worker_is_killed_under_load(logs: Path) -> None:
             endings = await asyncio.gather(*asked)
             workers = [worker for worker, _ in endings]
             assert [end for worker, end in endings if worker == doomed.ids[0]] == ["error"] * 10
-            assert [end for worker, end in endings if worker == other.ids[0]] == ["whole"] * 30
+            assert [end for worker, end in endings if worker == slow.ids[0]] == ["whole"] * 30
             assert len(workers) == 40
         wait_for(lambda: not router.ready()[doomed.ids[0]]["up"])
         wait_for(router.is_at_rest)

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,25 @@ import pytest
 
 from tests.e2e.children import PATIENCE, Child, Router, Sim, get, wait_for
 
+pytestmark = pytest.mark.slow
+
 BODY = {"model": "sim", "prompt": "hello", "stream": True, "max_tokens": 100_000}
 TWO = ("--router-mode", "least-loaded", "--processes", "2")
+UNTOLD = ("--router-mode", "kv", "--processes", "2", "--no-kv-events")
+
+
+@pytest.fixture(scope="module")
+def slow(logs: Path) -> Iterator[Sim]:
+    """Four workers, 50 tokens a second for each request; what is given up there is gone at once."""
+    with Sim("--base-s", "0.02", log=logs, workers=4) as sim:
+        yield sim
+
+
+@pytest.fixture(scope="module")
+def untold(logs: Path) -> Iterator[Router]:
+    """In front of engines that tell nothing of what was sent there. Each test sends what no other does."""
+    with Sim(log=logs, workers=4) as sim, Router(sim.urls, *UNTOLD, log=logs) as router:
+        yield router
 
 
 def children(pid: int) -> list[int]:
@@ -42,6 +60,11 @@ def served(router: Router) -> list[float]:
     ]
 
 
+def both_served(router: Router, before: list[float]) -> bool:
+    """Since then."""
+    return all(now > then for now, then in zip(served(router), before, strict=True))
+
+
 async def stream(router: Router, stack: AsyncExitStack) -> str:
     """Begun on a connection of its own, and given up when the stack unwinds; returns its worker."""
     client = await stack.enter_async_context(aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE)))
@@ -49,14 +72,14 @@ async def stream(router: Router, stack: AsyncExitStack) -> str:
     return answer.headers["x-router-worker"]
 
 
-async def test_processes_agree_on_load_at_once(logs: Path) -> None:
+async def test_processes_agree_on_load_at_once(slow: Sim, logs: Path) -> None:
     """Streams that never end, each on a connection of its own: fewest requests in flight is exact only when all know
     of all."""
-    with Sim("--base-s", "0.02", log=logs, workers=4) as sim, Router(sim.urls, *TWO, log=logs) as router:
+    with Router(slow.urls, *TWO, log=logs) as router:
         async with AsyncExitStack() as stack:
             # All through one process: one time in two thousand million.
             workers = Counter([await stream(router, stack) for _ in range(32)])
-            assert workers == dict.fromkeys(sim.ids, 8)
+            assert workers == dict.fromkeys(slow.ids, 8)
             assert all(served(router))
             assert sum(served(router)) == 32
             for number in range(2):
@@ -66,7 +89,6 @@ async def test_processes_agree_on_load_at_once(logs: Path) -> None:
 
 TEXT = "One two three four. " * 500
 PICTURED = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}, {"type": "text", "text": TEXT}]
-UNTOLD = ("--router-mode", "kv", "--processes", "2", "--no-kv-events")
 
 
 async def ask(router: Router, path: str, body: object, status: int) -> tuple[str, bool]:
@@ -84,27 +106,26 @@ async def ask(router: Router, path: str, body: object, status: int) -> tuple[str
     ],
     ids=["tokens", "stand-ins"],
 )
-async def test_processes_know_what_any_of_them_sent(logs: Path, path: str, prompt: dict[str, object]) -> None:
+async def test_processes_know_what_any_of_them_sent(untold: Router, path: str, prompt: dict[str, object]) -> None:
     """To engines that tell nothing of it."""
-    with Sim(log=logs, workers=4) as sim, Router(sim.urls, *UNTOLD, log=logs) as router:
-        body = {"model": "sim", "max_tokens": 1, **prompt}
-        first, *others = [await ask(router, path, body, 200) for _ in range(32)]
-        assert all(served(router))
-        assert first[1] is False
-        assert set(others) == {(first[0], True)}
+    body, before = {"model": "sim", "max_tokens": 1, **prompt}, served(untold)
+    first, *others = [await ask(untold, path, body, 200) for _ in range(32)]
+    assert both_served(untold, before)
+    assert first[1] is False
+    assert set(others) == {(first[0], True)}
 
 
-async def test_processes_know_what_was_refused(logs: Path) -> None:
-    with Sim(log=logs, workers=4) as sim, Router(sim.urls, *UNTOLD, log=logs) as router:
-        for _ in range(16):
-            _, overlap = await ask(router, "/v1/responses", {"model": "sim", "input": TEXT}, 404)
-            assert not overlap
-            served(router)  # whoever passed the refusal on has noted it by now: it is the first thing done then
-        assert all(served(router))
+async def test_processes_know_what_was_refused(untold: Router) -> None:
+    body, before = {"model": "sim", "input": "Five six seven eight. " * 500}, served(untold)
+    for _ in range(16):
+        _, overlap = await ask(untold, "/v1/responses", body, 404)
+        assert not overlap
+        served(untold)  # whoever passed the refusal on has noted it by now: it is the first thing done then
+    assert both_served(untold, before)
 
 
-async def test_a_process_that_dies_is_replaced_and_its_bookings_are_void(logs: Path) -> None:
-    with Sim("--base-s", "0.02", log=logs, workers=2) as sim, Router(sim.urls, *TWO, log=logs) as router:
+async def test_a_process_that_dies_is_replaced_and_its_bookings_are_void(slow: Sim, logs: Path) -> None:
+    with Router(slow.urls[:2], *TWO, log=logs) as router:
         async with AsyncExitStack() as stack:
             for _ in range(16):
                 await stream(router, stack)
@@ -120,15 +141,15 @@ async def test_a_process_that_dies_is_replaced_and_its_bookings_are_void(logs: P
 
 
 @pytest.mark.parametrize("watched", [False, True], ids=["at a hangup", "when the file changes"])
-async def test_workers_join_and_leave_in_each_process(logs: Path, tmp_path: Path, watched: bool) -> None:
+async def test_workers_join_and_leave_in_each_process(slow: Sim, logs: Path, tmp_path: Path, watched: bool) -> None:
     """And all still agree on load; a process that is started again knows who is there by then."""
     config = tmp_path / "router.yaml"
     arguments = [*TWO, "--config", str(config), *(["--watch-config"] if watched else [])]
-    with Sim("--base-s", "0.02", log=logs, workers=4) as sim, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
 
         def say(*numbers: int) -> None:
             ready = tmp_path / "next.yaml"
-            ready.write_text(f"worker: {[sim.urls[number] for number in numbers]}\n")
+            ready.write_text(f"worker: {[slow.urls[number] for number in numbers]}\n")
             ready.replace(config)
 
         def are_up(workers: int) -> bool:
@@ -137,13 +158,13 @@ async def test_workers_join_and_leave_in_each_process(logs: Path, tmp_path: Path
         say(0, 1)
         router = stack.enter_context(Router([], *arguments, log=logs))
         assert are_up(2)
-        assert await spread(router, 8) == {sim.ids[0]: 4, sim.ids[1]: 4}
+        assert await spread(router, 8) == {slow.ids[0]: 4, slow.ids[1]: 4}
         for numbers in ((0, 1, 2), (1, 2), (1, 2, 3)):
             say(*numbers)
             if not watched:
                 router.process.send_signal(signal.SIGHUP)
             wait_for(partial(are_up, len(numbers)))
-            assert await spread(router, 12) == {sim.ids[number]: 12 // len(numbers) for number in numbers}
+            assert await spread(router, 12) == {slow.ids[number]: 12 // len(numbers) for number in numbers}
         killed = children(router.process.pid)[0]
         os.kill(killed, signal.SIGKILL)
         wait_for(lambda: len(children(router.process.pid)) == 2 and killed not in children(router.process.pid))
@@ -179,13 +200,12 @@ def test_all_end_when_the_parent_is_killed(logs: Path) -> None:
         wait_for(lambda: not any(map(alive, started)))
 
 
-def test_a_port_that_another_router_serves_is_not_joined(logs: Path) -> None:
-    with Router(["http://127.0.0.1:1"], *TWO, log=logs) as router:
-        port = router.url.rpartition(":")[2]
-        with Child("router", "--worker", "http://127.0.0.1:1", "--port", port, *TWO, log=logs) as second:
-            assert second.ended() == 1
-            assert "in use" in second.log
-        assert get(f"{router.url}/health")[0] == 200
+def test_a_port_that_another_router_serves_is_not_joined(untold: Router, logs: Path) -> None:
+    port = untold.url.rpartition(":")[2]
+    with Child("router", "--worker", "http://127.0.0.1:1", "--port", port, *TWO, log=logs) as second:
+        assert second.ended() == 1
+        assert "in use" in second.log
+    assert get(f"{untold.url}/health")[0] == 200
 
 
 def test_a_port_in_use_is_said_in_one_line(logs: Path) -> None:

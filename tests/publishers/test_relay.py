@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -227,16 +228,17 @@ def test_a_large_batch_becomes_several_in_their_order(monkeypatch: pytest.Monkey
     assert subject.replay(ask(2)) == made[2:]
 
 
-@pytest.mark.parametrize(
-    "events",
-    [
-        [stored(list(range(140_000)), list(range(140_000 * SIZE)))],
-        [event for i in range(70_000) for event in (stored([i], [i] * SIZE), AllBlocksCleared())],
-    ],
-    ids=["one prompt", "cleared after each block"],
-)
-def test_whatever_an_engine_says_at_once_nats_takes(events: list[EngineEvent]) -> None:
-    made = relay().apply(batch(*events))
+def one_prompt() -> list[EngineEvent]:
+    return [stored(list(range(140_000)), list(range(140_000 * SIZE)))]
+
+
+def cleared_after_each_block() -> list[EngineEvent]:
+    return [event for i in range(70_000) for event in (stored([i], [i] * SIZE), AllBlocksCleared())]
+
+
+@pytest.mark.parametrize("events", [one_prompt, cleared_after_each_block])
+def test_whatever_an_engine_says_at_once_nats_takes(events: Callable[[], list[EngineEvent]]) -> None:
+    made = relay().apply(batch(*events()))
     assert len(made) > 1
     assert max(len(encode(one)) for one in made) < 2**20
 

@@ -120,6 +120,7 @@ def _claim(file: Path, own: int, many: int, together: Barrier, claimed: multipro
         claimed.put([columns.get(each) or 0 for each in ranks])
 
 
+@pytest.mark.slow
 def test_processes_that_claim_at_the_same_time_agree(tmp_path: Path) -> None:
     many, file = 1000, tmp_path / "memory"
     file.write_bytes(b"")

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"not there yet: {', '.join(MISSING)}"),
 ]
 
-SMALL = ["--sim-workers", "3", "--cache-tokens", "65536", "--speedup", "10", "--limit", "40", "--max-output", "16"]
+SMALL = ["--sim-workers", "3", "--cache-tokens", "65536", "--speedup", "40", "--limit", "40", "--max-output", "16"]
 
 
 def test_every_mode_answers_every_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,6 +117,7 @@ def test_arms_side_by_side() -> None:
     assert compared.mean(TTFT_MEAN, "kv", 1.0).half == pytest.approx(0.1 * 0.6 / math.sqrt(200) * 1.96, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", [TTFT_MEAN, "TTFT s p50", "TTFT s p99"])
 def test_two_arms_that_are_the_same_do_not_differ(figure: str) -> None:
     """In 95 of 100 tests, as far as histograms tell what lies within a bucket."""

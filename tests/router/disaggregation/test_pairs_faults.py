@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -242,6 +243,8 @@ async def test_a_worker_that_dies(
         await pairs.kill(dying[0])
         for scheduler in pairs.pairs.schedulers:
             scheduler.timing = INSTANT
+        transfers = pairs.pairs.transfers
+        transfers.settings = replace(transfers.settings, transfer_base_s=0.0)
         status, answer = await asking
         assert status == 200, answer
         if stream and stage == "decoding" and victim == "d":

@@ -62,6 +62,7 @@ def share(samples: Sequence[Sample], worker: int, begin: float, end: float) -> f
     return sum(tokens for where, tokens in computed if where == worker) / sum(tokens for _, tokens in computed)
 
 
+@pytest.mark.slow
 def test_a_worker_made_three_times_slower_sheds_load_within_ten_seconds_and_gets_it_back() -> None:
     fleet = VirtualFleet(COARSE, auto())
 
@@ -76,6 +77,7 @@ def test_a_worker_made_three_times_slower_sheds_load_within_ten_seconds_and_gets
     assert recovered > 0.8 / COARSE.workers
 
 
+@pytest.mark.slow
 def test_workers_that_are_alike_get_alike() -> None:
     """Else streams stall where the long prompts go, and all that was learned of workers is what they were given."""
     hot = WORKLOADS["hot-prompt"]
@@ -101,6 +103,7 @@ def later(policy: Policy, trace: Sequence[Row], since: float, admission: Admissi
     return [sample for sample in samples if sample.arrived > since]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [12.0, 20.0])
 def test_a_prefix_that_everybody_shares_is_soon_everywhere(rate: float) -> None:
     """To each request alone another copy is dear: 1.4 s of prefill instead of a step. All the same the first holders
@@ -117,6 +120,7 @@ def test_nobody_misses_an_objective_for_what_others_gain() -> None:
     assert all(sample.ttft is not None and sample.ttft < 1.0 for sample in samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, 2.0])
 def test_where_nothing_recurs_auto_costs_nothing_against_the_least_loaded(rate: float) -> None:
     ours, theirs = (
@@ -152,6 +156,7 @@ def goodput(samples: Sequence[Sample]) -> int:
     return sum(sample.ttft is not None and sample.ttft <= SLO for sample in samples)
 
 
+@pytest.mark.slow
 def test_an_objective_makes_goodput_at_overload_and_clears_by_itself() -> None:
     trace = [*rows(5.0, 20), *after(rows(0.8, 15, seed=2), 20)]
     free, refusing = run(auto(), trace), run(auto(), trace, Admission(Objectives(ttft=SLO)))

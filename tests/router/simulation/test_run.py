@@ -30,6 +30,7 @@ def test_a_seed_decides_a_run(policy: str) -> None:
     assert figures.refused == 0
 
 
+@pytest.mark.slow
 def test_the_number_of_processes_changes_nothing() -> None:
     runs = [SMALL._replace(policy=policy) for policy in ("auto", "affinity")]
     with runner(1) as here, runner(2) as there:
@@ -130,6 +131,7 @@ def knee_of_steps(a_second: float, folder: Path) -> Knee:
     return Knee(run, ("least-loaded",), (0, 1), partial(map, Run.figures), lambda _: None)
 
 
+@pytest.mark.slow
 def test_the_knee_of_a_fleet_is_a_little_below_what_it_can_do(tmp_path: Path) -> None:
     """It can do 2.7 a second, and at 0.8 of that TTFT is three times as long, in endless time (M/D/1)."""
     search = knee_of_steps(2, tmp_path)
