@@ -133,7 +133,7 @@ def root_logger() -> Iterator[logging.Logger]:
 def test_logs_are_lines_for_people_or_machines(root_logger: logging.Logger) -> None:
     for log_format, expected in (
         ("text", r'\S+Z warning publishers\.x Gone worker=w#0 error="a b\\nc"\n'),
-        ("json", r'\{"worker": "w#0", "error": "a b\\nc", "time": .*"message": "Gone"\}\n'),
+        ("json", r'\{"time": .*"message": "Gone", "worker": "w#0", "error": "a b\\nc"\}\n'),
     ):
         stream = io.StringIO()
         configure_logging("info", log_format, stream)

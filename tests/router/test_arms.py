@@ -80,7 +80,7 @@ def test_what_names_no_arms_is_told_in_a_sentence(text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"ab": "kv:1,kv/none-such:1"}, "--ab: the arm kv/none-such: --kv-policy takes auto"),
+        ({"ab": "kv:1,kv/none-such:1"}, "--ab: the arm kv/none-such: --kv-policy takes one of auto"),
         ({"ab": "kv:1,random:1", "router_mode": "direct"}, "--router-mode direct"),
         ({"ab_sticky": "x-session-id"}, "--ab-sticky belongs to --ab"),
     ],
