@@ -30,7 +30,7 @@ COMPILED = [
     "publishers/zmq_sequence.py",
     "publishers/zmq_source.py",
     "publishers/zmtp.py",
-    "router/brain.py",
+    "router/core.py",
     "router/breaker.py",
     "router/exchange.py",
     "router/fleet.py",

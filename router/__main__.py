@@ -47,7 +47,7 @@ def _main(arguments: list[str]) -> int:
         return 2
     _raise_open_files()
     # Imported late: --help and mistakes are answered without loading the server.
-    module = "router.app" if settings.processes == 1 else "router.processes"
+    module = "router.app" if settings.processes == 1 else "router.processes.parent"
     run = cast("Callable[[Settings, Source], int]", importlib.import_module(module).run)
     gc.freeze()  # modules stay: to look for garbage in them is all that a router does for long that ends at once
     return run(settings, source)

@@ -24,9 +24,9 @@ from publishers.plane import EventPlane
 from router.admin.access import by_keys
 from router.admin.surface import AdminSurface, CannotAdminister
 from router.arms import check_mode, make_arms, reads_prompts
-from router.brain import Brain
 from router.breaker import Breaker
 from router.cli import Source
+from router.core import Core
 from router.exchange import Exchange
 from router.fleet import Fleet, Worker
 from router.hangups import take_hangups
@@ -37,15 +37,13 @@ from router.http.protocol import for_loop
 from router.index_audit import IndexAudit
 from router.ingest import Ingest
 from router.kept_responses import KeptResponses
-from router.member import Member, Sockets, parent_ended, share
 from router.metrics import Metrics
 from router.migrating import Migrations
 from router.missing_events import MissingEvents
-from router.mooncake_client import MooncakeClient, is_installed
 from router.openai_errors import error_response
-from router.pairing import loneliness
 from router.policies import make_policy
 from router.port import check_free
+from router.processes.member import Member, Sockets, parent_ended, share
 from router.prompts import Prompts
 from router.readings import Readings
 from router.reloading import Reloading
@@ -60,10 +58,12 @@ from router.security.security import Security, check_security
 from router.security.tls import HANDSHAKE_TIMEOUT
 from router.server import Server
 from router.settings import Settings, SettingsError
-from router.shared_store import SharedStore
-from router.store_copies import StoreCopies
-from router.store_keeper import StoreKeeper, handed_over, warm
-from router.store_spec import StoreSpec
+from router.split.pairing import loneliness
+from router.store.copies import StoreCopies
+from router.store.keeper import StoreKeeper, handed_over, warm
+from router.store.mooncake_client import MooncakeClient, is_installed
+from router.store.shared_store import SharedStore
+from router.store.spec import StoreSpec
 from router.tokens import find_tokenizer
 from router.upkeep import Learn, Upkeep
 from router.warm_up import warm_up
@@ -194,7 +194,7 @@ class App:
         admission = Admission(objectives, settings.slo_action, settings.slo_patience)
         self._queue = Queue(self._scheduler, admission, time.monotonic, _call_later, _limits(settings))
         self._metrics.tallies.queue.length = self._queue.__len__
-        self._brain = Brain(
+        self._core = Core(
             self._fleet,
             self._book,
             self._scheduler,
@@ -254,7 +254,7 @@ class App:
         if reads_prompts(settings):
             self._prompts = Prompts(
                 settings.tokenizer,
-                self._brain,
+                self._core,
                 self._session,
                 settings.model_folder,
                 send_ids=settings.send_token_ids,
@@ -320,7 +320,7 @@ class App:
         if settings.admin_listen:
             guard = self._security.guard
             authorize = by_keys(guard) if guard else None
-            self._admin = AdminSurface(roster, self._brain, settings.drain_timeout, authorize)
+            self._admin = AdminSurface(roster, self._core, settings.drain_timeout, authorize)
             await self._admin.start(settings.admin_listen, self._security.front)
 
     def _tell_of_the_lonely(self) -> None:
@@ -339,7 +339,7 @@ class App:
         security, guard = self._security, self._security.guard
         named = settings.tenant_header
         surface = Server(
-            self._brain,
+            self._core,
             self._prompts,
             direct,
             int(time.time()),
@@ -402,7 +402,7 @@ class App:
                 watchdog.look(now)
                 await self._clients.look(now)
                 self._audit.look(now)
-                self._brain.take_in()
+                self._core.take_in()
                 self._missing_events.look(now)
             except Exception:  # without it nothing would ever be given up again
                 logger.exception("Requests could not be looked after")

@@ -20,10 +20,10 @@ from router.http.upstream import Head
 from router.legs import Leg, Pair, response_head
 from router.migrating import Migration
 from router.openai_errors import error_event, error_response
-from router.opening import Opening, is_aborted
 from router.outcome import End, Outcome, Silence
 from router.sending import Sending
-from router.two_parts import TwoParts
+from router.split.opening import Opening, is_aborted
+from router.split.two_parts import TwoParts
 from router.usage import read_usage
 
 HARMED = 1

@@ -14,8 +14,8 @@ from indexer.types import WorkerRank
 from publishers.logs import log_event
 from router.breaker import Breaker
 from router.http.pool import Pool
-from router.pairing import make_split, ranks_of
 from router.scheduling.decision import Candidates, Split
+from router.split.pairing import make_split, ranks_of
 from router.worker_spec import WorkerSpec
 
 logger = logging.getLogger("router.fleet")

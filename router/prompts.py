@@ -21,7 +21,7 @@ from indexer.hashing import Tokens, pack_tokens
 from indexer.types import Namespace
 from publishers.dialogue import read_whole
 from publishers.logs import log_event
-from router.brain import Brain, Prompt
+from router.core import Core, Prompt
 from router.fleet import Worker
 from router.inference import Inference
 from router.openai_errors import BadRequest
@@ -58,7 +58,7 @@ class Prompts:
     def __init__(
         self,
         setting: str,
-        brain: Brain,
+        core: Core,
         session: aiohttp.ClientSession,
         folders: Sequence[str] = (),
         *,
@@ -66,7 +66,7 @@ class Prompts:
     ) -> None:
         """`setting`: `--tokenizer`; `folders`: `--model-folder`; `send_ids`: `--send-token-ids`."""
         self._setting = setting
-        self._brain = brain
+        self._core = core
         self._session = session
         self._folders = folders
         self._by_model: dict[str, PromptTokens] = {}
@@ -89,9 +89,9 @@ class Prompts:
             return None
         if inference.endpoint == "completions" and "prompt" not in fields:
             # Embeddings: kilobytes for each token, so that the body's size says nothing of their number.
-            self._brain.metrics.untokenized.labels("untold").inc()
+            self._core.metrics.untokenized.labels("untold").inc()
             return None
-        base = self._brain.fleet.base_model(inference.model)
+        base = self._core.fleet.base_model(inference.model)
         tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
         try:
             if inference.endpoint == "completions":
@@ -177,8 +177,8 @@ class Prompts:
     ) -> None:
         if base:
             routing.unfit = self._too_short(base.id, inference, len(ids))
-        namespace = Namespace(self._brain.fleet.lora_name(inference.model), inference.cache_salt)
-        routing.prompt = self._brain.hash_prompt(ids, namespace)
+        namespace = Namespace(self._core.fleet.lora_name(inference.model), inference.cache_salt)
+        routing.prompt = self._core.hash_prompt(ids, namespace)
 
     def _send(self, routing: RequestRouting, inference: Inference, fields: Fields, ids: Tokens) -> None:
         """The engine need not make them again; of several prompts only the first has been made tokens of."""
@@ -187,11 +187,11 @@ class Prompts:
         body = with_ids(inference.endpoint, inference.raw, ids)
         if body:
             routing.rewrite(body)
-            self._brain.metrics.ids_sent.inc()
+            self._core.metrics.ids_sent.inc()
 
     def _too_short(self, base: str, inference: Inference, tokens: int) -> frozenset[str]:
         """Workers that do not take so many; BadRequest when none does."""
-        lengths = self._brain.fleet.context_lengths(base)
+        lengths = self._core.fleet.context_lengths(base)
         if lengths.most is not None and tokens > lengths.most:
             raise BadRequest(
                 400,
@@ -216,12 +216,12 @@ class Prompts:
         except msgspec.ValidationError:
             self._give_up(routing, inference, "malformed", {})
             return
-        self._brain.metrics.engine_tokenized.inc()
+        self._core.metrics.engine_tokenized.inc()
         self._tell(routing, inference, base, ids)
 
     def _give_up(self, routing: RequestRouting, inference: Inference, reason: Reason, fields: Fields) -> None:
         """What it says must do. `fields`: as far as they could be read."""
-        self._brain.metrics.untokenized.labels(reason).inc()
+        self._core.metrics.untokenized.labels(reason).inc()
         routing.prompt = Prompt(len(inference.raw) // BYTES_PER_TOKEN)
         if reason == "malformed":
             return
@@ -236,7 +236,7 @@ class Prompts:
     def guess(self, routing: RequestRouting, model: str | None, fields: Fields, rendered: Sequence[str]) -> None:
         """Gives `routing` what stands for the prompt of a request that every engine renders in its own way: `rendered`
         names what the model sees of `fields`, in order."""
-        self._brain.metrics.untokenized.labels("api").inc()
+        self._core.metrics.untokenized.labels("api").inc()
         self._guess(routing, model, fields, rendered)
 
     def _guess(self, routing: RequestRouting, model: str | None, fields: Fields, rendered: Sequence[str]) -> None:
@@ -244,7 +244,7 @@ class Prompts:
         # With the zeros it is no adapter's name, so that stand-ins are nobody's tokens.
         apart = "\0".join(str(each) for each in (model, *(fields.get(name) for name in _APART)))
         salt = fields.get("cache_salt")
-        routing.prompt = self._brain.guess_prompt(said, Namespace(apart, salt if isinstance(salt, str) else None))
+        routing.prompt = self._core.guess_prompt(said, Namespace(apart, salt if isinstance(salt, str) else None))
 
     # -- one model
 
@@ -270,7 +270,7 @@ class Prompts:
             return True
         if mismatch is None:
             return True
-        self._brain.metrics.tokenizer_mismatches.labels(model.id).inc()
+        self._core.metrics.tokenizer_mismatches.labels(model.id).inc()
         text = "The tokenizer is not the engine's: prompts are tokenized by asking an engine instead"
         log_event(logger, logging.ERROR, text, model=model.id, worker=worker.id, where=mismatch)
         return False
@@ -287,7 +287,7 @@ class Prompts:
             return
         if model not in self._by_model:
             log_event(logger, logging.INFO, "Tokenizer is ready", model=model, backend=tokenizer.backend)
-        kinds = {worker.engine for worker in self._brain.fleet.workers.values() if worker.serves(model)}
+        kinds = {worker.engine for worker in self._core.fleet.workers.values() if worker.serves(model)}
         self._by_model[model] = PromptTokens(tokenizer, next((kind for kind in _STRICTEST if kind in kinds), "unknown"))
 
     def _engine(self, worker: Worker) -> EngineTokens:

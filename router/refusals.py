@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from router.fleet import Fleet, Worker
 from router.http.messages import Response
 from router.openai_errors import error_response
-from router.pairing import loneliness
 from router.scheduling.admission import QueueFull, QueueTimeout, Refusal
 from router.scheduling.waiting import AnyRefusal
+from router.split.pairing import loneliness
 
 _NO_WORKER = (
     "The router knows no worker; add one with --worker http://HOST:PORT, or with POST /admin/workers on its admin "

@@ -13,7 +13,7 @@ from indexer.matches import Matches
 from indexer.types import WorkerRank
 from publishers.logs import log_event
 from router.arms import Arm
-from router.brain import Brain, Prompt
+from router.core import Core, Prompt
 from router.failures import Failure
 from router.fleet import Worker
 from router.http.messages import ARM, Response, header_lines
@@ -22,12 +22,12 @@ from router.legs import Leg, Pair
 from router.migrating import Migration
 from router.openai_errors import error_response
 from router.outcome import Outcome
-from router.parting import Parting
 from router.refusals import no_worker, pinned_worker_cannot, too_busy
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking, DecodeBooking
 from router.scheduling.decision import Candidates, Decision, Prediction
 from router.scheduling.waiting import AnyRefusal
+from router.split.parting import Parting
 
 logger = logging.getLogger("router.routing")
 
@@ -65,8 +65,8 @@ class Asked(NamedTuple):
 class RequestRouting:
     """Implements `exchange.Routing` and `scheduling.waiting.Waiting` for one request."""
 
-    def __init__(self, brain: Brain, model: str | None, asked: Asked = Asked()) -> None:  # noqa: B008 -- immutable
-        self._brain = brain
+    def __init__(self, core: Core, model: str | None, asked: Asked = Asked()) -> None:  # noqa: B008 -- immutable
+        self._core = core
         self._model = model
         self._pinned = asked.pinned
         self._exclude: frozenset[str] = frozenset()
@@ -77,7 +77,7 @@ class RequestRouting:
         self._body: bytes | None = None
         self._migration = asked.migration
         self.prompt = Prompt()
-        self.arrived = self._submitted = brain.clock()
+        self.arrived = self._submitted = core.clock()
         self._began: float | None = None
         self._found: Matches | None = None
         self._claim: Claim | None = None
@@ -104,17 +104,17 @@ class RequestRouting:
 
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
         self._exclude, self._routed = exclude, routed
-        brain = self._brain
-        self._began = self._submitted = brain.clock()
+        core = self._core
+        self._began = self._submitted = core.clock()
         try:
-            brain.queue.submit(self)
+            core.queue.submit(self)
         except Exception as error:  # noqa: BLE001 -- `fail` tells of it
             self.withdraw()
             self.fail(error)
         self._began = None  # a later pass decides on several requests: its time is not this one's
 
     def withdraw(self) -> None:
-        self._brain.queue.withdraw(self)
+        self._core.queue.withdraw(self)
 
     # -- Waiting
 
@@ -126,7 +126,7 @@ class RequestRouting:
         return self._candidates(self._exclude)
 
     def matches(self) -> Matches | None:
-        self._found = self._brain.matches(self.prompt)
+        self._found = self._core.matches(self.prompt)
         return self._found
 
     def send(self, decision: Decision, booking: Booking) -> None:
@@ -134,27 +134,27 @@ class RequestRouting:
             self._send(decision, booking)
         except Exception:  # whatever it is: release the booking and answer the client
             logger.exception("A request could not be sent")
-            booking.release(self._brain.clock())
+            booking.release(self._core.clock())
             self._routed(error_response(500, "The router could not send the request."))
 
     def _send(self, decision: Decision, booking: Booking) -> None:
         routed = self._leg(decision, booking) if decision.split is None else self._pair(decision, booking)
-        now = self._brain.clock()
+        now = self._core.clock()
         self._routed(routed)
         self._note(decision, now)  # after the worker has got the request
 
     def _leg(self, decision: Decision, booking: Booking) -> Leg:
-        worker = self._brain.fleet.workers[decision.rank.worker_id]
+        worker = self._core.fleet.workers[decision.rank.worker_id]
         self._sent(worker)
         told = self._arm.answer_lines if self._arm else b""
-        if self._brain.has_store:
+        if self._core.has_store:
             told += b"x-router-store-tokens: %d\r\n" % decision.stored_tokens
         leg = Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told, self._body)
         return leg if self._migration is None else self._migration.leg(leg)
 
     def _sent(self, worker: Worker) -> None:
         if not worker.breaker.quiet:
-            self._brain.fleet.sent(worker, self._brain.clock())
+            self._core.fleet.sent(worker, self._core.clock())
 
     # -- in two parts
 
@@ -163,11 +163,11 @@ class RequestRouting:
         body, together = self._parting.begin(leg.worker, decision.rank.dp_rank)
         prefill = leg._replace(body=body, part="prefill")
         decode = self._decode(prefill, None, self._exclude) if together else None
-        return Pair(prefill, decode, self._parting.number, self._brain.leg_timeout, self._decode_timeout())
+        return Pair(prefill, decode, self._parting.number, self._core.leg_timeout, self._decode_timeout())
 
     def _decode_timeout(self) -> float | None:
         """An answer that is not streamed only begins when it is complete."""
-        limit = self._brain.leg_timeout
+        limit = self._core.leg_timeout
         if self.streamed:
             return limit
         tokens = self._parting.most_tokens
@@ -188,18 +188,18 @@ class RequestRouting:
     def _decode(self, prefill: Leg, answer: Prefilled | None, exclude: frozenset[str]) -> Leg | None:
         """Choose and book the decode leg; None if no worker can decode. Raises ValueError for an answer that cannot be
         continued."""
-        brain = self._brain
+        core = self._core
         decision = self._as_of_now(prefill, exclude)
         if decision is None:
             return None
         body = self._parting.go_on(answer)
-        now = brain.clock()
-        onward = brain.scheduler.select_decode(decision, self.matches(), now, prefilled=answer is not None)
+        now = core.clock()
+        onward = core.scheduler.select_decode(decision, self.matches(), now, prefilled=answer is not None)
         tokens = self.prompt.tokens
-        booking = brain.scheduler.reserve_decode(decision.rank, onward, tokens, now, self.streamed)
+        booking = core.scheduler.reserve_decode(decision.rank, onward, tokens, now, self.streamed)
         if answer:
             booking.prefilled(now)
-        worker = brain.fleet.workers[onward.rank.worker_id]
+        worker = core.fleet.workers[onward.rank.worker_id]
         self._sent(worker)
         self._predict(onward.rank, worker)
         named = b"x-router-prefill-worker: %s\r\n%s" % (prefill.worker.id.encode(), prefill.answer_lines)
@@ -210,14 +210,14 @@ class RequestRouting:
         decision, others = prefill.decision, exclude - {prefill.worker.id}
         split = self._candidates(others).split
         if split is None or decision.rank not in split.prefills.ranks:
-            split = self._brain.fleet.split_of(prefill.worker, self._model, others)
+            split = self._core.fleet.split_of(prefill.worker, self._model, others)
         if split is None or decision.rank not in split.prefills.ranks:
             return None
-        split = self._brain.queue.room.decodes(split, self._brain.clock())
+        split = self._core.queue.room.decodes(split, self._core.clock())
         return decision.at(split, split.prefills.ranks.index(decision.rank))
 
     def refuse(self, refusal: AnyRefusal) -> None:
-        tallies = self._brain.metrics.tallies
+        tallies = self._core.metrics.tallies
         if isinstance(refusal, Refusal):
             tallies.refused[refusal.objective] += 1
         else:
@@ -225,7 +225,7 @@ class RequestRouting:
         self._answer(too_busy(refusal))
 
     def nobody(self) -> None:
-        fleet, model = self._brain.fleet, self._model
+        fleet, model = self._core.fleet, self._model
         if self._pinned:
             self._answer(pinned_worker_cannot(self._pinned, model))
         else:
@@ -245,16 +245,16 @@ class RequestRouting:
 
     def idlest_worker(self) -> Worker | None:
         """Of the workers that could serve the request, or a part of it; None if there are none."""
-        brain, candidates = self._brain, self._candidates(frozenset())
+        core, candidates = self._core, self._candidates(frozenset())
         if candidates.split is not None and not len(candidates):
             candidates = candidates.split.prefills
         if not candidates:
             return None
-        idlest = int(brain.book.loads(candidates, brain.clock()).requests.argmin())
-        return brain.fleet.workers[candidates.ranks[idlest].worker_id]
+        idlest = int(core.book.loads(candidates, core.clock()).requests.argmin())
+        return core.fleet.workers[candidates.ranks[idlest].worker_id]
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
-        return bool(self._candidates(exclude)) and self._brain.retries.has(self._brain.clock())
+        return bool(self._candidates(exclude)) and self._core.retries.has(self._core.clock())
 
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
         self._parting = Parting(None)  # one worker continues it alone
@@ -262,21 +262,21 @@ class RequestRouting:
         tokens = migration.tokens
         if tokens is not None and not self.prompt.guessed:
             hashed = self.prompt.hashes is not None
-            self.prompt = self._brain.hash_prompt(tokens, migration.namespace) if hashed else Prompt(len(tokens))
-        fleet = self._brain.fleet
+            self.prompt = self._core.hash_prompt(tokens, migration.namespace) if hashed else Prompt(len(tokens))
+        fleet = self._core.fleet
         exclude |= {worker.id for worker in fleet.workers.values() if not migration.takes(worker)}
         return exclude if self.can_retry(exclude) else None
 
     def answered(self, leg: Leg) -> None:
-        self._brain.fleet.answered(leg.worker, self._brain.clock())
+        self._core.fleet.answered(leg.worker, self._core.clock())
 
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
-        worker, tallies = leg.worker, self._brain.metrics.tallies
+        worker, tallies = leg.worker, self._core.metrics.tallies
         self._charge(worker, failure)
         if failure.harmless:
             self._retract(leg)
         if retried:
-            self._brain.retries.take()
+            self._core.retries.take()
         tally = tallies.worker(worker.id)
         tally.failures += 1
         tally.retries += retried
@@ -301,10 +301,10 @@ class RequestRouting:
             rank, held = leg.reservation.onward.rank, leg.reservation.onward.overlap_tokens
         hashes, size = self.prompt.hashes, leg.worker.block_size
         if hashes and held is not None:
-            self._brain.retract(rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
+            self._core.retract(rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
 
     def _doubt_prefiller(self, leg: Leg, failure: Failure) -> None:
-        prefiller = self._brain.fleet.workers.get(leg.decision.rank.worker_id)
+        prefiller = self._core.fleet.workers.get(leg.decision.rank.worker_id)
         if prefiller is None:
             return
         prefiller.coordinates = {}  # it may have restarted elsewhere; its next answers will tell
@@ -313,17 +313,17 @@ class RequestRouting:
             self._charge(prefiller, failure)
 
     def _charge(self, worker: Worker, failure: Failure) -> None:
-        fleet = self._brain.fleet
+        fleet = self._core.fleet
         if worker.pool.is_cut:  # it is being removed, which is no failure
             return
         if failure.kind == "unreachable":  # the next health check may take it back
             fleet.mark_down(worker, failure.reason)
         elif failure.kind not in {"busy", "unasked"}:
-            fleet.failed(worker, self._brain.clock())
+            fleet.failed(worker, self._core.clock())
 
     def finished(self, outcome: Outcome) -> None:
         self._routed = _nowhere  # breaks a reference cycle
-        self._brain.metrics.tallies.in_flight -= 1
+        self._core.metrics.tallies.in_flight -= 1
         if self._ended:
             self._ended()
         try:
@@ -332,7 +332,7 @@ class RequestRouting:
             logger.exception("A request could not be counted")
 
     def _count(self, outcome: Outcome) -> None:
-        tallies = self._brain.metrics.tallies
+        tallies = self._core.metrics.tallies
         tally = tallies.worker(outcome.leg.worker.id if outcome.leg else "")
         tally.ends[outcome.status, outcome.end] += 1
         tally.duration.observe(outcome.duration)
@@ -347,14 +347,14 @@ class RequestRouting:
         if parted and not self.streamed:  # the first byte comes with the end of the answer
             parted = parted._replace(transfer=None)
         tallies.parted.finished(parted, outcome.duration - (outcome.first_byte or outcome.duration))
-        self._brain.metrics.lifecycle.finished(outcome)
+        self._core.metrics.lifecycle.finished(outcome)
         if self._arm:
             self._arm.tally.finished(outcome)
-        if self._claim and self._brain.audit:
-            self._brain.audit.finished(self._claim, outcome, self._brain.clock())
+        if self._claim and self._core.audit:
+            self._core.audit.finished(self._claim, outcome, self._core.clock())
 
     def _candidates(self, exclude: frozenset[str]) -> Candidates:
-        fleet = self._brain.fleet
+        fleet = self._core.fleet
         if self._pinned is not None:
             return fleet.candidates_of(self._pinned, self._model, exclude)
         found = fleet.candidates(self._model, exclude | self.unfit if self.unfit else exclude)
@@ -362,7 +362,7 @@ class RequestRouting:
 
     def _context_left(self) -> int | None:
         """Tokens that the prompt leaves of the longest context of any worker; None if that is not known."""
-        fleet, prompt = self._brain.fleet, self.prompt
+        fleet, prompt = self._core.fleet, self.prompt
         base = fleet.base_model(self._model)
         if base is None or prompt.hashes is None or prompt.guessed:
             return None
@@ -371,33 +371,33 @@ class RequestRouting:
 
     def _note(self, decision: Decision, now: float) -> None:
         """Record the decision, which was made at `now`."""
-        brain = self._brain
-        tallies = brain.metrics.tallies
+        core = self._core
+        tallies = core.metrics.tallies
         if self._began is not None:
             tallies.decision.observe(now - self._began)
         else:
             tallies.queue.wait.observe(now - self._submitted)
         if logger.isEnabledFor(logging.DEBUG):
             _tell(decision, self.request_id)
-        worker = brain.fleet.workers[decision.rank.worker_id]
+        worker = core.fleet.workers[decision.rank.worker_id]
         tally = tallies.worker(worker.id)
         tally.prompt_tokens += decision.prompt_tokens
         if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
             tally.predicted_tokens += decision.overlap_tokens
             tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
         tallies.stored_tokens += decision.stored_tokens
-        stored = self.stored_tokens if brain.has_store else None
-        brain.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
+        stored = self.stored_tokens if core.has_store else None
+        core.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
         if self._arm:
             self._arm.tally.routed(decision)
-        if brain.audit and self._found is not None and self.prompt.hashes and not self.prompt.guessed:
-            self._claim = brain.audit.claim(decision, self._found, self.prompt.hashes, now)
+        if core.audit and self._found is not None and self.prompt.hashes and not self.prompt.guessed:
+            self._claim = core.audit.claim(decision, self._found, self.prompt.hashes, now)
         self._predict(decision.rank, worker)
 
     def _predict(self, rank: WorkerRank, worker: Worker) -> None:
         hashes = self.prompt.hashes
         if hashes:
-            self._brain.predict(rank, hashes.chain(worker.block_size), self.prompt.guessed)
+            self._core.predict(rank, hashes.chain(worker.block_size), self.prompt.guessed)
 
 
 def _tell(decision: Decision, request_id: bytes) -> None:

@@ -15,11 +15,9 @@ import msgspec
 
 from engines.description import Model
 from router.arms import Arms
-from router.brain import Brain
+from router.core import Core
 from router.exchange import Exchange
 from router.fleet import Worker
-from router.hot_page import PATH as HOT
-from router.hot_page import hot_page
 from router.http.front import Connection
 from router.http.messages import Request, RequestHead, Response, first, new_request_id, with_request_id
 from router.inference import (
@@ -39,8 +37,10 @@ from router.prompts import Prompts
 from router.routing import Asked, RequestRouting
 from router.security.guard import Guard, Tenant
 from router.security.passed_on import check_passed_on, content_kind
-from router.shared_store import SharedStore
 from router.status import worker_status
+from router.store.hot_page import PATH as HOT
+from router.store.hot_page import hot_page
+from router.store.shared_store import SharedStore
 
 logger = logging.getLogger("router.server")
 
@@ -55,7 +55,7 @@ class Server:
 
     def __init__(
         self,
-        brain: Brain,
+        core: Core,
         prompts: Prompts | None,
         direct: bool,
         started: int,
@@ -69,7 +69,7 @@ class Server:
     ) -> None:
         """`everybodys_metrics`: of all processes that share the port, where there are several. `guard`: where an API
         key is asked for. `tenant_header`: names a request's tenant where none is, in lower case."""
-        self._brain = brain
+        self._core = core
         self._prompts = prompts
         self._direct = direct
         self._started = started
@@ -134,7 +134,7 @@ class Server:
             asked = asked._replace(arm=self._arms.assign(request.head))
         if self._migrations and inference.streamed and asked.pinned is None and not request.head.http_1_0:
             asked = asked._replace(migration=self._migrations.begin(inference))
-        routing = RequestRouting(self._brain, inference.model, asked)
+        routing = RequestRouting(self._core, inference.model, asked)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
         if self._store and self._prompts:
             pending = self._look_up(self._store, pending, routing, inference)
@@ -176,7 +176,7 @@ class Server:
     async def _show_metrics(self, connection: Connection) -> None:
         everybodys = self._everybodys_metrics
         try:
-            page = merge(await everybodys()) if everybodys else await self._brain.metrics.page()
+            page = merge(await everybodys()) if everybodys else await self._core.metrics.page()
         except Exception:  # whatever it is, the client gets an answer
             logger.exception("The metrics could not be told")
             connection.respond(error_response(500, "The router could not tell its metrics."))
@@ -187,12 +187,12 @@ class Server:
         check_passed_on(request.head, self._own_paths)
         kind = content_kind(request.head.headers)
         model = model_of(request.body, may_be_other=kind == "other") if request.body else None
-        known = model if model is not None and self._brain.fleet.knows(model) else None
+        known = model if model is not None and self._core.fleet.knows(model) else None
         if tenant is not None:
             tenant.check_model(model if kind == "json" else None)
             _check_adapter(request.body, tenant)
         fields = rendered_fields(request.head, request.body) if self._prompts else {}
-        routing = RequestRouting(self._brain, known, self._asked(request, tenant, fields.get("stream") is True))
+        routing = RequestRouting(self._core, known, self._asked(request, tenant, fields.get("stream") is True))
         if self._prompts and fields:
             self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
         responses, kept = self._responses, read_kept(request.head, request.body)
@@ -215,15 +215,15 @@ class Server:
     ) -> Exchange:
         if tenant is not None:
             tenant.begin()
-        brain = self._brain
-        brain.metrics.tallies.in_flight += 1
-        brain.retries.request()
+        core = self._core
+        core.metrics.tallies.in_flight += 1
+        core.retries.request()
         return Exchange(
             request,
             routing.request_id,
             connection,
             routing,
-            brain.clock,
+            core.clock,
             self.under_way,
             routing.streamed,
             migration,
@@ -233,12 +233,12 @@ class Server:
     def _check_model(self, model: str | None, tenant: Tenant | None) -> None:
         if tenant is not None:
             tenant.check_model(model)
-        fleet = self._brain.fleet
+        fleet = self._core.fleet
         if model is not None and not fleet.may_serve(model):
             raise self._no_model(model, tenant)
 
     def _no_model(self, model: str, tenant: Tenant | None) -> BadRequest:
-        known = ", ".join(sorted(name for name in self._brain.fleet.models() if _may_use(tenant, name))) or "none"
+        known = ", ".join(sorted(name for name in self._core.fleet.models() if _may_use(tenant, name))) or "none"
         text = f"The model {model!r} does not exist here; these do: {known}."
         return BadRequest(404, text, code="model_not_found", param="model")
 
@@ -262,7 +262,7 @@ class Server:
             if self._direct:
                 raise BadRequest(400, "In direct mode a request names its worker in the header X-Router-Target-Worker.")
             return None
-        workers = self._brain.fleet.workers
+        workers = self._core.fleet.workers
         name = named.decode("latin-1")
         for worker in workers.values():
             if name in {worker.id, worker.spec.url}:
@@ -274,7 +274,7 @@ class Server:
     def _models(self, _: RequestHead, tenant: Tenant | None) -> Response:
         models = [
             self._shown(worker, model)
-            for worker, model in self._brain.fleet.models().values()
+            for worker, model in self._core.fleet.models().values()
             if _may_use(tenant, model.id)
         ]
         return Response(200, msgspec.json.encode({"object": "list", "data": models}))
@@ -284,7 +284,7 @@ class Server:
         name = unquote_to_bytes(head.path.removeprefix(_ONE_MODEL)).decode(errors="replace")
         if tenant is not None:
             tenant.check_model(name)
-        found = self._brain.fleet.models().get(name)
+        found = self._core.fleet.models().get(name)
         if found is None:
             raise self._no_model(name, tenant)
         return Response(200, msgspec.json.encode(self._shown(*found)))
@@ -302,18 +302,18 @@ class Server:
 
     def _context_length(self, model: Model) -> int | None:
         """What fits any worker; where prompts are counted, they go to those that they fit."""
-        base = self._brain.fleet.base_model(model.id)
+        base = self._core.fleet.base_model(model.id)
         if base is None:
             return model.max_model_len
-        lengths = self._brain.fleet.context_lengths(base.id)
+        lengths = self._core.fleet.context_lengths(base.id)
         return lengths.most or lengths.least if self._prompts else lengths.least
 
     def _ready(self, head: RequestHead, _: Tenant | None) -> Response:
-        fleet = self._brain.fleet
+        fleet = self._core.fleet
         ready = bool(fleet.candidates(None))
         if self._guard is not None and not self._guard.shows_workers(head):
             return Response(200 if ready else 503, msgspec.json.encode({"ready": ready}))
-        workers = [worker_status(self._brain, worker) for worker in fleet.workers.values()]
+        workers = [worker_status(self._core, worker) for worker in fleet.workers.values()]
         body: dict[str, object] = {"ready": ready, "workers": workers}
         if self._store:
             body["store"] = {"up": self._store.healthy, "problems": self._store.problems}
@@ -322,7 +322,7 @@ class Server:
     def _hot(self, store: SharedStore, head: RequestHead) -> Response:
         if self._guard:  # it tells of all tenants' prompts
             self._guard.check_admin(head.headers)
-        return Response(200, msgspec.json.encode(hot_page(store, self._brain.indexer, self._brain.clock())))
+        return Response(200, msgspec.json.encode(hot_page(store, self._core.indexer, self._core.clock())))
 
 
 def _check_adapter(body: bytes, tenant: Tenant | None) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from indexer.types import WorkerRank
-from router.brain import Brain
+from router.core import Core
 from router.fleet import State, Worker
 from router.index_audit import DriftStatus
-from router.pairing import loneliness
+from router.split.pairing import loneliness
 
 
 class RankStatus(msgspec.Struct, kw_only=True):
@@ -49,10 +49,10 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     ranks: list[RankStatus]
 
 
-def worker_status(brain: Brain, worker: Worker) -> WorkerStatus:
+def worker_status(core: Core, worker: Worker) -> WorkerStatus:
     problems = list(worker.problems)
-    missing = brain.missing_events.problems.get(worker.id) if brain.missing_events else None
-    lonely = loneliness(worker, brain.fleet.up) if worker.state == "up" else None
+    missing = core.missing_events.problems.get(worker.id) if core.missing_events else None
+    lonely = loneliness(worker, core.fleet.up) if worker.state == "up" else None
     return WorkerStatus(
         id=worker.id,
         url=worker.spec.url,
@@ -60,26 +60,26 @@ def worker_status(brain: Brain, worker: Worker) -> WorkerStatus:
         up=worker.up,
         trouble=worker.trouble,
         breaker=worker.breaker.state,
-        in_flight=sum(brain.scheduler.in_flight(rank) for rank in worker.ranks),
+        in_flight=sum(core.scheduler.in_flight(rank) for rank in worker.ranks),
         engine=worker.engine,
         models=[model.id for model in worker.models],
         block_size=worker.block_size,
         role=worker.role,
         connector=worker.connector if worker.role != "both" else None,
         problems=[*problems, *(problem for problem in (missing, lonely) if problem)],
-        ranks=[_rank_status(brain, rank) for rank in worker.ranks],
+        ranks=[_rank_status(core, rank) for rank in worker.ranks],
     )
 
 
-def _rank_status(brain: Brain, rank: WorkerRank) -> RankStatus:
-    metrics = brain.book.metrics(rank, brain.clock())
-    view = brain.indexer.view(rank)
+def _rank_status(core: Core, rank: WorkerRank) -> RankStatus:
+    metrics = core.book.metrics(rank, core.clock())
+    view = core.indexer.view(rank)
     return RankStatus(
         dp_rank=rank.dp_rank,
         index=view.value,
         routed="by events" if view.value != "blind" else "by assumption",
-        blocks=brain.indexer.index.blocks_of(rank),
-        drift=brain.audit.status(rank) if brain.audit else None,
+        blocks=core.indexer.index.blocks_of(rank),
+        drift=core.audit.status(rank) if core.audit else None,
         requests=metrics.load.requests if metrics else 0,
         load_age_seconds=round(metrics.age, 3) if metrics and metrics.age is not None else None,
     )

@@ -17,7 +17,7 @@ from engines.probe import probe, read_models
 from publishers.dialogue import TIMED_OUT, converse, fetch
 from publishers.logs import log_event
 from router.fleet import Fleet, Worker
-from router.pairing import lack
+from router.split.pairing import lack
 
 logger = logging.getLogger("router.watch")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from router.settings.options import about
-from router.store_spec import StoreSpec, read_store
+from router.store.spec import StoreSpec, read_store
 from router.worker_spec import WorkerSpec, read_workers
 
 

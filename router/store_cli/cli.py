@@ -15,12 +15,12 @@ from publishers.credentials import client_context, make_session, read_key
 from router.fleet import Worker
 from router.http.pool import Pool
 from router.settings.serving import Serving
-from router.shared_store import layout_of
+from router.store.shared_store import layout_of
+from router.store.spec import StoreSpec, is_address, read_store
 from router.store_cli import hot, query, status
 from router.store_cli.errors import Away, StoreError, WrongUse
 from router.store_cli.peers import TIMEOUT, Master, Peer
 from router.store_cli.prompt import read_request, tokenize
-from router.store_spec import StoreSpec, is_address, read_store
 from router.watch import describe
 from router.worker_spec import parse_worker
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from engines.store import Segment, Stored
-from router.hot_page import PATH, Hot, HotPage
+from router.store.hot_page import PATH, Hot, HotPage
 from router.store_cli.errors import Away
 from router.store_cli.peers import Master, Peer
 from router.store_cli.text import aligned

@@ -50,7 +50,7 @@ class Latencies(NamedTuple):
     tokens: list[float]
 
 
-class Brain:
+class Core:
     """The parts of the router that decide, put together as it does."""
 
     def __init__(self, entries: int) -> None:
@@ -103,29 +103,29 @@ class Brain:
         self._scheduler.reserve(decision, now).release(now)
 
 
-async def measure(brain: Brain, seconds: float, with_events: bool, pause: float = PAUSE) -> Latencies:
+async def measure(core: Core, seconds: float, with_events: bool, pause: float = PAUSE) -> Latencies:
     found = Latencies([], [])
-    stream = brain.stream()
+    stream = core.stream()
     batches = [next(stream) for _ in range(int(seconds * BLOCKS_PER_SECOND / BATCH) if with_events else 0)]
     end = time.perf_counter() + seconds
-    await asyncio.gather(_ingest(brain, batches), _decide(brain, found.decisions, end, pause), _tick(found.tokens, end))
+    await asyncio.gather(_ingest(core, batches), _decide(core, found.decisions, end, pause), _tick(found.tokens, end))
     return Latencies(sorted(found.decisions), sorted(found.tokens))
 
 
-async def _ingest(brain: Brain, batches: list[bytes]) -> None:
+async def _ingest(core: Core, batches: list[bytes]) -> None:
     """One by one, as from one subscription for each worker."""
     began = time.perf_counter()
     for number, batch in enumerate(batches):
         await asyncio.sleep(max(0.0, began + number * BATCH / BLOCKS_PER_SECOND - time.perf_counter()))
-        brain.indexer.on_batch(decode_batch(batch))
+        core.indexer.on_batch(decode_batch(batch))
 
 
-async def _decide(brain: Brain, found: list[float], end: float, pause: float) -> None:
+async def _decide(core: Core, found: list[float], end: float, pause: float) -> None:
     draw = random.Random(5)
     while time.perf_counter() < end:
         await asyncio.sleep(draw.uniform(0.0, pause))
         began = time.perf_counter()
-        brain.decide()
+        core.decide()
         found.append(time.perf_counter() - began)
 
 
@@ -138,15 +138,15 @@ async def _tick(found: list[float], end: float) -> None:
 def run(quick: bool) -> dict[str, float]:
     """Milliseconds."""
     entries, seconds = (1_000_000, 4.0) if quick else (10_000_000, 30.0)
-    brain = Brain(entries)
+    core = Core(entries)
     gc.collect()
     gc.freeze()  # as a long-lived process: what is there by now is not looked at again
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        still = runner.run(measure(brain, seconds, with_events=False))
-        busy = runner.run(measure(brain, seconds, with_events=True))
-        awake = runner.run(measure(brain, seconds / 3, with_events=True, pause=0.0))
+        still = runner.run(measure(core, seconds, with_events=False))
+        busy = runner.run(measure(core, seconds, with_events=True))
+        awake = runner.run(measure(core, seconds / 3, with_events=True, pause=0.0))
     return {
-        "entries": brain.indexer.index.entries(),
+        "entries": core.indexer.index.entries(),
         "decision p50": percentile(busy.decisions, 0.5) * 1e3,
         "decision p99": percentile(busy.decisions, 0.99) * 1e3,
         "decision p99, no events": percentile(still.decisions, 0.99) * 1e3,

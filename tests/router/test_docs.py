@@ -20,16 +20,16 @@ from router.fleet import Fleet
 from router.index_audit import IndexAudit
 from router.metrics import Metrics
 from router.migrating import OUTCOMES, Migrations
-from router.mooncake_client import MooncakeClient
 from router.outcome import End
 from router.readings import _REPORTED as FIGURES
 from router.readings import Readings
 from router.scheduling.load import LoadBook
 from router.security.guard import Reason as Denial
 from router.settings import GROUPS, Option, options
-from router.shared_store import SharedStore
-from router.store_copies import StoreCopies
-from router.store_spec import StoreSpec
+from router.store.copies import StoreCopies
+from router.store.mooncake_client import MooncakeClient
+from router.store.shared_store import SharedStore
+from router.store.spec import StoreSpec
 from router.tokens.errors import Reason
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -11,7 +11,7 @@ from indexer.events import EventBatch, Stored, pack_hashes
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.predicted import LIFE
 from indexer.types import PLAIN, Tier, WorkerRank
-from router.brain import Brain, Prompt
+from router.core import Core, Prompt
 from router.fleet import Fleet, Worker
 from router.http.messages import Response
 from router.http.pool import Pool
@@ -33,7 +33,7 @@ RANK, BLOCK = WorkerRank("w", 0), 4
 HASHES = hash_prompt(range(10), {BLOCK}, PLAIN)
 
 
-def brain() -> Brain:
+def core() -> Core:
     """Of one worker, at a time that stands still."""
     worker = Worker(parse_worker("http://127.0.0.1:9,name=w"), Pool("http://127.0.0.1:9", 1.0))
     worker.description = EngineDescription("vllm", models=(Model("m"),), block_size=BLOCK)
@@ -43,11 +43,11 @@ def brain() -> Brain:
     scheduler.watch(RANK, BLOCK)
     indexer.watch(RANK)
     queue = Queue(scheduler, Admission(), lambda: 0.0, lambda seconds, callback: None)
-    return Brain(fleet, book, scheduler, queue, indexer, Metrics(), lambda: 0.0, RetryBudget(0.2, 0.0))
+    return Core(fleet, book, scheduler, queue, indexer, Metrics(), lambda: 0.0, RetryBudget(0.2, 0.0))
 
 
 def test_a_request_is_booked_before_it_is_sent_and_noted_after() -> None:
-    made = brain()
+    made = core()
     seen: list[tuple[int, int, bool]] = []
 
     def look() -> tuple[int, int, bool]:
@@ -70,7 +70,7 @@ def test_a_request_is_booked_before_it_is_sent_and_noted_after() -> None:
 def test_what_no_events_will_tell_of_is_expected_for_longer_and_never_audited(guessed: bool) -> None:
     indexer, audited = KVIndexer(assumed_ttl=60.0), list[object]()
     audit = IndexAudit(indexer, audited.append, has_store=False)
-    made = brain()._replace(indexer=indexer, audit=audit)
+    made = core()._replace(indexer=indexer, audit=audit)
     indexer.watch(RANK)
     indexer.on_batch(EventBatch("w", 0, 1, 0, [Stored(Tier.GPU, pack_hashes([1]))]))
     routing = RequestRouting(made, "m")
@@ -94,7 +94,7 @@ def test_an_engine_that_leaves_out_a_zero_is_audited_all_the_same() -> None:
     indexer = KVIndexer()
     audit = IndexAudit(indexer, lambda _: None, has_store=False)
     clock = itertools.count(10)
-    made = brain()._replace(indexer=indexer, audit=audit, clock=lambda: float(next(clock)))
+    made = core()._replace(indexer=indexer, audit=audit, clock=lambda: float(next(clock)))
     indexer.watch(RANK)
     indexer.on_batch(EventBatch("w", 0, 1, 0, [Stored(Tier.GPU, pack_hashes(HASHES.chains[BLOCK]))]))
     for cached in (8, None):
@@ -111,7 +111,7 @@ def test_an_engine_that_leaves_out_a_zero_is_audited_all_the_same() -> None:
 
 
 def test_what_cannot_be_sent_is_given_back_and_answered() -> None:
-    made, answers = brain(), list[Response]()
+    made, answers = core(), list[Response]()
 
     def fail(routed: Leg | Pair | Response) -> None:
         if not isinstance(routed, Response):

@@ -7,7 +7,7 @@ import pytest
 
 from engines.store import bytes_per_token, verify
 from indexer.types import Namespace, Tier
-from router.store_master import StoreMaster
+from router.store.master import StoreMaster
 from tests.real.pd.requests import directly, telling
 from tests.real.prompts import ids
 

@@ -14,12 +14,12 @@ import pytest
 
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
-from router import store_copies
 from router.app import run
-from router.mooncake_client import ClientFailed
 from router.settings import Settings
-from router.store_copies import StoreCopies
-from router.store_spec import StoreSpec
+from router.store import copies as store_copies
+from router.store.copies import StoreCopies
+from router.store.mooncake_client import ClientFailed
+from router.store.spec import StoreSpec
 from tests.fakes.mooncake_library import Place, place_in
 from tests.fakes.raw_client import post
 from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, answer

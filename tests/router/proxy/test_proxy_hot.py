@@ -12,15 +12,16 @@ import pytest
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.types import Namespace
-from router import store_copies, store_keeper
 from router.fleet import Fleet
-from router.hot_prompts import HotPrompt
-from router.mooncake_client import MooncakeClient
-from router.shared_store import SharedStore
-from router.store_copies import StoreCopies
-from router.store_keeper import StoreKeeper, handed_over
-from router.store_lookup import StoreLookup
-from router.store_spec import StoreSpec
+from router.store import copies as store_copies
+from router.store import keeper as store_keeper
+from router.store.copies import StoreCopies
+from router.store.hot_prompts import HotPrompt
+from router.store.keeper import StoreKeeper, handed_over
+from router.store.lookup import StoreLookup
+from router.store.mooncake_client import MooncakeClient
+from router.store.shared_store import SharedStore
+from router.store.spec import StoreSpec
 from tests.fakes.raw_client import RawClient, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, drop, never
 from tests.fakes.store_master import Master, serving

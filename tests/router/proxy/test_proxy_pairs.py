@@ -615,7 +615,7 @@ async def test_usage_waits_for_what_the_prefill_worker_tells(
     p: ScriptedWorker, d: ScriptedWorker, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are asked at once, and the second is done first. Its connection serves others meanwhile."""
-    monkeypatch.setattr("router.late_usage.PATIENCE", 60.0)
+    monkeypatch.setattr("router.split.late_usage.PATIENCE", 60.0)
     body, script, told = LATE[name]
     p.then(waits_to_tell)
     d.then(script)
@@ -635,7 +635,7 @@ async def test_usage_waits_for_what_the_prefill_worker_tells(
 async def test_an_answer_that_is_whole_is_the_clients_though_its_prefill_never_tells(
     p: ScriptedWorker, d: ScriptedWorker, name: str, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.late_usage.PATIENCE", 60.0 if fails else 0.01)
+    monkeypatch.setattr("router.split.late_usage.PATIENCE", 60.0 if fails else 0.01)
     body, script, told = LATE[name]
 
     p.then(once_told(drop))
@@ -655,7 +655,7 @@ async def test_an_answer_that_is_whole_is_the_clients_though_its_prefill_never_t
 async def test_an_answer_that_is_whole_waits_no_more_for_a_prefill_worker_that_refuses(
     p: ScriptedWorker, d: ScriptedWorker, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.late_usage.PATIENCE", 60.0)
+    monkeypatch.setattr("router.split.late_usage.PATIENCE", 60.0)
     body, script, told = LATE[name]
 
     p.then(once_told(answer(b"{}", 400)))

@@ -10,7 +10,7 @@ import pytest
 
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
-from router.store_spec import StoreSpec
+from router.store.spec import StoreSpec
 from tests.fakes.raw_client import Answered, RawClient, post
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.store_master import Master, serving

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-import router.prefill_leg
+import router.split.prefill_leg
 from router.http.chunked import ChunkedBody, MalformedChunk
 from tests.fakes.scripted_worker import ScriptedWorker, answer
 from tests.router.proxy.test_proxy_pairs import ask, failures, router_of
 
 
 async def test_a_prefill_workers_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.prefill_leg, "MOST_BYTES", 1000)
+    monkeypatch.setattr(router.split.prefill_leg, "MOST_BYTES", 1000)
     async with (
         ScriptedWorker("p", default=answer(b'{"id":"' + b"x" * 1000 + b'"}')) as p,
         ScriptedWorker("d") as d,

@@ -8,8 +8,8 @@ from typing import Any
 
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
-from router.hot_page import Hot
-from router.store_spec import StoreSpec
+from router.store.hot_page import Hot
+from router.store.spec import StoreSpec
 from tests.certificates import Authority
 from tests.fakes.raw_client import RawClient, post
 from tests.fakes.scripted_worker import BLOCK_SIZE, ScriptedWorker

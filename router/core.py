@@ -1,0 +1,97 @@
+"""The state by which requests are routed, and what routing knows of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from indexer.hashing import SequenceHashes, Tokens, pack_tokens
+from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
+from indexer.matches import Matches
+from indexer.types import Namespace, WorkerRank
+from router.fleet import Fleet
+from router.index_audit import IndexAudit
+from router.metrics import Metrics
+from router.missing_events import MissingEvents
+from router.processes.sent import SentPrompts
+from router.retry_budget import RetryBudget
+from router.scheduling.load import LoadBook
+from router.scheduling.queue import Queue
+from router.scheduling.scheduler import Scheduler
+
+
+class Prompt(NamedTuple):
+    """What is known of a prompt. `hashes` None: the index is not asked; `tokens` may then be an estimate, or 0."""
+
+    tokens: int = 0
+    hashes: PromptHashes | None = None
+    ids: Tokens | None = None
+    """Kept only where a shared store will be asked: with the namespace they decide what its blocks are called there."""
+    namespace: Namespace = Namespace()
+    guessed: bool = False
+    """Tokens and hashes are those of stand-ins (see the glossary)."""
+
+
+class Core(NamedTuple):
+    """The state that requests are routed on, and the pure parts that decide."""
+
+    fleet: Fleet
+    book: LoadBook
+    scheduler: Scheduler
+    queue: Queue
+    indexer: KVIndexer
+    metrics: Metrics
+    clock: Callable[[], float]
+    retries: RetryBudget
+    leg_timeout: float = 300.0
+    """Seconds that either part of a split request may take until it begins to answer."""
+    has_store: bool = False
+    """Whether the workers share a store."""
+    audit: IndexAudit | None = None
+    missing_events: MissingEvents | None = None
+    sent: SentPrompts | None = None
+    """What this process and the others on its port have sent where."""
+
+    def hash_prompt(self, token_ids: Sequence[int] | Tokens, namespace: Namespace) -> Prompt:
+        """Raises OverflowError or TypeError for anything that is not a token id."""
+        hashes = hash_prompt(token_ids, self.fleet.block_sizes, namespace)
+        if not self.has_store:
+            return Prompt(len(token_ids), hashes)
+        return Prompt(len(token_ids), hashes, pack_tokens(token_ids), namespace)
+
+    def guess_prompt(self, stand_ins: Tokens, namespace: Namespace) -> Prompt:
+        """The same of the stand-ins for a prompt whose tokens cannot be known."""
+        return Prompt(len(stand_ins), hash_prompt(stand_ins, self.fleet.block_sizes, namespace), guessed=True)
+
+    def matches(self, prompt: Prompt) -> Matches | None:
+        if prompt.hashes is None:
+            return None
+        self.take_in()
+        self.indexer.expire(self.clock())
+        find = self.indexer.find_assumed if prompt.guessed else self.indexer.find_matches
+        return find(prompt.hashes)
+
+    def take_in(self) -> None:
+        """Apply what other processes have sent to the index."""
+        if self.sent:
+            for rank, chain, guessed, refused in self.sent.news():
+                if refused:
+                    self.indexer.retract(rank, chain, guessed)
+                else:
+                    self._note(rank, chain, guessed)
+
+    def predict(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
+        """Count the blocks that a prompt will leave at `rank` as held at once, here and in the other processes."""
+        self._note(rank, chain, guessed)
+        if self.sent:
+            self.sent.tell(rank, chain, guessed=guessed)
+
+    def retract(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
+        """Undo `predict` for these blocks: the worker has refused the prompt."""
+        self.indexer.retract(rank, chain, guessed)
+        if self.sent:
+            self.sent.tell(rank, chain, guessed=guessed, refused=True)
+
+    def _note(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
+        note = self.indexer.assume if guessed else self.indexer.predict
+        note(rank, chain, self.clock())

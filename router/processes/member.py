@@ -1,0 +1,159 @@
+"""One of several router processes: how its parent starts it, and what it shares with the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import mmap
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from router.cli import Source
+from router.processes.columns import Columns
+from router.processes.sent import WORDS, SentPrompts
+from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
+from router.scheduling.load import SharedTable
+from router.settings import Settings
+
+_WORD = 8
+"""Bytes."""
+ANSWER_TIMEOUT = 2.0
+"""Seconds that another process has to answer with its metrics."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One of the processes, and where it finds what it shares with the others."""
+
+    number: int
+    count: int
+    columns: int
+    """The most ranks that there can be at a time."""
+    memory: int
+    """File descriptor of the shared memory."""
+    folder: str
+    """Folder in which each process has a socket that answers with its metrics."""
+
+
+class Start(msgspec.Struct):
+    """The one line that a process gets on its standard input, as JSON."""
+
+    settings: Settings
+    member: Member
+    argv: list[str]
+    """The router's arguments, to read the settings again."""
+
+
+class Shared(NamedTuple):
+    """The shared tables as one of the processes sees them."""
+
+    load: SharedTable
+    backlog: SharedTable
+    sent: SentPrompts
+
+
+class Memory(NamedTuple):
+    """The shared memory as arrays; zeros at first."""
+
+    names: npt.NDArray[np.uint64]
+    books: npt.NDArray[np.int64]
+    """For each process several rows, the first of which says which columns it uses; a column for each rank, and one
+    that belongs to none."""
+    rings: npt.NDArray[np.uint64]
+    """The rings of `SentPrompts`, one for each process."""
+
+
+def share(member: Member) -> Shared:
+    names, books, rings = map_memory(member.memory, member.count, member.columns)
+    own = member.number
+    columns = Columns(names, books[:, 0, :-1], own, member.memory)
+    load, backlog = (
+        SharedTable(rows, own, columns.claim, columns.release)
+        for rows in (books[:, 1 : LOAD_ROWS + 1], books[:, LOAD_ROWS + 1 :])
+    )
+    return Shared(load, backlog, SentPrompts(rings, own, columns))
+
+
+def memory_size(count: int, columns: int) -> int:
+    """Bytes."""
+    return _WORD * (columns + math.prod(_books_shape(count, columns)) + count * WORDS)
+
+
+def map_memory(descriptor: int, count: int, columns: int) -> Memory:
+    words = np.frombuffer(mmap.mmap(descriptor, memory_size(count, columns)), np.int64)
+    shape = _books_shape(count, columns)
+    names, books, rings = np.split(words, (columns, columns + math.prod(shape)))
+    return Memory(names.view(np.uint64), books.reshape(shape), rings.view(np.uint64).reshape(count, WORDS))
+
+
+def _books_shape(count: int, columns: int) -> tuple[int, int, int]:
+    return count, 1 + LOAD_ROWS + BACKLOG_ROWS, columns + 1
+
+
+class Sockets:
+    """Serves this process's metrics on a socket, and asks the other processes for theirs."""
+
+    def __init__(self, member: Member, tell: Callable[[], Awaitable[bytes]]) -> None:
+        self._member = member
+        self._tell = tell
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        path = _socket_of(self._member.folder, self._member.number)
+        path.unlink(missing_ok=True)  # a process before this one ended without cleaning up
+        self._server = await asyncio.start_unix_server(self._answer, path)
+
+    def close(self) -> None:
+        if self._server:
+            self._server.close()
+
+    async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(await self._tell())
+            await writer.drain()
+        writer.close()
+
+    async def everybodys(self) -> dict[int, bytes]:
+        """The metrics of all processes that answer, by process number."""
+        told = await asyncio.gather(*(self._ask(number) for number in range(self._member.count)))
+        return {number: text for number, text in enumerate(told) if text}
+
+    async def _ask(self, number: int) -> bytes:
+        if number == self._member.number:
+            return await self._tell()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                reader, writer = await asyncio.open_unix_connection(_socket_of(self._member.folder, number))
+                with contextlib.closing(writer):
+                    return await reader.read()
+        return b""
+
+
+def _socket_of(folder: str, number: int) -> Path:
+    return Path(folder) / str(number)
+
+
+async def parent_ended() -> None:
+    """Returns when standard input ends: the parent keeps it open for as long as it lives."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await reader.read()
+
+
+def main() -> int:
+    """Runs a process; the first line of its standard input says how (see `Start`)."""
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as told:  # not a byte beyond the line
+        start = msgspec.json.decode(told.readline(), type=Start)
+    from router.app import run  # noqa: PLC0415 -- it imports this module
+
+    settings = start.settings
+    decided = {"port": settings.port, "event_plane": settings.event_plane}  # by the parent, for all
+    return run(settings, Source(start.argv, os.environ, decided), start.member)

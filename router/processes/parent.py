@@ -1,0 +1,199 @@
+"""Several routers on one port: a parent that starts them, keeps them running, and ends when they have ended.
+
+They share what they have booked and sent through mapped memory, so that each sees the others' requests with its next
+decision; all else (index, event plane, connections) each has for itself. The kernel spreads connections over them
+(SO_REUSEPORT).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import BinaryIO, cast
+
+import msgspec
+
+from publishers.connect import embedded_server
+from publishers.embedded_nats import NatsServerError
+from publishers.logs import configure_logging, log_event
+from router.cli import Source
+from router.hangups import take_hangups
+from router.port import check_free
+from router.processes.member import Member, Start, map_memory, memory_size
+from router.settings import Settings, SettingsError
+
+logger = logging.getLogger("router.processes")
+
+RESTART_DELAY = 1.0
+"""Seconds between a process's end and its successor's start."""
+LEAST_COLUMNS, COLUMNS_PER_WORKER = 4096, 16
+"""Ranks that there may be at a time: as many as the workers that are stated may have, and as may join later."""
+
+
+async def supervise(settings: Settings, source: Source) -> int:
+    """Serve with `settings.processes` processes until a signal; returns the exit status."""
+    try:
+        reserved = _reserve(settings.host, settings.port)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
+        reason = f"Cannot listen: {getattr(error, 'strerror', None) or error}"
+        log_event(logger, logging.ERROR, reason, host=settings.host, port=settings.port)
+        return 1
+    with reserved, _memory() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:
+        columns = max(LEAST_COLUMNS, COLUMNS_PER_WORKER * len(settings.workers))
+        memory.truncate(memory_size(settings.processes, columns))
+        port = reserved.getsockname()[1]
+        try:
+            async with _embedded_server(settings.event_plane) as plane:
+                told = replace(settings, port=port, event_plane=plane)
+                return await _Parent(told, source, columns, memory, folder).run()
+        except NatsServerError as error:
+            log_event(logger, logging.ERROR, f"Cannot start: {error}")
+            return 1
+
+
+def _memory() -> BinaryIO:
+    """A file to be mapped. Where there can be one in memory alone, no disk is written again and again."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("kv-router"), "r+b")
+    return cast("BinaryIO", tempfile.TemporaryFile())
+
+
+@contextlib.asynccontextmanager
+async def _embedded_server(plane: str) -> AsyncIterator[str]:
+    """All processes share one NATS server, which outlives each of them. Yields the plane's URL for them."""
+    if not plane.startswith("nats+embedded://"):
+        yield plane
+        return
+    try:
+        server = embedded_server(plane)
+    except ValueError as error:
+        raise NatsServerError(str(error)) from None
+    await server.start()
+    try:
+        yield server.url
+    finally:
+        await server.stop()
+
+
+def _reserve(host: str, port: int) -> socket.socket:
+    """Bound and not listening: it keeps the port for the processes, and gets no connections itself."""
+    family, kind, protocol, address = check_free(host, port)
+    reserved = socket.socket(family, kind, protocol)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        reserved.bind(address)
+    except OSError:  # connections of a router that ran alone, which the kernel remembers for a minute
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(address)
+    return reserved
+
+
+class _Parent:
+    def __init__(self, settings: Settings, source: Source, columns: int, memory: BinaryIO, folder: str) -> None:
+        """`settings`: what processes are told. `columns`: of `memory`, as in `memory_size`."""
+        self._settings = settings
+        self._source = source
+        self._columns = columns
+        self._memory = memory.fileno()
+        self._folder = folder
+        self._books = map_memory(self._memory, settings.processes, columns).books
+        self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._listening: set[int] = set()
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        take_hangups(self._on_hangup)
+        count = self._settings.processes
+        # The first alone: where something has to be compiled, the others find it done.
+        listening = [await self._start(0)]
+        listening += await asyncio.gather(*(self._start(number) for number in range(1, count) if listening[0]))
+        stopped = self._stopping.is_set()
+        if len(listening) == count and all(listening):
+            sys.stdout.write(listening[0])
+            sys.stdout.flush()
+            await asyncio.gather(*(self._keep(number) for number in range(count)))
+            return 0
+        self._on_signal()
+        statuses = [abs(await process.wait()) for process in self._running.values()]
+        return 0 if stopped else max(statuses)
+
+    def _on_signal(self) -> None:
+        """Passed on each time: the first asks to drain, the second to end at once."""
+        self._stopping.set()
+        for process in self._running.values():
+            _signal(process, signal.SIGTERM)
+
+    def _on_hangup(self) -> None:
+        """Whoever listens reads the settings again; whoever starts later is told of the workers as they are now."""
+        try:
+            workers = self._source.read().workers
+        except SettingsError as error:
+            log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
+            return
+        self._settings = replace(self._settings, workers=workers)
+        for number in self._listening:
+            _signal(self._running[number], signal.SIGHUP)
+
+    async def _start(self, number: int) -> str:
+        """Returns what it says when it listens; "" when it ends before."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", "from router.processes.member import main; raise SystemExit(main())"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=[self._memory],
+            start_new_session=True,  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
+        )
+        self._running[number] = process
+        if self._stopping.is_set():  # the signal came while it was being started
+            _signal(process, signal.SIGTERM)
+        settings = self._settings
+        member = Member(number, settings.processes, self._columns, self._memory, self._folder)
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("pipes were asked for")
+        process.stdin.write(msgspec.json.encode(Start(settings, member, list(self._source.argv))) + b"\n")
+        listening = await process.stdout.readline()
+        if listening:
+            self._listening.add(number)
+            if settings is not self._settings:  # a hangup came meanwhile
+                _signal(process, signal.SIGHUP)
+        return listening.decode()
+
+    async def _keep(self, number: int) -> None:
+        """Start it again whenever it ends of itself; what it had booked is void."""
+        while True:
+            status = await self._running[number].wait()
+            self._listening.discard(number)
+            self._books[number] = 0
+            if self._stopping.is_set():
+                return
+            log_event(logger, logging.ERROR, "A process has ended and is started again", process=number, status=status)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), RESTART_DELAY)
+                return
+            try:
+                await self._start(number)
+            except OSError as error:  # what ended it, a lack of memory for one, may last: the next turn tries again
+                log_event(logger, logging.ERROR, "A process cannot be started", process=number, reason=error)
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    # Its own `send_signal` reaps one that has just ended, whose status asyncio then takes for 255.
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def run(settings: Settings, source: Source) -> int:
+    configure_logging(settings.log_level, settings.log_format)
+    return asyncio.run(supervise(settings, source))

@@ -1,0 +1,55 @@
+"""The prefixes that are asked for most, with what they are made of: enough to ask for them again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from indexer.hashing import SequenceHashes, Tokens
+from indexer.types import Namespace, SequenceHash
+from router.store.hot_prefixes import HotPrefix, HotPrefixes
+
+MOST_TOKENS: Final = 2_000_000
+"""That are kept, of 12 bytes each at most; the prefixes that were not asked for of late go first."""
+
+
+class HotPrompt(NamedTuple):
+    tokens: Tokens
+    chain: SequenceHashes
+    namespace: Namespace
+
+
+class HotPrompts:
+    """Of one base model. `now`: seconds on a steady clock."""
+
+    def __init__(self, block_size: int, most_tokens: int = MOST_TOKENS) -> None:
+        self._block_size = block_size
+        self._room = most_tokens
+        self._counts = HotPrefixes()
+        self._kept: OrderedDict[SequenceHash, HotPrompt] = OrderedDict()
+
+    def ask(self, tokens: Tokens, chain: SequenceHashes, namespace: Namespace, now: float) -> None:
+        """Somebody asked for such a prompt."""
+        blocks = self._counts.ask(chain, now)
+        if not blocks:
+            return
+        key = int(chain[blocks - 1])
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        else:
+            self._keep(key, HotPrompt(tokens[: blocks * self._block_size].copy(), chain[:blocks].copy(), namespace))
+
+    def _keep(self, key: SequenceHash, prompt: HotPrompt) -> None:
+        self._kept[key] = prompt
+        self._room -= len(prompt.tokens)
+        while self._room < 0:
+            self._room += len(self._kept.popitem(last=False)[1].tokens)
+
+    def hottest(self, number: int, now: float) -> list[HotPrefix]:
+        """As `HotPrefixes.hottest`."""
+        return self._counts.hottest(number, now)
+
+    def prompts(self, number: int, now: float) -> list[HotPrompt]:
+        """Those of the hottest whose tokens are kept."""
+        found = (self._kept.get(hot.sequence_hash) for hot in self.hottest(number, now))
+        return [prompt for prompt in found if prompt]

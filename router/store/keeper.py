@@ -1,0 +1,95 @@
+"""Keeps the hottest prefixes in the shared store, and gives them to workers that join.
+
+A read lease keeps the master from evicting an object. Lookups take none; here they are taken on purpose, for no more
+objects than the operator allows: room for what is kept alive is missing for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import aiohttp
+
+from indexer.kv_indexer import KVIndexer, PromptHashes
+from publishers.dialogue import read_whole
+from publishers.logs import log_event
+from router.fleet import Worker
+from router.store.hot_prompts import HotPrompt
+from router.store.master import Unanswered
+from router.store.shared_store import SharedStore
+
+logger = logging.getLogger("router.store_keeper")
+
+INTERVAL: Final = 2.5
+"""Seconds between two renewals: half of Mooncake's default lease (`default_kv_lease_ttl`)."""
+MOST: Final = 64
+"""Prefixes of each model that are looked at."""
+WARM_LIMIT: Final = 10.0
+"""Seconds after which a worker that joins serves, warm or not."""
+
+
+class StoreKeeper:
+    def __init__(self, store: SharedStore, budget: int) -> None:
+        """`budget`: objects that are kept alive at a time."""
+        self._store = store
+        self._budget = budget
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            try:
+                await self.renew()
+            except Unanswered as error:
+                log_event(logger, logging.DEBUG, "The store's leases could not be renewed", reason=error)
+            except Exception:  # else none would ever be renewed again
+                logger.exception("The store's leases could not be renewed")
+
+    async def renew(self) -> int:
+        """One round, the hottest first; returns how many objects have a lease now."""
+        renewed = 0
+        for _, lookup, prompts in self._store.hot_prompts(MOST):
+            for prompt in prompts:
+                left = self._budget - renewed
+                keys = await lookup.keys_there(prompt) if len(prompt.chain) <= left else None
+                if keys and len(keys) <= left:
+                    renewed += [await self._store.master.lease(key) for key in keys].count(True)
+        return renewed
+
+
+async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) -> bool:
+    """Whether the store has the hottest prefixes that a worker holds, so that it may leave; also where nothing can be
+    known."""
+    for _, lookup, prompts in store.hot_prompts(MOST):
+        for prompt in prompts if lookup.healthy else ():
+            last = PromptHashes(lookup.block_size, {lookup.block_size: prompt.chain[-1:]})
+            held = any(rank.worker_id == worker.id for rank in indexer.find_matches(last))
+            if held and await lookup.keys_there(prompt) is None:
+                return False
+    return True
+
+
+async def warm(session: aiohttp.ClientSession, worker: Worker, store: SharedStore, number: int) -> int:
+    """Have a worker that joins take the hottest prefixes in before it serves; returns how many it took."""
+    wanted = [_request(model, prompt) for model, _, prompts in store.hot_prompts(number) for prompt in prompts]
+    if not wanted or worker.role == "decode" or not worker.spec.store:
+        return 0
+    done = 0
+    try:
+        async with asyncio.timeout(WARM_LIMIT):
+            for body in wanted:
+                async with session.post(worker.spec.url + "/v1/completions", json=body) as answer:
+                    await read_whole(answer)
+                    done += answer.status == 200
+    except (aiohttp.ClientError, TimeoutError) as error:
+        log_event(logger, logging.WARNING, "A worker joins half warm", worker=worker.id, reason=type(error).__name__)
+    log_event(logger, logging.INFO, "Warmed", worker=worker.id, prefixes=done)
+    return done
+
+
+def _request(model: str, prompt: HotPrompt) -> dict[str, Any]:
+    body = {"model": prompt.namespace.lora_name or model, "prompt": prompt.tokens.tolist(), "max_tokens": 1}
+    salt = prompt.namespace.cache_salt
+    return body | ({"cache_salt": salt} if salt else {})

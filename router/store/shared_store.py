@@ -1,0 +1,191 @@
+"""The store that the workers share, as routing sees it: the names of each model's blocks there, and look-ups."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+
+import aiohttp
+from msgspec.structs import replace
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engines.description import Model, bases
+from engines.store import Layout, SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout, names_model, seed_of
+from indexer.hashing import chain_hashes, root_hash
+from publishers.logs import log_event
+from router.core import Prompt
+from router.fleet import Fleet, Worker
+from router.model_config import read_config
+from router.store.hot_prefixes import HotPrefix
+from router.store.hot_prompts import HotPrompt, HotPrompts
+from router.store.lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
+from router.store.master import StoreMaster
+from router.store.spec import StoreSpec
+from router.tallies import Histogram, counter_family, histogram_family
+
+logger = logging.getLogger("router.shared_store")
+
+
+class SharedStore(Collector):
+    def __init__(
+        self,
+        spec: StoreSpec,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        clock: Callable[[], float],
+        folders: Sequence[str] = (),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`folders`: `--model-folder`."""
+        self._spec = spec
+        self._fleet = fleet
+        self.master = StoreMaster(spec.url, session, tls)
+        self._clock = clock
+        self._folders = folders
+        self._seconds = Histogram(LOOKUP_BOUNDS)
+        self._learning = asyncio.Lock()
+        self._lookups: dict[str, StoreLookup | None] = {}
+        """By base model; None where the names of its blocks cannot be known."""
+        self._layouts: dict[str, Layout | None] = {}
+        """By base model, the layout that its look-up uses."""
+        self._hot: dict[str, HotPrompts] = {}
+        self.problems: dict[str, str] = {}
+        """By base model, a sentence for people."""
+
+    async def leading_tokens(self, prompt: Prompt, model: str | None) -> int:
+        """How many of the prompt's leading tokens the store has; 0 if that cannot be found out."""
+        base = self._fleet.base_model(model)
+        lookup = self._lookups.get(base.id) if base else None
+        if base is None or lookup is None or prompt.hashes is None or prompt.ids is None:
+            return 0
+        chain = prompt.hashes.chains.get(lookup.block_size)
+        if chain is None:  # no worker's own blocks are of that size
+            chain = chain_hashes(prompt.ids, lookup.block_size, root_hash(prompt.namespace))
+        self._hot[base.id].ask(prompt.ids, chain, prompt.namespace, self._clock())
+        return await lookup.lookup(prompt.ids, chain, prompt.namespace)
+
+    def hottest(self, number: int, now: float) -> Iterator[tuple[str, StoreLookup, list[HotPrefix]]]:
+        """For each base model its hottest prefixes."""
+        for model, lookup in self._lookups.items():
+            if lookup:
+                yield model, lookup, self._hot[model].hottest(number, now)
+
+    def hot_prompts(self, number: int) -> Iterator[tuple[str, StoreLookup, list[HotPrompt]]]:
+        """The same, with their tokens."""
+        for model, lookup in list(self._lookups.items()):  # others may come while whoever asks waits for the master
+            if lookup:
+                yield model, lookup, self._hot[model].prompts(number, self._clock())
+
+    async def learn(self, worker: Worker) -> None:
+        """A worker has described itself: find out the names of its models' blocks, unless the known names are still
+        right because other workers use them."""
+        for model in bases(worker.models) if worker.spec.store else ():
+            async with self._learning:  # workers come at once: the master lists its keys for the first only
+                await self._learn(worker, model)
+
+    async def _learn(self, worker: Worker, model: Model) -> None:
+        layout = _adapted(layout_of(worker, model, self._spec, self._folders), self._layouts.get(model.id))
+        if model.id in self._lookups and not self._is_new(layout, worker, model):
+            return
+        before, found = self._lookups.get(model.id), await self._make(layout, model)
+        if before and found:
+            found.lookups = before.lookups  # counted on
+        if found and not (before and before.block_size == found.block_size):
+            self._hot[model.id] = HotPrompts(found.block_size)
+        self._lookups[model.id], self._layouts[model.id] = found, layout
+
+    def _is_new(self, layout: Layout | None, worker: Worker, model: Model) -> bool:
+        known = self._layouts[model.id]
+        if layout is None or layout == known:
+            return False
+        if known is None or self._lookups[model.id] is None or _plain(layout) == _plain(known):
+            return True
+        others = (
+            layout_of(one, own, self._spec, self._folders)
+            for one in self._fleet.up
+            for own in one.models
+            if own.id == model.id and one is not worker and one.spec.store
+        )
+        return not any(other is not None and _plain(other) == _plain(known) for other in others)
+
+    async def _make(self, layout: Layout | None, model: Model) -> StoreLookup | None:
+        spec = self._spec
+        self.problems.pop(model.id, None)
+        if layout is None or layout.problem:
+            self._say(model, layout.problem if layout and layout.problem else "its engine is none whose keys are known")
+            return None
+        lookup = StoreLookup(self.master, spec.budget_ms / 1000, layout, self._clock, self._seconds)
+        verdict = await lookup.check()
+        if verdict.agrees is False:
+            self._say(model, verdict.why)
+        log_event(
+            logger, logging.INFO, "Looking up blocks in the store", model=model.id, store=spec.url, keys=verdict.why
+        )
+        return lookup
+
+    def _say(self, model: Model, problem: str) -> None:
+        self.problems[model.id] = problem
+        log_event(logger, logging.ERROR, "The store may not help this model", model=model.id, reason=problem)
+
+    @property
+    def healthy(self) -> bool:
+        lookups = [lookup for lookup in self._lookups.values() if lookup]
+        return bool(lookups) and all(lookup.healthy for lookup in lookups)
+
+    # -- prometheus_client's Collector
+
+    def collect(self) -> Iterator[Metric]:
+        lookups = [lookup for lookup in self._lookups.values() if lookup]
+        yield GaugeMetricFamily("router_store_up", "1 while the store's master answers.", float(self.healthy))
+        counts = [((outcome,), sum(lookup.lookups[outcome] for lookup in lookups)) for outcome in OUTCOMES]
+        yield counter_family("router_store_lookups", "Prompts looked up, by outcome.", ("outcome",), counts)
+        seconds = "Naming a prompt's blocks and asking for them."
+        yield histogram_family("router_store_lookup_seconds", seconds, (), [((), self._seconds)])
+
+    async def close(self) -> None:
+        for lookup in self._lookups.values():
+            if lookup:
+                await lookup.close()
+        self.master.close()
+
+
+def _plain(layout: Layout) -> Layout:
+    return replace(layout, loras={})
+
+
+def _adapted(layout: Layout | None, known: Layout | None) -> Layout | None:
+    """`layout` with the adapters that other workers named, whose blocks have the same names otherwise."""
+    if layout is None or known is None or _plain(layout) != _plain(known):
+        return layout
+    return replace(layout, loras={**known.loras, **layout.loras})
+
+
+def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[str] = ()) -> Layout | None:
+    """From the settings, else from what the engine and the model's config.json say. None: the engine's kind is
+    unknown."""
+    version = worker.description.version if worker.description else None
+    size, name = spec.block_size or worker.block_size, spec.model or model.root or model.id
+    config = read_config(model.root, folders)
+    latent, tp, pp = "kv_lora_rank" in config, spec.tp or 1, spec.pp
+    heads = config.get("num_key_value_heads")
+    loras = {each.adapter: each.root for each in worker.models if each.adapter and each.root}
+    if worker.engine == "sglang":
+        served = spec.model or model.id
+        named = names_model(version)
+        return SglangLayout(model=served, names_model=named, block_size=size, tp=tp, pp=pp, mla=latent, loras=loras)
+    if worker.engine != "vllm":
+        return None
+    return VllmLayout(
+        model=name,
+        block_size=SchedulerBlockSize(size),
+        hash=spec.hash,
+        hash_seed=spec.hash_seed or seed_of(version),
+        tp=tp,
+        pp=pp,
+        kv_heads=heads if isinstance(heads, int) else None,
+        groups=(VllmGroup(holds="latent" if latent else "heads"),),
+        loras=loras,
+    )

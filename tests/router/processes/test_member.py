@@ -1,0 +1,33 @@
+"""What processes on one port tell each other."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from router.processes import member
+from router.processes.member import Member, Sockets
+
+
+async def mine() -> bytes:
+    return b"mine"
+
+
+async def test_a_process_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is its connection kept: a process that stands still may do so for long."""
+    monkeypatch.setattr(member, "ANSWER_TIMEOUT", 0.01)
+    left = asyncio.Event()
+
+    async def stand_still(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        left.set()
+        writer.close()
+
+    async with await asyncio.start_unix_server(stand_still, tmp_path / "1"):
+        sockets = Sockets(Member(0, 2, 0, -1, str(tmp_path)), mine)
+        assert await sockets.everybodys() == {0: b"mine"}
+        await asyncio.wait_for(left.wait(), 5.0)

@@ -1,0 +1,108 @@
+"""The parent of several processes on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.cli import Source
+from router.processes import parent as processes
+from router.processes.member import memory_size
+from router.processes.parent import _Parent, _reserve
+from router.settings import Settings
+from tests.fakes.waiting import until
+
+
+class Child:
+    """A process that lives until the test says so."""
+
+    def __init__(self) -> None:
+        self.stdin = self.stdout = self
+        self.ended = asyncio.Event()
+
+    def write(self, data: bytes) -> None:
+        assert data.endswith(b"\n")
+
+    async def readline(self) -> bytes:
+        return b"Listening on http://127.0.0.1:1\n"
+
+    async def wait(self) -> int:
+        await self.ended.wait()
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def children_end_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_signal", lambda child, _: child.ended.set())
+
+
+async def test_a_process_that_cannot_be_started_again_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ended it, such as a lack of memory, may be what forbids the next one for a while."""
+    children: list[Child | None] = [Child(), None, Child()]
+    left = list(children)
+
+    async def start(*_: object, **__: Any) -> Child:
+        child = left.pop(0)
+        if child is None:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return child
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
+    settings = Settings(processes=1)
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(memory_size(1, 8))
+        parent = _Parent(settings, Source([], {}), 8, memory, str(tmp_path))
+        await parent._start(0)
+        keeping = asyncio.create_task(parent._keep(0))
+        assert children[0]
+        children[0].ended.set()
+        await until(lambda: keeping.done() or not left)
+        assert not keeping.done()
+        parent._on_signal()
+        await keeping
+
+
+def test_a_port_with_connections_that_have_ended_is_taken() -> None:
+    """A router that ran alone there was stopped just now, and had closed connections of its clients."""
+    with socket.create_server(("127.0.0.1", 0)) as before:
+        port = before.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            before.accept()[0].close()
+            assert client.recv(1) == b""
+    with _reserve("127.0.0.1", port) as reserved:
+        assert reserved.getsockname()[1] == port
+
+
+def test_a_port_on_which_somebody_listens_is_not_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other, pytest.raises(OSError, match="in use"):
+        _reserve("127.0.0.1", other.getsockname()[1])
+
+
+async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Child):
+        """As a process that has no handler for the signal yet."""
+
+        async def readline(self) -> bytes:
+            parent._on_signal()
+            return b""
+
+        async def wait(self) -> int:
+            return -15
+
+    async def start(*_: object, **__: Any) -> Child:
+        return Killed()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(memory_size(2, 8))
+        parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path))
+        assert await parent.run() == 0

@@ -1,0 +1,56 @@
+"""How a decode worker's stream begins, cut anywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.http.chunked import ChunkedBody
+from router.http.relay import HELD
+from router.split.opening import Opening
+from tests.router.http.test_chunked import chunk
+
+ROLE = chunk(b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n')
+TOKEN = chunk(b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n')
+ABORT = chunk(b'data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":"abort"}]}\n\n')
+DONE = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+def error(code: int) -> bytes:
+    return chunk(b'data: {"error": {"message": "\\"code\\": 500", "type": "x", "code": %d}}\n\n' % code)
+
+
+def judged(pieces: list[bytes]) -> tuple[bool, bytes]:
+    """Whether it fails, and what would have been passed on by then."""
+    opening, body, passed = Opening(), ChunkedBody(), b""
+    for piece in pieces:
+        data, boundary = opening.add(piece, body.feed(piece)) if not passed else (piece, 0)
+        if not passed and opening.fails(data):
+            return True, passed
+        passed += b"" if not passed and opening.hold(data, boundary) else data
+    return False, passed + opening.add(b"", 0)[0]
+
+
+@pytest.mark.parametrize("begin", [b"", ROLE])
+@pytest.mark.parametrize(
+    ("then", "fails"),
+    [
+        (TOKEN, False),
+        (TOKEN + error(500), False),
+        (error(500), True),
+        (error(429), True),
+        (error(400), False),
+        (ABORT, True),
+        (b"", False),
+    ],
+)
+def test_where_the_pieces_end_is_no_matter(begin: bytes, then: bytes, fails: bool) -> None:
+    stream = begin + then + DONE
+    for cut in range(len(stream)):
+        failed, passed = judged([stream[:cut], stream[cut:]])
+        assert failed is fails, stream[:cut]
+        assert passed == (b"" if fails else stream)
+
+
+def test_an_event_that_is_long_is_not_waited_for() -> None:
+    data = chunk(b"data: " + b"x" * HELD)[:-2]
+    assert not Opening().hold(data, 0)

@@ -1,0 +1,85 @@
+"""What is asked for most is found among much that is asked for once, in bounded room, and is forgotten in time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexer.hashing import SequenceHashes, chain_hashes, pack_tokens
+from router.store.hot_prefixes import HotPrefixes
+
+
+def chain(*tokens: int) -> SequenceHashes:
+    """A block for each token."""
+    return chain_hashes(pack_tokens(list(tokens)), 1, 0)
+
+
+SYSTEM = list(range(16))
+
+
+def test_a_shared_beginning_is_found_whole_and_its_parts_are_not_told_beside_it() -> None:
+    hot = HotPrefixes()
+    for number in range(20):
+        hot.ask(chain(*SYSTEM, 1000 + number, 2000 + number), 0.0)
+    [found] = hot.hottest(10, 0.0)
+    assert (found.sequence_hash, found.blocks) == (int(chain(*SYSTEM)[-1]), 16)
+    assert found.asked == 16, "the first four found out how long it is"
+
+
+def test_two_that_share_a_beginning_are_told_with_what_they_share() -> None:
+    hot = HotPrefixes()
+    for number in range(40):
+        hot.ask(chain(*SYSTEM, *range(100 + number % 4 * 100, 116 + number % 4 * 100)), 0.0)
+    found = hot.hottest(10, 0.0)
+    assert {one.blocks for one in found} == {16, 32}
+    assert sum(one.blocks == 32 for one in found) == 4
+    assert len({one.sequence_hash for one in found}) == 5
+    assert found == sorted(found, key=lambda one: (-one.asked * one.blocks, one.sequence_hash))
+    assert hot.hottest(2, 0.0) == found[:2]
+
+
+def test_a_prompt_like_no_other_costs_one_entry_and_is_not_hot() -> None:
+    hot = HotPrefixes()
+    for number in range(50):
+        hot.ask(chain(*range(number * 100, number * 100 + 64)), 0.0)
+    assert len(hot) == 50
+    assert hot.hottest(10, 0.0) == []
+    hot.ask(chain(), 0.0)
+    assert len(hot) == 50
+
+
+def test_counts_are_halved_with_time() -> None:
+    hot = HotPrefixes(half_life=10.0)
+    for _ in range(16):
+        hot.ask(chain(1), 100.0)
+    assert [hot.hottest(1, now)[0].asked for now in (109.9, 110.0, 120.0)] == [16, 8, 4]
+    hot.ask(chain(1), 121.0)
+    assert hot.hottest(1, 121.0)[0].asked == 5
+    assert hot.hottest(1, 1e6) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_hot_survives_a_flood_in_little_room(seed: int) -> None:
+    draw, hot = random.Random(seed), HotPrefixes(capacity=50)
+    for number in range(5000):
+        often = draw.random() < 0.2
+        hot.ask(chain(draw.randrange(3) if often else 10_000 + number), float(number) / 100)
+        assert len(hot) <= 50
+    assert {one.sequence_hash for one in hot.hottest(3, 50.0)} == {int(chain(number)[0]) for number in range(3)}
+
+
+@given(st.lists(st.integers(0, 30), max_size=300), st.integers(1, 12))
+def test_never_told_more_often_than_asked(asked: list[int], capacity: int) -> None:
+    """And whoever was asked for more often than one in `capacity` is there: what Space-Saving promises."""
+    hot, truth = HotPrefixes(capacity, half_life=1e9), Counter(asked)
+    for number in asked:
+        hot.ask(np.array([number], np.uint64), 0.0)
+    counts = {key: (entry.count, entry.error) for key, entry in hot._entries.items()}
+    for number, (count, error) in counts.items():
+        assert count - error <= truth[number] <= count
+    assert {number for number, times in truth.items() if times > len(asked) / capacity} <= counts.keys()

@@ -1,0 +1,146 @@
+"""What a model's blocks are called in the store follows the workers that are there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import aiohttp
+import pytest
+from msgspec.structs import replace
+
+from engines.description import EngineDescription, EngineKind, Model
+from engines.store import SchedulerBlockSize, VllmLayout
+from indexer.hashing import pack_tokens
+from indexer.kv_indexer import hash_prompt
+from indexer.types import PLAIN
+from router.core import Prompt
+from router.fleet import Fleet, Worker
+from router.http.pool import Pool
+from router.store.shared_store import SharedStore, layout_of
+from router.store.spec import StoreSpec
+from router.worker_spec import parse_worker
+from tests.fakes.store_master import Master, serving
+
+IDS: Final = list(range(1, 129))
+
+
+def worker(name: str, block_size: int, kind: EngineKind = "vllm") -> Worker:
+    url = f"http://{name}:8000"
+    made = Worker(parse_worker(f"{url},name={name}"), Pool(url, 1.0))
+    made.description = described(block_size, kind)
+    return made
+
+
+def described(block_size: int, kind: EngineKind = "vllm") -> EngineDescription:
+    return EngineDescription(kind, models=(Model("m"),), block_size=block_size)
+
+
+class Scene:
+    def __init__(self, master: Master, store: SharedStore, fleet: Fleet) -> None:
+        self.master, self.store, self.fleet = master, store, fleet
+
+    async def comes_up(self, one: Worker) -> None:
+        await self.store.learn(one)
+        self.fleet.add(one)
+        self.fleet.mark_up(one)
+
+    async def found(self) -> int:
+        hashes = hash_prompt(IDS, self.fleet.block_sizes, PLAIN)
+        return await self.store.leading_tokens(Prompt(len(IDS), hashes, pack_tokens(IDS), PLAIN), "m")
+
+
+@asynccontextmanager
+async def scene(block_size: int, hash_seed: str | None = None) -> AsyncIterator[Scene]:
+    """A store that has the whole prompt, in blocks of `block_size`."""
+    async with serving(VllmLayout(model="m", block_size=SchedulerBlockSize(block_size))) as master:
+        master.put(pack_tokens(IDS), len(IDS) // block_size)
+        async with aiohttp.ClientSession() as session:
+            fleet = Fleet([])
+            spec = StoreSpec(url=master.url, budget_ms=10_000, hash_seed=hash_seed)
+            store = SharedStore(spec, fleet, session, lambda: 0.0)
+            yield Scene(master, store, fleet)
+            await store.close()
+
+
+async def test_blocks_have_another_size_once_nobody_has_the_first() -> None:
+    async with scene(block_size=32) as made:
+        old, new = worker("old", 16), worker("new", 32)
+        await made.comes_up(old)
+        assert await made.found() == 0
+        await made.comes_up(new)
+        assert await made.found() == 0, "the old worker goes on"
+        made.fleet.remove(old)
+        await made.comes_up(new)
+        assert await made.found() == len(IDS)
+
+
+async def test_a_worker_that_comes_back_otherwise_is_followed_and_what_was_counted_stays() -> None:
+    async with scene(block_size=32) as made:
+        same = worker("w", 16)
+        await made.comes_up(same)
+        await made.found()
+        same.description = described(32)
+        await made.comes_up(same)
+        assert await made.found() == len(IDS)
+        ((_, lookup, _),) = made.store.hottest(1, 0.0)
+        assert lookup.lookups["answered"] == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "stated", "known"),
+    [("0.28.0", None, False), ("0.28.0", "0", True), ("0.29.0", None, True), (None, None, True)],
+)
+async def test_a_seed_that_vllm_draws_is_told_of(version: str | None, stated: str | None, known: bool) -> None:
+    """The keys look alike, and none would ever be found."""
+    old = worker("old", 32)
+    old.description = replace(described(32), version=version)
+    async with scene(block_size=32, hash_seed=stated) as made:
+        await made.comes_up(old)
+        problem = made.store.problems.get("m", "")
+        assert ("hash_seed" in problem) is not known
+
+
+@pytest.mark.parametrize(("version", "start"), [("0.5.16", ""), ("0.5.17", "m_"), (None, "m_")])
+def test_sglang_names_its_model_in_keys_since_0_5_17(version: str | None, start: str) -> None:
+    one = worker("w", 16, kind="sglang")
+    one.description = replace(described(16, "sglang"), version=version)
+    layout = layout_of(one, Model("m"), StoreSpec(url="http://store:9003"))
+    assert layout
+    digests = layout.hashes(pack_tokens(IDS[:16]), PLAIN)
+    assert digests
+    assert layout.keys(digests[0])[0].startswith(start + digests[0].hex())
+
+
+async def test_adapters_of_all_workers_are_known() -> None:
+    async with scene(block_size=16) as made:
+        for name in ("a", "b", "c"):
+            one = worker(name, 16)
+            adapters = [Model(name, root=f"/adapters/{name}", parent="m")] if name != "c" else []
+            one.description = EngineDescription("vllm", models=(Model("m"), *adapters), block_size=16)
+            await made.comes_up(one)
+        layout = made.store._layouts["m"]
+        assert layout
+        assert layout.loras == {"a": "/adapters/a", "b": "/adapters/b"}
+
+
+async def test_a_model_may_come_while_the_master_is_asked_for_what_is_hot() -> None:
+    async with scene(block_size=16) as made:
+        await made.comes_up(worker("w", 16))
+        other = worker("other", 16)
+        other.description = EngineDescription("vllm", models=(Model("n"),), block_size=16)
+        for _ in made.store.hot_prompts(1):
+            await made.comes_up(other)
+        assert len(list(made.store.hot_prompts(1))) == 2
+
+
+async def test_an_engine_of_no_known_kind_is_no_reason_to_forgo_the_store() -> None:
+    async with scene(block_size=16) as made:
+        await made.comes_up(worker("strange", 16, kind="unknown"))
+        assert "none whose keys are known" in made.store.problems["m"]
+        await made.comes_up(worker("w", 16))
+        assert not made.store.problems
+        assert await made.found() == len(IDS)
+        await made.comes_up(worker("strange", 16, kind="unknown"))
+        assert await made.found() == len(IDS)
