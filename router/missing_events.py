@@ -53,7 +53,7 @@ class MissingEvents:
         self._told = (self._told - heard).union(missed) & self._fleet.workers.keys()
 
     def _unheard(self, worker: Worker) -> list[WorkerRank]:
-        """The worker's ranks that are followed, and of which nothing or no more is known."""
+        """The worker's ranks that are followed, and from which nothing was ever received, or nothing more."""
         watched = (rank for rank in worker.ranks if self._indexer.watches(rank))
         return [rank for rank in watched if self._indexer.view(rank) in {View.BLIND, View.RECOVERING}]
 
