@@ -8,8 +8,8 @@ served for those behind it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Final, Generic, NamedTuple, TypeVar
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,10 @@ class Place(NamedTuple):
     part: int
     """0: among the ranks that serve requests whole; 1: among those that prefill for others."""
     position: int
+
+
+Spot: TypeAlias = tuple[int, int, int]
+"""A held request's lane and, as of the last look, its place: part and position."""
 
 
 class Entry(NamedTuple):
@@ -84,6 +88,13 @@ class Line(Generic[Who]):
         """Move to another lane, where it has no preferred candidate yet."""
         self._numbers[_LANE : _POSITION + 1, self._rows[who]] = lane, 0, _NOWHERE
 
+    def __iter__(self) -> Iterator[Who]:
+        return iter(self._rows)
+
+    def spot(self, who: Who) -> Spot:
+        lane, part, position = self._numbers[_LANE:, self._rows[who]].tolist()
+        return lane, part, position
+
     def lane(self, who: Who) -> int:
         return int(self._numbers[_LANE, self._rows[who]])
 
@@ -114,7 +125,7 @@ class Line(Generic[Who]):
 
     # -- order
 
-    def order(self, now: float, lanes: Collection[int], served: Seconds | None) -> list[Who]:
+    def order(self, now: float, lanes: Collection[int], served: Seconds | None) -> list[tuple[Who, Spot]]:
         """The requests in `lanes`, first to last. `served`: tenants' counters; None if there is only one tenant."""
         if not lanes:
             return []
@@ -122,9 +133,13 @@ class Line(Generic[Who]):
         rows = rows[np.isin(self._numbers[_LANE, rows], list(lanes))]
         ratios, priorities = self._ratios(rows, now), self._numbers[_PRIORITY, rows]
         if served is None:
-            return self._those(rows[np.lexsort((-ratios, priorities))])
+            return self._with_spots(rows[np.lexsort((-ratios, priorities))])
         tags = self._tags(rows, ratios, served)
-        return self._those(rows[np.lexsort((-ratios, tags, priorities))])
+        return self._with_spots(rows[np.lexsort((-ratios, tags, priorities))])
+
+    def _with_spots(self, rows: Rows) -> list[tuple[Who, Spot]]:
+        lanes, parts, positions = self._numbers[_LANE:, rows].tolist()
+        return list(zip(self._those(rows), zip(lanes, parts, positions, strict=True), strict=True))
 
     def _ratios(self, rows: Rows, now: float) -> Seconds:
         seconds = self._seconds
@@ -193,12 +208,9 @@ class Line(Generic[Who]):
 
     # -- work
 
-    def add_work(self, works: Seconds, lane: int, part: int, without: set[Who]) -> None:
-        """Add the work of the held requests to `works`, at the position that each would take, in the order of
-        arrival."""
-        rows = self._taken()
+    def add_work(self, works: Seconds, lane: int, part: int, those: Iterable[Who]) -> None:
+        """Add the work of `those` that are still held to `works`, at the position that each would take."""
+        rows = np.array([row for who in those if (row := self._rows.get(who)) is not None], np.intp)
         numbers = self._numbers
         rows = rows[(numbers[_LANE, rows] == lane) & (numbers[_PART, rows] == part) & (numbers[_POSITION, rows] >= 0)]
-        if without:
-            rows = rows[[self._who[row] not in without for row in rows.tolist()]]
         np.add.at(works, numbers[_POSITION, rows], self._seconds[_WORK, rows])

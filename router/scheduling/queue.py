@@ -2,14 +2,15 @@
 can be met.
 
 A held request can still go to any worker, and can be overtaken. Each pass takes the held requests in the order of
-`line`, chooses anew for each among all ranks, counting the work of those before it, and sends those whose rank is
-ready.
+`line`, chooses anew among all ranks, counting the work of those before, and sends those whose rank is ready. It
+considers the first few, wherever they would go, and then the first for each rank: were it only the first few, they
+could all wait for one busy rank while others fall idle.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from router.scheduling.decision import Candidates, Decision, Seconds
 from router.scheduling.lanes import Lanes
 from router.scheduling.latency import Prefill
 from router.scheduling.limits import Limits
-from router.scheduling.line import Entry, Line, Place
+from router.scheduling.line import Entry, Line, Place, Spot
 from router.scheduling.pace import Pace
 from router.scheduling.room import Room, Roomy
 from router.scheduling.scheduler import Scheduler
@@ -27,10 +28,10 @@ from router.scheduling.shares import Shares
 from router.scheduling.waiting import Waiting
 
 LOOK: Final = 8
-"""Most requests with the same candidates that one pass considers, so that it blocks the event loop for about a
-millisecond."""
+"""Most requests with the same candidates that one pass considers wherever they would go, and most that it considers as
+the first for their rank, so that it blocks the event loop for about a millisecond."""
 LOOKS: Final = 4 * LOOK
-"""Most requests that a pass considers in all, unless there are more sets of candidates."""
+"""Most of either that a pass considers in all, unless there are more sets of candidates."""
 TICK: Final = 0.05
 """Seconds between two passes when nothing else happens: backlogs shrink with time."""
 
@@ -106,9 +107,9 @@ class Queue:
         now = self._clock()
         self._time_out(now)
         ahead: dict[Candidates, Seconds] = {}
-        looked = self._look(now, ahead)
+        turn = self._look(now, ahead)
         if len(self._line) > LOOK or self.limits.concurrency:
-            self._pass_over(looked, now, ahead)
+            self._pass_over(turn, now, ahead)
         self._ahead = ahead if len(self._line) else {}
 
     def _time_out(self, now: float) -> None:
@@ -121,35 +122,48 @@ class Queue:
                 self._remove(waiting, now)
                 waiting.refuse(QueueTimeout(waited, limit, self._retry_after(now)))
 
-    def _look(self, now: float, ahead: dict[Candidates, Seconds]) -> set[Waiting]:
-        """Consider the first requests of each lane; returns them."""
+    def _look(self, now: float, ahead: dict[Candidates, Seconds]) -> _Turn:
+        """Consider the first requests, and the first for each rank; returns which those were."""
         limited, before = self.limits.concurrency, len(self._line)
         turn = _Turn(self._lanes.open(self.room if limited else None, now))
         served = self._shares.served if self._shares.contested else None
-        looked: set[Waiting] = set()
-        for waiting in self._line.order(now, turn.lanes, served):
+        for waiting, spot in self._line.order(now, turn.lanes, served):
             if turn.over:
                 break
-            # a request that is sent may fail at once, and withdraw others
-            if waiting in self._line and turn.may_look(lane := self._line.lane(waiting)):
-                looked.add(waiting)
-                turn.looked(lane, self._consider_again(waiting, now, ahead))
+            if waiting not in self._line:  # a request that was sent may have failed at once, and withdrawn this one
+                continue
+            if not turn.may_look(spot):
+                turn.passed.append(waiting)
+                continue
+            self._count_passed(turn, ahead)
+            had_room = self._consider_again(waiting, now, ahead)
+            turn.looked_at(waiting, spot, self._line.spot(waiting) if waiting in self._line else None, had_room)
         if limited and turn.cut_short and len(self._line) < before:
             self.wake()
-        return looked
+        return turn
 
-    def _pass_over(self, looked: set[Waiting], now: float, ahead: dict[Candidates, Seconds]) -> None:
-        """Account for the requests that the pass does not consider; those whose objective has already passed are
+    def _count_passed(self, turn: _Turn, ahead: dict[Candidates, Seconds]) -> None:
+        """The requests passed over so far are ahead of those to come."""
+        if turn.passed:
+            self._add_work(turn.passed, ahead)
+            turn.counted.update(turn.passed)
+            turn.passed.clear()
+
+    def _add_work(self, those: Collection[Waiting], ahead: dict[Candidates, Seconds]) -> None:
+        for lane, candidates in self._lanes.each():
+            for part, ranks in enumerate(_parts(candidates)):
+                self._line.add_work(_works(ahead, ranks), lane, part, those)
+
+    def _pass_over(self, turn: _Turn, now: float, ahead: dict[Candidates, Seconds]) -> None:
+        """Account for the requests that the pass did not consider; those whose objective has already passed are
         refused."""
         line = self._line
         for waiting in line.past_limit(now):
             missed = self._admission.missed(now - waiting.arrived, waiting.ttft_slo)
-            if missed and waiting in line and waiting not in looked:
+            if missed and waiting in line and waiting not in turn.looked:
                 self._remove(waiting, now)
                 waiting.refuse(missed)
-        for lane, candidates in self._lanes.each():
-            for part, ranks in enumerate(_parts(candidates)):
-                line.add_work(_works(ahead, ranks), lane, part, looked)
+        self._add_work([each for each in line if each not in turn.looked and each not in turn.counted], ahead)
 
     # -- one request
 
@@ -347,27 +361,50 @@ class Queue:
 
 
 class _Turn:
-    """How many requests of each lane a pass may still consider. Lanes with the same candidates by now count as one."""
+    """Which requests a pass considers. Lanes with the same candidates by now count as one."""
 
     def __init__(self, open_: Mapping[int, Candidates]) -> None:
         self.lanes = open_
-        self._each = min(LOOK, LOOKS // max(1, len(set(open_.values()))) or 1)
-        self._left = dict.fromkeys(open_.values(), self._each)
+        each = min(LOOK, LOOKS // max(1, len(set(open_.values()))) or 1)
+        self._anywhere = dict.fromkeys(open_.values(), each)
+        """How many it may still consider wherever they would go."""
+        self._by_rank = dict.fromkeys(open_.values(), each)
+        """And how many as the first for their rank."""
+        self._taken: set[tuple[Candidates, int, int]] = set()
+        """Candidates, part and position for which a request before is held."""
+        self.looked: set[Waiting] = set()
+        self.passed: list[Waiting] = []
+        """Not considered, and not counted yet as being ahead of others."""
+        self.counted: set[Waiting] = set()
+        """Not considered, and counted."""
         self.cut_short = False
 
     @property
     def over(self) -> bool:
-        return not self._left
+        return not self._by_rank
 
-    def may_look(self, lane: int) -> bool:
-        return self.lanes.get(lane) in self._left
+    def may_look(self, spot: Spot) -> bool:
+        lane, part, position = spot
+        candidates = self.lanes.get(lane)
+        if candidates is None or candidates in self._anywhere:
+            return candidates is not None
+        return candidates in self._by_rank and (candidates, part, position) not in self._taken
 
-    def looked(self, lane: int, had_room: bool) -> None:
-        candidates = self.lanes[lane]
-        self._left[candidates] -= 1
-        self.cut_short = self.cut_short or not self._left[candidates]
-        if not had_room or not self._left[candidates]:
-            del self._left[candidates]
+    def looked_at(self, waiting: Waiting, before: Spot, after: Spot | None, had_room: bool) -> None:
+        """`after` None: it was sent or refused."""
+        candidates = self.lanes[before[0]]
+        self.looked.add(waiting)
+        if after:
+            _, part, position = after
+            self._taken.add((candidates, part, position))
+        left = self._anywhere if candidates in self._anywhere else self._by_rank
+        left[candidates] -= 1
+        if not left[candidates]:
+            del left[candidates]
+            self.cut_short = True
+        if not had_room:
+            self._anywhere.pop(candidates, None)
+            self._by_rank.pop(candidates, None)
 
 
 def _place(decision: Decision, roomy: Roomy | None) -> Place:

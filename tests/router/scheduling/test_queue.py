@@ -26,7 +26,7 @@ from router.scheduling.queue import LOOK, TICK
 from tests.router.scheduling.candidates import HeldOnGpu, named, rank, repeatable
 from tests.router.scheduling.comings import Comings
 from tests.router.scheduling.predictions import prefill_factors, prefill_seconds, step_seconds
-from tests.router.scheduling.waiting import Desk, Gate, Request
+from tests.router.scheduling.waiting import Desk, Gate, Loyal, Request
 
 NOBODY = named("")
 
@@ -151,6 +151,52 @@ def test_a_pass_looks_at_a_few_only() -> None:
     looked = [request.looks - before for request, before in zip(waiting, looks, strict=True)]
     assert (sum(looked), max(looked)) == (LOOK, 1)
     assert looked[:LOOK] == [1] * LOOK, "those who came first, as all are alike"
+
+
+def test_a_queue_for_one_rank_keeps_nobody_from_another() -> None:
+    desk = Desk(Cheapest(Loyal()), "ab")
+    at_a, at_b = (HeldOnGpu({rank(name): 5}) for name in "ab")
+    first = desk.ask(matches=at_b)
+    desk.ask(matches=at_a)
+    waiting = [desk.ask(matches=at_a) for _ in range(10 * LOOK)]
+    last, one_more = desk.ask(matches=at_b), desk.ask(matches=at_b)
+    looks = [request.looks for request in waiting]
+    first.end()
+    assert (last.fate, one_more.fate) == ("sent", "waits")
+    assert sum(request.looks for request in waiting) - sum(looks) == LOOK, "the others for a are passed over"
+    last.end()
+    assert one_more.fate == "sent"
+    assert {request.fate for request in waiting} == {"waits"}
+
+
+def test_of_those_for_one_rank_each_pass_looks_at_the_first_beyond_the_first_few() -> None:
+    desk = Desk(Cheapest(Loyal()), "abc")
+    at = {name: HeldOnGpu({rank(name): 5}) for name in "abc"}
+    first = [desk.ask(matches=at[name]) for name in "abc"]
+    few = [desk.ask(matches=at["a"]) for _ in range(LOOK)]
+    others = [desk.ask(matches=at[name]) for name in "bbbcc"]
+    looks = [request.looks for request in others]
+    desk.clock.run(TICK)
+    assert [each.looks - before for each, before in zip(others, looks, strict=True)] == [1, 0, 0, 1, 0]
+    first[1].end()
+    assert [request.fate for request in others] == ["sent", "waits", "waits", "waits", "waits"]
+    assert {request.fate for request in few} == {"waits"}
+
+
+def test_those_passed_over_are_ahead_of_those_behind_them_in_the_same_pass() -> None:
+    loyal = Loyal()
+    desk = Desk(Cheapest(loyal), "ab")
+    at_a, at_b = (HeldOnGpu({rank(name): 5}) for name in "ab")
+    desk.ask(matches=at_a)
+    desk.ask(matches=at_b)
+    waiting = [desk.ask(matches=at_a) for _ in range(3 * LOOK)]
+    desk.ask(matches=at_b)
+    works = [*loyal.held[-1]]
+    loyal.held.clear()
+    desk.clock.run(TICK)
+    assert loyal.held[-1] == pytest.approx(works), "all that were there when it came are ahead of it"
+    assert works[0] > 0
+    assert len(waiting) == 3 * LOOK
 
 
 def test_those_not_looked_at_are_ahead_of_who_comes_all_the_same() -> None:
