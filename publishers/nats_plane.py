@@ -41,6 +41,7 @@ _NO_RESPONDERS = "503"
 _BROKEN = (OSError, nats.errors.StaleConnectionError)
 """Errors of a broken connection, logged only for debugging: nats-py reports the disconnection separately."""
 _PERMISSIONS = "permissions violation"
+_TOO_LARGE = "Messages are lost, as the NATS server takes only smaller ones: let its max_payload be 64 kB or more"
 _MOST_TOLD = 20
 """Errors logged for one connection at most: a missing permission makes one for each subject."""
 _OnMsg = Callable[[Msg], Awaitable[None]]
@@ -150,7 +151,8 @@ class NatsPlane:
             client.publish_now(subject, payload, reply)
         except nats.errors.Error as error:
             self.dropped += 1
-            log_event(logger, logging.WARNING, "Message not sent", subject=subject, bytes=len(payload), error=error)
+            too_large = isinstance(error, nats.errors.MaxPayloadError)
+            self._tell_once(_TOO_LARGE if too_large else "Messages cannot be sent", error)
 
     async def _room_for_events(self) -> None:
         """Waits while more than half of the buffer is full, so that events still fit; not while disconnected."""

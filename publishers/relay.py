@@ -30,8 +30,9 @@ from publishers.windows import WindowBlocks
 RING_SIZE = 4096
 """Batches kept for replay; an engine makes at most one a step, so a minute or more."""
 
-SNAPSHOT_PART = 50_000
-"""Hashes in one message: 400 kB, and 850 kB where each is an event of its own; NATS takes 1 MiB."""
+SNAPSHOT_PART = 2_500
+"""Hashes in one message: 20 kB, and 55 kB where each is an event of its own. NATS takes 1 MiB, but some servers are
+told to take 64 kB only."""
 
 _HASH_BYTES = 8
 _NOTHING = np.zeros(0, np.uint64)

@@ -113,15 +113,19 @@ async def test_a_full_buffer_drops_and_counts(nats_server: NatsServer) -> None:
     await plane.close()
 
 
-async def test_a_message_larger_than_the_server_takes_is_dropped(nats_server: NatsServer) -> None:
+async def test_messages_larger_than_the_server_takes_are_dropped_and_told_of_once(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
     plane = NatsPlane([nats_server.url])
     received = Count()
     await plane.start()
     await plane.subscribe("events", received)
-    plane.publish("events", bytes(2_000_000))
+    for size in (2_000_000, 3_000_000):
+        plane.publish("events", bytes(size))
     plane.publish("events", b"small")
     await received.reached(1)
-    assert plane.dropped == 1
+    assert plane.dropped == 2
+    assert caplog.text.count("max_payload") == 1
     await plane.close()
 
 

@@ -240,7 +240,7 @@ def cleared_after_each_block() -> list[EngineEvent]:
 def test_whatever_an_engine_says_at_once_nats_takes(events: Callable[[], list[EngineEvent]]) -> None:
     made = relay().apply(batch(*events()))
     assert len(made) > 1
-    assert max(len(encode(one)) for one in made) < 2**20
+    assert max(len(encode(one)) for one in made) < 2**16
 
 
 _events = st.one_of(
