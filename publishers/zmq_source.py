@@ -43,8 +43,7 @@ RESTART_DELAY = 5.0
 """Seconds from an unexpected failure until a new connection is made."""
 
 MOST_BYTES = 64 * 1024**2
-"""The largest message accepted, some ten thousand times what an engine sends. A larger one ends the connection for
-good, as in libzmq."""
+"""The largest message accepted, some ten thousand times what an engine sends. A larger one ends the connection."""
 
 _UNKNOWN = "what it held before now, and what gets lost, stays unknown until it clears its cache"
 NO_REPLAY = f"The engine offers no replay of its events: {_UNKNOWN}"

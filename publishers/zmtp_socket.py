@@ -20,6 +20,9 @@ FIRST_DELAY, MOST_DELAY = 0.1, 1.0
 """Seconds before the first attempt to connect again, and the longest between two."""
 CONNECT_TIMEOUT = 5.0
 """Seconds for one attempt. A host that is gone does not answer, and its name may resolve to a new address next time."""
+AFTER_VIOLATION = 5.0
+"""Seconds before the next attempt where the other side, once connected, has violated the protocol: it may do so each
+time."""
 HANDSHAKE: Final = 30.0
 """Seconds within which the other side must complete the handshake, as in libzmq."""
 TURN = 64
@@ -51,8 +54,7 @@ class Heard(NamedTuple):
 
 
 class ZmtpSocket:
-    """Connects or listens from its creation until `close`. It does not reconnect to a peer that violates the protocol
-    after the handshake."""
+    """Connects or listens from its creation until `close`."""
 
     def __init__(self, kind: Kind, endpoint: str, heard: Heard, most_bytes: int, *, listen: bool = False) -> None:
         """Raises ValueError for an endpoint that is not an address, or cannot be listened on."""
@@ -179,10 +181,8 @@ async def _keep_connecting(address: Address, make: Callable[[], Connection]) -> 
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 connection = await _connect(address, make)
             await connection.over
-            if connection.agreed and connection.broken:
-                return
             if connection.agreed:
-                delay = FIRST_DELAY
+                delay = AFTER_VIOLATION if connection.broken else FIRST_DELAY
         await asyncio.sleep(delay)
         delay = min(2 * delay, MOST_DELAY)
 
