@@ -41,6 +41,7 @@ def hash_prompt(tokens: Sequence[int] | Tokens, block_sizes: Iterable[int], name
     return PromptHashes(len(tokens), {size: chain_hashes(packed, size, root) for size in set(block_sizes)})
 
 
+FATES = ("applied", "stale", "unknown_worker", "other_hash_version", "malformed")
 _ASSUMED_SHARE = 4
 """One part in so many of the memory is for remembering what was assumed, and when."""
 _GUESSED_SHARE = 8
@@ -61,7 +62,7 @@ class KVIndexer:
         self.index, self._assumed = _with_room(assumed_ttl, None if max_bytes is None else max_bytes - (guessed or 0))
         self._guesses, self._guessed = _with_room(assumed_ttl, guessed)
         self.counts: Counter[str] = Counter()
-        """Batches by fate: applied, stale, unknown_worker, other_hash_version, malformed."""
+        """Batches by fate, one of `FATES`."""
         self.removals = Removals()
         self._predicted = PredictedPrefixes()
         self._cursors: dict[WorkerRank, Cursor] = {}

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import get_args
 
 from indexer.cursor import View
-from indexer.kv_indexer import KVIndexer
+from indexer.kv_indexer import FATES, KVIndexer
 from indexer.types import Tier, WorkerRank
 from publishers.plane import EventPlane
 from router.breaker import STATES
@@ -54,7 +54,7 @@ class Readings:
         observe("router_index_evicted_blocks_total", text, (), lambda: _alone(indexer.evicted))
         text = "Blocks not taken in for want of memory."
         observe("router_index_refused_blocks_total", text, (), lambda: _alone(indexer.refused))
-        observe("router_index_batches", "Event batches received, by fate.", ("fate",), self._batches)
+        observe("router_index_batches_total", "Event batches received, by fate.", ("fate",), self._batches)
         text = "1 while the event plane is connected."
         observe("router_event_plane_connected", text, (), lambda: _alone(plane.connected))
         text = "Requests that a rank has in flight, foreign ones included."
@@ -94,7 +94,7 @@ class Readings:
                 yield (*_labels(rank), tier.name.lower()), float(self._indexer.index.blocks(rank, tier))
 
     def _batches(self) -> Iterator[Sample]:
-        return (((fate,), float(count)) for fate, count in self._indexer.counts.items())
+        return (((fate,), float(self._indexer.counts[fate])) for fate in FATES)
 
     def _loads(self, figure: Callable[[load.Load], int]) -> Iterator[Sample]:
         now = self._clock()

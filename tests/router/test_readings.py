@@ -97,8 +97,9 @@ def test_blocks_and_batches(state: State) -> None:
     tiers = {tier: state.of("router_index_blocks", A0, tier=tier) for tier in ("gpu", "cpu", "disk")}
     assert tiers == {"gpu": 3, "cpu": 1, "disk": 0}
     assert state.of("router_index_blocks", B0, tier="gpu") == 0
-    assert state.read("router_index_batches", fate="applied") == 2
-    assert state.read("router_index_batches", fate="stale") == 1
+    assert state.read("router_index_batches_total", fate="applied") == 2
+    assert state.read("router_index_batches_total", fate="stale") == 1
+    assert state.read("router_index_batches_total", fate="malformed") == 0  # there before the first
 
 
 def test_memory(state: State) -> None:
