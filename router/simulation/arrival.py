@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BOOK_EVERY: Final = 16
 """Tokens of a stream that are added to the worker's load at a time."""
 RETRIES: Final = 1
-"""The same as `exchange.RETRIES`, which is not imported because it would import the HTTP server."""
+"""The same as `exchange.HARMED`, which is not imported because it would import the HTTP server."""
 
 Fate = Literal["answered", "refused", "failed"]
 

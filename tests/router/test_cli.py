@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from publishers.cli import parse
 from router.__main__ import _OTHERS, main
 from router.cli import load_settings, make_parser
 from router.settings import GROUPS, Settings, SettingsError, options
@@ -213,6 +215,23 @@ def test_help_explains_every_flag_with_its_default_in_its_group(monkeypatch: pyt
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
 def test_the_examples_load(path: Path) -> None:
     assert load_settings(["--config", str(path)], {}).workers
+
+
+def test_the_example_of_nats_names_its_publisher_as_the_router_does() -> None:
+    text = (ROOT / "configs" / "nats.yaml").read_text("utf-8")
+    command = next(line for line in text.splitlines() if "kv-publisher" in line)
+    publisher = parse(shlex.split(command)[2:])
+    settings = load_settings(["--config", str(ROOT / "configs" / "nats.yaml")], {})
+    assert publisher.worker_id in {worker.worker_id for worker in settings.workers}
+    assert (publisher.nats, publisher.namespace) == (settings.event_plane, settings.event_namespace)
+
+
+def test_behind_a_gateway_in_an_example_events_are_not_looked_for_at_the_gateway() -> None:
+    settings = load_settings(["--config", str(ROOT / "configs" / "mixed-fleet.yaml")], {})
+    [behind] = [worker for worker in settings.workers if "gateway" in worker.url]
+    for endpoint in (behind.events, behind.replay):
+        assert endpoint
+        assert "gateway" not in endpoint
 
 
 def test_there_are_examples() -> None:
