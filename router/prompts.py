@@ -51,7 +51,7 @@ _STRICTEST: Final[tuple[EngineKind, ...]] = ("sglang", "vllm")
 _APART: Final = ("lora_path", "extra_key")
 """SGLang's fields that keep equal prompts apart."""
 ENGINE_TIMEOUT = 2.0
-"""Seconds an engine has to answer /tokenize; a request that outlasts them is routed by load."""
+"""Seconds an engine has to answer /tokenize; a request that outlasts them is matched by its text."""
 
 
 class Prompts:

@@ -13,7 +13,7 @@ from router.http.chunked import decode_chunks
 from router.http.upstream import Head
 
 LAST_CHUNK = b"0\r\n\r\n"
-_DONE = b"data: [DONE]\n\n\r\n"
+_DONE = (b"data: [DONE]\n\n\r\n", b"data: [DONE]\r\n\r\n\r\n")
 """How the chunk with the last event ends."""
 _ERROR_NAME = b"event: error\n"
 

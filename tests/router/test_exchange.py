@@ -234,18 +234,19 @@ def test_a_streams_usage_is_found_however_its_end_comes(pieces: list[bytes]) -> 
 
 @pytest.mark.parametrize("missing", [LAST[at:] for at in range(len(LAST))])
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
+@pytest.mark.parametrize("done", [DONE, chunk(b"data: [DONE]\r\n\r\n")])
 def test_a_stream_that_breaks_after_its_last_event_is_whole_in_whatever_pieces_it_came(
-    missing: bytes, size: int
+    missing: bytes, size: int, done: bytes
 ) -> None:
     """A client that has read [DONE] must not be told of an error."""
     relayed = Relayed()
     relayed.answer(EVENTS)
     relayed.answer(EVENT)
-    rest = DONE + LAST.removesuffix(missing)
+    rest = done + LAST.removesuffix(missing)
     for at in range(0, len(rest), size):
         relayed.answer(rest[at : at + size])
     relayed.at_worker.connection_lost(ConnectionResetError("reset"))
-    assert relayed.body == EVENT + DONE + LAST
+    assert relayed.body == EVENT + done + LAST
     assert [outcome.end for outcome in relayed.outcomes] == ["complete"]
 
 
