@@ -38,13 +38,20 @@ App.__init__ = interrupting
 @pytest.mark.parametrize(
     ("prelude", "command"),
     [
-        # Two that are never compiled: what is, imports each other without asking anybody.
+        # Those are never compiled: what is, imports each other without asking anybody.
+        (WHILE_IMPORTING.format(module="router.cli"), ROUTER),
         (WHILE_IMPORTING.format(module="router.roster"), ROUTER),
         (WHILE_IMPORTING.format(module="publishers.publisher"), PUBLISHER),
         (ONCE_MADE.format(numbers="[signal.SIGINT]"), ROUTER),
         (ONCE_MADE.format(numbers="[signal.SIGHUP, signal.SIGINT]"), ROUTER),
     ],
-    ids=["router's imports", "publisher's imports", "router's parts", "router's parts, after a hangup"],
+    ids=[
+        "imports before the router's settings",
+        "router's imports",
+        "publisher's imports",
+        "router's parts",
+        "router's parts, after a hangup",
+    ],
 )
 def test_nothing_is_said(prelude: str, command: tuple[str, ...]) -> None:
     package, *arguments = command

@@ -11,8 +11,9 @@ from types import ModuleType
 import pytest
 
 from publishers.cli import parse
-from router.__main__ import _OTHERS, main
+from router.__main__ import main
 from router.cli import load_settings, make_parser
+from router.commands import COMMANDS
 from router.settings import GROUPS, Settings, SettingsError, options
 from router.settings.administration import Address
 
@@ -198,7 +199,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 
 def test_help_names_the_other_commands() -> None:
     told = " ".join((make_parser().description or "").split())
-    assert all(f"{name} (" in told for name in _OTHERS)
+    assert all(f"{name} (" in told for name in COMMANDS)
 
 
 def test_help_explains_every_flag_with_its_default_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,69 @@
+"""What `kv-router` can do: serve, or a command: `ab`, `simulate`, `store`, `keys`."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import resource
+import sys
+from collections.abc import Callable
+from logging.handlers import MemoryHandler
+from typing import cast
+
+from publishers.logs import configure_logging
+from router.cli import Source
+from router.hangups import hold_hangups
+from router.settings import Settings, SettingsError
+
+COMMANDS = {
+    "ab": "router.ab.cli",
+    "keys": "router.security.cli",
+    "simulate": "router.simulation.cli",
+    "store": "router.store_cli.cli",
+}
+
+
+def run(arguments: list[str]) -> int:
+    """Returns the process's exit status: 2 for settings that cannot be used."""
+    if arguments and arguments[0] in COMMANDS:
+        other = cast("Callable[[list[str]], int]", importlib.import_module(COMMANDS[arguments[0]]).main)
+        return other(arguments[1:])
+    hold_hangups()
+    source = Source(arguments, os.environ)
+    try:
+        settings = _read(source)
+    except SettingsError as error:
+        print(f"kv-router: {error}", file=sys.stderr)  # noqa: T201 - there are no logs before settings
+        return 2
+    _raise_open_files()
+    # Imported late: --help and mistakes are answered without loading the server.
+    module = "router.app" if settings.processes == 1 else "router.processes.parent"
+    serve = cast("Callable[[Settings, Source], int]", importlib.import_module(module).run)
+    gc.freeze()  # modules stay: to look for garbage in them is all that a router does for long that ends at once
+    return serve(settings, source)
+
+
+def _read(source: Source) -> Settings:
+    """How logs are written is only known with the settings: what reading them warns of is held back until then."""
+    root, early = logging.getLogger(), MemoryHandler(sys.maxsize)
+    root.addHandler(early)
+    try:
+        settings = source.read()
+        if early.buffer:
+            configure_logging(settings.log_level, settings.log_format)
+    finally:
+        root.removeHandler(early)
+        for record in early.buffer:
+            if root.isEnabledFor(record.levelno):
+                root.handle(record)
+    return settings
+
+
+def _raise_open_files() -> None:
+    """Each request takes two sockets; systems give a process few to begin with, and more to whoever asks."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # then it stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
