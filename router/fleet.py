@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -25,6 +26,12 @@ _MOST_EXCLUSIONS: Final = 256
 ASSUMED_BLOCK_SIZE = 16
 """Block size in tokens where neither engine nor operator states one: vLLM's default, and a divisor of other usual
 ones."""
+LEADS_BACK: Final = (
+    "Requests sent to this worker come back: its URL leads to this router itself, or to a router that leads back. "
+    "State the URL of an engine."
+)
+_CAME_BACK_LATELY: Final = 300.0
+"""Seconds without another such request after which a worker no longer counts as leading back."""
 _UNKNOWN: Final = EngineDescription("unknown")
 """Description of a worker that has not answered yet."""
 
@@ -49,6 +56,8 @@ class Worker:
         """From its connector's bootstrap server, by the engine's own numbers of its data-parallel ranks."""
         self.coordinates: dict[int, Mapping[str, object]] = {}
         """Where decode workers register for pushes, by data-parallel rank; learned from the ranks' answers."""
+        self._came_back = -math.inf
+        """When a request that was sent there last came back to a router that it had passed."""
         self._leaves_out_zero: bool | None = None
         """Whether its answers leave out the number of cached tokens when it is 0; None: not known yet."""
 
@@ -135,6 +144,15 @@ class Worker:
         if self._leaves_out_zero is None or not cached:
             self._leaves_out_zero = cached > 0
         return cached
+
+    def came_back(self, now: float) -> bool:
+        """A request that was sent there has come back to a router that it had passed. Returns whether it is the first
+        in a while."""
+        first, self._came_back = not self.leads_back(now), now
+        return first
+
+    def leads_back(self, now: float) -> bool:
+        return now - self._came_back <= _CAME_BACK_LATELY
 
     def serves(self, model: str | None) -> bool:
         """A worker that could not be asked for its models may serve any."""
@@ -225,6 +243,11 @@ class Fleet:
         if worker.breaker.failed(now):
             log_event(logger, logging.WARNING, "Worker keeps failing: it gets nothing for a while", worker=worker.id)
             self._forget()
+
+    def came_back(self, worker: Worker, now: float) -> None:
+        """A request that was sent there has come back to a router that it had passed."""
+        if worker.came_back(now):
+            log_event(logger, logging.WARNING, LEADS_BACK, worker=worker.id)
 
     def trip(self, worker: Worker, reason: str, now: float) -> None:
         """Open the worker's breaker: it does not work properly, whatever its health check says."""

@@ -16,7 +16,7 @@ from router.arms import Arm
 from router.core import Core, Prompt
 from router.failures import Failure
 from router.fleet import Worker
-from router.http.messages import ARM, Response, header_lines
+from router.http.messages import ARM, CAME_BACK, Response, header_lines
 from router.index_audit import Claim
 from router.legs import Leg, Pair
 from router.migrating import Migration
@@ -340,6 +340,8 @@ class RequestRouting:
             tally.first_byte.observe(outcome.first_byte)
         if 400 <= outcome.status < 500 and outcome.leg and _has_refused(outcome.leg, outcome):
             self._retract(outcome.leg)
+        if outcome.status == CAME_BACK and outcome.leg:
+            self._core.fleet.came_back(outcome.leg.worker, self._core.clock())
         parted = outcome.parted
         if outcome.cached_tokens is not None:
             reporter = tallies.worker(parted.prefill_worker) if parted else tally

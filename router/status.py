@@ -6,7 +6,7 @@ import msgspec
 
 from indexer.types import WorkerRank
 from router.core import Core
-from router.fleet import State, Worker
+from router.fleet import LEADS_BACK, State, Worker
 from router.index_audit import DriftStatus
 from router.split.pairing import loneliness
 
@@ -52,6 +52,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
 def worker_status(core: Core, worker: Worker) -> WorkerStatus:
     problems = list(worker.problems)
     missing = core.missing_events.problems.get(worker.id) if core.missing_events else None
+    leads_back = LEADS_BACK if worker.leads_back(core.clock()) else None
     lonely = loneliness(worker, core.fleet.up) if worker.state == "up" else None
     return WorkerStatus(
         id=worker.id,
@@ -66,7 +67,7 @@ def worker_status(core: Core, worker: Worker) -> WorkerStatus:
         block_size=worker.block_size,
         role=worker.role,
         connector=worker.connector if worker.role != "both" else None,
-        problems=[*problems, *(problem for problem in (missing, lonely) if problem)],
+        problems=[*problems, *(problem for problem in (missing, leads_back, lonely) if problem)],
         ranks=[_rank_status(core, rank) for rank in worker.ranks],
     )
 

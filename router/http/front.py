@@ -18,6 +18,7 @@ import httptools
 from router.http import protocol
 from router.http.clients import LARGE, READ_AHEAD, SPARE, Clients, Doing, Stay
 from router.http.messages import (
+    CAME_BACK,
     CLOSES,
     REQUEST_ID,
     VIA,
@@ -44,7 +45,7 @@ PIECES = 1024
 LINGER = 1.0
 """Seconds for which a client may go on sending what was refused, before the connection is closed."""
 _TOO_LATE = "The router is stopping, and the request was not here whole in time (--drain-timeout)."
-_CAME_BACK = (
+_CAME_BACK_TEXT = (
     "The request has come back to this router: one of its workers, or of a router behind it, is this router itself. "
     "A worker's URL must lead to an engine."
 )
@@ -288,7 +289,7 @@ class Connection(protocol.Protocol):
         elif name == b"content-encoding" and value.lower() != b"identity":
             self._refuse_message(415, "The body is compressed, which engines do not take; send it as it is.")
         elif name == VIA and self._passing.router_id and self._passing.router_id in value:
-            self._refuse_message(508, _CAME_BACK)
+            self._refuse_message(CAME_BACK, _CAME_BACK_TEXT)
         elif name == b"expect" and value.lower() == b"100-continue":
             self._let_continue()
 

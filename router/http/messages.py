@@ -18,6 +18,8 @@ PRIORITY = b"x-router-priority"
 ARM = b"x-router-arm"
 VIA = b"x-router-via"
 """One line with the id of each router that a request has passed."""
+CAME_BACK = 508
+"""The status of an answer to a request that has come back to a router that it had passed."""
 AUTHORIZATION = b"authorization"
 API_KEY = b"x-api-key"
 REQUEST_HEADERS = frozenset(

@@ -8,7 +8,7 @@ import pytest
 
 from engines.description import EngineDescription, EventSource, Model
 from indexer.types import WorkerRank
-from router.fleet import ASSUMED_BLOCK_SIZE, ContextLengths, Fleet, Worker
+from router.fleet import ASSUMED_BLOCK_SIZE, LEADS_BACK, ContextLengths, Fleet, Worker
 from router.http.pool import Pool
 from router.scheduling.decision import Candidates
 from router.worker_spec import parse_worker
@@ -283,3 +283,16 @@ def test_a_draining_worker_hands_over_what_it_has_begun() -> None:
     assert pairs(found, p, ("b",)) == []
     found.mark_down(p, "gone")
     assert pairs(found, p) == [], "and its KV with it"
+
+
+def test_a_worker_that_leads_back_is_warned_of_once_and_again_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    a = worker("a", BASE)
+    found = fleet(a)
+    assert not a.leads_back(0.0)
+    for now in (0.0, 200.0, 400.0):
+        found.came_back(a, now)
+    assert a.leads_back(700.0)
+    assert caplog.messages == [LEADS_BACK]
+    assert not a.leads_back(701.0)
+    found.came_back(a, 701.0)
+    assert caplog.messages == [LEADS_BACK] * 2

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 
+import pytest
+
+from router.fleet import LEADS_BACK
 from tests.fakes.raw_client import get, post
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.waiting import until
@@ -13,7 +17,11 @@ from tests.router.proxy.running import running
 VIA = b"x-router-via"
 
 
-async def test_a_router_that_is_its_own_worker() -> None:
+def fields(record: logging.LogRecord) -> object:
+    return getattr(record, "fields", None)
+
+
+async def test_a_router_that_is_its_own_worker(caplog: pytest.LogCaptureFixture) -> None:
     async with administering() as admin, admin.router.client() as client:
         router = admin.router
         assert (await admin.ask("POST", "workers", json={"url": router.url, "name": "self"}))[0] == 201
@@ -23,6 +31,10 @@ async def test_a_router_that_is_its_own_worker() -> None:
             assert got.status == 508
             assert "this router itself" in json.loads(got.body)["error"]["message"]
         assert router.total("router_requests_total", status="508") == 3, "none of them went round"
+        warnings = [record for record in caplog.records if record.message == LEADS_BACK]
+        assert [fields(record) for record in warnings] == [{"worker": "self"}], "once"
+        (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
+        assert LEADS_BACK in worker["problems"]
         assert (await admin.remove("self", timeout="0"))[0] == 202
         await admin.until_gone("self")
 
