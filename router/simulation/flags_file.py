@@ -7,24 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from router.ab.errors import RunError
+from router.ab.flags import Parser
 from router.yaml_text import NotYaml, read_yaml
 
 _REPEATED = frozenset({"slow", "change"})
 """They take one at a time."""
 
 
-def with_flags_file(argv: Sequence[str]) -> list[str]:
-    """What the file says, then the command line, which wins. RunError for a file that cannot be used."""
+def with_flags_file(argv: Sequence[str], every: Parser) -> list[str]:
+    """What the file says, then the command line, which wins. `every`: knows all flags. RunError for a file that cannot
+    be used."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--flags")
     try:
         path = parser.parse_known_args(argv)[0].flags
     except argparse.ArgumentError:
         return list(argv)  # the whole command line's reader will say what is wrong
-    return list(argv) if path is None else [*_read(Path(path)), *argv]
+    return list(argv) if path is None else [*_read(Path(path), every), *argv]
 
 
-def _read(path: Path) -> list[str]:
+def _read(path: Path, every: Parser) -> list[str]:
     try:
         content = read_yaml(path.read_text("utf-8"))
     except OSError as error:
@@ -35,7 +37,12 @@ def _read(path: Path) -> list[str]:
         raise RunError(f"{path} is not valid YAML{error}") from None
     if not isinstance(content, dict):
         raise RunError(f"{path} must map flags to values, as in workers: 8")
-    return [part for name, value in content.items() for part in _flag(path, name, value)]
+    flags = [part for name, value in content.items() for part in _flag(path, name, value)]
+    try:
+        every.parse_args(flags)
+    except RunError as error:  # among the command line's flags nothing would tell that it is the file's
+        raise RunError(f"{path}: {error}") from None
+    return flags
 
 
 def _flag(path: Path, name: object, value: object) -> list[str]:

@@ -64,7 +64,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def read_plan(argv: Sequence[str]) -> Plan:
     """Raises RunError for flags that cannot be used; `--help` prints and raises SystemExit(0)."""
     parser = make_parser()
-    given = parser.parse_args(with_flags_file(argv))
+    given = parser.parse_args(with_flags_file(argv, parser))
     if given.suite:
         _refuse(parser, given, vars(given).keys() - _OF_SUITE, "--suite has its own traffic, fleets and policies")
     elif given.knee:
@@ -177,7 +177,7 @@ def _timing(given: argparse.Namespace) -> StepTiming:
         raise RunError(f"{error}; --help lists every flag") from None
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     parser = Parser(prog="kv-router simulate", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument(
         "--flags", metavar="FILE", help="read flags from a YAML file, by name; the command line wins over it"

@@ -212,7 +212,8 @@ def test_the_stores_flags_reach_the_fleet() -> None:
         ("workers: {}", "workers must be a flag's value"),
         ("workers:", "workers must be a flag's value"),
         ("flags: other.yaml", "flags must be a flag's value"),
-        ("labourers: 3", "unrecognized arguments: --labourers 3"),
+        ("labourers: 3", "flags.yaml: unrecognized arguments: --labourers 3"),
+        ("workers: many", "flags.yaml: argument --workers: it takes a whole number, not 'many'"),
     ],
 )
 def test_a_flags_file_that_cannot_be_used_is_told(content: str, complaint: str, tmp_path: Path) -> None:
