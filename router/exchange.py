@@ -6,6 +6,7 @@ exactly once, whatever happens: the answer ends, the worker fails, or the client
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -25,6 +26,8 @@ from router.sending import Sending
 from router.split.opening import Opening, is_aborted
 from router.split.two_parts import TwoParts
 from router.usage import read_usage
+
+logger = logging.getLogger("router.exchange")
 
 HARMED = 1
 """Workers that may fail badly on one request before no other is tried: a request that crashes engines must not crash
@@ -349,7 +352,10 @@ class Exchange:
 
     def on_chunks(self, chunks: int) -> None:
         if self._leg:
-            self._leg.reservation.generated(chunks - self._chunks, self._clock())
+            try:
+                self._leg.reservation.generated(chunks - self._chunks, self._clock())
+            except Exception:  # as in `_learn`
+                logger.exception("Tokens could not be learned from")
         self._chunks = chunks
 
     def on_end(self) -> None:
@@ -415,12 +421,19 @@ class Exchange:
             self._parts.answers(head.is_error)
         if self._noted and head.status == 200:
             self._noted(leg.worker, body)
-        if head.status not in RETRY_STATUSES:
-            self._has_answered(leg)
-        if head.is_error:  # an error says nothing about the prefill's time
-            leg.reservation.assume_first_token(now)
-        else:
-            leg.reservation.first_token(now)
+        self._learn(leg, head, now)
+
+    def _learn(self, leg: Leg, head: Head, now: float) -> None:
+        """What the first byte teaches. A fault there costs neither the answer nor the release at its end."""
+        try:
+            if head.status not in RETRY_STATUSES:
+                self._has_answered(leg)
+            if head.is_error:  # an error says nothing about the prefill's time
+                leg.reservation.assume_first_token(now)
+            else:
+                leg.reservation.first_token(now)
+        except Exception:
+            logger.exception("A first byte could not be learned from")
 
     def _has_answered(self, leg: Leg) -> None:
         if not leg.worker.breaker.quiet:
@@ -513,8 +526,8 @@ class Exchange:
 
     def _breaks_down(self, migration: Migration, out: bytes) -> bool:
         """Whether nothing more is to be done with this piece: it reports a failure, or there is nothing to send yet."""
-        if out and self._resuming and self._leg:
-            self._resumed(self._leg, migration)
+        if out and self._resuming and self._leg and self._head:
+            self._resumed(self._leg, self._head, migration)
         if migration.failure is None:
             return not out
         if out and self._first_byte is not None:
@@ -553,11 +566,10 @@ class Exchange:
         else:  # the request is at fault, not the worker
             self._end_with(error_response(502, f"Worker {leg.worker.id} answered {head.status} when it was to go on."))
 
-    def _resumed(self, leg: Leg, migration: Migration) -> None:
+    def _resumed(self, leg: Leg, head: Head, migration: Migration) -> None:
         self._resuming = False
         migration.count("continued")
-        leg.reservation.first_token(self._clock())
-        self._has_answered(leg)
+        self._learn(leg, head, self._clock())
 
     def _end_stream(self, events: bytes) -> None:
         """End a stream of which only `events` are missing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,6 +14,8 @@ from router.http.messages import Request, Response, first
 from router.http.upstream import Head
 from router.legs import Leg
 from router.sending import Sending
+
+logger = logging.getLogger("router.split.prefill_leg")
 
 MOST_BYTES = 16 * 1024**2
 """The largest answer that is read; it holds one token, and block ids."""
@@ -135,8 +138,11 @@ class PrefillLeg:
 
     def _release(self, *, done: bool) -> None:
         now, booking = self._clock(), self.leg.reservation
-        if done:
-            booking.first_token(now)
+        try:
+            if done:
+                booking.first_token(now)
+        except Exception:  # whatever it is, the answer goes on to the decode worker
+            logger.exception("A prefill could not be learned from")
         booking.release(now)
 
     def _end(self) -> bool:

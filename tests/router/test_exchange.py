@@ -32,7 +32,7 @@ from router.worker_spec import parse_worker
 from tests.router.http.test_chunked import chunk, pieces_of
 from tests.router.http.test_front import FakeTransport
 from tests.router.scheduling.candidates import Scripted, named, rank
-from tests.router.scheduling.predictions import prefill_factors
+from tests.router.scheduling.predictions import prefill_factors, unfit
 
 PROMPT = 100
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -265,6 +265,20 @@ def test_how_long_a_prompt_takes_is_learned_from_answers_alone(status: bytes, le
     factors = prefill_factors(relayed.scheduler.latency, named("a"), 0.0)
     assert (factors[0] != 1.0) == learned
     assert relayed.load == Load()
+
+
+@pytest.mark.parametrize("broken", ["_latest", "_steps"], ids=["the first token", "those after it"])
+def test_a_fault_in_what_tokens_teach_costs_neither_the_answer_nor_the_release(
+    broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    relayed = Relayed()
+    unfit(relayed.scheduler.latency, broken, rank("a"))
+    relayed.answer(EVENTS, *[EVENT] * BOOKED, LAST)
+    assert relayed.body == EVENT * BOOKED + LAST
+    assert [outcome.end for outcome in relayed.outcomes] == ["complete"]
+    assert relayed.load == Load()
+    assert caplog.messages
+    assert all("could not be learned from" in message for message in caplog.messages)
 
 
 def test_the_next_request_of_a_client_starts_from_nothing() -> None:

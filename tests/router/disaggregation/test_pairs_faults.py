@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engines.sim.timing import StepTiming
+from indexer.types import WorkerRank
 from router.breaker import FAILURES
 from tests.engines.sim.fleets import INSTANT, events
 from tests.fakes.raw_client import post
@@ -25,6 +26,7 @@ from tests.router.disaggregation.fleets import (
     streamed_text,
     text_of,
 )
+from tests.router.scheduling.predictions import unfit
 
 BODY: dict[str, Any] = {"model": "sim", "prompt": PROMPT, "max_tokens": 6}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -76,6 +78,15 @@ async def test_a_leg_that_hangs(connector: str, leg: str, expected: dict[str, st
             assert await asking == (200, expected[connector])
             assert pairs.failures() == {blamed: number}
             await pairs.settled()
+
+
+async def test_a_fault_in_what_a_prefill_teaches_costs_no_answer(
+    expected: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fleet("nixl", router_mode="kv") as pairs:
+        unfit(pairs.router.app._scheduler.latency, "_latest", WorkerRank("p0", 0))
+        assert await ask(pairs, stream=True) == (200, expected["nixl"])
+        assert "A prefill could not be learned from" in caplog.messages
 
 
 @pytest.mark.parametrize("leg", ["prefill", "decode"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from indexer.types import RankSet
+from indexer.types import RankSet, WorkerRank
 from router.scheduling import figures
 from router.scheduling.decision import Figures, Seconds
 from router.scheduling.latency import LatencyModel
@@ -27,6 +27,13 @@ def step_seconds(
 ) -> Seconds:
     """With one more request, of `prompt` tokens, beside so many that have `active` tokens in all."""
     return _estimate(figures.STEP, model, ranks, now, prompt, requests, active, np.zeros(len(ranks), np.int64))
+
+
+def unfit(model: LatencyModel, notes: str, rank: WorkerRank) -> None:
+    """From now on a fault is raised where the model looks into these notes of the rank. (A compiled class has methods
+    that cannot be replaced.)"""
+    place = model._places.get(rank)
+    getattr(model, notes)[place] = 1
 
 
 def _estimate(
