@@ -15,6 +15,7 @@ from router.scheduling.figures import (
     CAPACITY,
     COMPUTED,
     IN_FLIGHT,
+    LATE,
     LOAD,
     MEMORY,
     OVERLAP,
@@ -111,11 +112,12 @@ def auto_costs(
     """Returns the cost of each candidate, whether each is ready for the request, and the three results of `_rent`.
 
     A rank that has no request from this router is always ready, whatever it reports: otherwise other clients of it
-    could keep this router away for ever. The wait for memory is that of `memory_seconds`.
+    could keep this router away for ever. If the prefill under way is late on every rank (`figures.LATE`), its lateness
+    makes none of them less ready: there is no better one to wait for. The wait for memory is that of `memory_seconds`.
     """
     ranks = counts.shape[1]
     values, may_go = np.zeros(ranks), np.zeros(ranks, np.bool_)
-    most = max(1e-9, estimates[COMPUTED].max())
+    most, all_late = max(1e-9, estimates[COMPUTED].max()), estimates[LATE].min() > 0.0
     for at in range(ranks):
         taken, new = counts[MEMORY, at], prompt - counts[OVERLAP, at]
         excess = max(0.0, taken + new - _ROOM * counts[CAPACITY, at])
@@ -126,7 +128,8 @@ def auto_costs(
         spread = _SPREAD / weight * own * estimates[COMPUTED, at] / most
         seconds = queue + held + (own - work) + weight * work + spread + loads + _STEPS * estimates[STEP, at]
         values[at] = seconds * _crowd(counts[IN_FLIGHT, at]) + memory
-        fits = queue < max(SOON, _SHARE * own) or queue + work < ENOUGH
+        before = queue - estimates[LATE, at] if all_late else queue
+        fits = before < max(SOON, _SHARE * own) or before + work < ENOUGH
         ready = fits and memory == 0.0 and held == 0.0
         may_go[at] = ready or counts[OWN, at] == 0
     least, other, rent = _rent(counts, estimates, values, may_go, weight, load_delay)

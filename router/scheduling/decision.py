@@ -148,6 +148,10 @@ class Situation(Protocol):
         """Until this request's prefill would begin, given what was sent to each rank before."""
 
     @property
+    def late_seconds(self) -> Seconds:
+        """How much of `queue_seconds` stands for a prefill that is late: it was expected to be done long ago."""
+
+    @property
     def computed_seconds(self) -> Seconds:
         """Seconds of prefill sent to each rank within about the last minute, computed by now or not."""
 

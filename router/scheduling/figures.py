@@ -37,11 +37,13 @@ MICRO = 1e6
 """Microseconds in a second."""
 LATELY_MEMORY = 60.0
 """Seconds after which recent work counts 1/e."""
+MUCH_LATER = 5.0
+"""Seconds beyond twice the expected time after which the prefill under way is late."""
 
 # -- the results: rows of `Situation.counts` and `Situation.estimates`
 
 IN_FLIGHT, TO_PREFILL, TO_READ, OWN, MEMORY, CAPACITY, OVERLAP, STORED = range(8)
-CREDIT, QUEUE, OWN_PREFILL, OWN_WORK, STEP, COMPUTED, AHEAD, LOAD, OWN_LOAD = range(9)
+CREDIT, QUEUE, OWN_PREFILL, OWN_WORK, STEP, COMPUTED, LATE, AHEAD, LOAD, OWN_LOAD = range(10)
 
 Tables = npt.NDArray[np.int64]
 """[process, row, place]"""
@@ -65,8 +67,9 @@ def _load(counts: Counts, at: int, tables: Tables, own: int, place: int, capacit
 
 
 @inlined
-def _left(tables: Tables, place: int, factor: float, base: float, now: float) -> float:
-    """Seconds of work left. `now`: in microseconds; `base`: fixed cost of the step under way, on a rank of factor 1.
+def _left(tables: Tables, place: int, factor: float, base: float, now: float) -> tuple[float, float]:
+    """Seconds of work left, and how many of them stand for a late prefill (`MUCH_LATER`; 0 while it is not). `now`: in
+    microseconds; `base`: fixed cost of the step under way, on a rank of factor 1.
 
     Each process has a first in line; the rank is computing the one that has been first for longest.
     """
@@ -75,9 +78,10 @@ def _left(tables: Tables, place: int, factor: float, base: float, now: float) ->
         work += table[WORK, place]
         if table[HEAD, place] > 0 and (head == 0.0 or table[SINCE, place] < since):
             head, since = float(table[HEAD, place]), float(table[SINCE, place])
-    expected = (head + base * MICRO) * factor
-    remains = abs(expected - max(0.0, now - since)) if head else 0.0
-    return max(0.0, (work - head) * factor + remains) / MICRO
+    expected, passed = (head + base * MICRO) * factor, max(0.0, now - since)
+    remains = abs(expected - passed) if head else 0.0
+    late = remains if passed > 2.0 * expected + MUCH_LATER * MICRO else 0.0
+    return max(0.0, (work - head) * factor + remains) / MICRO, late / MICRO
 
 
 @inlined
@@ -118,7 +122,7 @@ def seconds_left(tables: Tables, places: Positions, factors: Seconds, base: floa
     """Seconds of work left at each place. `now`: in seconds; `base` as for `_left`."""
     left = np.zeros(len(places))
     for at, place in enumerate(places):
-        left[at] = _left(tables, place, factors[at], base, now * MICRO)
+        left[at] = _left(tables, place, factors[at], base, now * MICRO)[0]
     return left
 
 
@@ -176,7 +180,8 @@ def work_out(
         estimates[OWN_WORK, at] = own_seconds - factor * base
         step = _step(step_shape, counts[IN_FLIGHT, at], counts[TO_READ, at], prompt)
         estimates[STEP, at] = step_factors[place] * step
-        estimates[QUEUE, at] = left = _left(works, work_places[at], factor, base, now * MICRO)
+        left, late = _left(works, work_places[at], factor, base, now * MICRO)
+        estimates[QUEUE, at], estimates[LATE, at] = left, late
         estimates[COMPUTED, at] = _lately(works, work_places[at], now * MICRO)
         busy += left > 0.0
     return best, busy

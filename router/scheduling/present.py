@@ -36,8 +36,10 @@ class Present:
         held: Seconds | None = None,
         stored: int = 0,
         limit: float = math.inf,
+        some: bool = False,
     ) -> None:
-        """`held`: see `Situation.held_seconds`. `stored`: leading prompt tokens that are in a shared store."""
+        """`held`: see `Situation.held_seconds`. `stored`: leading prompt tokens that are in a shared store. `some`:
+        there are other candidates, which only lack room."""
         self.candidates = candidates
         self.prompt_tokens = prompt_tokens
         self.now = now
@@ -46,6 +48,7 @@ class Present:
         self.matches = matches
         self._held = held
         self._stored = stored
+        self._some = some
         self._counts: Counts = _COUNTS
         self._estimates: Seconds = _ESTIMATES
         self._best = 0
@@ -103,6 +106,8 @@ class Present:
             self._counts,
             self._estimates,
         )
+        if self._some:  # those without room are worth waiting for
+            self._estimates[figures.LATE] = 0.0
         if self._held is not None:
             self._estimates[figures.AHEAD] = self._held
         if self._stored:
@@ -188,6 +193,10 @@ class Present:
     @property
     def queue_seconds(self) -> Seconds:
         return self._estimate(figures.QUEUE)
+
+    @property
+    def late_seconds(self) -> Seconds:
+        return self._estimate(figures.LATE)
 
     @property
     def computed_seconds(self) -> Seconds:

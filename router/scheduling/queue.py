@@ -223,6 +223,7 @@ class Queue:
             policy=waiting.policy,
             stored=waiting.stored_tokens,
             limit=self._admission.most(now - waiting.arrived, waiting.ttft_slo),
+            some=roomy is not None and roomy.candidates is not candidates,
         )
 
     def _judge(

@@ -60,6 +60,7 @@ class Plain:
     memory_tokens: Figures
     capacity_tokens: Figures
     queue_seconds: Seconds
+    late_seconds: Seconds
     computed_seconds: Seconds
     held_seconds: Seconds
     prefill_seconds: Seconds
@@ -105,6 +106,7 @@ class Plain:
                 self.work_seconds,
                 self.step_seconds,
                 self.computed_seconds,
+                self.late_seconds,
                 self.held_seconds,
                 self.load_seconds,
                 self.own_load_seconds,
@@ -126,6 +128,7 @@ def situation(
     memory: Sequence[int] = (),
     capacity: Sequence[int] = (),
     queue: Sequence[float] = (),
+    late: Sequence[float] = (),
     computed: Sequence[float] = (),
     held: Sequence[float] = (),
     prefill: Sequence[float] = (),
@@ -163,6 +166,7 @@ def situation(
         figures(memory or active),
         figures(capacity, UNBOUNDED),
         seconds(queue),
+        seconds(late),
         seconds(computed),
         seconds(held),
         seconds(prefill),

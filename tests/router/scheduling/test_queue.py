@@ -18,7 +18,8 @@ from router.scheduling.balance import LeastLoaded
 from router.scheduling.booking import PrefillBooking
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Candidates
-from router.scheduling.latency import PREFILL_PRIOR
+from router.scheduling.figures import MUCH_LATER
+from router.scheduling.latency import PREFILL_PRIOR, Prefill
 from router.scheduling.limits import Limits
 from router.scheduling.load import Load
 from router.scheduling.overlap import OverlapCost
@@ -115,6 +116,60 @@ def test_the_passing_of_time_is_reason_enough() -> None:
     assert (second.fate, len(desk.queue)) == ("waits", 1)
     desk.clock.run(1.5 * ENOUGH)
     assert (second.fate, len(desk.queue)) == ("sent", 0)
+
+
+def late(desk: Desk, prompt: int) -> float:
+    """Seconds after which the prefill of an idle rank is late."""
+    return 2 * desk.scheduler.latency.prefill_work(Prefill(prompt, prompt)) + MUCH_LATER
+
+
+def test_nobody_waits_because_all_workers_are_late_alike() -> None:
+    desk = Desk(Cheapest(Auto()), "ab")
+    first, second = desk.ask(prompt=20_000), desk.ask(prompt=20_000)
+    desk.clock.run(late(desk, 20_000) - 2 * TICK)
+    held = desk.ask()
+    desk.clock.run(TICK)
+    assert held.fate == "waits"
+    desk.clock.run(2 * TICK)
+    assert held.fate == "sent"
+    long = [desk.ask(prompt=20_000) for _ in range(3)]
+    assert [request.fate for request in long] == ["sent", "sent", "waits"], "what comes behind counts as ever"
+    for request in (first, second, held, *long):
+        request.end()
+    assert desk.at_rest
+
+
+def test_a_worker_that_is_late_gets_nothing_while_another_one_is_not() -> None:
+    desk = Desk(Cheapest(Auto()), "ab")
+    stuck, other = desk.ask(prompt=20_000), desk.ask(prompt=20_000)
+    desk.clock.run(late(desk, 20_000))
+    other.first_token()
+    next_ = desk.ask(prompt=20_000)
+    held = desk.ask()
+    desk.clock.run(1.0)
+    assert next_.decision
+    assert other.decision
+    assert next_.decision.rank == other.decision.rank
+    assert held.fate == "waits"
+    stuck.end()
+
+
+def test_a_worker_that_is_late_gets_nothing_because_others_have_no_room() -> None:
+    desk = Desk(Cheapest(Auto()), "ab", Limits(max_worker_concurrency=2))
+    stuck, other = desk.ask(prompt=20_000), desk.ask(prompt=20_000)
+    other.first_token()
+    another = desk.ask()
+    another.first_token()
+    assert another.decision
+    assert other.decision
+    assert another.decision.rank == other.decision.rank
+    held = desk.ask()
+    desk.clock.run(2 * late(desk, 20_000))
+    assert held.fate == "waits"
+    another.end()
+    assert held.decision
+    assert held.decision.rank == other.decision.rank
+    stuck.end()
 
 
 def test_there_is_one_timer_however_many_wait_and_none_when_nobody_does() -> None:
