@@ -120,8 +120,6 @@ async def _serve(settings: Settings, source: Source | None, member: Member | Non
     app = App(settings, member, source)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    if source:
-        take_hangups(app.on_hangup)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, app.on_signal, stop)
     await asyncio.sleep(0)  # where a Ctrl-C from before the handlers ends it: nothing is open yet
@@ -138,6 +136,8 @@ async def _serve(settings: Settings, source: Source | None, member: Member | Non
         log_event(logger, logging.ERROR, f"Cannot listen: {reason}", host=settings.host, port=settings.port)
         await app.close()
         return 1
+    if source:
+        take_hangups(app.on_hangup)
     _leave_to_itself()
     orphaned = asyncio.create_task(_stop_with_parent(stop)) if member else None
     await stop.wait()
@@ -221,7 +221,6 @@ class App:
         tally.connections, tally.buffered = self._connections.__len__, lambda: self._clients.buffered
         self._roster: Roster | None = None
         self._reloading: Reloading | None = None
-        self._hung_up = False  # before there was anything to read again for
         self._admin: AdminSurface | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
@@ -273,8 +272,6 @@ class App:
         roster.take(settings.workers, settings.drain_timeout)
         if self._source:
             self._reloading = Reloading(self._source, settings, roster, self._security.reload)
-            if self._hung_up:
-                self._reloading.reload()
         await roster.first_looks(FIRST_LOOK)
         self._tell_of_the_lonely()
         await self._administer(roster)
@@ -408,8 +405,6 @@ class App:
                 logger.exception("Requests could not be looked after")
 
     def on_hangup(self) -> None:
-        """Before the first workers are looked at it is put off until then."""
-        self._hung_up = True
         if self._reloading:
             self._reloading.reload()
 

@@ -34,6 +34,29 @@ def interrupting(self, *args):
 App.__init__ = interrupting
 """
 
+RELOADED = """
+import os, signal
+from router.app import App
+from router.reloading import Reloading
+start = App.start
+async def interrupting(self):
+    os.kill(os.getpid(), signal.SIGHUP)
+    await start(self)
+def reload(self):
+    print("Read again")
+    os.kill(os.getpid(), signal.SIGTERM)
+App.start, Reloading.reload = interrupting, reload
+"""
+
+
+def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
+    """Its status, and what it says."""
+    runs = f"import runpy, sys; sys.argv = {['', *arguments]}; runpy.run_module({package!r}, run_name='__main__')"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{prelude}\n{runs}"], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    return ended.returncode, ended.stdout, ended.stderr
+
 
 @pytest.mark.parametrize(
     ("prelude", "command"),
@@ -54,9 +77,10 @@ App.__init__ = interrupting
     ],
 )
 def test_nothing_is_said(prelude: str, command: tuple[str, ...]) -> None:
-    package, *arguments = command
-    runs = f"import runpy, sys; sys.argv = {['', *arguments]}; runpy.run_module({package!r}, run_name='__main__')"
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{prelude}\n{runs}"], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "", "")
+    assert run(prelude, *command) == (INTERRUPTED, "", "")
+
+
+def test_a_hangup_while_the_router_starts_takes_effect_when_it_has_started() -> None:
+    status, told, _ = run(RELOADED, *ROUTER)
+    assert [line.split()[0] for line in told.splitlines()] == ["Listening", "Read"]
+    assert status == 0

@@ -69,36 +69,6 @@ async def test_a_hangup_adds_and_removes_workers_without_losing_a_request(
         assert "they take a restart" not in caplog.text
 
 
-async def test_a_hangup_counts_while_the_first_workers_are_looked_at(
-    a: ScriptedWorker, b: ScriptedWorker, file: File
-) -> None:
-    a.pages.statuses["/health"] = None
-    file.say(a, more=COMMON)
-    app = App(file.source.read(), source=file.source)
-    starting = asyncio.create_task(app.start())
-    await a.held.wait()
-    file.say(a, b, more=COMMON)
-    app.on_hangup()
-    assert names(app) == ["a", "b"]
-    starting.cancel()
-    await asyncio.gather(starting, return_exceptions=True)
-    await app.close()
-
-
-async def test_a_hangup_before_that_is_not_forgotten(a: ScriptedWorker, b: ScriptedWorker, file: File) -> None:
-    a.pages.statuses["/health"] = None
-    file.say(a, more=COMMON)
-    app = App(file.source.read(), source=file.source)
-    file.say(a, b, more=COMMON)
-    app.on_hangup()
-    starting = asyncio.create_task(app.start())
-    await a.held.wait()
-    assert names(app) == ["a", "b"]
-    starting.cancel()
-    await asyncio.gather(starting, return_exceptions=True)
-    await app.close()
-
-
 async def test_a_hangup_changes_roles_and_says_what_takes_a_restart(
     a: ScriptedWorker, b: ScriptedWorker, file: File, caplog: pytest.LogCaptureFixture
 ) -> None:
