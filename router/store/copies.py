@@ -25,7 +25,7 @@ from router.store.mooncake_client import ClientFailed, MooncakeClient
 from router.store.shared_store import SharedStore
 from router.tallies import counter_family
 
-logger = logging.getLogger("router.store_copies")
+logger = logging.getLogger("router.store.copies")
 
 INTERVAL: Final = 2.5
 """Seconds between two rounds, as the keeper's: within so many a copy is there."""

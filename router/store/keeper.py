@@ -20,7 +20,7 @@ from router.store.hot_prompts import HotPrompt
 from router.store.master import Unanswered
 from router.store.shared_store import SharedStore
 
-logger = logging.getLogger("router.store_keeper")
+logger = logging.getLogger("router.store.keeper")
 
 INTERVAL: Final = 2.5
 """Seconds between two renewals: half of Mooncake's default lease (`default_kv_lease_ttl`)."""

@@ -23,7 +23,7 @@ from router.store.hot_prompts import HotPrompt
 from router.store.master import Query, StoreMaster, Unanswered
 from router.tallies import Histogram
 
-logger = logging.getLogger("router.store")
+logger = logging.getLogger("router.store.lookup")
 
 KNOWN: Final = 100_000
 """Blocks whose names in the store are remembered; each costs some 200 bytes."""

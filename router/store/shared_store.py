@@ -26,7 +26,7 @@ from router.store.master import StoreMaster
 from router.store.spec import StoreSpec
 from router.tallies import Histogram, counter_family, histogram_family
 
-logger = logging.getLogger("router.shared_store")
+logger = logging.getLogger("router.store.shared_store")
 
 
 class SharedStore(Collector):
