@@ -30,15 +30,20 @@ from router.scheduling.figures import (
 
 SOON: Final = 0.05
 """Seconds of queued prefill below which a rank may get any prompt, so that it does not fall idle while the news of its
-progress is on its way to the router."""
+progress is on its way to the router. Where a step takes longer, below that: a prompt that comes after a step has begun
+misses it, and the step only decodes."""
 _SHARE: Final = 0.03
 """Share of a prompt's own prefill seconds that may be queued before it instead, if that is more. Long prompts hardly
 notice such a queue, and would be overtaken again and again if they were held until it is gone."""
 ENOUGH: Final = 0.35
 """Seconds of prefill that a rank may have queued together, about one step of 8,192 tokens. Short prompts share the
 fixed cost of a step; a long one makes all others in its step wait for it (compared in docs/adr/0005-auto-policy.md)."""
-_ROOM: Final = 0.95
-"""Share of a rank's KV memory that may be booked: requests in flight grow, and their memory is rounded up to blocks."""
+_SPARE: Final = 0.05
+"""Most of a rank's KV memory that is left free, as a share: requests in flight grow, and their memory is rounded up to
+blocks. When it runs out, the engine takes back what it gave the request that came last, which is computed again."""
+_AGAIN: Final = 0.5
+"""And no more than this share of the prompt, since what may have to be computed again is no more than that. Where 130
+short prompts fill a rank, 5 % are the room of six more (compared in docs/adr/0005-auto-policy.md)."""
 _SPREAD: Final = 0.1
 """Up to this share of a request's own prefill is added on the rank that computed most within the last minute. New
 blocks evict older ones, and in a fleet that is mostly idle nothing else but noise in the learned speeds would tell idle
@@ -47,10 +52,11 @@ _STEPS: Final = 1.5
 """Decode steps in a first token's time: half of the step that is under way, on average, and the prefill's own step."""
 
 
-def memory_seconds(taken: Figures, new: Figures, capacity: Figures, residence: float) -> Seconds:
-    """Seconds until enough requests have ended for the prompt to fit into memory, at the mean rate of release."""
-    excess = np.maximum(0.0, taken + new - _ROOM * capacity)
-    waits: Seconds = excess * residence / np.maximum(1, taken)
+def memory_seconds(taken: Figures, new: Figures, prompt: int, capacity: Figures, residence: float) -> Seconds:
+    """Seconds until enough requests have ended for the prompt's `new` tokens to fit into memory, at the mean rate of
+    release."""
+    spare = np.minimum(_SPARE * capacity, _AGAIN * prompt)
+    waits: Seconds = np.maximum(0.0, taken + new + spare - capacity) * residence / np.maximum(1, taken)
     return waits
 
 
@@ -120,7 +126,8 @@ def auto_costs(
     most, all_late = max(1e-9, estimates[COMPUTED].max()), estimates[LATE].min() > 0.0
     for at in range(ranks):
         taken, new = counts[MEMORY, at], prompt - counts[OVERLAP, at]
-        excess = max(0.0, taken + new - _ROOM * counts[CAPACITY, at])
+        spare = min(_SPARE * counts[CAPACITY, at], _AGAIN * prompt)
+        excess = max(0.0, taken + new + spare - counts[CAPACITY, at])
         memory = excess * residence / taken if taken else 0.0
         queue, held = estimates[QUEUE, at], estimates[AHEAD, at]
         own, work = estimates[OWN_PREFILL, at], estimates[OWN_WORK, at]
@@ -129,7 +136,7 @@ def auto_costs(
         seconds = queue + held + (own - work) + weight * work + spread + loads + _STEPS * estimates[STEP, at]
         values[at] = seconds * _crowd(counts[IN_FLIGHT, at]) + memory
         before = queue - estimates[LATE, at] if all_late else queue
-        fits = before < max(SOON, _SHARE * own) or before + work < ENOUGH
+        fits = before < max(SOON, _SHARE * own, estimates[STEP, at]) or before + work < ENOUGH
         ready = fits and memory == 0.0 and held == 0.0
         may_go[at] = ready or counts[OWN, at] == 0
     least, other, rent = _rent(counts, estimates, values, may_go, weight, load_delay)

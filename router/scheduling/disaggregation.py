@@ -68,7 +68,8 @@ class Disaggregation:
         new = prompt_tokens - present.overlap_tokens
         works = prior_seconds(new, hidden)
         transfers, steps = works * self.transfers.factors(near), present.step_seconds
-        memory = memory_seconds(present.memory_tokens, new, present.capacity_tokens, present.residence_seconds)
+        taken, capacity = present.memory_tokens, present.capacity_tokens
+        memory = memory_seconds(taken, new, prompt_tokens, capacity, present.residence_seconds)
         costs = transfers + memory + HORIZON * steps + present.queue_seconds
         best = int(costs.argmin())
         return Onward(

@@ -157,6 +157,8 @@ def test_how_full_it_is_is_averaged_over_seconds() -> None:
         ({"queue": [0.2] * 2, "prefill": [9.0] * 2, "whole": [9.0] * 2}, True),
         ({"queue": [0.3] * 2, "prefill": [9.0] * 2, "whole": [9.0] * 2}, False),
         ({"queue": [SOON] * 2, "prefill": [1.0] * 2, "whole": [1.0] * 2}, False),
+        ({"queue": [0.09] * 2, "prefill": [1.0] * 2, "whole": [1.0] * 2, "step": [0.1] * 2}, True),
+        ({"queue": [0.11] * 2, "prefill": [1.0] * 2, "whole": [1.0] * 2, "step": [0.1] * 2}, False),
         ({"queue": [9.0, 8.0], "late": [9.0, 8.0]}, True),
         ({"queue": [9.0, 8.0], "late": [0.0, 8.0]}, False),
         ({"queue": [9.0, 8.0], "late": [8.0, 7.0]}, False),
@@ -172,6 +174,19 @@ def test_how_full_it_is_is_averaged_over_seconds() -> None:
 def test_a_request_goes_while_its_rank_needs_work_and_has_room(state: dict[str, Any], goes: bool) -> None:
     two = situation(named("ab"), 1_000, **{**EQUAL, **state})
     assert Cheapest(Auto()).choose(two, Scripted([0.0])).hold is not goes
+
+
+@pytest.mark.parametrize(
+    ("prompt", "overlap", "most"),
+    [(100, 0, 9_850), (1_000, 0, 8_500), (4_000, 0, 5_500), (4_000, 3_000, 8_500)],
+    ids=["half of a short prompt", "half of it, and 5 %", "5 % of the rank's memory", "of all of the prompt"],
+)
+def test_some_memory_stays_free(prompt: int, overlap: int, most: int) -> None:
+    full = [
+        situation(named("a"), prompt, requests=[9], overlap=[overlap], active=[active], capacity=[CAPACITY])
+        for active in (most, most + 1)
+    ]
+    assert [Cheapest(Auto()).choose(each, Scripted([0.0])).hold for each in full] == [False, True]
 
 
 def test_a_rank_that_does_not_tell_its_memory_has_room() -> None:
