@@ -43,7 +43,9 @@ def _costs(settings: Settings) -> CostPolicy:
     weight, name = settings.kv_overlap_score_weight, settings.kv_policy
     if weight is not None:
         if name not in {"overlap", "auto"}:
-            raise SettingsError(f"--kv-overlap-score-weight belongs to --kv-policy overlap, not to {name}")
+            raise SettingsError(
+                f"--kv-overlap-score-weight belongs to --kv-policy overlap, not to {name}: give one of the two."
+            )
         return OverlapCost(weight)
     return BUILT_IN[name]() if name in BUILT_IN else _installed(name)
 
