@@ -3,8 +3,8 @@
 The cost of a rank is the queue that a request meets there, its own prefill, the wait for memory, and what it does to
 others. A prefill delays all requests that come while the rank is busy: in a queue at utilisation ρ, each second of work
 makes others wait ρ/(1 − ρ) seconds in all (the busy period of an M/G/1 queue is 1/(1 − ρ) times the work that began
-it). Hence the weight on a request's own work: the fuller the fleet, the more a cached prefix is worth. Each second of
-prefill also stalls the streams of the same rank.
+it). Hence the weight on a request's own work: the fuller the fleet, the more a cached prefix is worth. It is less on a
+rank that was less busy than the others. Each second of prefill also stalls the streams of the same rank.
 
 Late binding: a request is sent only while its rank has room for its KV and little prefill queued. Otherwise it stays in
 the router's queue, where it can still be re-ordered and re-assigned; an engine's own queue is first come, first served.

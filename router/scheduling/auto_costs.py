@@ -70,6 +70,20 @@ def _crowd(requests: int) -> float:
 
 
 @inlined
+def _weights(estimates: Seconds, weight: float) -> Seconds:
+    """The weight of a request's own work on each rank: `weight`, and less where a rank was busy for less than the mean
+    within the last minute, as slow ones are. Its work delays fewer there."""
+    # A step's fixed cost on each rank tells how fast it is; the seconds computed are those of an average one.
+    busy = estimates[COMPUTED] * (estimates[OWN_PREFILL] - estimates[OWN_WORK])
+    weights = np.full(len(busy), weight)
+    mean = busy.mean()
+    if mean > 0.0:
+        for at in range(len(busy)):
+            weights[at] = 1.0 + (weight - 1.0) * min(1.0, busy[at] / mean)
+    return weights
+
+
+@inlined
 def _seconds(
     counts: Counts, estimates: Seconds, at: int, base: float, work: float, weight: float, load_delay: float
 ) -> float:
@@ -85,7 +99,7 @@ def _rent(
     estimates: Seconds,
     values: Seconds,
     may_go: npt.NDArray[np.bool_],
-    weight: float,
+    weights: Seconds,
     load_delay: float,
 ) -> tuple[int, int, float]:
     """What the request loses because a prefix has too few copies; see `copies`.
@@ -106,8 +120,8 @@ def _rent(
             other = at
         # A step's fixed cost is part of every prefill: its ratio tells how fast a rank is compared with the cheapest.
         quick = (estimates[OWN_PREFILL, at] - estimates[OWN_WORK, at]) / base if base > 0.0 else 1.0
-        best = min(best, _seconds(counts, estimates, at, quick * base, quick * work, weight, load_delay))
-    paid = _seconds(counts, estimates, least, base, work, weight, load_delay) - best
+        best = min(best, _seconds(counts, estimates, at, quick * base, quick * work, weights[at], load_delay))
+    paid = _seconds(counts, estimates, least, base, work, weights[least], load_delay) - best
     return least, other, max(0.0, paid) if other >= 0 else 0.0
 
 
@@ -123,6 +137,7 @@ def auto_costs(
     """
     ranks = counts.shape[1]
     values, may_go = np.zeros(ranks), np.zeros(ranks, np.bool_)
+    weights = _weights(estimates, weight)
     most, all_late = max(1e-9, estimates[COMPUTED].max()), estimates[LATE].min() > 0.0
     for at in range(ranks):
         taken, new = counts[MEMORY, at], prompt - counts[OVERLAP, at]
@@ -133,11 +148,11 @@ def auto_costs(
         own, work = estimates[OWN_PREFILL, at], estimates[OWN_WORK, at]
         loads = estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at]
         spread = _SPREAD / weight * own * estimates[COMPUTED, at] / most
-        seconds = queue + held + (own - work) + weight * work + spread + loads + _STEPS * estimates[STEP, at]
+        seconds = queue + held + (own - work) + weights[at] * work + spread + loads + _STEPS * estimates[STEP, at]
         values[at] = seconds * _crowd(counts[IN_FLIGHT, at]) + memory
         before = queue - estimates[LATE, at] if all_late else queue
         fits = before < max(SOON, _SHARE * own, estimates[STEP, at]) or before + work < ENOUGH
         ready = fits and memory == 0.0 and held == 0.0
         may_go[at] = ready or counts[OWN, at] == 0
-    least, other, rent = _rent(counts, estimates, values, may_go, weight, load_delay)
+    least, other, rent = _rent(counts, estimates, values, may_go, weights, load_delay)
     return values, may_go, least, other, rent

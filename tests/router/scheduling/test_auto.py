@@ -113,6 +113,33 @@ def test_of_equals_the_one_that_computed_least_of_late_is_taken_and_a_prefix_cou
     assert holder < other
 
 
+def weights_of(computed: list[float]) -> list[float]:
+    """Of own work, on two ranks and on one three times as slow, in a fleet where it is 4 at most."""
+    fleet: dict[str, Any] = {"requests": [0] * 3, "busy": 0.75, "computed": computed}
+    less, more = (
+        Auto().cost(situation(named("abc"), 1_000, **fleet, prefill=prefill, work=work)).values
+        for prefill, work in (([0.4, 0.4, 1.2], [0.3, 0.3, 0.9]), ([1.4, 1.4, 2.2], [1.3, 1.3, 1.9]))
+    )
+    weights: list[float] = (more - less).tolist()
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("computed", "weights"),
+    [
+        ([0.0, 0.0, 0.0], [4.0, 4.0, 4.0]),
+        ([3.0, 3.0, 1.0], [4.0, 4.0, 4.0]),
+        ([3.0, 6.0, 3.0], [1.0 + 3.0 * 0.5, 4.0, 4.0]),
+        ([6.0, 1.5, 0.5], [4.0, 1.0 + 3.0 * 0.5, 1.0 + 3.0 * 0.5]),
+        ([6.0, 6.0, 0.0], [4.0, 4.0, 1.0]),
+    ],
+    ids=["nothing yet", "as busy", "half the mean", "both others half the mean", "an idle one"],
+)
+def test_work_delays_fewer_where_a_rank_was_less_busy(computed: list[float], weights: list[float]) -> None:
+    """In seconds of its own: the slow rank was as busy as others when it computed a third as much."""
+    assert weights_of(computed) == pytest.approx(weights, abs=0.1 / 4)  # up to a tenth spreads idle ranks
+
+
 def test_all_of_it_counts_the_more_the_more_requests_a_rank_has() -> None:
     """By the fourth root: sixteen times as many make it twice as dear."""
     few, many = (cost_of(requests=[count - 1, 0]).values[0] for count in (1, 16))
