@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from router.scheduling.auto import Auto, Utilisation
-from router.scheduling.auto_costs import ENOUGH, SOON
+from router.scheduling.auto_costs import ENOUGH, SOON, memory_seconds
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Cost
 from tests.router.scheduling.candidates import Scripted, named, situation
@@ -205,8 +206,8 @@ def test_a_request_goes_while_its_rank_needs_work_and_has_room(state: dict[str, 
 
 @pytest.mark.parametrize(
     ("prompt", "overlap", "most"),
-    [(100, 0, 9_850), (1_000, 0, 8_500), (4_000, 0, 5_500), (4_000, 3_000, 8_500)],
-    ids=["half of a short prompt", "half of it, and 5 %", "5 % of the rank's memory", "of all of the prompt"],
+    [(100, 0, 9_850), (1_000, 0, 8_500), (4_000, 0, 5_500), (800, 600, 9_400)],
+    ids=["half of a short prompt", "half of it, and 5 %", "5 % of the rank's memory", "half of what is held too"],
 )
 def test_some_memory_stays_free(prompt: int, overlap: int, most: int) -> None:
     full = [
@@ -214,6 +215,9 @@ def test_some_memory_stays_free(prompt: int, overlap: int, most: int) -> None:
         for active in (most, most + 1)
     ]
     assert [Cheapest(Auto()).choose(each, Scripted([0.0])).hold for each in full] == [False, True]
+    taken, capacity = np.array([most, most + 100]), np.array([CAPACITY] * 2)
+    waits = memory_seconds(taken, np.array([prompt - overlap] * 2), prompt, capacity, 10.0)
+    assert waits.tolist() == pytest.approx([0.0, 100 * 10.0 / (most + 100)])
 
 
 def test_a_rank_that_does_not_tell_its_memory_has_room() -> None:

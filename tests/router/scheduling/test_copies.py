@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from router.scheduling.auto import Auto
+from router.scheduling.auto_costs import auto_costs
 from router.scheduling.copies import MEMORY, Copies
 from tests.router.scheduling.candidates import named, situation
 
@@ -82,6 +83,16 @@ def test_what_is_lost_adds_up_to_a_copy_now_and_then() -> None:
     # 0.26 s for crowd and steps instead of 0.115 s, and 1.015 s for the copy
     assert 5 <= first <= 8
     assert sum(found) <= 40 / first
+
+
+@pytest.mark.parametrize(
+    ("computed", "other"), [([0.0, 0.0], 0.02 + 4 * 0.08 + 0.015), ([3.0, 0.0], 0.02 + 0.08 + 0.015)], ids=["", "idle"]
+)
+def test_what_is_lost_is_weighed_as_on_the_rank_that_lacks_the_prefix(computed: list[float], other: float) -> None:
+    about = {**HOLDERS, "work": [0.08, 0.98], "computed": computed}
+    now = situation(named("ab"), 1_000, **about)
+    *_, rent = auto_costs(now.counts, now.estimates, 1_000, 4.0, 0.0, 10.0)
+    assert rent == pytest.approx(2 * (0.02 + 4 * 0.08 + 0.03) - other)
 
 
 @pytest.mark.parametrize(

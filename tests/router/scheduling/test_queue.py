@@ -252,6 +252,19 @@ def test_those_passed_over_are_ahead_of_those_behind_them_in_the_same_pass() -> 
     assert loyal.held[-1] == pytest.approx(works), "all that were there when it came are ahead of it"
     assert works[0] > 0
     assert len(waiting) == 3 * LOOK
+    desk.ask(matches=at_b)
+    assert loyal.held[-1][0] == pytest.approx(works[0]), "each of them once"
+
+
+def test_however_many_ranks_are_waited_for_a_pass_looks_at_a_few_only() -> None:
+    names = "abcdefghijklmnopqrstuvwxyz"
+    desk = Desk(Cheapest(Loyal()), names)
+    for name in names:
+        desk.ask(matches=HeldOnGpu({rank(name): 5}))
+    waiting = [desk.ask(matches=HeldOnGpu({rank(name): 5})) for name in 2 * names]
+    looks = [request.looks for request in waiting]
+    desk.clock.run(TICK)
+    assert sum(request.looks for request in waiting) - sum(looks) == 2 * LOOK
 
 
 def test_those_not_looked_at_are_ahead_of_who_comes_all_the_same() -> None:
