@@ -8,7 +8,7 @@ served for those behind it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -87,9 +87,6 @@ class Line(Generic[Who]):
     def move(self, who: Who, lane: int) -> None:
         """Move to another lane, where it has no preferred candidate yet."""
         self._numbers[_LANE : _POSITION + 1, self._rows[who]] = lane, 0, _NOWHERE
-
-    def __iter__(self) -> Iterator[Who]:
-        return iter(self._rows)
 
     def spot(self, who: Who) -> Spot:
         lane, part, position = self._numbers[_LANE:, self._rows[who]].tolist()
@@ -208,9 +205,19 @@ class Line(Generic[Who]):
 
     # -- work
 
-    def add_work(self, works: Seconds, lane: int, part: int, those: Iterable[Who]) -> None:
-        """Add the work of `those` that are still held to `works`, at the position that each would take."""
-        rows = np.array([row for who in those if (row := self._rows.get(who)) is not None], np.intp)
+    def add_work(self, works: Seconds, lane: int, part: int, without: set[Who]) -> None:
+        """Add the work of the lane's requests to `works`, at the position that each would take."""
+        rows = self._taken()
+        rows = rows[self._numbers[_LANE, rows] == lane]
+        if without:
+            rows = rows[[self._who[row] not in without for row in rows.tolist()]]
+        self._add(works, part, rows)
+
+    def add_work_of(self, those: Iterable[Who], works: Seconds, part: int) -> None:
+        """The same for those of `those`, all of one lane, that are still held."""
+        self._add(works, part, np.array([row for who in those if (row := self._rows.get(who)) is not None], np.intp))
+
+    def _add(self, works: Seconds, part: int, rows: Rows) -> None:
         numbers = self._numbers
-        rows = rows[(numbers[_LANE, rows] == lane) & (numbers[_PART, rows] == part) & (numbers[_POSITION, rows] >= 0)]
+        rows = rows[(numbers[_PART, rows] == part) & (numbers[_POSITION, rows] >= 0)]
         np.add.at(works, numbers[_POSITION, rows], self._seconds[_WORK, rows])

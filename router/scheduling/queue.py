@@ -10,7 +10,7 @@ could all wait for one busy rank while others fall idle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -133,26 +133,23 @@ class Queue:
             if waiting not in self._line:  # a request that was sent may have failed at once, and withdrawn this one
                 continue
             if not turn.may_look(spot):
-                turn.passed.append(waiting)
+                turn.passed.setdefault(spot[0], []).append(waiting)
                 continue
-            self._count_passed(turn, ahead)
+            self._count_passed(turn, spot[0], ahead)
             had_room = self._consider_again(waiting, now, ahead)
             turn.looked_at(waiting, spot, self._line.spot(waiting) if waiting in self._line else None, had_room)
         if limited and turn.cut_short and len(self._line) < before:
             self.wake()
         return turn
 
-    def _count_passed(self, turn: _Turn, ahead: dict[Candidates, Seconds]) -> None:
-        """The requests passed over so far are ahead of those to come."""
-        if turn.passed:
-            self._add_work(turn.passed, ahead)
-            turn.counted.update(turn.passed)
-            turn.passed.clear()
-
-    def _add_work(self, those: Collection[Waiting], ahead: dict[Candidates, Seconds]) -> None:
-        for lane, candidates in self._lanes.each():
-            for part, ranks in enumerate(_parts(candidates)):
-                self._line.add_work(_works(ahead, ranks), lane, part, those)
+    def _count_passed(self, turn: _Turn, lane: int, ahead: dict[Candidates, Seconds]) -> None:
+        """The requests of the lane that were passed over so far are ahead of those to come."""
+        candidates, those = turn.lanes[lane], turn.passed.pop(lane, None)
+        if not those or candidates not in self._lanes or self._lanes.number(candidates) != lane:
+            return  # where the candidates have changed, nobody looks at what is ahead for the old ones
+        for part, ranks in enumerate(_parts(candidates)):
+            self._line.add_work_of(those, _works(ahead, ranks), part)
+        turn.counted.update(those)
 
     def _pass_over(self, turn: _Turn, now: float, ahead: dict[Candidates, Seconds]) -> None:
         """Account for the requests that the pass did not consider; those whose objective has already passed are
@@ -163,7 +160,9 @@ class Queue:
             if missed and waiting in line and waiting not in turn.looked:
                 self._remove(waiting, now)
                 waiting.refuse(missed)
-        self._add_work([each for each in line if each not in turn.looked and each not in turn.counted], ahead)
+        for lane, candidates in self._lanes.each():
+            for part, ranks in enumerate(_parts(candidates)):
+                line.add_work(_works(ahead, ranks), lane, part, turn.counted)
 
     # -- one request
 
@@ -374,10 +373,10 @@ class _Turn:
         self._taken: set[tuple[Candidates, int, int]] = set()
         """Candidates, part and position for which a request before is held."""
         self.looked: set[Waiting] = set()
-        self.passed: list[Waiting] = []
-        """Not considered, and not counted yet as being ahead of others."""
+        self.passed: dict[int, list[Waiting]] = {}
+        """By lane: not considered, and not counted yet as being ahead of others."""
         self.counted: set[Waiting] = set()
-        """Not considered, and counted."""
+        """Considered, or counted."""
         self.cut_short = False
 
     @property
@@ -395,6 +394,7 @@ class _Turn:
         """`after` None: it was sent or refused."""
         candidates = self.lanes[before[0]]
         self.looked.add(waiting)
+        self.counted.add(waiting)
         if after:
             _, part, position = after
             self._taken.add((candidates, part, position))

@@ -37,7 +37,7 @@ def test_with_one_tenant_it_is_that_of_response_ratios_whoever_leaves(
     expected = sorted(stay, key=lambda who: urgency(11.0, *all_[who][:3]))
     assert line.order(11.0, [0], None) == [(who, (0, 0, 0)) for who in expected]
     works = np.zeros(1)
-    line.add_work(works, 0, 0, range(len(all_)))
+    line.add_work(works, 0, 0, set())
     assert works[0] == pytest.approx(sum(all_[who][2] for who in stay))
 
 
