@@ -79,7 +79,7 @@ class Exchange:
         "_head",
         "_length",
         "_migration",
-        "_noted",
+        "_on_first_bytes",
         "_opening",
         "_over",
         "_parts",
@@ -108,17 +108,17 @@ class Exchange:
         under_way: set[Exchange],
         streamed: bool = False,
         migration: Migration | None = None,
-        noted: Callable[[Worker, bytes], None] | None = None,
+        on_first_bytes: Callable[[Worker, bytes], None] | None = None,
     ) -> None:
         """`under_way`: contains the exchange until it is over. `streamed`: the answer comes piece by piece.
-        `migration`: another worker may continue the answer. `noted`: called with the worker that answers and the
-        beginning of its answer."""
+        `migration`: another worker may continue the answer. `on_first_bytes`: called with the worker that answers
+        and the first bytes of its answer, if its status is 200."""
         self._request = unencoded(request) if migration else request
         self._request_id = request_id
         self._connection = connection
         self._routing = routing
         self._migration = migration
-        self._noted = noted
+        self._on_first_bytes = on_first_bytes
         self._resuming = False
         """The answer has begun, and another worker is about to continue it."""
         self._clock = clock
@@ -419,9 +419,15 @@ class Exchange:
         self._connection.write(self._answer_head(leg, head, relay) + body)
         if self._parts:
             self._parts.answers(head.is_error)
-        if self._noted and head.status == 200:
-            self._noted(leg.worker, body)
+        if self._on_first_bytes and head.status == 200:
+            self._tell_of_answer(self._on_first_bytes, leg.worker, body)
         self._learn(leg, head, now)
+
+    def _tell_of_answer(self, tell: Callable[[Worker, bytes], None], worker: Worker, body: bytes) -> None:
+        try:
+            tell(worker, body)
+        except Exception:  # as in `_learn`
+            logger.exception("The worker of an answer could not be remembered")
 
     def _learn(self, leg: Leg, head: Head, now: float) -> None:
         """What the first byte teaches. A fault there costs neither the answer nor the release at its end."""

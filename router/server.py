@@ -196,8 +196,8 @@ class Server:
         if self._prompts and fields:
             self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
         responses, kept = self._responses, read_kept(request.head, request.body)
-        noted = responses.note if responses and kept.keeps else None
-        exchange = self._exchange(request, connection, routing, tenant, noted=noted)
+        note = responses.note if responses and kept.keeps else None
+        exchange = self._exchange(request, connection, routing, tenant, on_first_bytes=note)
         if responses and kept.named and not routing.pinned:
             self._start_later(exchange, _to_keeper(responses, kept.named, routing))
         else:
@@ -211,7 +211,7 @@ class Server:
         routing: RequestRouting,
         tenant: Tenant | None,
         migration: Migration | None = None,
-        noted: Callable[[Worker, bytes], None] | None = None,
+        on_first_bytes: Callable[[Worker, bytes], None] | None = None,
     ) -> Exchange:
         if tenant is not None:
             tenant.begin()
@@ -227,7 +227,7 @@ class Server:
             self.under_way,
             routing.streamed,
             migration,
-            noted,
+            on_first_bytes,
         )
 
     def _check_model(self, model: str | None, tenant: Tenant | None) -> None:

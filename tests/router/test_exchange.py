@@ -48,9 +48,12 @@ class Relayed:
         request: bytes = b"POST /v1/x HTTP/1.1\r\nhost: r\r\ncontent-length: 2\r\n\r\n{}",
         held: bool = False,
         others: int = 0,
+        on_first_bytes: Callable[[Worker, bytes], None] | None = None,
     ) -> None:
-        """`held`: it is routed when the test says so. `others`: workers that it could be sent to after the first."""
+        """`held`: it is routed when the test says so. `others`: workers that it could be sent to after the first.
+        `on_first_bytes`: as an exchange's."""
         self.others = others
+        self.on_first_bytes = on_first_bytes
         self.now = 0.0
         self.scheduler = Scheduler(LeastLoaded(), LoadBook(), Scripted([]))
         self.scheduler.watch(rank("a"), 16)
@@ -79,7 +82,9 @@ class Relayed:
         self.worker.pool._give_back(self.at_worker)
 
     def _serve(self, request: Request, connection: Connection) -> Exchange:
-        exchange = Exchange(request, b"id", connection, self, lambda: self.now, self.under_way)
+        exchange = Exchange(
+            request, b"id", connection, self, lambda: self.now, self.under_way, on_first_bytes=self.on_first_bytes
+        )
         exchange.start()
         return exchange
 
@@ -279,6 +284,22 @@ def test_a_fault_in_what_tokens_teach_costs_neither_the_answer_nor_the_release(
     assert relayed.load == Load()
     assert caplog.messages
     assert all("could not be learned from" in message for message in caplog.messages)
+
+
+def test_a_fault_in_remembering_who_answers_costs_neither_the_answer_nor_the_release(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(worker: Worker, first: bytes) -> None:
+        raise KeyError(worker.id)
+
+    relayed = Relayed(on_first_bytes=fail)
+    relayed.answer(EVENTS, EVENT)
+    assert relayed.load == Load(1, 0, PROMPT + 1), "the first token is learned from all the same"
+    relayed.answer(LAST)
+    assert relayed.body == EVENT + LAST
+    assert [outcome.end for outcome in relayed.outcomes] == ["complete"]
+    assert relayed.load == Load()
+    assert caplog.messages == ["The worker of an answer could not be remembered"]
 
 
 def test_the_next_request_of_a_client_starts_from_nothing() -> None:
