@@ -141,7 +141,10 @@ class RequestRouting:
         routed = self._leg(decision, booking) if decision.split is None else self._pair(decision, booking)
         now = self._core.clock()
         self._routed(routed)
-        self._note(decision, now)  # after the worker has got the request
+        try:
+            self._note(decision, now)  # after the worker has got the request
+        except Exception:  # whatever it is, the request is on its way
+            logger.exception("A decision could not be recorded")
 
     def _leg(self, decision: Decision, booking: Booking) -> Leg:
         worker = self._core.fleet.workers[decision.rank.worker_id]

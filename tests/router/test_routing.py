@@ -11,6 +11,7 @@ from indexer.events import EventBatch, Stored, pack_hashes
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.predicted import LIFE
 from indexer.types import PLAIN, Tier, WorkerRank
+from router.arms import Arm, ArmTally
 from router.core import Core, Prompt
 from router.fleet import Fleet, Worker
 from router.http.messages import Response
@@ -20,9 +21,10 @@ from router.legs import Leg, Pair
 from router.metrics import Metrics
 from router.outcome import Outcome
 from router.retry_budget import RetryBudget
-from router.routing import RequestRouting
+from router.routing import Asked, RequestRouting
 from router.scheduling.admission import Admission
 from router.scheduling.balance import LeastLoaded
+from router.scheduling.decision import Decision
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
@@ -121,3 +123,22 @@ def test_what_cannot_be_sent_is_given_back_and_answered() -> None:
     RequestRouting(made, "m").route(frozenset(), fail)
     assert made.book.booked(RANK) == 0
     assert [answer.status for answer in answers] == [500]
+
+
+def test_a_fault_in_recording_a_decision_costs_neither_the_answer_nor_the_booking(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Fails(ArmTally):
+        def routed(self, decision: Decision) -> None:
+            raise KeyError(decision.rank)
+
+    made, routed = core(), list[Leg | Pair | Response]()
+    arm = Arm("a", LeastLoaded())
+    arm.tally = Fails()
+    routing = RequestRouting(made, "m", Asked(arm=arm))
+    routing.prompt = Prompt(10, HASHES)
+    routing.route(frozenset(), routed.append)
+    (leg,) = routed
+    assert isinstance(leg, Leg)
+    assert made.book.booked(RANK) == 1, "until its answer has ended"
+    assert caplog.messages == ["A decision could not be recorded"]
