@@ -186,6 +186,9 @@ class RequestRouting:
             leg = self._decode(prefill, answer, exclude)
         except ValueError as error:
             return Failure("error", f"cannot be followed: {error}")
+        except Exception:  # whatever it is, the client gets an answer
+            logger.exception("A decode worker could not be chosen")
+            return Failure("unasked", "cannot be followed: the router could not choose a decode worker")
         return leg or Failure("unasked", "has computed the prompt, but no decode worker is left")
 
     def _decode(self, prefill: Leg, answer: Prefilled | None, exclude: frozenset[str]) -> Leg | None:
@@ -198,15 +201,17 @@ class RequestRouting:
         body = self._parting.go_on(answer)
         now = core.clock()
         onward = core.scheduler.select_decode(decision, self.matches(), now, prefilled=answer is not None)
-        tokens = self.prompt.tokens
-        booking = core.scheduler.reserve_decode(decision.rank, onward, tokens, now, self.streamed)
-        if answer:
-            booking.prefilled(now)
         worker = core.fleet.workers[onward.rank.worker_id]
         self._sent(worker)
         self._predict(onward.rank, worker)
         named = b"x-router-prefill-worker: %s\r\n%s" % (prefill.worker.id.encode(), prefill.answer_lines)
-        return Leg(worker, prefill.decision, booking, _rank_lines(worker, onward.rank), named, body, "decode")
+        lines = _rank_lines(worker, onward.rank)
+        # Booked last: after a fault before this there is nothing to give back.
+        tokens = self.prompt.tokens
+        booking = core.scheduler.reserve_decode(decision.rank, onward, tokens, now, self.streamed)
+        if answer:
+            booking.prefilled(now)
+        return Leg(worker, prefill.decision, booking, lines, named, body, "decode")
 
     def _as_of_now(self, prefill: Leg, exclude: frozenset[str]) -> Decision | None:
         """The prefill's decision for the fleet as it is now; None if no worker can decode any more."""

@@ -7,12 +7,14 @@ import itertools
 import pytest
 
 from engines.description import EngineDescription, Model
+from engines.disaggregation.answer import Prefilled
 from indexer.events import EventBatch, Stored, pack_hashes
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.predicted import LIFE
 from indexer.types import PLAIN, Tier, WorkerRank
 from router.arms import Arm, ArmTally
 from router.core import Core, Prompt
+from router.failures import Failure
 from router.fleet import Fleet, Worker
 from router.http.messages import Response
 from router.http.pool import Pool
@@ -28,6 +30,7 @@ from router.scheduling.decision import Decision
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
+from router.split.parting import Parting
 from router.worker_spec import parse_worker
 from tests.router.scheduling.candidates import Scripted
 
@@ -142,3 +145,29 @@ def test_a_fault_in_recording_a_decision_costs_neither_the_answer_nor_the_bookin
     assert isinstance(leg, Leg)
     assert made.book.booked(RANK) == 1, "until its answer has ended"
     assert caplog.messages == ["A decision could not be recorded"]
+
+
+def test_a_fault_in_choosing_a_decode_worker_is_a_failure_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(Parting):
+        def go_on(self, answer: Prefilled | None) -> bytes:
+            raise KeyError("room")
+
+    made, routed = core(), list[Leg | Pair | Response]()
+    for name, role in (("p", "prefill"), ("d", "decode")):
+        url = f"http://{name}:1"
+        worker = Worker(parse_worker(f"{url},name={name},role={role},connector=nixl"), Pool(url, 1.0))
+        worker.description = EngineDescription("vllm", models=(Model("m2"),), block_size=BLOCK)
+        made.fleet.add(worker)
+        made.fleet.mark_up(worker)
+        made.scheduler.watch(WorkerRank(name, 0), BLOCK)
+    routing = RequestRouting(made, "m2", Asked(body=b'{"prompt":"x","max_tokens":2}'))
+    routing._parting = Fails(b'{"prompt":"x","max_tokens":2}')
+    routing.route(frozenset(), routed.append)
+    (pair,) = routed
+    assert isinstance(pair, Pair)
+    failure = routing.go_on(pair.prefill, Prefilled(), frozenset())
+    assert isinstance(failure, Failure)
+    assert failure.harmless, "the prefill worker is not to blame"
+    pair.prefill.reservation.release(0.0)
+    assert [made.book.booked(WorkerRank(name, 0)) for name in "pd"] == [0, 0]
+    assert caplog.messages == ["A decode worker could not be chosen"]
