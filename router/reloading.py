@@ -64,8 +64,14 @@ class Reloading:
                 if content is not None and not content.strip():  # half written, most often; SIGHUP takes it at its word
                     log_event(logger, logging.ERROR, "The settings stay as they are", reason=f"{file} is empty.")
                 elif content != before:
-                    self.reload(say_none=not first)
+                    self._reload_or_log(say_none=not first)
             await asyncio.sleep(interval)
+
+    def _reload_or_log(self, *, say_none: bool) -> None:
+        try:
+            self.reload(say_none=say_none)
+        except Exception:  # else the file would never be looked at again
+            logger.exception("The settings could not be taken over")
 
 
 def _mark(file: Path) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from router.app import App
 from router.cli import Source
 from router.reloading import Reloading
 from router.settings.administration import Address
+from router.worker_spec import WorkerSpec
 from tests.fakes.raw_client import post
 from tests.fakes.scripted_worker import ScriptedWorker, events
 from tests.fakes.waiting import until
@@ -164,6 +165,24 @@ async def test_a_file_that_is_empty_for_a_moment_removes_nobody(
         file.say(a, b, more=COMMON)
         await until(lambda: names(router.app) == ["a", "b"])
     assert "is empty" in reasons(caplog)[0]
+
+
+async def test_a_fault_in_taking_settings_over_does_not_end_the_watching(
+    a: ScriptedWorker, b: ScriptedWorker, file: File, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(specs: Sequence[WorkerSpec], timeout: float) -> list[str]:
+        raise KeyError
+
+    file.say(a, more=COMMON)
+    async with running(a) as router, watching(router, file):
+        assert router.app._roster
+        take = router.app._roster.take
+        router.app._roster.take = fail  # type: ignore[method-assign]
+        file.say(a, b, more=COMMON)
+        await until(lambda: "The settings could not be taken over" in caplog.messages)
+        router.app._roster.take = take  # type: ignore[method-assign]
+        file.say(b, more=COMMON)
+        await until(lambda: names(router.app) == ["b"])
 
 
 async def test_a_file_that_says_the_same_is_not_read_again(
