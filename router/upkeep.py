@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from router.metrics import Metrics
 from router.scheduling.scheduler import Scheduler
 from router.settings import Settings
 from router.worker_spec import WorkerSpec
+
+logger = logging.getLogger("router.upkeep")
 
 Learn = Callable[[Worker], Awaitable[object]]
 
@@ -100,7 +103,10 @@ class Upkeep:
         """The worker has left: another that comes with the same name starts with nothing."""
         followed = self._followed.pop(worker.id, None)
         if followed:
-            await followed.publisher.close()
+            try:
+                await followed.publisher.close()
+            except Exception:  # whatever it is, the worker leaves
+                logger.exception("A publisher could not be closed", extra={"fields": {"worker": worker.id}})
         self._forget(self._ranks.pop(worker.id, set()))
         for forget in self._forgetters:
             forget(worker.id)

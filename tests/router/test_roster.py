@@ -16,6 +16,7 @@ from engines.description import EngineDescription, Model
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Tier, WorkerRank
 from publishers.local_plane import LocalPlane
+from publishers.publisher import EnginePublisher
 from router import roster
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
@@ -26,7 +27,7 @@ from router.scheduling.latency import Prefill
 from router.scheduling.load import LoadBook
 from router.scheduling.scheduler import Scheduler
 from router.settings import Settings
-from router.upkeep import Upkeep
+from router.upkeep import Upkeep, _Followed
 from router.watch import WorkerWatch
 from router.worker_spec import WorkerSpec, parse_worker
 from tests.fakes.waiting import until
@@ -224,6 +225,22 @@ async def test_publishers_end_with_their_workers() -> None:
         await until(lambda: asyncio.all_tasks() == before)
         await state.roster.close()
         await state.plane.close()
+
+
+async def test_a_worker_leaves_though_its_publisher_cannot_be_closed(
+    state: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Publisher:
+        async def close(self) -> None:
+            raise ConnectionResetError
+
+    worker = state.roster.join(spec("a"))
+    await state.up(worker)
+    state.upkeep._followed["a"] = _Followed(None, worker.spec, cast("EnginePublisher", Publisher()))
+    state.roster.leave(worker, 0.0)
+    await state.gone("a")
+    assert state.scheduler.book.get_metrics(0.0) == {}
+    assert "A publisher could not be closed" in caplog.messages
 
 
 async def test_ranks_that_an_engine_has_no_more_are_forgotten(state: State) -> None:
