@@ -89,7 +89,8 @@ class StoreLookup:
         self._clock = clock
         self._names: OrderedDict[int, Digest] = OrderedDict()
         """The engine's digests of blocks, by the router's own sequence hashes."""
-        self._seen: dict[Digest, float] = {}
+        self._seen: OrderedDict[Digest, float] = OrderedDict()
+        """When each block was last found, those found last at the end."""
         self._failures = 0
         self._paused_until = 0.0
         self._running: set[asyncio.Task[_Found]] = set()
@@ -210,9 +211,12 @@ class StoreLookup:
         """How many leading blocks of the part are there; the first that is missing ends the prefix."""
         there = next((at for at, keys in enumerate(part.keys) if not present.issuperset(keys)), len(part.keys))
         now = self._clock()
-        self._seen.update(dict.fromkeys(part.digests[:there], now))
-        if len(self._seen) > KNOWN:
-            self._seen = {digest: at for digest, at in self._seen.items() if at >= now - SEEN_LIFE}
+        seen = self._seen
+        for digest in part.digests[:there]:
+            seen[digest] = now
+            seen.move_to_end(digest)
+        while len(seen) > KNOWN:
+            seen.popitem(last=False)
         return there
 
     async def keys_there(self, prompt: HotPrompt) -> list[str] | None:

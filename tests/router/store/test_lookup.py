@@ -15,6 +15,7 @@ from aiohttp import web
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace
+from router.store import lookup as store_lookup
 from router.store import master as store_master
 from router.store.lookup import AT_ONCE, FAILURES, FIRST, LOOKUP_BOUNDS, PART, PAUSE, SEEN_LIFE, StoreLookup
 from router.store.master import StoreMaster
@@ -81,6 +82,18 @@ async def test_what_was_just_seen_is_not_asked_again_for_a_while() -> None:
         asking.now += SEEN_LIFE + 0.1
         asking.master.there.clear()
         assert await asking.ask() == 0
+
+
+async def test_as_many_blocks_are_remembered_as_seen_as_there_may_be_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_lookup, "KNOWN", 15)
+    async with desk() as asking:
+        for first in range(5):
+            prompt = pack_tokens(list(range(first, first + 10 * SIZE)))
+            asking.master.put(prompt, 10)
+            assert await asking.ask(prompt) == 10 * SIZE
+        assert len(asking.lookup._seen) == 15
+        assert await asking.ask(prompt) == 10 * SIZE
+        assert asking.lookup.lookups["known"] == 1, "those seen last stay"
 
 
 @pytest.mark.parametrize(
