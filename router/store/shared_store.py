@@ -64,8 +64,12 @@ class SharedStore(Collector):
         chain = prompt.hashes.chains.get(lookup.block_size)
         if chain is None:  # no worker's own blocks are of that size
             chain = chain_hashes(prompt.ids, lookup.block_size, root_hash(prompt.namespace))
-        self._hot[base.id].ask(prompt.ids, chain, prompt.namespace, self._clock())
-        return await lookup.lookup(prompt.ids, chain, prompt.namespace)
+        try:
+            self._hot[base.id].ask(prompt.ids, chain, prompt.namespace, self._clock())
+            return await lookup.lookup(prompt.ids, chain, prompt.namespace)
+        except Exception:  # whatever it is, workers serve the request without the store
+            logger.exception("A prompt could not be looked up in the store")
+            return 0
 
     def hottest(self, number: int, now: float) -> Iterator[tuple[str, StoreLookup, list[HotPrefix]]]:
         """For each base model its hottest prefixes."""

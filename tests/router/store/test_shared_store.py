@@ -18,6 +18,7 @@ from indexer.types import PLAIN
 from router.core import Prompt
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
+from router.store.master import Query
 from router.store.shared_store import SharedStore, layout_of
 from router.store.spec import StoreSpec
 from router.worker_spec import parse_worker
@@ -143,4 +144,19 @@ async def test_an_engine_of_no_known_kind_is_no_reason_to_forgo_the_store() -> N
         assert not made.store.problems
         assert await made.found() == len(IDS)
         await made.comes_up(worker("strange", 16, kind="unknown"))
+        assert await made.found() == len(IDS)
+
+
+async def test_whatever_goes_wrong_in_a_look_up_the_store_has_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(self: Query) -> set[str]:
+        raise KeyError("of whatever kind")
+
+    async with scene(block_size=16) as made:
+        await made.comes_up(worker("w", 16))
+        monkeypatch.setattr(Query, "present", fail)
+        assert await made.found() == 0
+        assert "A prompt could not be looked up in the store" in caplog.messages
+        monkeypatch.undo()
         assert await made.found() == len(IDS)
