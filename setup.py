@@ -43,7 +43,7 @@ COMPILED = [
     "router/http/repeated.py",
     "router/http/upstream.py",
     "router/inference.py",
-    "router/ingest.py",
+    "router/events/ingest.py",
     "router/kv_ages.py",
     "router/kv_lifecycle.py",
     "router/legs.py",

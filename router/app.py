@@ -27,6 +27,9 @@ from router.arms import check_mode, make_arms, reads_prompts
 from router.breaker import Breaker
 from router.cli import Source
 from router.core import Core
+from router.events.index_audit import IndexAudit
+from router.events.ingest import Ingest
+from router.events.missing_events import MissingEvents
 from router.exchange import Exchange
 from router.fleet import Fleet, Worker
 from router.hangups import take_hangups
@@ -34,12 +37,9 @@ from router.http.clients import Clients, Limits
 from router.http.front import Connection
 from router.http.pool import Pool
 from router.http.protocol import for_loop
-from router.index_audit import IndexAudit
-from router.ingest import Ingest
 from router.kept_responses import KeptResponses
 from router.metrics import Metrics
 from router.migrating import Migrations
-from router.missing_events import MissingEvents
 from router.openai_errors import error_response
 from router.policies import make_policy
 from router.port import check_free

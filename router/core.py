@@ -9,10 +9,10 @@ from indexer.hashing import SequenceHashes, Tokens, pack_tokens
 from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
 from indexer.matches import Matches
 from indexer.types import Namespace, WorkerRank
+from router.events.index_audit import IndexAudit
+from router.events.missing_events import MissingEvents
 from router.fleet import Fleet
-from router.index_audit import IndexAudit
 from router.metrics import Metrics
-from router.missing_events import MissingEvents
 from router.processes.sent import SentPrompts
 from router.retry_budget import RetryBudget
 from router.scheduling.load import LoadBook

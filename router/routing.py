@@ -14,10 +14,10 @@ from indexer.types import WorkerRank
 from publishers.logs import log_event
 from router.arms import Arm
 from router.core import Core, Prompt
+from router.events.index_audit import Claim
 from router.failures import Failure
 from router.fleet import Worker
 from router.http.messages import ARM, CAME_BACK, Response, header_lines
-from router.index_audit import Claim
 from router.legs import Leg, Pair
 from router.migrating import Migration
 from router.openai_errors import error_response

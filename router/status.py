@@ -6,8 +6,8 @@ import msgspec
 
 from indexer.types import WorkerRank
 from router.core import Core
+from router.events.index_audit import DriftStatus
 from router.fleet import LEADS_BACK, State, Worker
-from router.index_audit import DriftStatus
 from router.split.pairing import loneliness
 
 

@@ -16,8 +16,8 @@ from indexer.types import Tier
 from publishers.local_plane import LocalPlane
 from router.arms import Arms
 from router.cli import make_parser
+from router.events.index_audit import IndexAudit
 from router.fleet import Fleet
-from router.index_audit import IndexAudit
 from router.metrics import Metrics
 from router.migrating import OUTCOMES, Migrations
 from router.outcome import End

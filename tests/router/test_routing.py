@@ -14,11 +14,11 @@ from indexer.predicted import LIFE
 from indexer.types import PLAIN, Tier, WorkerRank
 from router.arms import Arm, ArmTally
 from router.core import Core, Prompt
+from router.events.index_audit import IndexAudit
 from router.failures import Failure
 from router.fleet import Fleet, Worker
 from router.http.messages import Response
 from router.http.pool import Pool
-from router.index_audit import IndexAudit
 from router.legs import Leg, Pair
 from router.metrics import Metrics
 from router.outcome import Outcome

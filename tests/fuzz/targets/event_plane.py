@@ -25,7 +25,7 @@ from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
 from publishers.local_plane import LocalPlane
 from publishers.rank import Epochs, RankPublisher
-from router.ingest import Ingest
+from router.events.ingest import Ingest
 from router.metrics import Metrics
 from router.scheduling.load import LoadBook
 from tests.fuzz.target import DEEP_MSGPACK, MSGPACK, Target, place

@@ -13,7 +13,7 @@ from indexer.events import EventBatch, LoadReport, ReplayRequest, pack_hashes
 from indexer.kv_indexer import KVIndexer, PromptHashes
 from indexer.matches import Matches
 from indexer.types import Tier, WorkerRank
-from router.index_audit import Claim, IndexAudit
+from router.events.index_audit import Claim, IndexAudit
 from router.outcome import Outcome
 from router.scheduling.booking import Booking
 from router.scheduling.decision import Decision, Policy

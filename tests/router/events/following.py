@@ -13,7 +13,7 @@ from indexer.kv_indexer import KVIndexer
 from indexer.types import EngineHash, Tier, WorkerRank
 from publishers.library import KVPublisher
 from publishers.plane import EventPlane
-from router.ingest import Ingest
+from router.events.ingest import Ingest
 from router.metrics import Metrics
 from router.scheduling.load import LoadBook
 from tests.fakes.waiting import until

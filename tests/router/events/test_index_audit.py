@@ -1,167 +1,210 @@
-"""The audit of the index: silent before a fleet that is well, however hard it works, and not before one that is not."""
+"""What the audit takes for drift and what it does not, one request at a time."""
 
 from __future__ import annotations
 
-import logging
-import random
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from engines.sim.timing import StepTiming
+from engines.disaggregation.answer import Prefilled
 from indexer.cursor import View
-from indexer.types import Tier
-from router.ab.trace import Row
-from router.index_audit import DriftStatus
-from router.simulation.fleet import FleetSettings
-from router.simulation.run import find_policy
-from tests.router.events.audited_fleet import AuditedFleet, SimPublisher
+from indexer.events import Cleared, Event, EventBatch, LoadReport, Removed, Stored, pack_hashes
+from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
+from indexer.types import PLAIN, Tier, WorkerRank
+from router.events.drift import LEAST_REQUESTS, LEAST_SECONDS
+from router.events.index_audit import EVERY, PATIENCE, Claim, IndexAudit
+from router.legs import Parted
+from router.outcome import Outcome
+from router.scheduling.decision import Candidates, Choice, Decision
 
-BLOCK = 128
-FAST = StepTiming(
-    base_s=0.005, prefill_tokens_per_s=1e5, attention_s_per_pair=0, decode_s_per_sequence=0, kv_read_s_per_token=0
-)
-PREFIXES, PARTS = 120, 4
-"""Prompts that recur, and of how many times 512 tokens each is."""
-ROOMY = 2_000_000
-"""Tokens: nothing is ever evicted."""
-SICK = 0
+RANK = WorkerRank("w", 0)
+SIZE, BLOCKS = 16, 8
+TOKENS = SIZE * BLOCKS + 5
 
 
-def traffic(seconds: float, rate: float, seed: int = 1) -> list[Row]:
-    """Prompts that begin as others did and end as none did."""
-    draw = random.Random(seed)
-    rows: list[Row] = []
-    at = 0.0
-    while at < seconds:
-        at += draw.expovariate(rate)
-        prefix = draw.randrange(PREFIXES) * PARTS
-        rows.append(Row(at * 1000, PARTS * 512 + 300, 8, (*range(prefix, prefix + PARTS), 10_000_000 + len(rows))))
-    return rows
+class Audited:
+    """A rank that holds `held` blocks of a prompt, as its events tell."""
+
+    def __init__(
+        self, held: int = 0, *, exact: bool = True, has_store: bool = False, max_bytes: int | None = None
+    ) -> None:
+        self.indexer = KVIndexer(max_bytes=max_bytes)
+        self.indexer.watch(RANK)
+        self.asked: list[WorkerRank] = []
+        self.audit = IndexAudit(self.indexer, self.asked.append, has_store)
+        self.now = 100.0
+        self.prompt = prompt(1)
+        self._events = 0
+        self.tell(Stored(Tier.GPU, self.packed(0, held)))
+        self.indexer.on_report(LoadReport(*RANK, 1, 0, exact))
+
+    def packed(self, first: int, last: int) -> bytes:
+        return pack_hashes(self.prompt.chains[SIZE][first:last])
+
+    def tell(self, *events: Event) -> None:
+        self.indexer.on_batch(EventBatch(*RANK, 1, self._events, list(events)))
+        self._events += 1
+
+    def claim(self, overlap: int | None = None) -> Claim | None:
+        """When a request is sent there; `overlap` blocks, if other than are known."""
+        matches = self.indexer.find_matches(self.prompt)
+        found = matches[RANK].blocks if RANK in matches else 0
+        tokens = SIZE * (found if overlap is None else overlap)
+        decision = Decision(Candidates([(RANK, SIZE)]), Choice(0, None, ""), TOKENS, tokens, tokens)
+        self.now += EVERY
+        return self.audit.claim(decision, matches, self.prompt, self.now)
+
+    def finish(self, claim: Claim | None, cached: int, **other: Any) -> None:
+        """`cached` blocks."""
+        assert claim is not None
+        outcome = Outcome(None, 200, "complete", 0.1, 0.2, TOKENS, SIZE * cached)
+        self.audit.finished(claim, outcome._replace(**other), self.now)
+
+    @property
+    def drift(self) -> float | None:
+        """When all is judged, in blocks; None when nothing could be."""
+        self.now += PATIENCE
+        self.audit.look(self.now)
+        found = self.audit.status(RANK)
+        return None if found is None else round(found.bias * TOKENS / SIZE, 2)
 
 
-def fleet_of(cache_tokens: int = ROOMY, policy: str = "auto") -> AuditedFleet:
-    settings = FleetSettings(workers=2, cache_tokens=cache_tokens, block_size=BLOCK, timing=FAST)
-    return AuditedFleet(settings, find_policy(policy))
-
-
-def drift(fleet: AuditedFleet, worker: int) -> DriftStatus:
-    found = fleet.audit.status(fleet.ranks[worker])
-    assert found is not None
-    return found
-
-
-def at(seconds: float, change: Callable[[AuditedFleet], None]) -> Callable[[AuditedFleet], None]:
-    def plan(fleet: AuditedFleet) -> None:
-        fleet.timeline.call_at(seconds, change, fleet)
-
-    return plan
-
-
-def sick_publisher(fleet: AuditedFleet) -> SimPublisher:
-    return fleet.publishers[fleet.ranks[SICK]]
-
-
-def index_is_right(fleet: AuditedFleet, worker: int) -> bool:
-    rank = fleet.ranks[worker]
-    return fleet.index.dump().get((rank, Tier.GPU), set()) == fleet.publishers[rank].held
+def prompt(first: int) -> PromptHashes:
+    return hash_prompt(range(first, first + TOKENS), [SIZE], PLAIN)
 
 
 @pytest.mark.parametrize(
-    ("cache_tokens", "rate"),
-    [(ROOMY, 10.0), (ROOMY, 60.0), (30_000, 10.0), (30_000, 60.0), (10_000, 30.0)],
-    ids=["roomy", "busy", "evicting", "evicting and busy", "thrashing"],
+    ("held", "cached", "drift"), [(4, 4, 0), (4, 3, 0), (4, 5, 0), (4, 2, 2), (4, 0, 4), (2, 6, -4), (0, 8, -8)]
 )
-def test_a_healthy_fleet_never_drifts(cache_tokens: int, rate: float) -> None:
-    fleet = fleet_of(cache_tokens)
-    fleet.run(traffic(20, rate))
-    judged = [found.requests for found in fleet.audit._drifts.values()]
-    assert sum(judged) > 0.5 * 20 * rate
-    assert (fleet.audit.alarms, fleet.worst) == (0, 0.0)
+def test_what_was_claimed_is_held_against_what_was_reported_but_for_a_block(held: int, cached: int, drift: int) -> None:
+    audited = Audited(held)
+    audited.finish(audited.claim(), cached)
+    assert audited.drift == pytest.approx(drift, abs=0.01)
 
 
-def test_events_lost_in_silence_raise_one_alarm_and_the_rebuild_puts_it_right(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(("first", "last", "drift"), [(2, 6, 0), (6, 8, 4)], ids=["those missed", "others"])
+def test_blocks_evicted_after_the_request_was_sent_are_no_drift(first: int, last: int, drift: int) -> None:
+    audited = Audited(6)
+    claim = audited.claim()
+    audited.tell(Removed(Tier.GPU, audited.packed(first, last)))
+    audited.finish(claim, 2)
+    assert audited.drift == pytest.approx(drift, abs=0.01)
+
+
+def test_blocks_evicted_before_are_no_excuse() -> None:
+    audited = Audited(6)
+    audited.tell(Removed(Tier.GPU, audited.packed(2, 6)))
+    audited.tell(Stored(Tier.GPU, audited.packed(2, 6)))
+    audited.finish(audited.claim(), 2)
+    assert audited.drift == pytest.approx(4, abs=0.01)
+
+
+def test_blocks_whose_events_were_under_way_are_no_drift_even_if_gone_again() -> None:
+    audited = Audited(2)
+    claim = audited.claim()
+    audited.tell(Stored(Tier.GPU, audited.packed(2, 7)))
+    audited.finish(claim, 7)
+    assert audited.drift == 0
+    audited.tell(Removed(Tier.GPU, audited.packed(2, 7)))
+    audited.finish(claim, 7)
+    assert audited.drift == 0
+
+
+def test_what_was_only_predicted_need_not_come_true() -> None:
+    audited = Audited(2)
+    audited.indexer.predict(RANK, audited.prompt.chain(SIZE), audited.now)
+    for cached in (2, 5, 8):
+        audited.finish(audited.claim(), cached)
+    assert audited.drift == 0
+
+
+def test_more_than_known_says_nothing_where_a_store_may_have_given_it_or_the_index_forgets() -> None:
+    audited = Audited(2, has_store=True)
+    audited.finish(audited.claim(), 7)
+    assert audited.drift is None
+    audited.finish(audited.claim(), 0)
+    assert audited.drift == pytest.approx(2, abs=0.01)
+    forgetful = Audited(2)
+    forgetful.indexer.index._refused = 1
+    forgetful.finish(forgetful.claim(), 7)
+    assert forgetful.drift is None
+
+
+def test_a_rank_known_in_part_may_hold_more_but_not_less() -> None:
+    audited = Audited(2, exact=False)
+    audited.finish(audited.claim(), 7)
+    assert audited.drift is None
+    audited.finish(audited.claim(), 0)
+    assert audited.drift == pytest.approx(2, abs=0.01)
+
+
+def test_a_rank_that_is_not_known_is_not_judged() -> None:
+    audited = Audited(4)
+    audited.indexer.on_look(connected=False)
+    assert audited.indexer.view(RANK) is View.RECOVERING
+    assert audited.claim() is None
+    audited.indexer.on_report(LoadReport(*RANK, 1, 0, True))
+    claim = audited.claim()
+    audited.finish(claim, 0)
+    audited.indexer.on_look(connected=False)
+    assert audited.drift is None
+
+
+def test_a_cache_that_was_cleared_meanwhile_is_not_judged() -> None:
+    audited = Audited(4)
+    claim = audited.claim()
+    audited.tell(Cleared())
+    audited.finish(claim, 0)
+    assert audited.drift is None
+
+
+@pytest.mark.parametrize(("prompt_tokens", "cached_tokens"), [(TOKENS, None), (None, 0), (TOKENS + 1, 0)])
+def test_an_engine_that_counted_another_prompt_or_nothing_is_not_judged(
+    prompt_tokens: int | None, cached_tokens: int | None
 ) -> None:
-    fleet, draw = fleet_of(), random.Random(3)
-
-    def begin(fleet: AuditedFleet) -> None:
-        sick_publisher(fleet).loses = lambda: draw.random() < 0.8
-        at(60, end)(fleet)
-
-    def end(fleet: AuditedFleet) -> None:
-        sick_publisher(fleet).loses = lambda: False
-        assert not index_is_right(fleet, SICK)
-
-    with caplog.at_level(logging.INFO):
-        fleet.run(traffic(180, 6), lambda _: begin(fleet))
-    assert (fleet.audit.alarms, fleet.asked) == (1, [fleet.ranks[SICK]])
-    assert drift(fleet, SICK) == drift(fleet, 1) == DriftStatus(0.0, 0.0, alarm=False)
-    assert index_is_right(fleet, SICK)
-    told = [(record.levelname, record.message) for record in caplog.records if record.name == "router.index"]
-    assert told == [
-        ("WARNING", "The index drifts from what a rank holds"),
-        ("INFO", "A rank's part of the index is rebuilt from what its publisher holds"),
-        ("INFO", "The index drifts no longer"),
-    ]
+    audited = Audited(4)
+    audited.finish(audited.claim(), 0, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+    assert audited.drift is None
 
 
-def test_hashes_that_nobody_else_makes_raise_one_alarm_which_stands(caplog: pytest.LogCaptureFixture) -> None:
-    """Another seed, or another block size: whatever is rebuilt is as wrong as before."""
-    fleet = fleet_of()
-
-    def begin(fleet: AuditedFleet) -> None:
-        sick_publisher(fleet).seed = 0x5EED
-
-    fleet.run(traffic(400, 5), lambda _: begin(fleet))
-    assert (fleet.audit.alarms, fleet.asked) == (1, [fleet.ranks[SICK]])
-    found = drift(fleet, SICK)
-    assert found.alarm
-    assert found.ratio == -found.bias > 0.5
-    assert drift(fleet, 1).ratio == 0
-    assert len([record for record in caplog.records if record.name == "router.index"]) == 1
-    assert fleet.indexer.view(fleet.ranks[SICK]) is View.EXACT
+@pytest.mark.parametrize(("reported", "drift"), [(4 * SIZE, 0), (None, None)])
+def test_of_a_request_in_two_parts_only_what_its_prefill_worker_reported_counts(
+    reported: int | None, drift: float | None
+) -> None:
+    audited = Audited(4)
+    parted = Parted("w", 0.1, 0.1, Prefilled(cached_tokens=reported))
+    audited.finish(audited.claim(), 8, parted=parted)
+    assert audited.drift == drift
 
 
-def test_an_engine_that_began_anew_with_its_old_events_standing_is_learned_anew() -> None:
-    """Its publisher has not noticed, so what it says of everything is as wrong: then only what comes counts."""
-    fleet = fleet_of(policy="round-robin")  # others would send nothing to a rank of which nothing is known
-    alarms = []
-
-    def restart(fleet: AuditedFleet) -> None:
-        if fleet.indexer.view(fleet.ranks[SICK]) is View.EXACT:
-            fleet.forget_silently(fleet.ranks[SICK])
-
-    def plan(fleet: AuditedFleet) -> None:
-        for moment in range(60, 200, 3):  # again and again, or each prompt would be wrong only once
-            at(moment, restart)(fleet)
-        at(199, lambda fleet: alarms.append(drift(fleet, SICK).alarm))(fleet)
-
-    fleet.run(traffic(600, 5), lambda _: plan(fleet))
-    assert alarms == [True]
-    assert (fleet.audit.alarms, fleet.asked) == (1, [fleet.ranks[SICK]])
-    assert not drift(fleet, SICK).alarm
-    assert fleet.indexer.view(fleet.ranks[SICK]) is View.PARTIAL
-    known = fleet.index.dump()[fleet.ranks[SICK], Tier.GPU]
-    assert known
-    assert known <= set(fleet.workers[fleet.ranks[SICK]].scheduler.cache._block)
+def drifting(audited: Audited) -> None:
+    for _ in range(LEAST_REQUESTS + 5):
+        audited.now += LEAST_SECONDS / LEAST_REQUESTS
+        audited.finish(audited.claim(), 0)
+        audited.audit.look(audited.now + PATIENCE)
 
 
-def test_where_nobody_can_tell_anew_the_rank_is_learned_again() -> None:
-    fleet, draw = fleet_of(), random.Random(3)
-    views = []
+def test_who_drifts_is_asked_for_everything_and_a_worker_that_left_is_forgotten() -> None:
+    audited = Audited(4)
+    drifting(audited)
+    assert audited.asked == [RANK]
+    assert audited.audit.alarms == 1
+    status = audited.audit.status(RANK)
+    assert status is not None
+    assert status.alarm
+    audited.indexer.forget(RANK)
+    assert audited.drift is None
 
-    def begin(fleet: AuditedFleet) -> None:
-        sick_publisher(fleet).answers = False
-        sick_publisher(fleet).loses = lambda: draw.random() < 0.8
-        at(60, end)(fleet)
-        at(180, lambda fleet: views.append(fleet.indexer.view(fleet.ranks[SICK])))(fleet)
 
-    def end(fleet: AuditedFleet) -> None:
-        sick_publisher(fleet).loses = lambda: False
+def test_of_many_requests_at_once_one_is_looked_at() -> None:
+    audited = Audited(4)
+    assert audited.claim()
+    audited.now -= EVERY
+    assert audited.claim() is None
 
-    fleet.run(traffic(480, 6), lambda _: begin(fleet))
-    assert views == [View.RECOVERING]
-    assert fleet.asked == [fleet.ranks[SICK]]
-    assert not drift(fleet, SICK).alarm
-    assert fleet.indexer.view(fleet.ranks[SICK]) is View.PARTIAL
+
+def test_requests_that_differ_are_not_kept_without_end() -> None:
+    audited = Audited(4)
+    for _ in range(5000):
+        audited.finish(audited.claim(), 0)
+    assert len(audited.audit._different) == 4096

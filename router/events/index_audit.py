@@ -21,7 +21,7 @@ from indexer.kv_indexer import KVIndexer, PromptHashes
 from indexer.matches import Matches
 from indexer.types import WorkerRank
 from publishers.logs import log_event
-from router.drift import Drift, Step
+from router.events.drift import Drift, Step
 from router.metrics import Metrics, Sample
 from router.outcome import Outcome
 from router.scheduling.decision import Decision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.drift import COOL_DOWN, LEAST_REQUESTS, LEAST_SECONDS, LIMIT, Drift, Step
+from router.events.drift import COOL_DOWN, LEAST_REQUESTS, LEAST_SECONDS, LIMIT, Drift, Step
 
 
 class Judged:

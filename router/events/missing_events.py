@@ -13,7 +13,7 @@ from publishers.plane import EventPlane
 from router.fleet import Fleet, Worker
 from router.scheduling.load import LoadBook, Metrics
 
-logger = logging.getLogger("router.missing_events")
+logger = logging.getLogger("router.events.missing_events")
 
 PATIENCE = 10.0
 """Seconds that a worker must be up, with the event plane connected, before its events count as missing. Reports come

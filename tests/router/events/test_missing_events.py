@@ -17,9 +17,9 @@ from indexer.types import WorkerRank
 from publishers.embedded_nats import NatsServer
 from publishers.local_plane import LocalPlane
 from router.app import App
+from router.events.missing_events import PATIENCE, MissingEvents
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
-from router.missing_events import PATIENCE, MissingEvents
 from router.scheduling.load import LoadBook
 from router.settings import Settings
 from router.worker_spec import parse_worker

@@ -26,7 +26,7 @@ from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
 from publishers.local_plane import LocalPlane
 from publishers.plane import events_subject, load_subject, replay_subject
-from router.ingest import Ingest
+from router.events.ingest import Ingest
 from router.metrics import Metrics
 from router.scheduling.load import Load, LoadBook
 from tests.fakes.waiting import until
