@@ -38,14 +38,14 @@ from router.http.front import Connection
 from router.http.pool import Pool
 from router.http.protocol import for_loop
 from router.kept_responses import KeptResponses
-from router.metrics import Metrics
+from router.metrics.readings import Readings
+from router.metrics.registry import Metrics
 from router.migrating import Migrations
 from router.openai_errors import error_response
 from router.policies import make_policy
 from router.port import check_free
 from router.processes.member import Member, Sockets, parent_ended, share
 from router.prompts import Prompts
-from router.readings import Readings
 from router.reloading import Reloading
 from router.retry_budget import RetryBudget
 from router.roster import Roster

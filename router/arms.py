@@ -20,11 +20,11 @@ from prometheus_client.registry import Collector
 
 from router.arm_spec import ArmSpec, read_arms
 from router.http.messages import ARM, RequestHead, first, header_lines
+from router.metrics.tallies import Histogram, counter_family, histogram_family
 from router.outcome import End, Outcome
 from router.policies import make_policy
 from router.scheduling.decision import Decision, Policy, Uniform
 from router.settings import Settings, SettingsError
-from router.tallies import Histogram, counter_family, histogram_family
 
 SECONDS = tuple(base * 10.0**power for power in range(-3, 3) for base in (1, 1.5, 2.2, 3.3, 4.7, 6.8))[:-5]
 """Bounds of the histograms, 1 ms to 100 s: narrower than the workers', since deviations are read from them."""

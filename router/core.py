@@ -12,7 +12,7 @@ from indexer.types import Namespace, WorkerRank
 from router.events.index_audit import IndexAudit
 from router.events.missing_events import MissingEvents
 from router.fleet import Fleet
-from router.metrics import Metrics
+from router.metrics.registry import Metrics
 from router.processes.sent import SentPrompts
 from router.retry_budget import RetryBudget
 from router.scheduling.load import LoadBook

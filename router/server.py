@@ -30,7 +30,7 @@ from router.inference import (
     rendered_fields,
 )
 from router.kept_responses import KeptResponses, read_kept
-from router.metrics import merge
+from router.metrics.registry import merge
 from router.migrating import Migration, Migrations
 from router.openai_errors import BadRequest, error_response
 from router.prompts import Prompts

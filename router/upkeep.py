@@ -14,7 +14,7 @@ from indexer.types import WorkerRank
 from publishers.plane import EventPlane
 from publishers.publisher import EnginePublisher
 from router.fleet import Worker
-from router.metrics import Metrics
+from router.metrics.registry import Metrics
 from router.scheduling.scheduler import Scheduler
 from router.settings import Settings
 from router.worker_spec import WorkerSpec

@@ -22,7 +22,7 @@ from indexer.matches import Matches
 from indexer.types import WorkerRank
 from publishers.logs import log_event
 from router.events.drift import Drift, Step
-from router.metrics import Metrics, Sample
+from router.metrics.registry import Metrics, Sample
 from router.outcome import Outcome
 from router.scheduling.decision import Decision
 

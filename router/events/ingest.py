@@ -12,7 +12,7 @@ from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
 from publishers.logs import log_event
 from publishers.plane import EventPlane, PlaneUnavailable, all_events, all_loads, replay_subject
-from router.metrics import Metrics
+from router.metrics.registry import Metrics
 from router.scheduling.load import LoadBook
 
 logger = logging.getLogger("router.events.ingest")

@@ -19,9 +19,9 @@ from engines.store import Digest, Layout, Verdict, verify
 from indexer.hashing import SequenceHashes, Tokens
 from indexer.types import Namespace, SequenceHash
 from publishers.logs import log_event
+from router.metrics.tallies import Histogram
 from router.store.hot_prompts import HotPrompt
 from router.store.master import Query, StoreMaster, Unanswered
-from router.tallies import Histogram
 
 logger = logging.getLogger("router.store.lookup")
 

@@ -18,13 +18,13 @@ from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
 from router.core import Prompt
 from router.fleet import Fleet, Worker
+from router.metrics.tallies import Histogram, counter_family, histogram_family
 from router.model_config import read_config
 from router.store.hot_prefixes import HotPrefix
 from router.store.hot_prompts import HotPrompt, HotPrompts
 from router.store.lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
 from router.store.master import StoreMaster
 from router.store.spec import StoreSpec
-from router.tallies import Histogram, counter_family, histogram_family
 
 logger = logging.getLogger("router.store.shared_store")
 

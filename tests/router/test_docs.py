@@ -18,11 +18,11 @@ from router.arms import Arms
 from router.cli import make_parser
 from router.events.index_audit import IndexAudit
 from router.fleet import Fleet
-from router.metrics import Metrics
+from router.metrics.readings import _REPORTED as FIGURES
+from router.metrics.readings import Readings
+from router.metrics.registry import Metrics
 from router.migrating import OUTCOMES, Migrations
 from router.outcome import End
-from router.readings import _REPORTED as FIGURES
-from router.readings import Readings
 from router.scheduling.load import LoadBook
 from router.security.guard import Reason as Denial
 from router.settings import GROUPS, Option, options

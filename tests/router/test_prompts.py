@@ -23,7 +23,7 @@ from router.core import Core, Prompt
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
 from router.inference import Endpoint, parse_inference
-from router.metrics import Metrics
+from router.metrics.registry import Metrics
 from router.openai_errors import BadRequest
 from router.prompts import Prompts
 from router.retry_budget import RetryBudget

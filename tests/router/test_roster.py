@@ -20,7 +20,7 @@ from publishers.publisher import EnginePublisher
 from router import roster
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
-from router.metrics import Metrics
+from router.metrics.registry import Metrics
 from router.roster import Conflict, Roster
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.latency import Prefill

@@ -20,7 +20,7 @@ from router.fleet import Fleet, Worker
 from router.http.messages import Response
 from router.http.pool import Pool
 from router.legs import Leg, Pair
-from router.metrics import Metrics
+from router.metrics.registry import Metrics
 from router.outcome import Outcome
 from router.retry_budget import RetryBudget
 from router.routing import Asked, RequestRouting

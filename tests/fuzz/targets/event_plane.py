@@ -26,7 +26,7 @@ from indexer.types import Tier, WorkerRank
 from publishers.local_plane import LocalPlane
 from publishers.rank import Epochs, RankPublisher
 from router.events.ingest import Ingest
-from router.metrics import Metrics
+from router.metrics.registry import Metrics
 from router.scheduling.load import LoadBook
 from tests.fuzz.target import DEEP_MSGPACK, MSGPACK, Target, place
 

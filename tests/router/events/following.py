@@ -14,7 +14,7 @@ from indexer.types import EngineHash, Tier, WorkerRank
 from publishers.library import KVPublisher
 from publishers.plane import EventPlane
 from router.events.ingest import Ingest
-from router.metrics import Metrics
+from router.metrics.registry import Metrics
 from router.scheduling.load import LoadBook
 from tests.fakes.waiting import until
 

@@ -27,7 +27,7 @@ from indexer.types import Tier, WorkerRank
 from publishers.local_plane import LocalPlane
 from publishers.plane import events_subject, load_subject, replay_subject
 from router.events.ingest import Ingest
-from router.metrics import Metrics
+from router.metrics.registry import Metrics
 from router.scheduling.load import Load, LoadBook
 from tests.fakes.waiting import until
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.metrics import Sample
+from router.metrics.registry import Sample
 from tests.fakes.raw_client import Answered, get, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, never
 from tests.fakes.waiting import until

@@ -15,11 +15,11 @@ from aiohttp import web
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace
+from router.metrics.tallies import Histogram
 from router.store import lookup as store_lookup
 from router.store import master as store_master
 from router.store.lookup import AT_ONCE, FAILURES, FIRST, LOOKUP_BOUNDS, PART, PAUSE, SEEN_LIFE, StoreLookup
 from router.store.master import StoreMaster
-from router.tallies import Histogram
 from tests.fakes.store_master import PLAIN, Master, serving
 from tests.fakes.waiting import until
 

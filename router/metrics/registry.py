@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.kv_lifecycle import KVLifecycle
+from router.metrics.kv_lifecycle import KVLifecycle
+from router.metrics.tallies import Tallies
 from router.security.guard import Reason as Denied
-from router.tallies import Tallies
 from router.tokens.errors import Reason as Untokenized
 
 Sample = tuple[tuple[str, ...], float]

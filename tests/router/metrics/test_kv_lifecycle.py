@@ -15,7 +15,7 @@ from indexer.sampling import ONE_IN
 from indexer.types import Tier, WorkerRank
 from router.fleet import Worker
 from router.http.pool import Pool
-from router.metrics import Metrics
+from router.metrics.registry import Metrics
 from router.model_config import block_bytes, read_config
 from router.scheduling.decision import Candidates, Choice, Decision
 from router.worker_spec import parse_worker

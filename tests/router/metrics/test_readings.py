@@ -14,8 +14,8 @@ from indexer.types import Tier, WorkerRank
 from publishers.local_plane import LocalPlane
 from router.fleet import Fleet, Worker
 from router.http.pool import Pool
-from router.metrics import Metrics
-from router.readings import Readings
+from router.metrics.readings import Readings
+from router.metrics.registry import Metrics
 from router.scheduling.load import REPORT_LIFE, LoadBook
 from router.worker_spec import parse_worker
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import Final, TypeAlias
 
 from indexer.types import SequenceHash, Tier, WorkerRank
-from router.tallies import Histogram
+from router.metrics.tallies import Histogram
 
 BOUNDS: Final = (0.1, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
 MOST: Final = 10_000

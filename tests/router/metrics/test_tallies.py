@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engines.disaggregation.answer import Prefilled
 from router.legs import Parted
-from router.metrics import Metrics, merge
-from router.tallies import _COUNTERS, _DECISION_SECONDS, _PARTS, _SECONDS, Histogram, Tallies
+from router.metrics.registry import Metrics, merge
+from router.metrics.tallies import _COUNTERS, _DECISION_SECONDS, _PARTS, _SECONDS, Histogram, Tallies
 
 Families = dict[str, tuple[str, str, dict[tuple[str, frozenset[tuple[str, str]]], float]]]
 """By name: type, text, and each sample by its name and labels."""

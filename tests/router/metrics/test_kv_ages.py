@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from indexer.types import Tier, WorkerRank
-from router.kv_ages import BlockAges
-from router.tallies import Histogram, histogram_family
+from router.metrics.kv_ages import BlockAges
+from router.metrics.tallies import Histogram, histogram_family
 
 A, B, C = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 0)
 

@@ -12,7 +12,7 @@ from indexer.types import Tier, WorkerRank
 from publishers.plane import EventPlane
 from router.breaker import STATES
 from router.fleet import Fleet, State
-from router.metrics import Metrics, Sample
+from router.metrics.registry import Metrics, Sample
 from router.scheduling import load
 from router.scheduling.load import LoadBook
 
