@@ -24,14 +24,12 @@ from publishers.plane import EventPlane
 from router.admin.access import by_keys
 from router.admin.surface import AdminSurface, CannotAdminister
 from router.arms import check_mode, make_arms, reads_prompts
-from router.breaker import Breaker
 from router.cli import Source
 from router.core import Core
 from router.events.index_audit import IndexAudit
 from router.events.ingest import Ingest
 from router.events.missing_events import MissingEvents
 from router.exchange import Exchange
-from router.fleet import Fleet, Worker
 from router.hangups import take_hangups
 from router.http.clients import Clients, Limits
 from router.http.front import Connection
@@ -48,7 +46,6 @@ from router.processes.member import Member, Sockets, parent_ended, share
 from router.prompts import Prompts
 from router.reloading import Reloading
 from router.retry_budget import RetryBudget
-from router.roster import Roster
 from router.scheduling.admission import Admission, Objectives
 from router.scheduling.backlog import Backlog
 from router.scheduling.load import LoadBook
@@ -65,11 +62,15 @@ from router.store.mooncake_client import MooncakeClient, is_installed
 from router.store.shared_store import SharedStore
 from router.store.spec import StoreSpec
 from router.tokens import find_tokenizer
-from router.upkeep import Learn, Upkeep
 from router.warm_up import warm_up
-from router.watch import WorkerWatch
 from router.watchdog import INTERVAL, LATE, Timeouts, Watchdog
-from router.worker_spec import WorkerSpec
+from router.workers.breaker import Breaker
+from router.workers.fleet import Fleet
+from router.workers.roster import Roster
+from router.workers.spec import WorkerSpec
+from router.workers.upkeep import Learn, Upkeep
+from router.workers.watch import WorkerWatch
+from router.workers.worker import Worker
 
 logger = logging.getLogger("router")
 

@@ -11,13 +11,13 @@ from indexer.matches import Matches
 from indexer.types import Namespace, WorkerRank
 from router.events.index_audit import IndexAudit
 from router.events.missing_events import MissingEvents
-from router.fleet import Fleet
 from router.metrics.registry import Metrics
 from router.processes.sent import SentPrompts
 from router.retry_budget import RetryBudget
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
+from router.workers.fleet import Fleet
 
 
 class Prompt(NamedTuple):

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from engines.disaggregation.answer import Prefilled
 from router.failures import RETRY_STATUSES, Failure, answered
-from router.fleet import Worker
 from router.http.edited import EditedBody
 from router.http.front import Connection
 from router.http.messages import Request, Response, connection_line, unencoded, with_request_id
@@ -26,6 +25,7 @@ from router.sending import Sending
 from router.split.opening import Opening, is_aborted
 from router.split.two_parts import TwoParts
 from router.usage import read_usage
+from router.workers.worker import Worker
 
 logger = logging.getLogger("router.exchange")
 

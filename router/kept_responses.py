@@ -17,8 +17,9 @@ import msgspec
 from engines.answers import UNDECODABLE
 
 if TYPE_CHECKING:
-    from router.fleet import Fleet, Worker
     from router.http.messages import RequestHead
+    from router.workers.fleet import Fleet
+    from router.workers.worker import Worker
 
 PATH = b"/v1/responses"
 REMEMBERED = 65_536

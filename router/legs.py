@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from engines.disaggregation.answer import Prefilled
-from router.fleet import Worker
 from router.http.messages import Request
 from router.http.upstream import Head
 from router.scheduling.booking import Booking
 from router.scheduling.decision import Decision
+from router.workers.worker import Worker
 
 Part = Literal["whole", "prefill", "decode"]
 _WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))

@@ -17,7 +17,6 @@ from engines.disaggregation.legs import Body, read_body, value_of
 from engines.shaping import tells_tokens
 from indexer.types import Namespace
 from publishers.logs import log_event
-from router.fleet import Fleet, Worker
 from router.http.relay import Relay
 from router.http.upstream import Head
 from router.inference import Inference
@@ -27,6 +26,8 @@ from router.migration.bodies import continuation, tokens_left, wants_ids, with_i
 from router.migration.record import Ends, Record
 from router.migration.refusal import refusal
 from router.migration.relay import RecordedEvents
+from router.workers.fleet import Fleet
+from router.workers.worker import Worker
 
 logger = logging.getLogger("router.migrating")
 

@@ -11,8 +11,8 @@ import msgspec
 from engines.answers import UNDECODABLE
 from engines.description import bases
 from engines.store import bytes_per_token
-from router.fleet import Worker
 from router.model_folder import holds, may_read
+from router.workers.worker import Worker
 
 _KNOWN_DTYPES = frozenset({None, "auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"})
 """Of a cache, as engines are told: others are laid out in ways of their own."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from router.fleet import Worker
 from router.legs import Leg, Parted
+from router.workers.worker import Worker
 
 End = Literal["complete", "broken", "cancelled", "failed"]
 

@@ -22,7 +22,6 @@ from indexer.types import Namespace
 from publishers.dialogue import read_whole
 from publishers.logs import log_event
 from router.core import Core, Prompt
-from router.fleet import Worker
 from router.inference import Inference
 from router.openai_errors import BadRequest
 from router.routing import RequestRouting
@@ -44,6 +43,7 @@ from router.tokens import (
     stand_ins,
     verify,
 )
+from router.workers.worker import Worker
 
 logger = logging.getLogger("router.prompts")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from router.fleet import Fleet, Worker
 from router.http.messages import Response
 from router.openai_errors import error_response
 from router.scheduling.admission import QueueFull, QueueTimeout, Refusal
 from router.scheduling.waiting import AnyRefusal
 from router.split.pairing import loneliness
+from router.workers.fleet import Fleet
+from router.workers.worker import Worker
 
 _NO_WORKER = (
     "The router knows no worker; add one with --worker http://HOST:PORT, or with POST /admin/workers on its admin "

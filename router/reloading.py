@@ -9,8 +9,8 @@ from pathlib import Path
 
 from publishers.logs import log_event
 from router.cli import Source
-from router.roster import Roster
 from router.settings import Settings, SettingsError, options
+from router.workers.roster import Roster
 
 logger = logging.getLogger("router.reloading")
 

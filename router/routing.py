@@ -16,7 +16,6 @@ from router.arms import Arm
 from router.core import Core, Prompt
 from router.events.index_audit import Claim
 from router.failures import Failure
-from router.fleet import Worker
 from router.http.messages import ARM, CAME_BACK, Response, header_lines
 from router.legs import Leg, Pair
 from router.migrating import Migration
@@ -28,6 +27,7 @@ from router.scheduling.booking import Booking, DecodeBooking
 from router.scheduling.decision import Candidates, Decision, Prediction
 from router.scheduling.waiting import AnyRefusal
 from router.split.parting import Parting
+from router.workers.worker import Worker
 
 logger = logging.getLogger("router.routing")
 

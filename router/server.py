@@ -17,7 +17,6 @@ from engines.description import Model
 from router.arms import Arms
 from router.core import Core
 from router.exchange import Exchange
-from router.fleet import Worker
 from router.http.front import Connection
 from router.http.messages import Request, RequestHead, Response, first, new_request_id, with_request_id
 from router.inference import (
@@ -37,10 +36,11 @@ from router.prompts import Prompts
 from router.routing import Asked, RequestRouting
 from router.security.guard import Guard, Tenant
 from router.security.passed_on import check_passed_on, content_kind
-from router.status import worker_status
 from router.store.hot_page import PATH as HOT
 from router.store.hot_page import hot_page
 from router.store.shared_store import SharedStore
+from router.workers.status import worker_status
+from router.workers.worker import Worker
 
 logger = logging.getLogger("router.server")
 

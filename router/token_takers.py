@@ -8,8 +8,8 @@ from typing import Final
 
 from engines.pretokenized import QUESTION_PATH, question, took_ids
 from publishers.logs import log_event
-from router.fleet import Worker
 from router.tokens import CannotTokenize, EngineTokens, Post
+from router.workers.worker import Worker
 
 logger = logging.getLogger("router.prompts")
 

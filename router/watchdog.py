@@ -11,8 +11,8 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from router.exchange import Exchange
-from router.fleet import Worker
 from router.outcome import Silence
+from router.workers.worker import Worker
 
 INTERVAL: Final = 1.0
 """Seconds between two checks."""

@@ -30,7 +30,7 @@ from router.ab.statistics import NOTHING, Record, Summary, summarise
 from router.ab.trace import Row, describe
 from router.page.html import page
 from router.security.worker_access import WorkerAccess
-from router.worker_spec import parse_worker
+from router.workers.spec import parse_worker
 
 _GOODBYE = 0.25
 """Seconds for TLS connections to close, for which aiohttp does not wait (see "Graceful shutdown" in its docs)."""

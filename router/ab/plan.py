@@ -14,7 +14,7 @@ from router.ab.flags import Parser, count, number, positive
 from router.ab.trace import SHAPES, Row, load, stretch, without_reuse
 from router.security.worker_access import WorkerAccess, read_access
 from router.settings import RouterMode
-from router.worker_spec import parse_worker
+from router.workers.spec import parse_worker
 
 UNROUTED = "none"
 """The mode without a router, in which the client takes the workers in turn itself."""

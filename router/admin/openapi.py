@@ -9,7 +9,7 @@ import msgspec
 
 from engines.disaggregation import CONNECTORS
 from router.admin.shapes import MOST_SECONDS, Change, Error, Limits, LogLevel, Workers
-from router.worker_spec import MOST_BLOCK_TOKENS
+from router.workers.spec import MOST_BLOCK_TOKENS
 
 Json = dict[str, Any]
 
@@ -19,7 +19,7 @@ _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _IPV6 = r"\[(::1|[0-9A-Fa-f]{1,4}(:[0-9A-Fa-f]{1,4}){7})\]"
 _PORT = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _URL = rf"""^https?://({_LABEL}(\.{_LABEL})*|{_IPV6})(:{_PORT})?(/[!-"$->@-~]*)?$"""
-"""A little less than `router.worker_spec` takes; what it takes is what counts."""
+"""A little less than `router.workers.spec` takes; what it takes is what counts."""
 _ENDPOINT: Json = {"type": ["string", "null"], "pattern": r"^(tcp|ipc)://[!-)+-~]+$"}
 NEW_WORKER: Json = {
     "type": "object",

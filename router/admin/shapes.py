@@ -10,8 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from engines.answers import UNDECODABLE
 from router.settings.logs import LogLevel as Level
-from router.status import WorkerStatus
-from router.worker_spec import StatedRole, WorkerSpec, worker_from_mapping
+from router.workers.spec import StatedRole, WorkerSpec, worker_from_mapping
+from router.workers.status import WorkerStatus
 
 MOST_SECONDS = 86_400.0
 """That a worker may be given to drain: a day."""

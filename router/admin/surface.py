@@ -28,12 +28,12 @@ from router.admin.shapes import (
     read_worker,
 )
 from router.core import Core
-from router.fleet import Worker
 from router.openai_errors import error_body
-from router.roster import Conflict, Roster
 from router.settings.administration import Address
 from router.settings.logs import LogLevel as Level
-from router.status import worker_status
+from router.workers.roster import Conflict, Roster
+from router.workers.status import worker_status
+from router.workers.worker import Worker
 
 logger = logging.getLogger("router.admin")
 

@@ -10,8 +10,9 @@ from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
 from publishers.logs import log_event
 from publishers.plane import EventPlane
-from router.fleet import Fleet, Worker
 from router.scheduling.load import LoadBook, Metrics
+from router.workers.fleet import Fleet
+from router.workers.worker import Worker
 
 logger = logging.getLogger("router.events.missing_events")
 

@@ -16,13 +16,13 @@ from indexer.kv_indexer import PromptHashes
 from indexer.observer import Cause
 from indexer.sampling import sample
 from indexer.types import Tier, WorkerRank
-from router.fleet import Worker
 from router.metrics.kv_ages import BlockAges
 from router.metrics.tallies import counter_family, histogram_family
 from router.model_config import block_bytes
 from router.outcome import Outcome
 from router.scheduling.booking import DecodeBooking
 from router.scheduling.decision import Decision
+from router.workers.worker import Worker
 
 _FATES: Final = {
     "created": "Blocks stored that no rank held in that tier before.",

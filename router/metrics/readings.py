@@ -10,11 +10,12 @@ from indexer.cursor import View
 from indexer.kv_indexer import FATES, KVIndexer
 from indexer.types import Tier, WorkerRank
 from publishers.plane import EventPlane
-from router.breaker import STATES
-from router.fleet import Fleet, State
 from router.metrics.registry import Metrics, Sample
 from router.scheduling import load
 from router.scheduling.load import LoadBook
+from router.workers.breaker import STATES
+from router.workers.fleet import Fleet
+from router.workers.worker import State
 
 _REPORTED = (
     "num_requests_waiting",

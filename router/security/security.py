@@ -10,13 +10,13 @@ import aiohttp
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles, warn_of_readable
 from publishers.plane import EventPlane
-from router.fleet import Fleet
 from router.http.messages import AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, VIA, Passing, header_lines
 from router.security.guard import Denied, Guard
 from router.security.keys import read_keys
 from router.security.tls import front_context, load_front
 from router.security.worker_access import read_access
 from router.settings import Settings, SettingsError
+from router.workers.fleet import Fleet
 
 
 class Security:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from router.settings.options import about
 from router.store.spec import StoreSpec, read_store
-from router.worker_spec import WorkerSpec, read_workers
+from router.workers.spec import WorkerSpec, read_workers
 
 
 @dataclass(frozen=True, kw_only=True)

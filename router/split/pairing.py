@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engines.description import bases
 from engines.disaggregation import CONNECTORS
 from router.scheduling.decision import Candidates, Split
-
-if TYPE_CHECKING:
-    from router.fleet import Worker
+from router.workers.worker import Worker
 
 _Kind = tuple[str | None, str, frozenset[str], int]
 """Connector, engine, models and block size: workers that have all of these in common can use each other's KV."""

@@ -8,8 +8,8 @@ from functools import cached_property
 from engines.disaggregation import CONNECTORS, Body, Connector, Handover
 from engines.disaggregation.answer import Prefilled, coordinates
 from engines.disaggregation.legs import answer_limit, read_body, write_body
-from router.fleet import Worker
 from router.scheduling.decision import Split
+from router.workers.worker import Worker
 
 
 class Parting:

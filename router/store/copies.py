@@ -18,12 +18,12 @@ from prometheus_client.registry import Collector
 from engines.store import Segment, Stored
 from indexer.types import WorkerRank
 from publishers.logs import log_event
-from router.fleet import Fleet
 from router.metrics.tallies import counter_family
 from router.store.keeper import MOST
 from router.store.master import Unanswered
 from router.store.mooncake_client import ClientFailed, MooncakeClient
 from router.store.shared_store import SharedStore
+from router.workers.fleet import Fleet
 
 logger = logging.getLogger("router.store.copies")
 

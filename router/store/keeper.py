@@ -15,10 +15,10 @@ import aiohttp
 from indexer.kv_indexer import KVIndexer, PromptHashes
 from publishers.dialogue import read_whole
 from publishers.logs import log_event
-from router.fleet import Worker
 from router.store.hot_prompts import HotPrompt
 from router.store.master import Unanswered
 from router.store.shared_store import SharedStore
+from router.workers.worker import Worker
 
 logger = logging.getLogger("router.store.keeper")
 

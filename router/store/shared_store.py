@@ -17,7 +17,6 @@ from engines.store import Layout, SchedulerBlockSize, SglangLayout, VllmGroup, V
 from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
 from router.core import Prompt
-from router.fleet import Fleet, Worker
 from router.metrics.tallies import Histogram, counter_family, histogram_family
 from router.model_config import read_config
 from router.store.hot_prefixes import HotPrefix
@@ -25,6 +24,8 @@ from router.store.hot_prompts import HotPrompt, HotPrompts
 from router.store.lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
 from router.store.master import StoreMaster
 from router.store.spec import StoreSpec
+from router.workers.fleet import Fleet
+from router.workers.worker import Worker
 
 logger = logging.getLogger("router.store.shared_store")
 

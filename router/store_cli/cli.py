@@ -12,7 +12,6 @@ import msgspec
 
 from engines import problems
 from publishers.credentials import client_context, make_session, read_key
-from router.fleet import Worker
 from router.http.pool import Pool
 from router.settings.serving import Serving
 from router.store.shared_store import layout_of
@@ -21,8 +20,9 @@ from router.store_cli import hot, query, status
 from router.store_cli.errors import Away, StoreError, WrongUse
 from router.store_cli.peers import TIMEOUT, Master, Peer
 from router.store_cli.prompt import read_request, tokenize
-from router.watch import describe
-from router.worker_spec import parse_worker
+from router.workers.spec import parse_worker
+from router.workers.watch import describe
+from router.workers.worker import Worker
 
 _ROUTER = f"http://{Serving.host}:{Serving.port}"
 

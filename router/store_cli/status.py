@@ -19,11 +19,11 @@ from engines.store import (
     survey,
     verify,
 )
-from router.fleet import ASSUMED_BLOCK_SIZE, Worker
 from router.store.shared_store import layout_of
 from router.store.spec import StoreSpec
 from router.store_cli.peers import Master
 from router.store_cli.text import aligned, count, share, size
+from router.workers.worker import ASSUMED_BLOCK_SIZE, Worker
 
 MOST_KEYS = 1_000_000
 """That are listed without being told to: a master writes them all, at some 130 bytes each, before it goes on."""

@@ -63,7 +63,7 @@ def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
     [
         # Those are never compiled: what is, imports each other without asking anybody.
         (WHILE_IMPORTING.format(module="router.cli"), ROUTER),
-        (WHILE_IMPORTING.format(module="router.roster"), ROUTER),
+        (WHILE_IMPORTING.format(module="router.workers.roster"), ROUTER),
         (WHILE_IMPORTING.format(module="publishers.publisher"), PUBLISHER),
         (ONCE_MADE.format(numbers="[signal.SIGINT]"), ROUTER),
         (ONCE_MADE.format(numbers="[signal.SIGHUP, signal.SIGINT]"), ROUTER),

@@ -17,7 +17,6 @@ from publishers.local_plane import LocalPlane
 from router.arms import Arms
 from router.cli import make_parser
 from router.events.index_audit import IndexAudit
-from router.fleet import Fleet
 from router.metrics.readings import _REPORTED as FIGURES
 from router.metrics.readings import Readings
 from router.metrics.registry import Metrics
@@ -31,6 +30,7 @@ from router.store.mooncake_client import MooncakeClient
 from router.store.shared_store import SharedStore
 from router.store.spec import StoreSpec
 from router.tokens.errors import Reason
+from router.workers.fleet import Fleet
 
 DOCS = Path(__file__).parents[2] / "docs"
 CONFIGURATION = DOCS / "configuration.md"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from engines.disaggregation.answer import Prefilled
 from router.exchange import Exchange
 from router.failures import Failure
-from router.fleet import Worker
 from router.http.chunked import decode_chunks
 from router.http.clients import Clients, Limits
 from router.http.front import Connection
@@ -28,7 +27,8 @@ from router.scheduling.decision import Choice, Decision
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.scheduler import Scheduler
 from router.sending import STALE_WITHIN
-from router.worker_spec import parse_worker
+from router.workers.spec import parse_worker
+from router.workers.worker import Worker
 from tests.router.http.test_chunked import chunk, pieces_of
 from tests.router.http.test_front import FakeTransport
 from tests.router.scheduling.candidates import Scripted, named, rank

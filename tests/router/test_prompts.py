@@ -20,7 +20,6 @@ from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Namespace
 from publishers.logs import JsonFormatter
 from router.core import Core, Prompt
-from router.fleet import Fleet, Worker
 from router.http.pool import Pool
 from router.inference import Endpoint, parse_inference
 from router.metrics.registry import Metrics
@@ -34,7 +33,9 @@ from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.tokens import stand_ins
-from router.worker_spec import parse_worker
+from router.workers.fleet import Fleet
+from router.workers.spec import parse_worker
+from router.workers.worker import Worker
 from tests.fakes.http_engine import Answer, HttpEngine, running
 from tests.router.scheduling.candidates import Scripted
 from tests.router.tokens.conftest import model_folder, reference

@@ -16,7 +16,6 @@ from router.arms import Arm, ArmTally
 from router.core import Core, Prompt
 from router.events.index_audit import IndexAudit
 from router.failures import Failure
-from router.fleet import Fleet, Worker
 from router.http.messages import Response
 from router.http.pool import Pool
 from router.legs import Leg, Pair
@@ -31,7 +30,9 @@ from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.split.parting import Parting
-from router.worker_spec import parse_worker
+from router.workers.fleet import Fleet
+from router.workers.spec import parse_worker
+from router.workers.worker import Worker
 from tests.router.scheduling.candidates import Scripted
 
 RANK, BLOCK = WorkerRank("w", 0), 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.settings import Option, Settings, SettingsError, options
-from router.worker_spec import WorkerSpec, parse_worker, read_workers, worker_from_mapping
+from router.workers.spec import WorkerSpec, parse_worker, read_workers, worker_from_mapping
 
 BY_KEY = {option.key: option for option in options()}
 

@@ -7,11 +7,11 @@ from typing import Literal, cast
 import pytest
 
 from router.exchange import Exchange
-from router.fleet import Worker
 from router.http.pool import Pool
 from router.outcome import Silence
 from router.watchdog import Timeouts, Watchdog
-from router.worker_spec import parse_worker
+from router.workers.spec import parse_worker
+from router.workers.worker import Worker
 
 NEVER = Timeouts(None, None, None, None)
 

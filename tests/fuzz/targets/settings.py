@@ -12,7 +12,7 @@ from router.arm_spec import read_arms
 from router.http.pool import parse_address
 from router.settings import SettingsError, options
 from router.store.spec import StoreSpec, read_store
-from router.worker_spec import WorkerSpec, read_workers
+from router.workers.spec import WorkerSpec, read_workers
 from tests.fuzz.target import Target, place
 
 _LARGEST = 512

@@ -22,7 +22,7 @@ from router.app import App
 from router.exchange import Exchange
 from router.scheduling.load import Load
 from router.settings import Settings
-from router.worker_spec import WorkerSpec, parse_worker
+from router.workers.spec import WorkerSpec, parse_worker
 from tests.engines.sim.fleets import client, settings
 from tests.fakes.waiting import until
 from tests.router.proxy.running import RunningRouter

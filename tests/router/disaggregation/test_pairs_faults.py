@@ -13,7 +13,7 @@ import pytest
 
 from engines.sim.timing import StepTiming
 from indexer.types import WorkerRank
-from router.breaker import FAILURES
+from router.workers.breaker import FAILURES
 from tests.engines.sim.fleets import INSTANT, events
 from tests.fakes.raw_client import post
 from tests.fakes.waiting import until

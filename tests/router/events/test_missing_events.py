@@ -18,11 +18,12 @@ from publishers.embedded_nats import NatsServer
 from publishers.local_plane import LocalPlane
 from router.app import App
 from router.events.missing_events import PATIENCE, MissingEvents
-from router.fleet import Fleet, Worker
 from router.http.pool import Pool
 from router.scheduling.load import LoadBook
 from router.settings import Settings
-from router.worker_spec import parse_worker
+from router.workers.fleet import Fleet
+from router.workers.spec import parse_worker
+from router.workers.worker import Worker
 from tests.fakes.raw_client import RawClient, get
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.nats_fixture import nats_server

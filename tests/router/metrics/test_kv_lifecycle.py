@@ -13,12 +13,12 @@ from indexer.events import Cleared, EventBatch, Removed, Stored, pack_hashes
 from indexer.kv_indexer import KVIndexer, PromptHashes
 from indexer.sampling import ONE_IN
 from indexer.types import Tier, WorkerRank
-from router.fleet import Worker
 from router.http.pool import Pool
 from router.metrics.registry import Metrics
 from router.model_config import block_bytes, read_config
 from router.scheduling.decision import Candidates, Choice, Decision
-from router.worker_spec import parse_worker
+from router.workers.spec import parse_worker
+from router.workers.worker import Worker
 
 A, B = WorkerRank("a", 0), WorkerRank("b", 1)
 SAMPLED = ONE_IN  # a hash that belongs to the sample

@@ -12,12 +12,13 @@ from indexer.events import EventBatch, LoadReport, Stored, pack_hashes
 from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
 from publishers.local_plane import LocalPlane
-from router.fleet import Fleet, Worker
 from router.http.pool import Pool
 from router.metrics.readings import Readings
 from router.metrics.registry import Metrics
 from router.scheduling.load import REPORT_LIFE, LoadBook
-from router.worker_spec import parse_worker
+from router.workers.fleet import Fleet
+from router.workers.spec import parse_worker
+from router.workers.worker import Worker
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
 

@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from router.app import App
 from router.cli import Source
 from router.settings import Settings
-from router.worker_spec import parse_worker
+from router.workers.spec import parse_worker
 from tests.fakes.raw_client import RawClient
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.waiting import until

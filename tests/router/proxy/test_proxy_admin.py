@@ -22,9 +22,9 @@ from router.app import App
 from router.settings import Settings
 from router.settings.administration import Address
 from router.settings.logs import LogLevel as Level
-from router.worker_spec import _KEYS as WORKER_KEYS
-from router.worker_spec import _ROLES as ROLES
-from router.worker_spec import worker_from_mapping
+from router.workers.spec import _KEYS as WORKER_KEYS
+from router.workers.spec import _ROLES as ROLES
+from router.workers.spec import worker_from_mapping
 from tests.fakes.raw_client import RawClient, get, post
 from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, answer
 from tests.fakes.waiting import until

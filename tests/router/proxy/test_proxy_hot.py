@@ -12,7 +12,6 @@ import pytest
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.types import Namespace
-from router.fleet import Fleet
 from router.store import copies as store_copies
 from router.store import keeper as store_keeper
 from router.store.copies import StoreCopies
@@ -22,6 +21,7 @@ from router.store.lookup import StoreLookup
 from router.store.mooncake_client import MooncakeClient
 from router.store.shared_store import SharedStore
 from router.store.spec import StoreSpec
+from router.workers.fleet import Fleet
 from tests.fakes.raw_client import RawClient, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, drop, never
 from tests.fakes.store_master import Master, serving

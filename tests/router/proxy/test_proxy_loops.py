@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from router.fleet import LEADS_BACK
+from router.workers.worker import LEADS_BACK
 from tests.fakes.raw_client import get, post
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.waiting import until

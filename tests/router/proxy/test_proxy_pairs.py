@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from router import app
-from router.breaker import FAILURES
 from router.exchange import Exchange
-from router.worker_spec import parse_worker
+from router.workers.breaker import FAILURES
+from router.workers.spec import parse_worker
 from tests.fakes.raw_client import Answered, post
 from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, events, never, says
 from tests.fakes.waiting import until

@@ -14,7 +14,7 @@ from router.app import App
 from router.cli import Source
 from router.reloading import Reloading
 from router.settings.administration import Address
-from router.worker_spec import WorkerSpec
+from router.workers.spec import WorkerSpec
 from tests.fakes.raw_client import post
 from tests.fakes.scripted_worker import ScriptedWorker, events
 from tests.fakes.waiting import until

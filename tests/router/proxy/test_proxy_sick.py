@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router import app
-from router.breaker import FAILURES, LONGEST
+from router.workers.breaker import FAILURES, LONGEST
 from tests.fakes.raw_client import Answered, RawClient, post
 from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, events, never, says
 from tests.fakes.waiting import until

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from router.worker_spec import parse_worker
+from router.workers.spec import parse_worker
 from tests.fakes.raw_client import post
 from tests.fakes.scripted_worker import Dialogue, Pages, Script, ScriptedWorker, answer
 from tests.fakes.waiting import until

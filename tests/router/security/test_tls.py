@@ -18,7 +18,7 @@ from router.app import run
 from router.security.security import check_security
 from router.settings import Settings, SettingsError
 from router.settings.administration import Address
-from router.worker_spec import parse_worker
+from router.workers.spec import parse_worker
 from tests.certificates import Authority, Pair
 from tests.fakes.http_engine import HttpEngine, models
 from tests.fakes.http_engine import running as engine_running

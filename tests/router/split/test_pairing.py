@@ -9,10 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from engines.description import EngineDescription, Model
-from router.fleet import Fleet, Worker
 from router.http.pool import Pool
 from router.split.pairing import lack, loneliness, make_split
-from router.worker_spec import parse_worker
+from router.workers.fleet import Fleet
+from router.workers.spec import parse_worker
+from router.workers.worker import Worker
 from tests.fakes.raw_client import get, post
 from tests.fakes.scripted_worker import Pages, ScriptedWorker
 from tests.router.disaggregation.fleets import running

@@ -16,12 +16,13 @@ from indexer.hashing import pack_tokens
 from indexer.kv_indexer import hash_prompt
 from indexer.types import PLAIN
 from router.core import Prompt
-from router.fleet import Fleet, Worker
 from router.http.pool import Pool
 from router.store.master import Query
 from router.store.shared_store import SharedStore, layout_of
 from router.store.spec import StoreSpec
-from router.worker_spec import parse_worker
+from router.workers.fleet import Fleet
+from router.workers.spec import parse_worker
+from router.workers.worker import Worker
 from tests.fakes.store_master import Master, serving
 
 IDS: Final = list(range(1, 129))

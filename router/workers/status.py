@@ -7,8 +7,8 @@ import msgspec
 from indexer.types import WorkerRank
 from router.core import Core
 from router.events.index_audit import DriftStatus
-from router.fleet import LEADS_BACK, State, Worker
 from router.split.pairing import loneliness
+from router.workers.worker import LEADS_BACK, State, Worker
 
 
 class RankStatus(msgspec.Struct, kw_only=True):
@@ -37,7 +37,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     trouble: str
     """Why it is down, for people."""
     breaker: str
-    """State of its circuit breaker (`router.breaker`)."""
+    """State of its circuit breaker (`router.workers.breaker`)."""
     in_flight: int
     """Requests that it is serving."""
     engine: str

@@ -12,13 +12,14 @@ from typing import NamedTuple
 import msgspec
 
 from publishers.logs import log_event
-from router.fleet import Fleet, Worker
 from router.scheduling.scheduler import Scheduler
-from router.upkeep import Upkeep
-from router.watch import WorkerWatch
-from router.worker_spec import ROLE_FIELDS, WorkerSpec
+from router.workers.fleet import Fleet
+from router.workers.spec import ROLE_FIELDS, WorkerSpec
+from router.workers.upkeep import Upkeep
+from router.workers.watch import WorkerWatch
+from router.workers.worker import Worker
 
-logger = logging.getLogger("router.roster")
+logger = logging.getLogger("router.workers.roster")
 
 _LOOK = 0.02
 """Seconds between two checks of what a leaving worker still has in flight. An event would cost something per

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.breaker import FAILURES, LONGEST, PATIENCE, WAIT, WINDOW, Breaker
+from router.workers.breaker import FAILURES, LONGEST, PATIENCE, WAIT, WINDOW, Breaker
 
 MOST = 1 - 2**-53
 

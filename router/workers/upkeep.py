@@ -13,13 +13,13 @@ from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
 from publishers.plane import EventPlane
 from publishers.publisher import EnginePublisher
-from router.fleet import Worker
 from router.metrics.registry import Metrics
 from router.scheduling.scheduler import Scheduler
 from router.settings import Settings
-from router.worker_spec import WorkerSpec
+from router.workers.spec import WorkerSpec
+from router.workers.worker import Worker
 
-logger = logging.getLogger("router.upkeep")
+logger = logging.getLogger("router.workers.upkeep")
 
 Learn = Callable[[Worker], Awaitable[object]]
 

@@ -17,19 +17,20 @@ from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Tier, WorkerRank
 from publishers.local_plane import LocalPlane
 from publishers.publisher import EnginePublisher
-from router import roster
-from router.fleet import Fleet, Worker
 from router.http.pool import Pool
 from router.metrics.registry import Metrics
-from router.roster import Conflict, Roster
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.latency import Prefill
 from router.scheduling.load import LoadBook
 from router.scheduling.scheduler import Scheduler
 from router.settings import Settings
-from router.upkeep import Upkeep, _Followed
-from router.watch import WorkerWatch
-from router.worker_spec import WorkerSpec, parse_worker
+from router.workers import roster
+from router.workers.fleet import Fleet
+from router.workers.roster import Conflict, Roster
+from router.workers.spec import WorkerSpec, parse_worker
+from router.workers.upkeep import Upkeep, _Followed
+from router.workers.watch import WorkerWatch
+from router.workers.worker import Worker
 from tests.fakes.waiting import until
 
 
@@ -418,7 +419,7 @@ async def test_who_could_not_join_is_tried_with_the_next_reading(state: State) -
 
 def test_every_key_of_a_worker_is_a_role_or_looked_at_anew() -> None:
     """Its name and its URL make it another."""
-    from router.roster import _without_role  # noqa: PLC0415
+    from router.workers.roster import _without_role  # noqa: PLC0415
 
     whole = spec(
         "a", ",events=tcp://h:1,replay=tcp://h:2,block_size=1,role=both,connector=nixl,bootstrap_port=1,host=h"

@@ -16,10 +16,11 @@ from engines.endpoints import confined
 from engines.probe import probe, read_models
 from publishers.dialogue import TIMED_OUT, converse, fetch
 from publishers.logs import log_event
-from router.fleet import Fleet, Worker
 from router.split.pairing import lack
+from router.workers.fleet import Fleet
+from router.workers.worker import Worker
 
-logger = logging.getLogger("router.watch")
+logger = logging.getLogger("router.workers.watch")
 
 _SLOW_CHECKS = 3
 """Health checks in a row that must time out before a worker counts as down: a busy engine may answer late. A refused

@@ -8,10 +8,11 @@ import pytest
 
 from engines.description import EngineDescription, EventSource, Model
 from indexer.types import WorkerRank
-from router.fleet import ASSUMED_BLOCK_SIZE, LEADS_BACK, ContextLengths, Fleet, Worker
 from router.http.pool import Pool
 from router.scheduling.decision import Candidates
-from router.worker_spec import parse_worker
+from router.workers.fleet import ContextLengths, Fleet
+from router.workers.spec import parse_worker
+from router.workers.worker import ASSUMED_BLOCK_SIZE, LEADS_BACK, Worker
 
 BASE, ADAPTER = Model("m"), Model("adapter", parent="m")
 

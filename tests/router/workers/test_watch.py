@@ -18,10 +18,11 @@ import pytest
 
 from engines import problems
 from publishers.reasons import reason_of
-from router.fleet import Fleet, Worker
 from router.http.pool import Pool
-from router.watch import WorkerWatch
-from router.worker_spec import parse_worker
+from router.workers.fleet import Fleet
+from router.workers.spec import parse_worker
+from router.workers.watch import WorkerWatch
+from router.workers.worker import Worker
 from tests.certificates import Authority
 from tests.fakes.http_engine import HttpEngine, models, running
 from tests.fakes.waiting import until

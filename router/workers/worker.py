@@ -1,0 +1,151 @@
+"""One worker: what it is, as stated by the operator or told by its engine, and whether it serves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from engines.description import EngineDescription, EngineKind, Model, Role
+from engines.disaggregation import Prefiller
+from engines.disaggregation.mooncake import own_engines
+from engines.problems import other_block_size
+from indexer.types import WorkerRank
+from router.http.pool import Pool
+from router.workers.breaker import Breaker
+from router.workers.spec import WorkerSpec
+
+ASSUMED_BLOCK_SIZE = 16
+"""Block size in tokens where neither engine nor operator states one: vLLM's default, and a divisor of other usual
+ones."""
+LEADS_BACK: Final = (
+    "Requests sent to this worker come back: its URL leads to this router itself, or to a router that leads back. "
+    "State the URL of an engine."
+)
+_CAME_BACK_LATELY: Final = 300.0
+"""Seconds without another such request after which a worker no longer counts as leading back."""
+_UNKNOWN: Final = EngineDescription("unknown")
+"""Description of a worker that has not answered yet."""
+
+State = Literal["up", "down", "draining"]
+
+
+class Worker:
+    """One engine. `description` is None until it has answered once."""
+
+    def __init__(self, spec: WorkerSpec, pool: Pool, breaker: Breaker | None = None) -> None:
+        self.spec = spec
+        self.id: Final = spec.worker_id
+        self.pool = pool
+        self.breaker = breaker or Breaker()
+        self.description: EngineDescription | None = None
+        self.up = False
+        self.draining = False
+        """It gets no new requests; those in flight go on."""
+        self.trouble = "has not answered yet"
+        """Why it is down, for people; "" while it is up."""
+        self.engine_ids: Mapping[int, str] = {}
+        """From its connector's bootstrap server, by the engine's own numbers of its data-parallel ranks."""
+        self.coordinates: dict[int, Mapping[str, object]] = {}
+        """Where decode workers register for pushes, by data-parallel rank; learned from the ranks' answers."""
+        self._came_back = -math.inf
+        """When a request that was sent there last came back to a router that it had passed."""
+        self._leaves_out_zero: bool | None = None
+        """Whether its answers leave out the number of cached tokens when it is 0; None: not known yet."""
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.id} {self.state}{': ' + self.trouble if self.trouble else ''}>"
+
+    @property
+    def state(self) -> State:
+        if self.draining:
+            return "draining"
+        return "up" if self.up else "down"
+
+    @property
+    def engine(self) -> EngineKind:
+        return self.description.kind if self.description else "unknown"
+
+    @property
+    def ranks(self) -> list[WorkerRank]:
+        size = self.description.dp_size if self.description else 1
+        return [WorkerRank(self.id, rank) for rank in range(size)]
+
+    @property
+    def block_size(self) -> int:
+        """In tokens: stated, else found, else assumed."""
+        found = self.description.block_size if self.description else None
+        return self.spec.block_size or found or ASSUMED_BLOCK_SIZE
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """A sentence for each thing that it does not tell, or that differs from what the operator states."""
+        found = self.description
+        return (*found.problems, *other_block_size(self.spec.block_size, found.block_size)) if found else ()
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self.spec.events or (self.description and self.description.event_sources))
+
+    @property
+    def role(self) -> Role:
+        """Stated, else found, else both."""
+        if self.spec.role != "auto":
+            return self.spec.role
+        return (self.description.role if self.description else None) or "both"
+
+    @property
+    def connector(self) -> str | None:
+        """A name of `engines.disaggregation.CONNECTORS`: stated, else found. SGLang has one only, and only where it
+        does not serve requests whole."""
+        if self.engine == "sglang":
+            return "sglang" if self.role != "both" else None
+        return self.spec.connector or (self.description.connector if self.description else None)
+
+    @property
+    def bootstrap_port(self) -> int | None:
+        return self.spec.bootstrap_port or (self.description.bootstrap_port if self.description else None)
+
+    @property
+    def host(self) -> str:
+        """Workers with the same host hand KV over without a network."""
+        return self.spec.host or self.pool.address.host
+
+    def prefiller(self, dp_rank: int) -> Prefiller:
+        """One of its ranks as connectors need it described."""
+        found = self.description or _UNKNOWN
+        return Prefiller(
+            self.pool.address.host,
+            dp_rank,
+            found.dp_size,
+            self.bootstrap_port,
+            own_engines(self.engine_ids, found.first_rank, found.dp_size),
+            self.coordinates.get(dp_rank),
+            found.version,
+        )
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return self.description.models if self.description else ()
+
+    def reported(self, cached: int | None) -> int | None:
+        """The number of cached tokens that an answer with usage means, `cached` being what it says. SGLang up to
+        0.5.18, and older vLLM, leave out a zero: a worker that has reported numbers, but never 0, means 0 by none."""
+        if cached is None:
+            return 0 if self._leaves_out_zero else None
+        if self._leaves_out_zero is None or not cached:
+            self._leaves_out_zero = cached > 0
+        return cached
+
+    def came_back(self, now: float) -> bool:
+        """A request that was sent there has come back to a router that it had passed. Returns whether it is the first
+        in a while."""
+        first, self._came_back = not self.leads_back(now), now
+        return first
+
+    def leads_back(self, now: float) -> bool:
+        return now - self._came_back <= _CAME_BACK_LATELY
+
+    def serves(self, model: str | None) -> bool:
+        """A worker that could not be asked for its models may serve any."""
+        return model is None or not self.models or any(known.id == model for known in self.models)
