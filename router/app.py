@@ -29,7 +29,6 @@ from router.core import Core
 from router.events.index_audit import IndexAudit
 from router.events.ingest import Ingest
 from router.events.missing_events import MissingEvents
-from router.exchange import Exchange
 from router.hangups import take_hangups
 from router.http.clients import Clients, Limits
 from router.http.front import Connection
@@ -44,6 +43,8 @@ from router.policies import make_policy
 from router.port import check_free
 from router.processes.member import Member, Sockets, parent_ended, share
 from router.prompts import Prompts
+from router.proxy.exchange import Exchange
+from router.proxy.watchdog import INTERVAL, LATE, Timeouts, Watchdog
 from router.reloading import Reloading
 from router.retry_budget import RetryBudget
 from router.scheduling.admission import Admission, Objectives
@@ -63,7 +64,6 @@ from router.store.shared_store import SharedStore
 from router.store.spec import StoreSpec
 from router.tokens import find_tokenizer
 from router.warm_up import warm_up
-from router.watchdog import INTERVAL, LATE, Timeouts, Watchdog
 from router.workers.breaker import Breaker
 from router.workers.fleet import Fleet
 from router.workers.roster import Roster

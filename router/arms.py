@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 from router.arm_spec import ArmSpec, read_arms
 from router.http.messages import ARM, RequestHead, first, header_lines
 from router.metrics.tallies import Histogram, counter_family, histogram_family
-from router.outcome import End, Outcome
 from router.policies import make_policy
+from router.proxy.outcome import End, Outcome
 from router.scheduling.decision import Decision, Policy, Uniform
 from router.settings import Settings, SettingsError
 

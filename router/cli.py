@@ -208,5 +208,5 @@ def _version() -> str:
 
 def is_compiled() -> bool:
     """Whether what every request passes runs compiled (docs/adr/0008-compiled-modules.md)."""
-    spec = importlib.util.find_spec("router.exchange")
+    spec = importlib.util.find_spec("router.proxy.exchange")
     return spec is not None and not str(spec.origin).endswith(".py")

@@ -20,12 +20,12 @@ from publishers.logs import log_event
 from router.http.relay import Relay
 from router.http.upstream import Head
 from router.inference import Inference
-from router.legs import Leg
 from router.metrics.tallies import counter_family
 from router.migration.bodies import continuation, tokens_left, wants_ids, with_ids
 from router.migration.record import Ends, Record
 from router.migration.refusal import refusal
 from router.migration.relay import RecordedEvents
+from router.proxy.legs import Leg
 from router.workers.fleet import Fleet
 from router.workers.worker import Worker
 

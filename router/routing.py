@@ -15,12 +15,12 @@ from publishers.logs import log_event
 from router.arms import Arm
 from router.core import Core, Prompt
 from router.events.index_audit import Claim
-from router.failures import Failure
 from router.http.messages import ARM, CAME_BACK, Response, header_lines
-from router.legs import Leg, Pair
 from router.migrating import Migration
 from router.openai_errors import error_response
-from router.outcome import Outcome
+from router.proxy.failures import Failure
+from router.proxy.legs import Leg, Pair
+from router.proxy.outcome import Outcome
 from router.refusals import no_worker, pinned_worker_cannot, too_busy
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking, DecodeBooking

@@ -16,7 +16,6 @@ import msgspec
 from engines.description import Model
 from router.arms import Arms
 from router.core import Core
-from router.exchange import Exchange
 from router.http.front import Connection
 from router.http.messages import Request, RequestHead, Response, first, new_request_id, with_request_id
 from router.inference import (
@@ -33,6 +32,7 @@ from router.metrics.registry import merge
 from router.migrating import Migration, Migrations
 from router.openai_errors import BadRequest, error_response
 from router.prompts import Prompts
+from router.proxy.exchange import Exchange
 from router.routing import Asked, RequestRouting
 from router.security.guard import Guard, Tenant
 from router.security.passed_on import check_passed_on, content_kind

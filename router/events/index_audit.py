@@ -23,7 +23,7 @@ from indexer.types import WorkerRank
 from publishers.logs import log_event
 from router.events.drift import Drift, Step
 from router.metrics.registry import Metrics, Sample
-from router.outcome import Outcome
+from router.proxy.outcome import Outcome
 from router.scheduling.decision import Decision
 
 logger = logging.getLogger("router.index")

@@ -19,7 +19,7 @@ from indexer.types import Tier, WorkerRank
 from router.metrics.kv_ages import BlockAges
 from router.metrics.tallies import counter_family, histogram_family
 from router.model_config import block_bytes
-from router.outcome import Outcome
+from router.proxy.outcome import Outcome
 from router.scheduling.booking import DecodeBooking
 from router.scheduling.decision import Decision
 from router.workers.worker import Worker

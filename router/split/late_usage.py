@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from router.http.upstream import Head, Receiver
-from router.usage import CACHED
+from router.proxy.usage import CACHED
 
 PATIENCE = 1.0
 """Seconds that the usage is held back at most. The prompt is computed by then, so only the prefill's answer can still

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engines.disaggregation.answer import Prefilled, read_answer
-from router.failures import Failure, answered
 from router.http.chunked import decode_chunks
 from router.http.messages import Request, Response, first
 from router.http.upstream import Head
-from router.legs import Leg
-from router.sending import Sending
+from router.proxy.failures import Failure, answered
+from router.proxy.legs import Leg
+from router.proxy.sending import Sending
 
 logger = logging.getLogger("router.split.prefill_leg")
 

@@ -8,17 +8,17 @@ import sys
 from collections.abc import Callable
 
 from engines.disaggregation.answer import Prefilled
-from router.failures import Failure
 from router.http.edited import EditedBody, EditedEvents
 from router.http.messages import Request
 from router.http.relay import HELD, Relay, Unchunked, relay_for
 from router.http.upstream import Head, Receiver
-from router.legs import Leg, Pair, Parted
-from router.outcome import Silence
+from router.proxy.failures import Failure
+from router.proxy.legs import Leg, Pair, Parted
+from router.proxy.outcome import Silence
+from router.proxy.usage import CACHED, with_cached
 from router.scheduling.booking import DecodeBooking
 from router.split.late_usage import LateUsage
 from router.split.prefill_leg import Owner, PrefillLeg
-from router.usage import CACHED, with_cached
 
 
 class TwoParts:

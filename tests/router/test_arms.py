@@ -15,7 +15,7 @@ from router.__main__ import main
 from router.arm_spec import ArmMode, ArmSpec, read_arms
 from router.arms import SECONDS, Arm, Arms, check_mode, make_arms, reads_prompts
 from router.http.messages import RequestHead, request_head
-from router.outcome import Outcome
+from router.proxy.outcome import Outcome
 from router.scheduling.balance import Random, RoundRobin
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Decision, Policy

@@ -21,7 +21,7 @@ from router.metrics.readings import _REPORTED as FIGURES
 from router.metrics.readings import Readings
 from router.metrics.registry import Metrics
 from router.migrating import OUTCOMES, Migrations
-from router.outcome import End
+from router.proxy.outcome import End
 from router.scheduling.load import LoadBook
 from router.security.guard import Reason as Denial
 from router.settings import GROUPS, Option, options

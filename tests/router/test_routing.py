@@ -15,12 +15,12 @@ from indexer.types import PLAIN, Tier, WorkerRank
 from router.arms import Arm, ArmTally
 from router.core import Core, Prompt
 from router.events.index_audit import IndexAudit
-from router.failures import Failure
 from router.http.messages import Response
 from router.http.pool import Pool
-from router.legs import Leg, Pair
 from router.metrics.registry import Metrics
-from router.outcome import Outcome
+from router.proxy.failures import Failure
+from router.proxy.legs import Leg, Pair
+from router.proxy.outcome import Outcome
 from router.retry_budget import RetryBudget
 from router.routing import Asked, RequestRouting
 from router.scheduling.admission import Admission

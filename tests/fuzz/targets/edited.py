@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from router.http.chunked import ChunkedBody, MalformedChunk, decode_chunks
 from router.http.edited import EditedBody, EditedEvents
 from router.http.relay import HELD
-from router.usage import CACHED, read_usage, with_cached
+from router.proxy.usage import CACHED, read_usage, with_cached
 from tests.engines.recordings import RECORDINGS, exchanges
 from tests.fuzz.target import JSON, Target, coin, pieces
 from tests.router.http.test_chunked import chunk

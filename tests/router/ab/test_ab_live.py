@@ -24,9 +24,9 @@ from router.ab.scrape import ArmCounts, Times, read_arms
 from router.arms import SECONDS, Arm, Arms, ArmTally
 from router.metrics.registry import merge
 from router.metrics.tallies import Histogram, histogram_family
-from router.outcome import Outcome
 from router.page.html import page
 from router.page.results import HITS, TTFT_MEAN
+from router.proxy.outcome import Outcome
 from router.scheduling.decision import Policy
 from tests.certificates import Authority
 from tests.fakes.scripted_worker import ScriptedWorker

@@ -19,7 +19,7 @@ from engines.sim.fleet import SimFleet
 from engines.sim.settings import SimSettings
 from engines.sim.worker import Worker as SimWorker
 from router.app import App
-from router.exchange import Exchange
+from router.proxy.exchange import Exchange
 from router.scheduling.load import Load
 from router.settings import Settings
 from router.workers.spec import WorkerSpec, parse_worker

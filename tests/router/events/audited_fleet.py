@@ -14,7 +14,7 @@ from indexer.kv_indexer import KVIndexer, PromptHashes
 from indexer.matches import Matches
 from indexer.types import Tier, WorkerRank
 from router.events.index_audit import Claim, IndexAudit
-from router.outcome import Outcome
+from router.proxy.outcome import Outcome
 from router.scheduling.booking import Booking
 from router.scheduling.decision import Decision, Policy
 from router.simulation.arrival import Arrival, Fate

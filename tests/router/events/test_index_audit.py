@@ -13,8 +13,8 @@ from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
 from indexer.types import PLAIN, Tier, WorkerRank
 from router.events.drift import LEAST_REQUESTS, LEAST_SECONDS
 from router.events.index_audit import EVERY, PATIENCE, Claim, IndexAudit
-from router.legs import Parted
-from router.outcome import Outcome
+from router.proxy.legs import Parted
+from router.proxy.outcome import Outcome
 from router.scheduling.decision import Candidates, Choice, Decision
 
 RANK = WorkerRank("w", 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.http.chunked import ChunkedBody, decode_chunks
 from router.http.edited import EditedBody, EditedEvents
 from router.http.upstream import Framing, Head
-from router.usage import CACHED, with_cached
+from router.proxy.usage import CACHED, with_cached
 from tests.router.http.test_chunked import chunk, pieces_of
 
 LAST = b"0\r\n\r\n"

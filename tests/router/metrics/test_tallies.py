@@ -13,9 +13,9 @@ from prometheus_client import Histogram as TheirHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from engines.disaggregation.answer import Prefilled
-from router.legs import Parted
 from router.metrics.registry import Metrics, merge
 from router.metrics.tallies import _COUNTERS, _DECISION_SECONDS, _PARTS, _SECONDS, Histogram, Tallies
+from router.proxy.legs import Parted
 
 Families = dict[str, tuple[str, str, dict[tuple[str, frozenset[tuple[str, str]]], float]]]
 """By name: type, text, and each sample by its name and labels."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.exchange import Exchange
 from router.http.front import Connection
+from router.proxy.exchange import Exchange
 from tests.fakes.raw_client import post
 from tests.fakes.scripted_worker import Script, ScriptedWorker, answer, drop, events, never
 from tests.fakes.waiting import until

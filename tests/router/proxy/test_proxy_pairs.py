@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from router import app
-from router.exchange import Exchange
+from router.proxy.exchange import Exchange
 from router.workers.breaker import FAILURES
 from router.workers.spec import parse_worker
 from tests.fakes.raw_client import Answered, post

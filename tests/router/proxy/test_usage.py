@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.usage import read_usage, with_cached
+from router.proxy.usage import read_usage, with_cached
 
 
 def usage(prompt: object, cached: object) -> bytes:

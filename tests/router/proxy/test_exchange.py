@@ -10,23 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.disaggregation.answer import Prefilled
-from router.exchange import Exchange
-from router.failures import Failure
 from router.http.chunked import decode_chunks
 from router.http.clients import Clients, Limits
 from router.http.front import Connection
 from router.http.messages import Request, Response
 from router.http.pool import Pool
 from router.http.upstream import BOOKED, KnownHeads, WorkerConnection
-from router.legs import Leg, Pair
 from router.migrating import Migration
 from router.openai_errors import error_response
-from router.outcome import Outcome
+from router.proxy.exchange import Exchange
+from router.proxy.failures import Failure
+from router.proxy.legs import Leg, Pair
+from router.proxy.outcome import Outcome
+from router.proxy.sending import STALE_WITHIN
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.decision import Choice, Decision
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.scheduler import Scheduler
-from router.sending import STALE_WITHIN
 from router.workers.spec import parse_worker
 from router.workers.worker import Worker
 from tests.router.http.test_chunked import chunk, pieces_of
@@ -88,7 +88,7 @@ class Relayed:
         exchange.start()
         return exchange
 
-    # -- router.exchange.Routing
+    # -- router.proxy.exchange.Routing
 
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
         self.waiting = routed

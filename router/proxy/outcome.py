@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from router.legs import Leg, Parted
+from router.proxy.legs import Leg, Parted
 from router.workers.worker import Worker
 
 End = Literal["complete", "broken", "cancelled", "failed"]

@@ -6,10 +6,10 @@ from typing import Literal, cast
 
 import pytest
 
-from router.exchange import Exchange
 from router.http.pool import Pool
-from router.outcome import Silence
-from router.watchdog import Timeouts, Watchdog
+from router.proxy.exchange import Exchange
+from router.proxy.outcome import Silence
+from router.proxy.watchdog import Timeouts, Watchdog
 from router.workers.spec import parse_worker
 from router.workers.worker import Worker
 

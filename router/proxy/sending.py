@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from router.failures import Failure
 from router.http.messages import Request
 from router.http.pool import NoConnection
 from router.http.upstream import Receiver, WorkerConnection
-from router.legs import Leg, request_head
+from router.proxy.failures import Failure
+from router.proxy.legs import Leg, request_head
 
 STALE_WITHIN = 1.0
 """Seconds after sending within which a connection that the worker had closed before turns out to be closed."""

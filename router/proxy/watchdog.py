@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from router.exchange import Exchange
-from router.outcome import Silence
+from router.proxy.exchange import Exchange
+from router.proxy.outcome import Silence
 from router.workers.worker import Worker
 
 INTERVAL: Final = 1.0

@@ -11,23 +11,23 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engines.disaggregation.answer import Prefilled
-from router.failures import RETRY_STATUSES, Failure, answered
 from router.http.edited import EditedBody
 from router.http.front import Connection
 from router.http.messages import Request, Response, connection_line, unencoded, with_request_id
 from router.http.relay import LAST_CHUNK, Events, Relay, chunk, relay_for
 from router.http.upstream import Head
-from router.legs import Leg, Pair, response_head
 from router.migrating import Migration
 from router.openai_errors import error_event, error_response
-from router.outcome import End, Outcome, Silence
-from router.sending import Sending
+from router.proxy.failures import RETRY_STATUSES, Failure, answered
+from router.proxy.legs import Leg, Pair, response_head
+from router.proxy.outcome import End, Outcome, Silence
+from router.proxy.sending import Sending
+from router.proxy.usage import read_usage
 from router.split.opening import Opening, is_aborted
 from router.split.two_parts import TwoParts
-from router.usage import read_usage
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.exchange")
+logger = logging.getLogger("router.proxy.exchange")
 
 HARMED = 1
 """Workers that may fail badly on one request before no other is tried: a request that crashes engines must not crash
