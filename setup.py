@@ -43,7 +43,7 @@ COMPILED = [
     "router/http/relay.py",
     "router/http/repeated.py",
     "router/http/upstream.py",
-    "router/inference.py",
+    "router/openai/inference.py",
     "router/events/ingest.py",
     "router/metrics/kv_ages.py",
     "router/metrics/kv_lifecycle.py",

@@ -34,11 +34,11 @@ from router.http.clients import Clients, Limits
 from router.http.front import Connection
 from router.http.pool import Pool
 from router.http.protocol import for_loop
-from router.kept_responses import KeptResponses
 from router.metrics.readings import Readings
 from router.metrics.registry import Metrics
-from router.migrating import Migrations
-from router.openai_errors import error_response
+from router.migration.migrating import Migrations
+from router.openai.errors import error_response
+from router.openai.kept_responses import KeptResponses
 from router.policies import make_policy
 from router.port import check_free
 from router.processes.member import Member, Sockets, parent_ended, share

@@ -22,8 +22,8 @@ from indexer.types import Namespace
 from publishers.dialogue import read_whole
 from publishers.logs import log_event
 from router.core import Core, Prompt
-from router.inference import Inference
-from router.openai_errors import BadRequest
+from router.openai.errors import BadRequest
+from router.openai.inference import Inference
 from router.routing import RequestRouting
 from router.settings import SettingsError
 from router.token_takers import TIMEOUT, TokenTakers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from router.http.messages import Response
-from router.openai_errors import error_response
+from router.openai.errors import error_response
 from router.scheduling.admission import QueueFull, QueueTimeout, Refusal
 from router.scheduling.waiting import AnyRefusal
 from router.split.pairing import loneliness

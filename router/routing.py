@@ -16,8 +16,8 @@ from router.arms import Arm
 from router.core import Core, Prompt
 from router.events.index_audit import Claim
 from router.http.messages import ARM, CAME_BACK, Response, header_lines
-from router.migrating import Migration
-from router.openai_errors import error_response
+from router.migration.migrating import Migration
+from router.openai.errors import error_response
 from router.proxy.failures import Failure
 from router.proxy.legs import Leg, Pair
 from router.proxy.outcome import Outcome

@@ -18,7 +18,10 @@ from router.arms import Arms
 from router.core import Core
 from router.http.front import Connection
 from router.http.messages import Request, RequestHead, Response, first, new_request_id, with_request_id
-from router.inference import (
+from router.metrics.registry import merge
+from router.migration.migrating import Migration, Migrations
+from router.openai.errors import BadRequest, error_response
+from router.openai.inference import (
     ENDPOINTS,
     RENDERED,
     Inference,
@@ -27,10 +30,7 @@ from router.inference import (
     parse_inference,
     rendered_fields,
 )
-from router.kept_responses import KeptResponses, read_kept
-from router.metrics.registry import merge
-from router.migrating import Migration, Migrations
-from router.openai_errors import BadRequest, error_response
+from router.openai.kept_responses import KeptResponses, read_kept
 from router.prompts import Prompts
 from router.proxy.exchange import Exchange
 from router.routing import Asked, RequestRouting

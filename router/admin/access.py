@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from publishers.urls import split_url
 from router.http.messages import AUTHORIZATION
-from router.openai_errors import BadRequest
+from router.openai.errors import BadRequest
 from router.security.guard import Guard
 from router.settings.administration import Address
 

@@ -28,7 +28,7 @@ from router.admin.shapes import (
     read_worker,
 )
 from router.core import Core
-from router.openai_errors import error_body
+from router.openai.errors import error_body
 from router.settings.administration import Address
 from router.settings.logs import LogLevel as Level
 from router.workers.roster import Conflict, Roster

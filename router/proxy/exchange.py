@@ -16,8 +16,8 @@ from router.http.front import Connection
 from router.http.messages import Request, Response, connection_line, unencoded, with_request_id
 from router.http.relay import LAST_CHUNK, Events, Relay, chunk, relay_for
 from router.http.upstream import Head
-from router.migrating import Migration
-from router.openai_errors import error_event, error_response
+from router.migration.migrating import Migration
+from router.openai.errors import error_event, error_response
 from router.proxy.failures import RETRY_STATUSES, Failure, answered
 from router.proxy.legs import Leg, Pair, response_head
 from router.proxy.outcome import End, Outcome, Silence

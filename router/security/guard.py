@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from router.http.messages import API_KEY, AUTHORIZATION, Headers, RequestHead, Response
-from router.openai_errors import BadRequest
+from router.openai.errors import BadRequest
 from router.security.bucket import Bucket
 from router.security.keys import Key, Keys
 

@@ -6,7 +6,7 @@ from typing import Literal
 from urllib.parse import unquote_to_bytes
 
 from router.http.messages import Headers, RequestHead
-from router.openai_errors import BadRequest
+from router.openai.errors import BadRequest
 
 METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 """TRACE is not among them: it would show the client what its worker was sent, the workers' own key too."""

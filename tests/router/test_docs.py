@@ -20,7 +20,7 @@ from router.events.index_audit import IndexAudit
 from router.metrics.readings import _REPORTED as FIGURES
 from router.metrics.readings import Readings
 from router.metrics.registry import Metrics
-from router.migrating import OUTCOMES, Migrations
+from router.migration.migrating import OUTCOMES, Migrations
 from router.proxy.outcome import End
 from router.scheduling.load import LoadBook
 from router.security.guard import Reason as Denial

@@ -21,9 +21,9 @@ from indexer.types import PLAIN, Namespace
 from publishers.logs import JsonFormatter
 from router.core import Core, Prompt
 from router.http.pool import Pool
-from router.inference import Endpoint, parse_inference
 from router.metrics.registry import Metrics
-from router.openai_errors import BadRequest
+from router.openai.errors import BadRequest
+from router.openai.inference import Endpoint, parse_inference
 from router.prompts import Prompts
 from router.retry_budget import RetryBudget
 from router.routing import RequestRouting

@@ -8,8 +8,8 @@ from engines.disaggregation import CONNECTORS, Handover, Prefiller
 from engines.disaggregation.answer import coordinates, read_answer
 from engines.disaggregation.legs import answer_limit, read_body, write_body
 from engines.disaggregation.mooncake import read_bootstrap
-from router.inference import parse_inference
-from router.openai_errors import BadRequest
+from router.openai.errors import BadRequest
+from router.openai.inference import parse_inference
 from tests.engines.recordings import exchanges
 from tests.fuzz.target import DEEP_JSON, JSON, Target, place
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from router.inference import Endpoint, Inference, model_of, parse_inference
-from router.openai_errors import BadRequest
+from router.openai.errors import BadRequest
+from router.openai.inference import Endpoint, Inference, model_of, parse_inference
 from router.tokens import read_ids, stand_ins
 from tests.engines.recordings import RECORDINGS, exchanges
 from tests.fuzz.target import DEEP_JSON, JSON, Target, place

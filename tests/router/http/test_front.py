@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.http.clients import Clients, Limits
 from router.http.front import MAX_HEAD, MAX_PIPELINED, PIECES, Connection
 from router.http.messages import Request, Response
-from router.openai_errors import error_response
+from router.openai.errors import error_response
 from tests.router.http.test_chunked import chunk, pieces_of
 
 

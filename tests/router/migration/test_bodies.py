@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from engines.disaggregation.legs import read_body
-from router.inference import Endpoint
 from router.migration.bodies import continuation, tokens_left, wants_ids, with_ids
 from router.migration.refusal import refusal
+from router.openai.inference import Endpoint
 
 TEXT: dict[str, Any] = {"model": "m", "prompt": "x", "stream": True}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}

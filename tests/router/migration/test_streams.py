@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from engines.disaggregation.legs import read_body
 from router.http.chunked import ChunkedBody, decode_chunks
 from router.http.relay import chunk
-from router.inference import Endpoint
 from router.migration.bodies import continuation, tokens_left, with_ids
 from router.migration.record import Record
 from router.migration.relay import FIRST_HELD, RecordedEvents
+from router.openai.inference import Endpoint
 from tests.router.http.test_chunked import pieces_of
 from tests.router.migration.client import seen
 from tests.router.migration.engine import TEXTS, Engine, ends_whole, text_of

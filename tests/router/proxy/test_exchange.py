@@ -16,8 +16,8 @@ from router.http.front import Connection
 from router.http.messages import Request, Response
 from router.http.pool import Pool
 from router.http.upstream import BOOKED, KnownHeads, WorkerConnection
-from router.migrating import Migration
-from router.openai_errors import error_response
+from router.migration.migrating import Migration
+from router.openai.errors import error_response
 from router.proxy.exchange import Exchange
 from router.proxy.failures import Failure
 from router.proxy.legs import Leg, Pair

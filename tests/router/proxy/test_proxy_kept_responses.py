@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-import router.kept_responses
+import router.openai.kept_responses
 from tests.fakes.raw_client import Answered, RawClient, get, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, events, never
 from tests.router.proxy.running import RunningRouter, running
@@ -68,7 +68,7 @@ async def test_who_keeps_what_another_router_passed_on_is_asked_for_once() -> No
 
 async def test_a_worker_that_does_not_say_is_not_waited_for(a: ScriptedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     a.then(never)
-    monkeypatch.setattr(router.kept_responses, "PATIENCE", 0.05)
+    monkeypatch.setattr(router.openai.kept_responses, "PATIENCE", 0.05)
     async with ScriptedWorker("b", default=MISSING) as b, running(a, b) as front, front.client() as client:
         assert (await client.ask(get(f"{PATH}/resp_1"))).status in {200, 404}
         assert a.dialogues[0].is_over
@@ -121,7 +121,7 @@ async def test_who_names_a_worker_gets_it(a: ScriptedWorker, b: ScriptedWorker) 
 
 
 async def test_the_oldest_are_forgotten(a: ScriptedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.kept_responses, "REMEMBERED", 2)
+    monkeypatch.setattr(router.openai.kept_responses, "REMEMBERED", 2)
     a.then(*(answer(kept(f"resp_{number}")) for number in (1, 2, 1, 3)))
     async with running(a) as front, front.client() as client:
         for _ in range(4):

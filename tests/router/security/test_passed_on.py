@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.http.messages import request_head
-from router.openai_errors import BadRequest
+from router.openai.errors import BadRequest
 from router.security.passed_on import check_passed_on, content_kind
 from tests.fakes.raw_client import get, post
 from tests.fakes.scripted_worker import ScriptedWorker

@@ -1,6 +1,6 @@
 """Migration of streams: one request's way over several workers, and counts of how migrations ended.
 
-`router.migration` knows the bytes; this module connects it with workers and their models.
+The rest of the package knows the bytes; this module connects it with workers and their models.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from indexer.types import Namespace
 from publishers.logs import log_event
 from router.http.relay import Relay
 from router.http.upstream import Head
-from router.inference import Inference
 from router.metrics.tallies import counter_family
 from router.migration.bodies import continuation, tokens_left, wants_ids, with_ids
 from router.migration.record import Ends, Record
 from router.migration.refusal import refusal
 from router.migration.relay import RecordedEvents
+from router.openai.inference import Inference
 from router.proxy.legs import Leg
 from router.workers.fleet import Fleet
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.migrating")
+logger = logging.getLogger("router.migration.migrating")
 
 OUTCOMES: Final = ("continued", "ended", "refused", "failed")
 Outcome = Literal["continued", "ended", "refused", "failed"]

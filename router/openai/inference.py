@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from engines.answers import UNDECODABLE
-from router.bodies import ABSENT, LOOSE, STEERING, Adapter, Body, Bounded, Chat, Completion, Steering
 from router.http.messages import RequestHead
-from router.openai_errors import BadRequest
+from router.openai.bodies import ABSENT, LOOSE, STEERING, Adapter, Body, Bounded, Chat, Completion, Steering
+from router.openai.errors import BadRequest
 from router.tokens import read_ids
 
 Endpoint = Literal["completions", "chat"]

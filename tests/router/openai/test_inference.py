@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.inference import ENDPOINTS, MOST_PROMPTS, Endpoint, model_of, parse_inference
-from router.openai_errors import BadRequest
+from router.openai.errors import BadRequest
+from router.openai.inference import ENDPOINTS, MOST_PROMPTS, Endpoint, model_of, parse_inference
 from tests.router.scheduling.candidates import repeatable
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
