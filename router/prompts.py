@@ -45,7 +45,7 @@ from router.tokens import (
 )
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.prompts")
+logger = logging.getLogger(__name__)
 
 _STRICTEST: Final[tuple[EngineKind, ...]] = ("sglang", "vllm")
 _APART: Final = ("lora_path", "extra_key")

@@ -12,7 +12,7 @@ from router.cli import Source
 from router.settings import Settings, SettingsError, options
 from router.workers.roster import Roster
 
-logger = logging.getLogger("router.reloading")
+logger = logging.getLogger(__name__)
 
 _INTERVAL = 1.0
 """Seconds between two looks at the file."""

@@ -29,7 +29,7 @@ from router.scheduling.waiting import AnyRefusal
 from router.split.parting import Parting
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.routing")
+logger = logging.getLogger(__name__)
 
 
 _LONGEST_NAME = 128

@@ -42,7 +42,7 @@ from router.store.shared_store import SharedStore
 from router.workers.status import worker_status
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.server")
+logger = logging.getLogger(__name__)
 
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 _ONE_MODEL = b"/v1/models/"

@@ -11,7 +11,7 @@ from publishers.logs import log_event
 from router.tokens import CannotTokenize, EngineTokens, Post
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.prompts")
+logger = logging.getLogger(__name__)
 
 TIMEOUT: Final = 10.0
 """Seconds that the trial may take for its one token: a busy engine computes other prompts first."""

@@ -15,7 +15,7 @@ import router.scheduling.warm_up
 from publishers.logs import log_event
 from router.scheduling.scheduler import Scheduler
 
-logger = logging.getLogger("router.warm_up")
+logger = logging.getLogger(__name__)
 
 PATIENCE: Final = 3.0
 """Seconds: what an earlier start has kept is there in a fraction of one, and on a busy machine in one or two."""

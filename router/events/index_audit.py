@@ -26,7 +26,7 @@ from router.metrics.registry import Metrics, Sample
 from router.proxy.outcome import Outcome
 from router.scheduling.decision import Decision
 
-logger = logging.getLogger("router.index")
+logger = logging.getLogger(__name__)
 
 PATIENCE = 3.0
 """Seconds until a request that differs is judged: what is lost on the way shows by the second load report, a second

@@ -15,7 +15,7 @@ from publishers.plane import EventPlane, PlaneUnavailable, all_events, all_loads
 from router.metrics.registry import Metrics
 from router.scheduling.load import LoadBook
 
-logger = logging.getLogger("router.events.ingest")
+logger = logging.getLogger(__name__)
 
 LOOK = 1.0
 """Seconds between two looks at who has fallen silent: `indexer.cursor.SILENCE` counts them."""

@@ -14,7 +14,7 @@ from router.scheduling.load import LoadBook, Metrics
 from router.workers.fleet import Fleet
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.events.missing_events")
+logger = logging.getLogger(__name__)
 
 PATIENCE = 10.0
 """Seconds that a worker must be up, with the event plane connected, before its events count as missing. Reports come

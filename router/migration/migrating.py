@@ -29,7 +29,7 @@ from router.proxy.legs import Leg
 from router.workers.fleet import Fleet
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.migration.migrating")
+logger = logging.getLogger(__name__)
 
 OUTCOMES: Final = ("continued", "ended", "refused", "failed")
 Outcome = Literal["continued", "ended", "refused", "failed"]

@@ -27,7 +27,7 @@ from router.split.opening import Opening, is_aborted
 from router.split.two_parts import TwoParts
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.proxy.exchange")
+logger = logging.getLogger(__name__)
 
 HARMED = 1
 """Workers that may fail badly on one request before no other is tried: a request that crashes engines must not crash

@@ -15,7 +15,7 @@ from router.proxy.failures import Failure, answered
 from router.proxy.legs import Leg
 from router.proxy.sending import Sending
 
-logger = logging.getLogger("router.split.prefill_leg")
+logger = logging.getLogger(__name__)
 
 MOST_BYTES = 16 * 1024**2
 """The largest answer that is read; it holds one token, and block ids."""

@@ -25,7 +25,7 @@ from router.store.mooncake_client import ClientFailed, MooncakeClient
 from router.store.shared_store import SharedStore
 from router.workers.fleet import Fleet
 
-logger = logging.getLogger("router.store.copies")
+logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 2.5
 """Seconds between two rounds, as the keeper's: within so many a copy is there."""

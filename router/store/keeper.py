@@ -20,7 +20,7 @@ from router.store.master import Unanswered
 from router.store.shared_store import SharedStore
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.store.keeper")
+logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 2.5
 """Seconds between two renewals: half of Mooncake's default lease (`default_kv_lease_ttl`)."""

@@ -23,7 +23,7 @@ from router.metrics.tallies import Histogram
 from router.store.hot_prompts import HotPrompt
 from router.store.master import Query, StoreMaster, Unanswered
 
-logger = logging.getLogger("router.store.lookup")
+logger = logging.getLogger(__name__)
 
 KNOWN: Final = 100_000
 """Blocks whose names in the store are remembered; each costs some 200 bytes."""

@@ -27,7 +27,7 @@ from router.store.spec import StoreSpec
 from router.workers.fleet import Fleet
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.store.shared_store")
+logger = logging.getLogger(__name__)
 
 
 class SharedStore(Collector):

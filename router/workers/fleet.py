@@ -13,7 +13,7 @@ from router.split.pairing import make_split, ranks_of
 from router.workers.spec import WorkerSpec
 from router.workers.worker import LEADS_BACK, Worker
 
-logger = logging.getLogger("router.workers.fleet")
+logger = logging.getLogger(__name__)
 
 _MOST_EXCLUSIONS: Final = 256
 """Sets of excluded workers for which candidates are cached."""

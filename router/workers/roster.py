@@ -19,7 +19,7 @@ from router.workers.upkeep import Upkeep
 from router.workers.watch import WorkerWatch
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.workers.roster")
+logger = logging.getLogger(__name__)
 
 _LOOK = 0.02
 """Seconds between two checks of what a leaving worker still has in flight. An event would cost something per

@@ -19,7 +19,7 @@ from router.settings import Settings
 from router.workers.spec import WorkerSpec
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.workers.upkeep")
+logger = logging.getLogger(__name__)
 
 Learn = Callable[[Worker], Awaitable[object]]
 

@@ -20,7 +20,7 @@ from router.split.pairing import lack
 from router.workers.fleet import Fleet
 from router.workers.worker import Worker
 
-logger = logging.getLogger("router.workers.watch")
+logger = logging.getLogger(__name__)
 
 _SLOW_CHECKS = 3
 """Health checks in a row that must time out before a worker counts as down: a busy engine may answer late. A refused

@@ -98,7 +98,9 @@ def test_events_lost_in_silence_raise_one_alarm_and_the_rebuild_puts_it_right(
     assert (fleet.audit.alarms, fleet.asked) == (1, [fleet.ranks[SICK]])
     assert drift(fleet, SICK) == drift(fleet, 1) == DriftStatus(0.0, 0.0, alarm=False)
     assert index_is_right(fleet, SICK)
-    told = [(record.levelname, record.message) for record in caplog.records if record.name == "router.index"]
+    told = [
+        (record.levelname, record.message) for record in caplog.records if record.name == "router.events.index_audit"
+    ]
     assert told == [
         ("WARNING", "The index drifts from what a rank holds"),
         ("INFO", "A rank's part of the index is rebuilt from what its publisher holds"),
@@ -119,7 +121,7 @@ def test_hashes_that_nobody_else_makes_raise_one_alarm_which_stands(caplog: pyte
     assert found.alarm
     assert found.ratio == -found.bias > 0.5
     assert drift(fleet, 1).ratio == 0
-    assert len([record for record in caplog.records if record.name == "router.index"]) == 1
+    assert len([record for record in caplog.records if record.name == "router.events.index_audit"]) == 1
     assert fleet.indexer.view(fleet.ranks[SICK]) is View.EXACT
 
 
