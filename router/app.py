@@ -1,36 +1,31 @@
-"""Composition: every part is made and wired here, and nowhere else; then serve, drain, stop, in that order."""
+"""Composition: every part of a router is made and wired here, and nowhere else."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
-import signal
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 
 import aiohttp
-import uvloop
 
-import router.scheduling.limits
 from engines.endpoints import url_host
 from indexer.kv_indexer import KVIndexer
-from publishers.embedded_nats import NatsServerError
-from publishers.logs import configure_logging, log_event
+from publishers.logs import log_event
 from publishers.plane import EventPlane
 from router.admin.access import by_keys
-from router.admin.surface import AdminSurface, CannotAdminister
-from router.arms import check_mode, make_arms, reads_prompts
+from router.admin.surface import AdminSurface
+from router.arms import make_arms, reads_prompts
 from router.cli import Source
 from router.core import Core
 from router.events.index_audit import IndexAudit
 from router.events.ingest import Ingest
 from router.events.missing_events import MissingEvents
-from router.hangups import take_hangups
-from router.http.clients import Clients, Limits
+from router.http.clients import Clients
+from router.http.clients import Limits as ClientLimits
 from router.http.front import Connection
 from router.http.pool import Pool
 from router.http.protocol import for_loop
@@ -40,8 +35,7 @@ from router.migration.migrating import Migrations
 from router.openai.errors import error_response
 from router.openai.kept_responses import KeptResponses
 from router.policies import make_policy
-from router.port import check_free
-from router.processes.member import Member, Sockets, parent_ended, share
+from router.processes.member import Member, Sockets, share
 from router.prompts import Prompts
 from router.proxy.exchange import Exchange
 from router.proxy.watchdog import INTERVAL, LATE, Timeouts, Watchdog
@@ -49,20 +43,20 @@ from router.reloading import Reloading
 from router.retry_budget import RetryBudget
 from router.scheduling.admission import Admission, Objectives
 from router.scheduling.backlog import Backlog
+from router.scheduling.limits import Limits
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
-from router.security.security import Security, check_security
+from router.security.security import Security
 from router.security.tls import HANDSHAKE_TIMEOUT
 from router.server import Server
-from router.settings import Settings, SettingsError
+from router.settings import Settings
 from router.split.pairing import loneliness
 from router.store.copies import StoreCopies
 from router.store.keeper import StoreKeeper, handed_over, warm
-from router.store.mooncake_client import MooncakeClient, is_installed
+from router.store.mooncake_client import MooncakeClient
 from router.store.shared_store import SharedStore
 from router.store.spec import StoreSpec
-from router.tokens import find_tokenizer
 from router.warm_up import warm_up
 from router.workers.breaker import Breaker
 from router.workers.fleet import Fleet
@@ -81,83 +75,6 @@ _NOT_READ = "With a broker, events= and replay= of a worker are not read: its pu
 
 _LAST_WORDS = 1.0
 """Seconds that clients have to take the end of an answer that was cut off; most have it at once."""
-
-
-def run(settings: Settings, source: Source | None = None, member: Member | None = None) -> int:
-    """Serve until a signal; returns the process's exit status. `source`: where the settings came from, to be read anew.
-    `member`: as one of several processes."""
-    try:
-        check_tokenizer(settings)
-        check_store(settings)
-        make_policy(settings)
-        make_arms(settings)
-        check_mode(settings)
-        check_security(settings)
-    except SettingsError as error:
-        sys.stderr.write(f"kv-router: {error}\n")
-        return 2
-    every = {"process": member.number} if member else None
-    configure_logging(settings.log_level, settings.log_format, every=every)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, source, member))
-
-
-def check_tokenizer(settings: Settings) -> None:
-    """A stated tokenizer must be there; SettingsError says what is wrong. (Found ones are looked for later.)"""
-    if reads_prompts(settings) and settings.tokenizer not in {"auto", "engine"}:
-        find_tokenizer(settings.tokenizer, (), None)
-
-
-def check_store(settings: Settings) -> None:
-    """SettingsError when copies are wanted that cannot be asked for."""
-    if settings.store and settings.store.copy and not is_installed():
-        raise SettingsError(
-            "the store's copy= needs Mooncake's client here: pip install mooncake-transfer-engine "
-            "(without CUDA: mooncake-transfer-engine-non-cuda)"
-        )
-
-
-async def _serve(settings: Settings, source: Source | None, member: Member | None) -> int:
-    app = App(settings, member, source)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, app.on_signal, stop)
-    await asyncio.sleep(0)  # where a Ctrl-C from before the handlers ends it: nothing is open yet
-    try:
-        if member is None:  # of several, the first has looked
-            check_free(settings.host, settings.port)
-        await app.start()
-    except (NatsServerError, CannotAdminister) as error:
-        log_event(logger, logging.ERROR, f"Cannot start: {error}")
-        await app.close()
-        return 1
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
-        reason = getattr(error, "strerror", None) or error
-        log_event(logger, logging.ERROR, f"Cannot listen: {reason}", host=settings.host, port=settings.port)
-        await app.close()
-        return 1
-    if source:
-        take_hangups(app.on_hangup)
-    _leave_to_itself()
-    orphaned = asyncio.create_task(_stop_with_parent(stop)) if member else None
-    await stop.wait()
-    if orphaned:
-        orphaned.cancel()
-    await app.drain(settings.drain_timeout)
-    await app.close()
-    return 0
-
-
-def _leave_to_itself() -> None:
-    """What is there by now stays: looking through all of it for garbage, again and again, takes 75 ms each time."""
-    gc.collect()
-    gc.freeze()
-
-
-async def _stop_with_parent(stop: asyncio.Event) -> None:
-    await parent_ended()
-    stop.set()
 
 
 class App:
@@ -466,14 +383,12 @@ class App:
             await self._session.close()
 
 
-def _limits(settings: Settings) -> router.scheduling.limits.Limits:
-    return router.scheduling.limits.Limits(
-        settings.max_queue, settings.queue_timeout, settings.max_concurrency, settings.max_worker_concurrency
-    )
+def _limits(settings: Settings) -> Limits:
+    return Limits(settings.max_queue, settings.queue_timeout, settings.max_concurrency, settings.max_worker_concurrency)
 
 
-def _client_limits(settings: Settings) -> Limits:
-    return Limits(
+def _client_limits(settings: Settings) -> ClientLimits:
+    return ClientLimits(
         settings.max_body_size,
         settings.max_buffered,
         settings.max_connections,

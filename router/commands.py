@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
         return 2
     _raise_open_files()
     # Imported late: --help and mistakes are answered without loading the server.
-    module = "router.app" if settings.processes == 1 else "router.processes.parent"
+    module = "router.serve" if settings.processes == 1 else "router.processes.parent"
     serve = cast("Callable[[Settings, Source], int]", importlib.import_module(module).run)
     gc.freeze()  # modules stay: to look for garbage in them is all that a router does for long that ends at once
     return serve(settings, source)

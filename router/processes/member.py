@@ -154,7 +154,7 @@ def main() -> int:
     hold_hangups()
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as told:  # not a byte beyond the line
         start = msgspec.json.decode(told.readline(), type=Start)
-    from router.app import run  # noqa: PLC0415 -- it imports this module
+    from router.serve import run  # noqa: PLC0415 -- it imports this module
 
     settings = start.settings
     decided = {"port": settings.port, "event_plane": settings.event_plane}  # by the parent, for all

@@ -265,7 +265,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, function: str, calls: l
 
 def test_main_serves_with_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
-    stand_in(monkeypatch, "router.app", "run", calls)
+    stand_in(monkeypatch, "router.serve", "run", calls)
     monkeypatch.setattr("os.environ", {})
     assert main(WORKER) == 7
     assert calls == [load_settings(WORKER, {})]

@@ -14,7 +14,7 @@ import pytest
 
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
-from router.app import run
+from router.serve import run
 from router.settings import Settings
 from router.store import copies as store_copies
 from router.store.copies import StoreCopies

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from router.app import run
 from router.security.security import check_security
+from router.serve import run
 from router.settings import Settings, SettingsError
 from router.settings.administration import Address
 from router.workers.spec import parse_worker
