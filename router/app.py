@@ -36,6 +36,7 @@ from router.openai.errors import error_response
 from router.openai.kept_responses import KeptResponses
 from router.policies import make_policy
 from router.processes.member import Member, Sockets, share
+from router.processes.sent import SentPrompts
 from router.prompts import Prompts
 from router.proxy.exchange import Exchange
 from router.proxy.watchdog import INTERVAL, LATE, Timeouts, Watchdog
@@ -87,11 +88,14 @@ class App:
         self._draw = random.Random(settings.seed)  # noqa: S311 -- not for secrets
         self._security = Security(settings, time.monotonic, self._metrics.deny)
         self._fleet = Fleet([])
+        self._plane: EventPlane = self._security.make_plane()
+        self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory, observer=self._metrics.lifecycle)
         shared = share(member) if member else None
         self._book = LoadBook(shared.load if shared else None)
-        lifecycle = self._metrics.lifecycle
-        self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory, observer=lifecycle)
-        self._plane: EventPlane = self._security.make_plane()
+        self._scheduler = Scheduler(
+            make_policy(settings), self._book, self._draw, Backlog(shared.backlog if shared else None)
+        )
+        self._queue = self._make_queue()
         self._ingest = Ingest(
             self._plane,
             settings.event_namespace,
@@ -99,64 +103,74 @@ class App:
             self._book,
             self._metrics,
             time.monotonic,
-            self._fleet.workers.__contains__,
+            knows=self._fleet.workers.__contains__,
         )
         namespace = None if settings.event_plane == "local" else settings.event_namespace
         self._missing_events = MissingEvents(self._fleet, self._indexer, self._book, self._plane, namespace)
         self._audit = IndexAudit(self._indexer, self._ingest.ask_anew, settings.store is not None)
-        self._audit.register(self._metrics)
-        backlog = Backlog(shared.backlog if shared else None)
-        self._scheduler = Scheduler(make_policy(settings), self._book, self._draw, backlog)
-        lifecycle.loading = self._scheduler.loads.tokens
-        objectives = Objectives(settings.ttft_slo, settings.tbt_slo)
-        admission = Admission(objectives, settings.slo_action, settings.slo_patience)
-        self._queue = Queue(self._scheduler, admission, time.monotonic, _call_later, _limits(settings))
-        self._metrics.tallies.queue.length = self._queue.__len__
-        self._core = Core(
-            self._fleet,
-            self._book,
-            self._scheduler,
-            self._queue,
-            self._indexer,
-            self._metrics,
-            time.monotonic,
-            RetryBudget(settings.retry_budget, time.monotonic()),
-            settings.pd_timeout,
-            settings.store is not None,
-            self._audit,
-            self._missing_events,
-            shared.sent if shared else None,
-        )
+        self._core = self._make_core(shared.sent if shared else None)
         self._migrations = self._make_migrations(settings.migration_limit)
-        Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(self._metrics)
         self._arms = make_arms(settings)
-        if self._arms:
-            self._metrics.registry.register(self._arms)
-        self._sockets = Sockets(member, self._metrics.page) if member else None
-        tally = self._metrics.tallies.clients
-        self._clients: Clients[Connection] = Clients(_client_limits(settings), tally.refused)
+        self._clients: Clients[Connection] = Clients(_client_limits(settings), self._metrics.tallies.clients.refused)
         self._connections = self._clients.open
-        tally.connections, tally.buffered = self._connections.__len__, lambda: self._clients.buffered
+        self._register_metrics()
+        self._sockets = Sockets(member, self._metrics.page) if member else None
+        self._is_first = member is None or member.number == 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._under_way: set[Exchange] = set()
+        self.port = settings.port
+        # Made by `start`:
+        self._session: aiohttp.ClientSession | None = None
+        self._responses: KeptResponses | None = None
+        self._prompts: Prompts | None = None
+        self._store: SharedStore | None = None
+        self._copies: StoreCopies | None = None
         self._roster: Roster | None = None
         self._reloading: Reloading | None = None
         self._admin: AdminSurface | None = None
-        self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
-        self._under_way: set[Exchange] = set()
-        self._session: aiohttp.ClientSession | None = None
-        self._prompts: Prompts | None = None
-        self._responses: KeptResponses | None = None
-        self._store: SharedStore | None = None
-        self._copies: StoreCopies | None = None
-        self._is_first = member is None or member.number == 0
-        self.port = settings.port
+
+    def _make_queue(self) -> Queue:
+        settings = self._settings
+        objectives = Objectives(settings.ttft_slo, settings.tbt_slo)
+        admission = Admission(objectives, settings.slo_action, settings.slo_patience)
+        return Queue(self._scheduler, admission, time.monotonic, _call_later, _limits(settings))
+
+    def _make_core(self, sent: SentPrompts | None) -> Core:
+        settings = self._settings
+        return Core(
+            fleet=self._fleet,
+            book=self._book,
+            scheduler=self._scheduler,
+            queue=self._queue,
+            indexer=self._indexer,
+            metrics=self._metrics,
+            clock=time.monotonic,
+            retries=RetryBudget(settings.retry_budget, time.monotonic()),
+            leg_timeout=settings.pd_timeout,
+            has_store=settings.store is not None,
+            audit=self._audit,
+            missing_events=self._missing_events,
+            sent=sent,
+        )
+
+    def _register_metrics(self) -> None:
+        """What is read from the parts when /metrics is asked for."""
+        metrics, tally = self._metrics, self._metrics.tallies.clients
+        self._audit.register(metrics)
+        if self._migrations:
+            metrics.registry.register(self._migrations)
+        Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(metrics)
+        if self._arms:
+            metrics.registry.register(self._arms)
+        metrics.lifecycle.loading = self._scheduler.loads.tokens
+        metrics.tallies.queue.length = self._queue.__len__
+        tally.connections, tally.buffered = self._connections.__len__, lambda: self._clients.buffered
 
     def _make_migrations(self, limit: int) -> Migrations | None:
         if not limit:
             return None
-        found = Migrations(limit, self._fleet, lambda model: self._prompts.ends(model) if self._prompts else None)
-        self._metrics.registry.register(found)
-        return found
+        return Migrations(limit, self._fleet, lambda model: self._prompts.ends(model) if self._prompts else None)
 
     async def start(self) -> None:
         """Look at the workers, then listen. OSError when the address cannot be listened on."""
@@ -169,23 +183,8 @@ class App:
         await self._plane.start()
         await self._ingest.start()
         if reads_prompts(settings):
-            self._prompts = Prompts(
-                settings.tokenizer,
-                self._core,
-                self._session,
-                settings.model_folder,
-                send_ids=settings.send_token_ids,
-            )
-            if settings.store:
-                self._store = SharedStore(
-                    settings.store,
-                    self._fleet,
-                    self._session,
-                    time.monotonic,
-                    settings.model_folder,
-                    self._security.workers.context,
-                )
-                self._metrics.registry.register(self._store)
+            self._prompts = self._make_prompts(self._session)
+            self._store = self._make_store(self._session)
         self._roster = roster = self._make_roster(self._session)
         roster.take(settings.workers, settings.drain_timeout)
         if self._source:
@@ -194,6 +193,20 @@ class App:
         self._tell_of_the_lonely()
         await self._administer(roster)
         await self._listen()
+
+    def _make_prompts(self, session: aiohttp.ClientSession) -> Prompts:
+        settings = self._settings
+        folders, send_ids = settings.model_folder, settings.send_token_ids
+        return Prompts(settings.tokenizer, self._core, session, folders, send_ids=send_ids)
+
+    def _make_store(self, session: aiohttp.ClientSession) -> SharedStore | None:
+        spec = self._settings.store
+        if spec is None:
+            return None
+        folders, tls = self._settings.model_folder, self._security.workers.context
+        store = SharedStore(spec, self._fleet, session, time.monotonic, folders, tls)
+        self._metrics.registry.register(store)
+        return store
 
     def _make_roster(self, session: aiohttp.ClientSession) -> Roster:
         settings = self._settings
@@ -245,32 +258,15 @@ class App:
                 log_event(logger, logging.WARNING, "A worker gets nothing to do", worker=worker.id, reason=why)
 
     async def _listen(self) -> None:
-        settings = self._settings
-        sockets = self._sockets
+        settings, security, sockets = self._settings, self._security, self._sockets
         if sockets:
             await sockets.start()
-        everybodys = sockets.everybodys if sockets else None
-        direct = settings.router_mode == "direct"
-        security, guard = self._security, self._security.guard
-        named = settings.tenant_header
-        surface = Server(
-            self._core,
-            self._prompts,
-            direct,
-            int(time.time()),
-            everybodys,
-            self._arms,
-            self._store,
-            guard,
-            named.lower().encode() if named else None,
-            migrations=self._migrations,
-            responses=self._responses,
-        )
-        admit = guard.refusal if guard else None
+        surface = self._make_surface()
         self._under_way = surface.under_way
         self._tasks.append(asyncio.create_task(self._look_after(self._under_way), name="watchdog"))
         if self._store and settings.store:
             self._look_after_store(self._store, settings.store)
+        admit = security.guard.refusal if security.guard else None
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             for_loop(
@@ -289,6 +285,22 @@ class App:
         host = url_host(settings.host)
         sys.stdout.write(f"Listening on {'https' if security.front else 'http'}://{host}:{self.port}\n")
         sys.stdout.flush()
+
+    def _make_surface(self) -> Server:
+        settings = self._settings
+        return Server(
+            self._core,
+            self._prompts,
+            direct=settings.router_mode == "direct",
+            started=int(time.time()),
+            everybodys_metrics=self._sockets.everybodys if self._sockets else None,
+            arms=self._arms,
+            store=self._store,
+            guard=self._security.guard,
+            tenant_header=settings.tenant_header.lower().encode() if settings.tenant_header else None,
+            migrations=self._migrations,
+            responses=self._responses,
+        )
 
     def _look_after_store(self, store: SharedStore, spec: StoreSpec) -> None:
         if spec.keep:
