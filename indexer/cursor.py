@@ -70,7 +70,7 @@ class Cursor:
         """Ticks between the last two reports; None before the first."""
         self._over: tuple[int, ...] = ()
         """Greater epochs that a smaller one has replaced: messages of theirs may still arrive."""
-        self._looks = 0
+        self._ticks = 0
         """Ticks since the last report."""
         self._begin(NO_EVENTS)
 
@@ -149,8 +149,8 @@ class Cursor:
         out = self._enter(report.epoch)
         self._rivals += self._contested
         self._doubted = self._contested = False
-        self._gap = 0 if self._gap is None else min(self._looks, _LONGEST_GAP)
-        self._looks = 0
+        self._gap = 0 if self._gap is None else min(self._ticks, _LONGEST_GAP)
+        self._ticks = 0
         self._publisher_exact = report.exact
         # A report may overtake batches: one is lost if it is still missing at the next report.
         self._missed = report.event_id if fresh else self._mark
@@ -178,10 +178,10 @@ class Cursor:
         self._asking = False
         return self._ask()
 
-    def on_look(self, connected: bool) -> None:
+    def on_tick(self, connected: bool) -> None:
         """A tick, every second. `connected`: whether the event plane is, as far as known."""
-        self._looks += 1
-        silent = self._gap is not None and self._looks > max(SILENCE, 3 * self._gap)
+        self._ticks += 1
+        silent = self._gap is not None and self._ticks > max(SILENCE, 3 * self._gap)
         if self._epoch >= 0 and (silent or not connected):
             self._doubted = True
 

@@ -185,10 +185,10 @@ class KVIndexer:
     def on_reconnect(self) -> list[ReplayRequest]:
         return [ask for rank in list(self._cursors) for ask in self._stimulate(rank, Cursor.on_reconnect)]
 
-    def on_look(self, connected: bool) -> None:
+    def on_tick(self, connected: bool) -> None:
         """To be called every second. `connected`: whether the event plane seems to be connected."""
         for cursor in self._cursors.values():
-            cursor.on_look(connected)
+            cursor.on_tick(connected)
 
     def rivalled(self) -> list[WorkerRank]:
         """Ranks for which two publishers send events."""

@@ -69,12 +69,12 @@ from router.workers.worker import Worker
 
 logger = logging.getLogger("router")
 
-FIRST_LOOK = 5.0
+FIRST_CHECK = 5.0
 """Seconds that the router waits, before it listens, for workers to be looked at once; it serves without them after."""
 
 _NOT_READ = "With a broker, events= and replay= of a worker are not read: its publisher takes --events and --replay"
 
-_LAST_WORDS = 1.0
+_CUT_OFF_GRACE = 1.0
 """Seconds that clients have to take the end of an answer that was cut off; most have it at once."""
 
 
@@ -189,7 +189,7 @@ class App:
         roster.take(settings.workers, settings.drain_timeout)
         if self._source:
             self._reloading = Reloading(self._source, settings, roster, self._security.reload)
-        await roster.first_looks(FIRST_LOOK)
+        await roster.first_checks(FIRST_CHECK)
         self._tell_of_the_lonely()
         await self._administer(roster)
         await self._listen()
@@ -326,11 +326,11 @@ class App:
             now = time.monotonic()
             try:
                 self._fleet.tick(now)
-                watchdog.look(now)
+                watchdog.tick(now)
                 await self._clients.look(now)
-                self._audit.look(now)
+                self._audit.tick(now)
                 self._core.take_in()
-                self._missing_events.look(now)
+                self._missing_events.tick(now)
             except Exception:  # without it nothing would ever be given up again
                 logger.exception("Requests could not be looked after")
 
@@ -366,7 +366,7 @@ class App:
             reason = f"The router is stopping, and waited {timeout:g} s for the request to end (--drain-timeout)."
             for exchange in list(self._under_way):
                 exchange.stop(503, reason)
-            await self._idle_within(_LAST_WORDS)
+            await self._idle_within(_CUT_OFF_GRACE)
         for connection in list(self._connections):
             connection.abort()
 

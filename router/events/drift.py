@@ -69,7 +69,7 @@ class Drift:
         self._off = _KEEP * self._off + bool(gap)
         if self.ratio <= LIMIT or self._off <= LIMIT * self._weight:
             self._above = 0
-            self.look(now)
+            self.tick(now)
             return None
         if not self._above:
             self._above_since = now
@@ -78,7 +78,7 @@ class Drift:
             return self._drifts(now)
         return None
 
-    def look(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """To be called now and then: an alarm may be over without further requests."""
         if self._above or self.ratio > LIMIT / 2:
             return

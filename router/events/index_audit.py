@@ -124,7 +124,7 @@ class IndexAudit:
         else:
             self._different.append(_Different(claim, cached, now + PATIENCE))
 
-    def look(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """To be called every second or so."""
         while self._different and self._different[0].due <= now:
             claim, cached, _ = self._different.popleft()
@@ -136,7 +136,7 @@ class IndexAudit:
                 del self._drifts[rank]  # its worker has left
                 continue
             alarmed = drift.alarm
-            drift.look(now)
+            drift.tick(now)
             self._tell(rank, drift, alarmed)
 
     def status(self, rank: WorkerRank) -> DriftStatus | None:

@@ -17,7 +17,7 @@ from router.scheduling.load import LoadBook
 
 logger = logging.getLogger(__name__)
 
-LOOK = 1.0
+TICK = 1.0
 """Seconds between two looks at who has fallen silent: `indexer.cursor.SILENCE` counts them."""
 
 RIVALS = "Two publishers speak for one rank, of which one counts at a time; each engine needs one, with its --worker-id"
@@ -56,7 +56,7 @@ class Ingest:
         await self._plane.subscribe(all_events(self._namespace), self._on_batch)
         await self._plane.subscribe(all_loads(self._namespace), self._on_report)
         self._plane.on_reconnect(lambda: self._ask_all(self._indexer.on_reconnect()))
-        self._look_later()
+        self._tick_later()
 
     async def close(self) -> None:
         """Messages that still come are applied, but nothing is asked for any more."""
@@ -67,9 +67,9 @@ class Ingest:
             task.cancel()
         await asyncio.gather(*self._replays, return_exceptions=True)
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """Which ranks are not heard any more, and which twice."""
-        self._indexer.on_look(self._plane.connected)
+        self._indexer.on_tick(self._plane.connected)
         rivalled = self._indexer.rivalled()
         for rank in rivalled:
             if rank not in self._rivalled:
@@ -80,12 +80,12 @@ class Ingest:
         """What is indexed of `rank` turned out to be wrong: its publisher is asked for all of it."""
         self._ask_all(self._indexer.ask_anew(rank))
 
-    def _look_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(LOOK, self._look)
+    def _tick_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
 
-    def _look(self) -> None:
-        self.look()
-        self._look_later()
+    def _tick(self) -> None:
+        self.tick()
+        self._tick_later()
 
     def _on_batch(self, payload: bytes) -> None:
         try:

@@ -39,7 +39,7 @@ class MissingEvents:
         self.problems: dict[str, str] = {}
         """By worker, a sentence for people."""
 
-    def look(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """To be called about once a second. `now`: seconds on a steady clock."""
         up = {worker.id: self._unheard(worker) for worker in self._fleet.up}
         unheard = {name: ranks for name, ranks in up.items() if ranks and self._plane.connected}

@@ -186,15 +186,15 @@ class Exchange:
         if self._sending:
             self._sending.settle()
 
-    def look(self, now: float) -> Silence | None:
-        """How long the worker has been silent; None if it owes nothing: nothing was sent yet, or the client does not
-        read."""
+    def silence(self, now: float) -> Silence | None:
+        """How long the worker has been silent since this was last asked; None if it owes nothing: nothing was sent yet,
+        or the client does not read."""
         sending, parts = self._sending, self._parts
         if self._over:
             return None
         if parts and parts.parted is None and self._first_byte is None:  # the decode worker waits for the prompt
             self._seen_at = now
-            return parts.look()
+            return parts.silence()
         upstream = sending.connection if sending else None
         if sending is None or upstream is None or upstream.paused:
             self._seen_at = now
@@ -205,7 +205,7 @@ class Exchange:
         return Silence(sending.leg.worker, self._seen_at, "rest" if self._answering else "beginning", moved)
 
     def time_out(self, reason: str) -> None:
-        """The worker named by `look` has been silent for too long. `reason`: as in `Failure`."""
+        """The worker named by `silence` has been silent for too long. `reason`: as in `Failure`."""
         failure = Failure("stalled", reason)
         if not (self._parts and self._first_byte is None and self._parts.fail(failure)):
             self._fail(failure)

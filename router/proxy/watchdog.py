@@ -49,10 +49,11 @@ class Watchdog:
         """Of each worker that has requests to answer: the time of its last sign of life, or since when it has had any;
         and how many answers it had finished by then."""
 
-    def look(self, now: float) -> None:
-        looks = [(exchange, exchange.look(now)) for exchange in self._under_way]
-        sick = self._sick([silence for exchange, silence in looks if silence and _is_evidence(exchange, silence)], now)
-        for exchange, silence in looks:
+    def tick(self, now: float) -> None:
+        """To be called every `INTERVAL` seconds."""
+        found = [(exchange, exchange.silence(now)) for exchange in self._under_way]
+        sick = self._sick([silence for exchange, silence in found if silence and _is_evidence(exchange, silence)], now)
+        for exchange, silence in found:
             self._judge(exchange, silence, sick, now)
 
     def _judge(self, exchange: Exchange, silence: Silence | None, sick: set[Worker], now: float) -> None:

@@ -57,7 +57,7 @@ class TwoParts:
         if decode and isinstance(decode.reservation, DecodeBooking):
             decode.reservation.prefilled(now)
 
-    def look(self) -> Silence | None:
+    def silence(self) -> Silence | None:
         """Since when the prefill worker has been silent. None once it has answered, and where both legs are under way:
         each worker may be waiting for the other, so silence does not tell which one is at fault."""
         prefill = self._prefill

@@ -21,13 +21,13 @@ from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_LOOK = 0.02
+_POLL = 0.02
 """Seconds between two checks of what a leaving worker still has in flight. An event would cost something per
 request."""
-_HAND_OVER, _HAND_OVER_LOOK = 10.0, 0.2
+_HAND_OVER, _HAND_OVER_POLL = 10.0, 0.2
 """Seconds that a leaving worker without requests stays until its hot prefixes are in the shared store, and between two
 checks of that."""
-_LAST_WORDS = 1.0
+_CUT_OFF_GRACE = 1.0
 """Seconds in which requests that were cut off must end or move to another worker; most do so at once."""
 
 
@@ -131,7 +131,7 @@ class Roster:
         if worker.id not in self._leaving:
             self.drain(worker, True)
             self._deadlines[worker.id] = deadline
-            task = asyncio.create_task(self._see_off(worker), name=f"leaving of {worker.id}")
+            task = asyncio.create_task(self._remove_once_idle(worker), name=f"leaving of {worker.id}")
             self._leaving[worker.id] = task
         elif worker.id in self._deadlines:
             self._deadlines[worker.id] = deadline
@@ -146,9 +146,9 @@ class Roster:
         """Requests that it is serving."""
         return sum(self._scheduler.in_flight(rank) for rank in worker.ranks)
 
-    async def _see_off(self, worker: Worker) -> None:
-        while self.in_flight(worker) and self._clock() < self._deadlines[worker.id]:  # noqa: ASYNC110 -- see _LOOK
-            await asyncio.sleep(_LOOK)
+    async def _remove_once_idle(self, worker: Worker) -> None:
+        while self.in_flight(worker) and self._clock() < self._deadlines[worker.id]:  # noqa: ASYNC110 -- see _POLL
+            await asyncio.sleep(_POLL)
         await self._hand_over(worker)
         del self._deadlines[worker.id]  # from here on there is no way back
         await self._end_watch(worker)
@@ -168,7 +168,7 @@ class Roster:
         until = min(self._deadlines[worker.id], self._clock() + _HAND_OVER)
         try:
             while self._handed_over and self._clock() < until and not await self._handed_over(worker):  # noqa: ASYNC110
-                await asyncio.sleep(_HAND_OVER_LOOK)
+                await asyncio.sleep(_HAND_OVER_POLL)
         except Exception:  # whatever it is, nobody stays for it
             logger.exception("What a worker holds could not be handed over", extra={"fields": {"worker": worker.id}})
 
@@ -182,9 +182,9 @@ class Roster:
         cut = self.in_flight(worker)
         worker.pool.cut("it was removed")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS):
-                while self.in_flight(worker):  # noqa: ASYNC110 -- see _LOOK
-                    await asyncio.sleep(_LOOK)
+            async with asyncio.timeout(_CUT_OFF_GRACE):
+                while self.in_flight(worker):  # noqa: ASYNC110 -- see _POLL
+                    await asyncio.sleep(_POLL)
         return cut
 
     # -- all of them
@@ -236,9 +236,9 @@ class Roster:
             log_event(logger, logging.ERROR, "A worker cannot join", worker=spec.worker_id, reason=conflict)
             self._stated = tuple(one for one in self._stated if one != spec)  # the next reload tries again
 
-    async def first_looks(self, patience: float) -> None:
+    async def first_checks(self, patience: float) -> None:
         """Returns when each worker's health was checked once, or after `patience` seconds."""
-        looks = [watched.watch.first_look.wait() for watched in self._watched.values()]
+        looks = [watched.watch.first_check.wait() for watched in self._watched.values()]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await asyncio.gather(*looks)

@@ -52,10 +52,10 @@ class WorkerWatch:
         self._interval = interval
         self._on_described = on_described
         self._event_hosts = event_hosts
-        self._slow = self._looks = 0
+        self._slow = self._rounds = 0
         self._told: set[str] = set()
         """Troubles that were logged since it was last healthy: each is logged once, even if they alternate."""
-        self.first_look = asyncio.Event()
+        self.first_check = asyncio.Event()
         """Set once the worker was checked, whatever the result."""
         self.stale = False
         """What is known of the worker is out of date: the next check finds it out anew."""
@@ -64,13 +64,13 @@ class WorkerWatch:
         """Until cancelled."""
         while True:
             try:
-                await self._look()
+                await self._round()
             except Exception:  # else the worker would count for ever as what it was before
                 logger.exception("A worker could not be looked at", extra={"fields": {"worker": self._worker.id}})
-            self.first_look.set()
+            self.first_check.set()
             await asyncio.sleep(self._interval)
 
-    async def _look(self) -> None:
+    async def _round(self) -> None:
         trouble = await self._check()
         if trouble is None:
             await self._ask_bootstrap()
@@ -117,9 +117,9 @@ class WorkerWatch:
 
     async def _ask_models(self) -> None:
         """See which adapters it serves now. Another base model means another engine, which the next check finds out."""
-        self._looks += 1
+        self._rounds += 1
         worker, known = self._worker, self._worker.description
-        if known is None or self._looks % _MODELS_EVERY:
+        if known is None or self._rounds % _MODELS_EVERY:
             return
         answer, _ = await fetch(self._session, worker.spec.url, "/v1/models", self._interval)
         models = read_models(known.kind, answer)

@@ -131,7 +131,7 @@ class LossyPlaneMachine(RuleBasedStateMachine):
     @rule(looks=st.integers(1, 2 * SILENCE), connected=st.booleans())
     def look(self, looks: int, connected: bool) -> None:
         for _ in range(looks):
-            self.indexer.on_look(connected)
+            self.indexer.on_tick(connected)
 
     @rule()
     def ask_anew(self) -> None:
@@ -241,7 +241,7 @@ def test_a_router_that_joins_late_asks_for_everything() -> None:
 
 def looks(indexer: KVIndexer, count: int, connected: bool = True) -> None:
     for _ in range(count):
-        indexer.on_look(connected)
+        indexer.on_tick(connected)
 
 
 def heard() -> KVIndexer:

@@ -91,7 +91,7 @@ def test_what_no_events_will_tell_of_is_expected_for_longer_and_never_audited(gu
     (leg,) = legs
     assert isinstance(leg, Leg)
     routing.finished(Outcome(leg, 200, "complete", 0.1, 0.2, 10, 8, None))  # far more than was expected
-    audit.look(10.0)
+    audit.tick(10.0)
     assert (audit.status(RANK) is None) == guessed
 
 
@@ -110,7 +110,7 @@ def test_an_engine_that_leaves_out_a_zero_is_audited_all_the_same() -> None:
         (leg,) = legs
         assert isinstance(leg, Leg)
         routing.finished(Outcome(leg, 200, "complete", 0.1, 0.2, 10, cached, None))
-    audit.look(100.0)
+    audit.tick(100.0)
     status = audit.status(RANK)
     assert status
     assert status.bias == pytest.approx(8 / 20, abs=0.01)  # of two requests the second had none of what was believed in

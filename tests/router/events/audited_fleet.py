@@ -125,8 +125,8 @@ class AuditedFleet(VirtualFleet):
         super()._report()
         for publisher in self.publishers.values():
             self._answer(self.indexer.on_report(publisher.report()))
-        self.indexer.on_look(connected=True)
-        self.audit.look(self.timeline.now())
+        self.indexer.on_tick(connected=True)
+        self.audit.tick(self.timeline.now())
         self.worst = max([self.worst, *(drift.ratio for drift in self.audit._drifts.values() if drift.requests > 50)])
 
 

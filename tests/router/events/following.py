@@ -100,7 +100,7 @@ class Follower:
     def seconds_pass(self, seconds: int = SILENCE + 1) -> None:
         """In which nothing is heard."""
         for _ in range(seconds):
-            self.ingest.look()
+            self.ingest.tick()
 
     async def agrees(self, engine: Engine) -> None:
         """In the end the view is exact, and the index what the engine holds."""

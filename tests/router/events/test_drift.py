@@ -24,7 +24,7 @@ class Judged:
     def wait(self, seconds: float) -> bool:
         """Whether there is an alarm then."""
         self.now += seconds
-        self.drift.look(self.now)
+        self.drift.tick(self.now)
         return self.drift.alarm
 
 

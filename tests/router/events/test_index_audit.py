@@ -64,7 +64,7 @@ class Audited:
     def drift(self) -> float | None:
         """When all is judged, in blocks; None when nothing could be."""
         self.now += PATIENCE
-        self.audit.look(self.now)
+        self.audit.tick(self.now)
         found = self.audit.status(RANK)
         return None if found is None else round(found.bias * TOKENS / SIZE, 2)
 
@@ -140,13 +140,13 @@ def test_a_rank_known_in_part_may_hold_more_but_not_less() -> None:
 
 def test_a_rank_that_is_not_known_is_not_judged() -> None:
     audited = Audited(4)
-    audited.indexer.on_look(connected=False)
+    audited.indexer.on_tick(connected=False)
     assert audited.indexer.view(RANK) is View.RECOVERING
     assert audited.claim() is None
     audited.indexer.on_report(LoadReport(*RANK, 1, 0, True))
     claim = audited.claim()
     audited.finish(claim, 0)
-    audited.indexer.on_look(connected=False)
+    audited.indexer.on_tick(connected=False)
     assert audited.drift is None
 
 
@@ -181,7 +181,7 @@ def drifting(audited: Audited) -> None:
     for _ in range(LEAST_REQUESTS + 5):
         audited.now += LEAST_SECONDS / LEAST_REQUESTS
         audited.finish(audited.claim(), 0)
-        audited.audit.look(audited.now + PATIENCE)
+        audited.audit.tick(audited.now + PATIENCE)
 
 
 def test_who_drifts_is_asked_for_everything_and_a_worker_that_left_is_forgotten() -> None:

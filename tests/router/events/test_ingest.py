@@ -161,12 +161,12 @@ async def test_two_publishers_that_speak_for_one_rank_are_told_of_once(caplog: p
         for _ in range(3):  # the last of one that has ended, late
             ends.plane.publish(load_subject(NAMESPACE, RANK), encode(older))
         await ends.publisher.report()
-        ends.ingest.look()
+        ends.ingest.tick()
         assert not warned()
         for _ in range(10):
             ends.plane.publish(load_subject(NAMESPACE, RANK), encode(older))
             await ends.publisher.report()
-            ends.ingest.look()
+            ends.ingest.tick()
         assert warned() == 1
         told = [record.__dict__["fields"] for record in caplog.records if "Two publishers" in record.getMessage()]
         assert told == [{"worker": "w.1:80", "dp_rank": 0}]

@@ -106,7 +106,7 @@ class World:
     async def rest(self) -> None:
         await self.publisher.send()
         await self.plane.pass_time(1.0)
-        self.follower.ingest.look()
+        self.follower.ingest.tick()
         self.views[self.follower.view] += 1
         for _ in range(20):  # replays are tasks
             await asyncio.sleep(0)

@@ -57,7 +57,7 @@ class Watched:
             self.indexer.on_batch(EventBatch(*rank, 1, 0, []))
 
     def problem(self, now: float) -> str:
-        self.missing_events.look(now)
+        self.missing_events.tick(now)
         return self.missing_events.problems.get("w", "")
 
 
@@ -74,7 +74,7 @@ def test_a_publisher_is_missed_after_a_while_and_warned_of_once(caplog: pytest.L
 def test_a_rank_alone_is_missed_until_it_is_heard() -> None:
     watched = Watched()
     watched.hear(R0)
-    watched.missing_events.look(0.0)
+    watched.missing_events.tick(0.0)
     assert "dp_rank 1 " in watched.problem(PATIENCE)
     watched.hear(R1)
     assert not watched.problem(PATIENCE + 1)
@@ -82,7 +82,7 @@ def test_a_rank_alone_is_missed_until_it_is_heard() -> None:
 
 def test_a_publisher_without_events_is_not_said_to_be_missing() -> None:
     watched = Watched()
-    watched.missing_events.look(0.0)
+    watched.missing_events.tick(0.0)
     for rank in (R0, R1):
         watched.book.on_report(LoadReport(*rank, NO_EVENTS, -1, True), 1.0)
     assert "--worker-id" not in watched.problem(PATIENCE)
@@ -97,9 +97,9 @@ def test_a_publisher_that_falls_silent_is_told_of_until_it_speaks_again(caplog: 
         watched.indexer.on_report(report)
     assert not watched.problem(0.0)
     for _ in range(SILENCE):
-        watched.indexer.on_look(connected=True)
+        watched.indexer.on_tick(connected=True)
         watched.indexer.on_report(reports[0])
-    watched.indexer.on_look(connected=True)
+    watched.indexer.on_tick(connected=True)
     assert not watched.problem(1.0)
     silent = watched.problem(1.0 + PATIENCE)
     assert all(word in silent for word in ("dp_rank 1 ", "silent"))
@@ -114,7 +114,7 @@ def test_a_publisher_that_falls_silent_is_told_of_until_it_speaks_again(caplog: 
 def test_without_a_broker_it_is_told_where_events_should_come_from(stated: str, named: str) -> None:
     """Load comes all the same, since it is asked for over HTTP."""
     watched = Watched(None, stated)
-    watched.missing_events.look(0.0)
+    watched.missing_events.tick(0.0)
     for rank in (R0, R1):
         watched.book.on_report(LoadReport(*rank, NO_EVENTS, -1, True), 1.0)
     missed = watched.problem(PATIENCE)
@@ -128,7 +128,7 @@ async def last_problem(router: RunningRouter, client: RawClient) -> Any:
     missing, now = router.app._missing_events, time.monotonic()
     missing._since.clear()
     for at in (now - PATIENCE, now):
-        missing.look(at)
+        missing.tick(at)
     (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
     return worker["problems"][-1]
 
@@ -147,7 +147,7 @@ async def test_ready_names_an_endpoint_where_nobody_is(a: ScriptedWorker) -> Non
 
 def test_what_cannot_be_heard_is_not_missed() -> None:
     watched = Watched()
-    watched.missing_events.look(0.0)
+    watched.missing_events.tick(0.0)
     watched.plane.connected = False
     assert not watched.problem(PATIENCE)
     watched.plane.connected = True
@@ -165,12 +165,12 @@ def test_what_cannot_be_heard_is_not_missed() -> None:
 def test_a_worker_that_comes_back_is_not_warned_of_again(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     for now in (0.0, PATIENCE, PATIENCE + 1):
-        watched.missing_events.look(now)
+        watched.missing_events.tick(now)
     watched.fleet.mark_down(watched.worker, "gone")
-    watched.missing_events.look(50.0)
+    watched.missing_events.tick(50.0)
     watched.fleet.mark_up(watched.worker)
     for now in (60.0, 60.0 + PATIENCE):
-        watched.missing_events.look(now)
+        watched.missing_events.tick(now)
     assert sum("--worker-id" in message for message in caplog.messages) == 1
 
 

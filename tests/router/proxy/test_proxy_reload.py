@@ -112,7 +112,7 @@ async def test_a_key_that_is_not_a_role_is_taken_in_with_the_next_health_check(a
         assert router.app._roster
         watch = router.app._roster._watched["a"].watch
         for _ in range(2):
-            await watch._look()
+            await watch._round()
         assert a.asked.count("/version") == asked + 1
         assert (worker.state, worker.block_size) == ("up", 2)
         assert (await client.ask(post())).status == 200

@@ -326,7 +326,7 @@ async def test_what_a_worker_has_in_flight_goes_on_when_its_health_fails(a: Scri
 async def test_a_worker_that_holds_an_answer_back_holds_up_nobody(
     a: ScriptedWorker, b: ScriptedWorker, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.app.FIRST_LOOK", 0.2)
+    monkeypatch.setattr("router.app.FIRST_CHECK", 0.2)
     a.pages.statuses[path] = None
     async with running(a, b) as router, router.client() as client:
         assert (await client.ask(post())).header(b"x-router-worker") == b"b"

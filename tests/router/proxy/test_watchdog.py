@@ -27,7 +27,7 @@ class Waiting:
         self.moved = self.paused = False
         self.ends: list[str] = []
 
-    def look(self, now: float) -> Silence | None:
+    def silence(self, now: float) -> Silence | None:
         if self.moved:
             self.since = now
         moved, self.moved = self.moved, False
@@ -54,7 +54,7 @@ class Clock:
     def pass_to(self, now: float) -> None:
         while self.now < now:
             self.now += 1
-            self.watchdog.look(self.now)
+            self.watchdog.tick(self.now)
             self.under_way[:] = [exchange for exchange in self.under_way if not exchange.ends]
 
 
@@ -167,7 +167,7 @@ def test_one_that_moves_speaks_for_all(a: Worker) -> None:
     assert len(clock.sick) == 1
 
 
-def test_an_answer_that_came_and_went_between_two_looks_is_a_sign_too(a: Worker) -> None:
+def test_an_answer_that_came_and_went_between_two_ticks_is_a_sign_too(a: Worker) -> None:
     stuck = Waiting(a)
     clock = Clock(STALL, stuck)
     for now in range(5, 50, 5):

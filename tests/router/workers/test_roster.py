@@ -40,7 +40,7 @@ class FakeWatch:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.stale = False
-        self.first_look = asyncio.Event()
+        self.first_check = asyncio.Event()
         self.ended = False
 
     async def run(self) -> None:
@@ -123,7 +123,7 @@ def spec(name: str, keys: str = "", host: str = "") -> WorkerSpec:
 async def test_a_worker_stays_until_others_can_have_what_it_computed_but_not_for_long(
     state: State, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roster, "_HAND_OVER_LOOK", 0.0)
+    monkeypatch.setattr(roster, "_HAND_OVER_POLL", 0.0)
     state.handed_over = False
     state.take("http://a:1,name=a")
     state.roster.leave(state.fleet.workers["a"], 60.0)

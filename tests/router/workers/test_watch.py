@@ -80,7 +80,7 @@ def told(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, objec
 async def test_a_worker_comes_up_as_it_describes_itself(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with running(HttpEngine({"/v1/models": models("m", "n")})) as engine, watching(engine.url) as watched:
-        await watched.watch.first_look.wait()
+        await watched.watch.first_check.wait()
         assert watched.worker.up
         assert watched.described == [["m", "n"]]
         assert [rank.worker_id for rank in watched.fleet.candidates("n").ranks] == ["w"]
@@ -94,15 +94,15 @@ async def test_a_worker_that_is_not_there_is_told_once_and_does_not_end_the_watc
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with watching("http://127.0.0.1:9") as watched:
-        await watched.watch.first_look.wait()
+        await watched.watch.first_check.wait()
         assert (watched.worker.up, watched.trouble) == (False, "cannot be reached: Connection refused")
-        await watched.watch._look()
+        await watched.watch._round()
     assert told(caplog, "Worker is not up") == [{"worker": "w", "trouble": "cannot be reached: Connection refused"}]
 
 
 async def test_a_worker_that_speaks_no_tls_says_so() -> None:
     async with running(HttpEngine()) as engine, watching(engine.url.replace("http:", "https:")) as watched:
-        await watched.watch.first_look.wait()
+        await watched.watch.first_check.wait()
         assert watched.trouble == "cannot be reached: TLS failed (wrong version number)"
 
 
@@ -126,7 +126,7 @@ async def test_what_is_no_answer_is_told_in_words(said: bytes, reason: str) -> N
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server, watching(f"http://127.0.0.1:{port}") as watched:
-        await watched.watch.first_look.wait()
+        await watched.watch.first_check.wait()
         assert watched.trouble == f"cannot be reached: {reason}"
 
 
@@ -159,7 +159,7 @@ async def test_a_certificate_that_is_not_trusted_says_so(tmp_path: Path) -> None
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     served.load_cert_chain(*authority.pair("127.0.0.1"))
     async with running(HttpEngine(tls=served)) as engine, watching(engine.url) as watched:
-        await watched.watch.first_look.wait()
+        await watched.watch.first_check.wait()
         assert watched.trouble.startswith("cannot be reached: its certificate is not trusted (unable to get")
 
 
@@ -265,7 +265,7 @@ async def test_a_busy_worker_may_be_late_twice(script: list[str], up: list[int])
 async def test_a_worker_that_never_answers_in_time_says_so() -> None:
     session = cast("aiohttp.ClientSession", ScriptedSession([SLOW]))
     async with watching("http://w:80", session) as watched:
-        await watched.watch.first_look.wait()
+        await watched.watch.first_check.wait()
         assert watched.trouble == f"/health did not answer within {INTERVAL:g} s"
 
 
