@@ -111,7 +111,7 @@ class KVIndexer:
         if self._observer:
             self._observer.dropped(rank, self.index.blocks_by_tier(rank), cause)
 
-    def worker_came_back(self, rank: WorkerRank) -> None:
+    def worker_restarted(self, rank: WorkerRank) -> None:
         """Its process may be a new one with an empty cache, so what was only assumed of it is dropped."""
         if self.view(rank) is View.BLIND:
             self.clear(rank)

@@ -52,7 +52,7 @@ from router.security.security import Security
 from router.security.tls import HANDSHAKE_TIMEOUT
 from router.server import Server
 from router.settings import Settings
-from router.split.pairing import loneliness
+from router.split.pairing import why_unpaired
 from router.store.copies import StoreCopies
 from router.store.keeper import StoreKeeper, handed_over, warm
 from router.store.mooncake_client import MooncakeClient
@@ -190,7 +190,7 @@ class App:
         if self._source:
             self._reloading = Reloading(self._source, settings, roster, self._security.reload)
         await roster.first_checks(FIRST_CHECK)
-        self._tell_of_the_lonely()
+        self._warn_of_unpaired()
         await self._administer(roster)
         await self._listen()
 
@@ -251,10 +251,10 @@ class App:
             self._admin = AdminSurface(roster, self._core, settings.drain_timeout, authorize)
             await self._admin.start(settings.admin_listen, self._security.front)
 
-    def _tell_of_the_lonely(self) -> None:
+    def _warn_of_unpaired(self) -> None:
         """Workers that are there for others which are not."""
         for worker in self._fleet.up:
-            if why := loneliness(worker, self._fleet.up):
+            if why := why_unpaired(worker, self._fleet.up):
                 log_event(logger, logging.WARNING, "A worker gets nothing to do", worker=worker.id, reason=why)
 
     async def _listen(self) -> None:
@@ -293,7 +293,7 @@ class App:
             self._prompts,
             direct=settings.router_mode == "direct",
             started=int(time.time()),
-            everybodys_metrics=self._sockets.everybodys if self._sockets else None,
+            metrics_of_all=self._sockets.metrics_of_all if self._sockets else None,
             arms=self._arms,
             store=self._store,
             guard=self._security.guard,
@@ -329,7 +329,7 @@ class App:
                 watchdog.tick(now)
                 await self._clients.look(now)
                 self._audit.tick(now)
-                self._core.take_in()
+                self._core.apply_sent()
                 self._missing_events.tick(now)
             except Exception:  # without it nothing would ever be given up again
                 logger.exception("Requests could not be looked after")

@@ -66,12 +66,12 @@ class Core(NamedTuple):
     def matches(self, prompt: Prompt) -> Matches | None:
         if prompt.hashes is None:
             return None
-        self.take_in()
+        self.apply_sent()
         self.indexer.expire(self.clock())
         find = self.indexer.find_assumed if prompt.guessed else self.indexer.find_matches
         return find(prompt.hashes)
 
-    def take_in(self) -> None:
+    def apply_sent(self) -> None:
         """Apply what other processes have sent to the index."""
         if self.sent:
             for rank, chain, guessed, refused in self.sent.news():

@@ -349,7 +349,7 @@ class RequestRouting:
         if 400 <= outcome.status < 500 and outcome.leg and _has_refused(outcome.leg, outcome):
             self._retract(outcome.leg)
         if outcome.status == CAME_BACK and outcome.leg:
-            self._core.fleet.came_back(outcome.leg.worker, self._core.clock())
+            self._core.fleet.loop_found(outcome.leg.worker, self._core.clock())
         parted = outcome.parted
         if outcome.cached_tokens is not None:
             reporter = tallies.worker(parted.prefill_worker) if parted else tally

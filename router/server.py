@@ -59,7 +59,7 @@ class Server:
         prompts: Prompts | None,
         direct: bool,
         started: int,
-        everybodys_metrics: Callable[[], Awaitable[dict[int, bytes]]] | None = None,
+        metrics_of_all: Callable[[], Awaitable[dict[int, bytes]]] | None = None,
         arms: Arms | None = None,
         store: SharedStore | None = None,
         guard: Guard | None = None,
@@ -67,13 +67,13 @@ class Server:
         migrations: Migrations | None = None,
         responses: KeptResponses | None = None,
     ) -> None:
-        """`everybodys_metrics`: of all processes that share the port, where there are several. `guard`: where an API
+        """`metrics_of_all`: of all processes that share the port, where there are several. `guard`: where an API
         key is asked for. `tenant_header`: names a request's tenant where none is, in lower case."""
         self._core = core
         self._prompts = prompts
         self._direct = direct
         self._started = started
-        self._everybodys_metrics = everybodys_metrics
+        self._metrics_of_all = metrics_of_all
         self._arms = arms
         self._store = store
         self._guard = guard
@@ -174,9 +174,9 @@ class Server:
         task.add_done_callback(self._tasks.discard)
 
     async def _show_metrics(self, connection: Connection) -> None:
-        everybodys = self._everybodys_metrics
+        of_all = self._metrics_of_all
         try:
-            page = merge(await everybodys()) if everybodys else await self._core.metrics.page()
+            page = merge(await of_all()) if of_all else await self._core.metrics.page()
         except Exception:  # whatever it is, the client gets an answer
             logger.exception("The metrics could not be told")
             connection.respond(error_response(500, "The router could not tell its metrics."))

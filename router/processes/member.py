@@ -121,7 +121,7 @@ class Sockets:
             await writer.drain()
         writer.close()
 
-    async def everybodys(self) -> dict[int, bytes]:
+    async def metrics_of_all(self) -> dict[int, bytes]:
         """The metrics of all processes that answer, by process number."""
         told = await asyncio.gather(*(self._ask(number) for number in range(self._member.count)))
         return {number: text for number, text in enumerate(told) if text}

@@ -187,7 +187,7 @@ class Exchange:
             self._sending.settle()
 
     def silence(self, now: float) -> Silence | None:
-        """How long the worker has been silent since this was last asked; None if it owes nothing: nothing was sent yet,
+        """How long the worker has been silent, seen from tick to tick; None if it owes nothing: nothing was sent yet,
         or the client does not read."""
         sending, parts = self._sending, self._parts
         if self._over:

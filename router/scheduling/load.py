@@ -138,7 +138,7 @@ class LoadBook:
         self._oldest = np.inf
         """When the oldest of the reports with foreign load came."""
         self._table = shared.tables[shared.own] if shared else np.zeros((LOAD_ROWS, 1), np.int64)
-        self._everybodys = shared.tables if shared else None
+        self._all_tables = shared.tables if shared else None
         self._own = shared.own if shared else 0
         self._resize(self._table.shape[1] - 1 if shared else 16)
 
@@ -151,11 +151,11 @@ class LoadBook:
         capacity = np.full(columns + 1, UNBOUNDED)
         capacity[:old] = self._capacity[:old]
         self._capacity = capacity
-        if self._everybodys is None:
+        if self._all_tables is None:
             table = np.zeros((LOAD_ROWS, columns + 1), np.int64)
             table[:, :old] = self._table[:, :old]
             self._table = table
-        self._tables = self._table[None] if self._everybodys is None else self._everybodys
+        self._tables = self._table[None] if self._all_tables is None else self._all_tables
         self._rows = [row.data for row in self._table]  # single numbers are read and written there in half the time
 
     def watch(self, rank: WorkerRank, block_size: int) -> None:
@@ -272,24 +272,24 @@ class LoadBook:
 
     def _sum(self, row: int, place: int) -> int:
         """Over all processes."""
-        return self._rows[row][place] if self._everybodys is None else int(self._everybodys[:, row, place].sum())
+        return self._rows[row][place] if self._all_tables is None else int(self._all_tables[:, row, place].sum())
 
     def _most(self, most: int, before: int, place: int) -> int:
         """The most that all processes had booked at any moment since the last report. Other processes may have taken
         this report already and begun to count anew, so the higher of their two latest counts is used."""
         own = self._rows[most][place]
-        if self._everybodys is None:
+        if self._all_tables is None:
             return own
-        return own + int(np.delete(self._everybodys[:, [most, before], place], self._own, 0).max(1).sum())
+        return own + int(np.delete(self._all_tables[:, [most, before], place], self._own, 0).max(1).sum())
 
     @property
     def shared(self) -> bool:
         """Whether other processes book here too."""
-        return self._everybodys is not None
+        return self._all_tables is not None
 
     def own_requests(self) -> int:
         """Requests at all ranks together, of the routers that share these books."""
-        rows = self._table[REQUESTS] if self._everybodys is None else self._everybodys[:, REQUESTS]
+        rows = self._table[REQUESTS] if self._all_tables is None else self._all_tables[:, REQUESTS]
         return int(rows.sum())
 
     def get_metrics(self, now: float) -> dict[WorkerRank, Metrics]:

@@ -51,7 +51,7 @@ def lack(worker: Worker) -> str | None:
     return next((why for rank in worker.ranks if (why := connector.lacks(worker.prefiller(rank.dp_rank)))), None)
 
 
-def loneliness(worker: Worker, up: Sequence[Worker]) -> str | None:
+def why_unpaired(worker: Worker, up: Sequence[Worker]) -> str | None:
     """Why a worker that is up gets no requests for want of a counterpart; None: it gets some."""
     if worker.role == "both":
         return None

@@ -11,7 +11,7 @@ from publishers.logs import log_event
 from router.scheduling.decision import Candidates, Split
 from router.split.pairing import make_split, ranks_of
 from router.workers.spec import WorkerSpec
-from router.workers.worker import LEADS_BACK, Worker
+from router.workers.worker import LOOPS, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +104,10 @@ class Fleet:
             log_event(logger, logging.WARNING, "Worker keeps failing: it gets nothing for a while", worker=worker.id)
             self._forget()
 
-    def came_back(self, worker: Worker, now: float) -> None:
+    def loop_found(self, worker: Worker, now: float) -> None:
         """A request that was sent there has come back to a router that it had passed."""
-        if worker.came_back(now):
-            log_event(logger, logging.WARNING, LEADS_BACK, worker=worker.id)
+        if worker.note_loop(now):
+            log_event(logger, logging.WARNING, LOOPS, worker=worker.id)
 
     def trip(self, worker: Worker, reason: str, now: float) -> None:
         """Open the worker's breaker: it does not work properly, whatever its health check says."""

@@ -7,8 +7,8 @@ import msgspec
 from indexer.types import WorkerRank
 from router.core import Core
 from router.events.index_audit import DriftStatus
-from router.split.pairing import loneliness
-from router.workers.worker import LEADS_BACK, State, Worker
+from router.split.pairing import why_unpaired
+from router.workers.worker import LOOPS, State, Worker
 
 
 class RankStatus(msgspec.Struct, kw_only=True):
@@ -52,8 +52,8 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
 def worker_status(core: Core, worker: Worker) -> WorkerStatus:
     problems = list(worker.problems)
     missing = core.missing_events.problems.get(worker.id) if core.missing_events else None
-    leads_back = LEADS_BACK if worker.leads_back(core.clock()) else None
-    lonely = loneliness(worker, core.fleet.up) if worker.state == "up" else None
+    loops = LOOPS if worker.loops(core.clock()) else None
+    unpaired = why_unpaired(worker, core.fleet.up) if worker.state == "up" else None
     return WorkerStatus(
         id=worker.id,
         url=worker.spec.url,
@@ -67,7 +67,7 @@ def worker_status(core: Core, worker: Worker) -> WorkerStatus:
         block_size=worker.block_size,
         role=worker.role,
         connector=worker.connector if worker.role != "both" else None,
-        problems=[*problems, *(problem for problem in (missing, leads_back, lonely) if problem)],
+        problems=[*problems, *(problem for problem in (missing, loops, unpaired) if problem)],
         ranks=[_rank_status(core, rank) for rank in worker.ranks],
     )
 

@@ -69,7 +69,7 @@ class Upkeep:
             # Over a broker, events may come for a worker that cannot say itself that it has some.
             if self._settings.kv_events and (worker.has_events or not local):
                 self._indexer.watch(rank)
-            self._indexer.worker_came_back(rank)
+            self._indexer.worker_restarted(rank)
         if local:
             await self._publish_for(worker)
         for learn in self._learners:

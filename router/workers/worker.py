@@ -18,11 +18,11 @@ from router.workers.spec import WorkerSpec
 ASSUMED_BLOCK_SIZE = 16
 """Block size in tokens where neither engine nor operator states one: vLLM's default, and a divisor of other usual
 ones."""
-LEADS_BACK: Final = (
+LOOPS: Final = (
     "Requests sent to this worker come back: its URL leads to this router itself, or to a router that leads back. "
     "State the URL of an engine."
 )
-_CAME_BACK_LATELY: Final = 300.0
+_LOOP_REMEMBERED: Final = 300.0
 """Seconds without another such request after which a worker no longer counts as leading back."""
 _UNKNOWN: Final = EngineDescription("unknown")
 """Description of a worker that has not answered yet."""
@@ -48,7 +48,7 @@ class Worker:
         """From its connector's bootstrap server, by the engine's own numbers of its data-parallel ranks."""
         self.coordinates: dict[int, Mapping[str, object]] = {}
         """Where decode workers register for pushes, by data-parallel rank; learned from the ranks' answers."""
-        self._came_back = -math.inf
+        self._looped = -math.inf
         """When a request that was sent there last came back to a router that it had passed."""
         self._leaves_out_zero: bool | None = None
         """Whether its answers leave out the number of cached tokens when it is 0; None: not known yet."""
@@ -137,14 +137,14 @@ class Worker:
             self._leaves_out_zero = cached > 0
         return cached
 
-    def came_back(self, now: float) -> bool:
+    def note_loop(self, now: float) -> bool:
         """A request that was sent there has come back to a router that it had passed. Returns whether it is the first
         in a while."""
-        first, self._came_back = not self.leads_back(now), now
+        first, self._looped = not self.loops(now), now
         return first
 
-    def leads_back(self, now: float) -> bool:
-        return now - self._came_back <= _CAME_BACK_LATELY
+    def loops(self, now: float) -> bool:
+        return now - self._looped <= _LOOP_REMEMBERED
 
     def serves(self, model: str | None) -> bool:
         """A worker that could not be asked for its models may serve any."""

@@ -131,7 +131,7 @@ def test_assumptions_expire() -> None:
     indexer.expire(110.0)
     assert told() == [("expired", "a", {"GPU": 3})]
     indexer.predict(A, prompt.chain(16), now=120.0)
-    indexer.worker_came_back(A)
+    indexer.worker_restarted(A)
     assert told() == [("expired", "a", {"GPU": 3})]
 
 

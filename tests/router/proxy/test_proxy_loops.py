@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from router.workers.worker import LEADS_BACK
+from router.workers.worker import LOOPS
 from tests.fakes.raw_client import get, post
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.waiting import until
@@ -31,10 +31,10 @@ async def test_a_router_that_is_its_own_worker(caplog: pytest.LogCaptureFixture)
             assert got.status == 508
             assert "this router itself" in json.loads(got.body)["error"]["message"]
         assert router.total("router_requests_total", status="508") == 3, "none of them went round"
-        warnings = [record for record in caplog.records if record.message == LEADS_BACK]
+        warnings = [record for record in caplog.records if record.message == LOOPS]
         assert [fields(record) for record in warnings] == [{"worker": "self"}], "once"
         (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
-        assert LEADS_BACK in worker["problems"]
+        assert LOOPS in worker["problems"]
         assert (await admin.remove("self", timeout="0"))[0] == 202
         await admin.until_gone("self")
 

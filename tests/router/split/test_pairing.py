@@ -10,7 +10,7 @@ import pytest
 
 from engines.description import EngineDescription, Model
 from router.http.pool import Pool
-from router.split.pairing import lack, loneliness, make_split
+from router.split.pairing import lack, make_split, why_unpaired
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
 from router.workers.worker import Worker
@@ -140,7 +140,7 @@ def test_how_kv_is_moved_is_told_with_each_rank() -> None:
 )
 def test_what_is_said_of_those_that_get_nothing(workers: list[Worker], said: list[str | None]) -> None:
     for each, wanted in zip(workers, said, strict=True):
-        why = loneliness(each, workers)
+        why = why_unpaired(each, workers)
         assert (why is None) == (wanted is None), why
         assert wanted is None or wanted in str(why)
 

@@ -12,7 +12,7 @@ from router.http.pool import Pool
 from router.scheduling.decision import Candidates
 from router.workers.fleet import ContextLengths, Fleet
 from router.workers.spec import parse_worker
-from router.workers.worker import ASSUMED_BLOCK_SIZE, LEADS_BACK, Worker
+from router.workers.worker import ASSUMED_BLOCK_SIZE, LOOPS, Worker
 
 BASE, ADAPTER = Model("m"), Model("adapter", parent="m")
 
@@ -289,11 +289,11 @@ def test_a_draining_worker_hands_over_what_it_has_begun() -> None:
 def test_a_worker_that_leads_back_is_warned_of_once_and_again_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
     a = worker("a", BASE)
     found = fleet(a)
-    assert not a.leads_back(0.0)
+    assert not a.loops(0.0)
     for now in (0.0, 200.0, 400.0):
-        found.came_back(a, now)
-    assert a.leads_back(700.0)
-    assert caplog.messages == [LEADS_BACK]
-    assert not a.leads_back(701.0)
-    found.came_back(a, 701.0)
-    assert caplog.messages == [LEADS_BACK] * 2
+        found.loop_found(a, now)
+    assert a.loops(700.0)
+    assert caplog.messages == [LOOPS]
+    assert not a.loops(701.0)
+    found.loop_found(a, 701.0)
+    assert caplog.messages == [LOOPS] * 2
