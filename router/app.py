@@ -29,7 +29,7 @@ from router.http.clients import Limits as ClientLimits
 from router.http.front import Connection
 from router.http.pool import Pool
 from router.http.protocol import for_loop
-from router.metrics.readings import Readings
+from router.metrics.gauges import Gauges
 from router.metrics.registry import Metrics
 from router.migration.migrating import Migrations
 from router.openai.errors import error_response
@@ -61,9 +61,9 @@ from router.store.spec import StoreSpec
 from router.warm_up import warm_up
 from router.workers.breaker import Breaker
 from router.workers.fleet import Fleet
+from router.workers.resources import Learn, WorkerResources
 from router.workers.roster import Roster
 from router.workers.spec import WorkerSpec
-from router.workers.upkeep import Learn, Upkeep
 from router.workers.watch import WorkerWatch
 from router.workers.worker import Worker
 
@@ -160,7 +160,7 @@ class App:
         self._audit.register(metrics)
         if self._migrations:
             metrics.registry.register(self._migrations)
-        Readings(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(metrics)
+        Gauges(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(metrics)
         if self._arms:
             metrics.registry.register(self._arms)
         metrics.lifecycle.loading = self._scheduler.loads.tokens
@@ -214,7 +214,7 @@ class App:
         learners.append(partial(self._metrics.lifecycle.learn, folders=settings.model_folder))
         if self._store and settings.store and settings.store.warm:
             learners.append(partial(warm, session, store=self._store, number=settings.store.warm))
-        upkeep = Upkeep(
+        resources = WorkerResources(
             settings,
             self._scheduler,
             self._indexer,
@@ -227,11 +227,11 @@ class App:
 
         def watch(worker: Worker) -> WorkerWatch:
             return WorkerWatch(
-                worker, self._fleet, session, settings.health_interval, upkeep.take_in, settings.event_host
+                worker, self._fleet, session, settings.health_interval, resources.set_up, settings.event_host
             )
 
         over = partial(handed_over, store=self._store, indexer=self._indexer) if self._store else None
-        return Roster(self._fleet, self._scheduler, upkeep, self._make_worker, watch, time.monotonic, over)
+        return Roster(self._fleet, self._scheduler, resources, self._make_worker, watch, time.monotonic, over)
 
     def _make_worker(self, spec: WorkerSpec) -> Worker:
         settings, security = self._settings, self._security

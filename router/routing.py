@@ -26,7 +26,7 @@ from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking, DecodeBooking
 from router.scheduling.decision import Candidates, Decision, Prediction
 from router.scheduling.waiting import AnyRefusal
-from router.split.parting import Parting
+from router.split.bodies import SplitBodies
 from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _MOST_TOKENS = 1 << 31
 """More than any answer has; clients may ask for any number, even a negative one."""
 
 
-class Asked(NamedTuple):
+class RoutingOptions(NamedTuple):
     """What a request asks for about its routing."""
 
     pinned: Worker | None = None
@@ -65,32 +65,32 @@ class Asked(NamedTuple):
 class RequestRouting:
     """Implements `exchange.Routing` and `scheduling.waiting.Waiting` for one request."""
 
-    def __init__(self, core: Core, model: str | None, asked: Asked = Asked()) -> None:  # noqa: B008 -- immutable
+    def __init__(self, core: Core, model: str | None, options: RoutingOptions = RoutingOptions()) -> None:  # noqa: B008 -- immutable
         self._core = core
         self._model = model
-        self._pinned = asked.pinned
+        self._pinned = options.pinned
         self._exclude: frozenset[str] = frozenset()
         self.unfit: frozenset[str] = frozenset()
         """Workers whose context is too short for it."""
         self._routed: Callable[[Leg | Pair | Response], None] = _nowhere
-        self._parting = Parting(asked.body)
+        self._bodies = SplitBodies(options.body)
         self._body: bytes | None = None
-        self._migration = asked.migration
+        self._migration = options.migration
         self.prompt = Prompt()
         self.arrived = self._submitted = core.clock()
         self._began: float | None = None
         self._found: Matches | None = None
         self._claim: Claim | None = None
-        self.ttft_slo = asked.ttft_slo
-        self.priority = asked.priority
-        self.tenant = asked.tenant
-        self.pinned = asked.pinned is not None
-        self.request_id = asked.request_id
-        self.streamed = asked.streamed
+        self.ttft_slo = options.ttft_slo
+        self.priority = options.priority
+        self.tenant = options.tenant
+        self.pinned = options.pinned is not None
+        self.request_id = options.request_id
+        self.streamed = options.streamed
         self.stored_tokens = 0
-        self._arm = asked.arm
-        self._ended = asked.ended
-        self.policy = asked.arm.policy if asked.arm else None
+        self._arm = options.arm
+        self._ended = options.ended
+        self.policy = options.arm.policy if options.arm else None
 
     def pin(self, worker: Worker) -> None:
         """Let `worker` alone serve the request, which was not routed yet."""
@@ -98,7 +98,7 @@ class RequestRouting:
 
     def rewrite(self, body: bytes) -> None:
         """Send `body` to workers instead of the client's."""
-        self._body, self._parting = body, Parting(body)
+        self._body, self._bodies = body, SplitBodies(body)
         if self._migration:
             self._migration.rewrite(body)
 
@@ -163,21 +163,21 @@ class RequestRouting:
 
     def _pair(self, decision: Decision, booking: Booking) -> Pair:
         leg = self._leg(decision, booking)
-        body, together = self._parting.begin(leg.worker, decision.rank.dp_rank)
+        body, together = self._bodies.begin(leg.worker, decision.rank.dp_rank)
         prefill = leg._replace(body=body, part="prefill")
         decode = self._decode(prefill, None, self._exclude) if together else None
-        return Pair(prefill, decode, self._parting.number, self._core.leg_timeout, self._decode_timeout())
+        return Pair(prefill, decode, self._bodies.number, self._core.leg_timeout, self._decode_timeout())
 
     def _decode_timeout(self) -> float | None:
         """An answer that is not streamed only begins when it is complete."""
         limit = self._core.leg_timeout
         if self.streamed:
             return limit
-        tokens = self._parting.most_tokens
+        tokens = self._bodies.most_tokens
         return None if tokens is None else limit + _SLOWEST_TOKEN * min(max(0, tokens), _MOST_TOKENS)
 
     def prefilled(self, prefill: Leg, answer: Prefilled) -> None:
-        self._parting.learn(prefill.worker, answer)
+        self._bodies.learn(prefill.worker, answer)
         if not prefill.worker.breaker.quiet:
             self.answered(prefill)
 
@@ -198,7 +198,7 @@ class RequestRouting:
         decision = self._as_of_now(prefill, exclude)
         if decision is None:
             return None
-        body = self._parting.go_on(answer)
+        body = self._bodies.go_on(answer)
         now = core.clock()
         onward = core.scheduler.select_decode(decision, self.matches(), now, prefilled=answer is not None)
         worker = core.fleet.workers[onward.rank.worker_id]
@@ -237,7 +237,7 @@ class RequestRouting:
         if self._pinned:
             self._answer(pinned_worker_cannot(self._pinned, model))
         else:
-            self._answer(no_worker(fleet, model, self._parting.refusal, retried=bool(self._exclude)))
+            self._answer(no_worker(fleet, model, self._bodies.refusal, retried=bool(self._exclude)))
 
     def fail(self, error: Exception) -> None:
         """Whatever it is, the client gets an answer."""
@@ -265,7 +265,7 @@ class RequestRouting:
         return bool(self._candidates(exclude)) and self._core.retries.has(self._core.clock())
 
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
-        self._parting = Parting(None)  # one worker continues it alone
+        self._bodies = SplitBodies(None)  # one worker continues it alone
         self.ttft_slo = math.inf  # its first token is out: a refusal would waste what was generated
         tokens = migration.tokens
         if tokens is not None and not self.prompt.guessed:
@@ -368,7 +368,7 @@ class RequestRouting:
         if self._pinned is not None:
             return fleet.candidates_of(self._pinned, self._model, exclude)
         found = fleet.candidates(self._model, exclude | self.unfit if self.unfit else exclude)
-        return found if found.split is None or self._parting.can(found.split, self._context_left()) else found.whole
+        return found if found.split is None or self._bodies.can(found.split, self._context_left()) else found.whole
 
     def _context_left(self) -> int | None:
         """Tokens that the prompt leaves of the longest context of any worker; None if that is not known."""

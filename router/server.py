@@ -33,7 +33,7 @@ from router.openai.inference import (
 from router.openai.kept_responses import KeptResponses, read_kept
 from router.prompts import Prompts
 from router.proxy.exchange import Exchange
-from router.routing import Asked, RequestRouting
+from router.routing import RequestRouting, RoutingOptions
 from router.security.guard import Guard, Tenant
 from router.security.passed_on import check_passed_on, content_kind
 from router.store.hot_page import PATH as HOT
@@ -129,16 +129,16 @@ class Server:
     def _infer(self, request: Request, connection: Connection, inference: Inference, tenant: Tenant | None) -> Exchange:
         self._check_model(inference.model, tenant)
         _check_adapter(request.body, tenant)
-        asked = self._asked(request, tenant, inference.streamed, request.body)
-        if self._arms and asked.pinned is None:  # one that names its worker is no test of a policy
-            asked = asked._replace(arm=self._arms.assign(request.head))
-        if self._migrations and inference.streamed and asked.pinned is None and not request.head.http_1_0:
-            asked = asked._replace(migration=self._migrations.begin(inference))
-        routing = RequestRouting(self._core, inference.model, asked)
+        options = self._options(request, tenant, inference.streamed, request.body)
+        if self._arms and options.pinned is None:  # one that names its worker is no test of a policy
+            options = options._replace(arm=self._arms.assign(request.head))
+        if self._migrations and inference.streamed and options.pinned is None and not request.head.http_1_0:
+            options = options._replace(migration=self._migrations.begin(inference))
+        routing = RequestRouting(self._core, inference.model, options)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
         if self._store and self._prompts:
             pending = self._look_up(self._store, pending, routing, inference)
-        exchange = self._exchange(request, connection, routing, tenant, asked.migration)
+        exchange = self._exchange(request, connection, routing, tenant, options.migration)
         if pending is None:
             exchange.start()
         else:
@@ -192,7 +192,7 @@ class Server:
             tenant.check_model(model if kind == "json" else None)
             _check_adapter(request.body, tenant)
         fields = rendered_fields(request.head, request.body) if self._prompts else {}
-        routing = RequestRouting(self._core, known, self._asked(request, tenant, fields.get("stream") is True))
+        routing = RequestRouting(self._core, known, self._options(request, tenant, fields.get("stream") is True))
         if self._prompts and fields:
             self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
         responses, kept = self._responses, read_kept(request.head, request.body)
@@ -242,19 +242,19 @@ class Server:
         text = f"The model {model!r} does not exist here; these do: {known}."
         return BadRequest(404, text, code="model_not_found", param="model")
 
-    def _asked(
+    def _options(
         self, request: Request, tenant: Tenant | None, streamed: bool = False, body: bytes | None = None
-    ) -> Asked:
+    ) -> RoutingOptions:
         """`body`: of a request that may be served in two parts."""
         head = request.head
         slo, priority = _read_slo(head.ttft_slo), _read_priority(head.priority)
         named = head.request_id or new_request_id()
-        asked = Asked(self._pinned(request), slo, priority, streamed, body=body, request_id=named)
+        options = RoutingOptions(self._pinned(request), slo, priority, streamed, body=body, request_id=named)
         if tenant is not None:
-            return asked._replace(tenant=tenant.name, ended=tenant.end)
+            return options._replace(tenant=tenant.name, ended=tenant.end)
         if self._tenant_header is None:
-            return asked
-        return asked._replace(tenant=(first(head.headers, self._tenant_header) or b"").decode("latin-1"))
+            return options
+        return options._replace(tenant=(first(head.headers, self._tenant_header) or b"").decode("latin-1"))
 
     def _pinned(self, request: Request) -> Worker | None:
         named = request.head.target_worker

@@ -20,7 +20,7 @@ STALE_WITHIN = 1.0
 """Seconds after sending within which a connection that the worker had closed before turns out to be closed."""
 
 
-class Past:
+class ReturnedConnection:
     """Stands for a connection that serves other requests by now: the last pieces that came over it."""
 
     __slots__ = ("latest", "recent")
@@ -61,7 +61,7 @@ class Sending:
         self._connecting: asyncio.Task[None] | None = None
         self._reused = self._resent = False
         self._request = (b"", b"")
-        self.connection: WorkerConnection | Past | None = None
+        self.connection: WorkerConnection | ReturnedConnection | None = None
         """Carries the request; None before there is one, and after `drop`."""
 
     def start(self, request: Request, request_id: bytes) -> None:
@@ -96,7 +96,7 @@ class Sending:
     def settle(self) -> None:
         """The answer is complete and its connection free for others, though the answer is not processed yet."""
         if self.connection:
-            self.connection = Past(self.connection.recent, self.connection.latest)
+            self.connection = ReturnedConnection(self.connection.recent, self.connection.latest)
 
     def _connect(self) -> None:
         self._connecting = self.leg.worker.pool.connect(self._send, self._fail)

@@ -14,8 +14,8 @@ import msgspec
 from publishers.logs import log_event
 from router.scheduling.scheduler import Scheduler
 from router.workers.fleet import Fleet
+from router.workers.resources import WorkerResources
 from router.workers.spec import ROLE_FIELDS, WorkerSpec
-from router.workers.upkeep import Upkeep
 from router.workers.watch import WorkerWatch
 from router.workers.worker import Worker
 
@@ -47,7 +47,7 @@ class Roster:
         self,
         fleet: Fleet,
         scheduler: Scheduler,
-        upkeep: Upkeep,
+        resources: WorkerResources,
         make_worker: Callable[[WorkerSpec], Worker],
         make_watch: Callable[[Worker], WorkerWatch],
         clock: Callable[[], float],
@@ -57,7 +57,7 @@ class Roster:
         store."""
         self._fleet = fleet
         self._scheduler = scheduler
-        self._upkeep = upkeep
+        self._resources = resources
         self._make_worker = make_worker
         self._make_watch = make_watch
         self._clock = clock
@@ -153,9 +153,9 @@ class Roster:
         del self._deadlines[worker.id]  # from here on there is no way back
         await self._end_watch(worker)
         cut = await self._cut_off(worker)
-        await self._upkeep.forget(worker)
+        await self._resources.discard(worker)
         self._fleet.remove(worker)
-        self._upkeep.keep_tallies(self._fleet.workers)
+        self._resources.keep_tallies(self._fleet.workers)
         del self._leaving[worker.id]
         log_event(logger, logging.INFO, "Worker has left", worker=worker.id, cut_off=cut)
         successor = self._successors.pop(worker.id, None)
@@ -246,7 +246,7 @@ class Roster:
     async def close(self) -> None:
         """Stop watching all workers at once."""
         await _end([*self._leaving.values(), *(watched.task for watched in self._watched.values())])
-        await self._upkeep.close()
+        await self._resources.close()
         for worker in self._fleet.workers.values():
             worker.pool.close()
 

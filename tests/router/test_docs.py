@@ -17,8 +17,8 @@ from publishers.local_plane import LocalPlane
 from router.arms import Arms
 from router.cli import make_parser
 from router.events.index_audit import IndexAudit
-from router.metrics.readings import _REPORTED as FIGURES
-from router.metrics.readings import Readings
+from router.metrics.gauges import _REPORTED as FIGURES
+from router.metrics.gauges import Gauges
 from router.metrics.registry import Metrics
 from router.migration.migrating import OUTCOMES, Migrations
 from router.proxy.outcome import End
@@ -86,7 +86,7 @@ class Documented(NamedTuple):
 def registered() -> dict[str, Documented]:
     """Every metric by the name under which it is exposed."""
     metrics = Metrics()
-    Readings(Fleet([]), LoadBook(), KVIndexer(), LocalPlane(), lambda: 0.0).register(metrics)
+    Gauges(Fleet([]), LoadBook(), KVIndexer(), LocalPlane(), lambda: 0.0).register(metrics)
     IndexAudit(KVIndexer(), lambda _: None, has_store=False).register(metrics)
     metrics.registry.register(Arms([], [], None, random.Random(0)))
     metrics.registry.register(Migrations(1, Fleet([]), lambda _: None))

@@ -22,14 +22,14 @@ from router.proxy.failures import Failure
 from router.proxy.legs import Leg, Pair
 from router.proxy.outcome import Outcome
 from router.retry_budget import RetryBudget
-from router.routing import Asked, RequestRouting
+from router.routing import RequestRouting, RoutingOptions
 from router.scheduling.admission import Admission
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.decision import Decision
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
-from router.split.parting import Parting
+from router.split.bodies import SplitBodies
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
 from router.workers.worker import Worker
@@ -139,7 +139,7 @@ def test_a_fault_in_recording_a_decision_costs_neither_the_answer_nor_the_bookin
     made, routed = core(), list[Leg | Pair | Response]()
     arm = Arm("a", LeastLoaded())
     arm.tally = Fails()
-    routing = RequestRouting(made, "m", Asked(arm=arm))
+    routing = RequestRouting(made, "m", RoutingOptions(arm=arm))
     routing.prompt = Prompt(10, HASHES)
     routing.route(frozenset(), routed.append)
     (leg,) = routed
@@ -149,7 +149,7 @@ def test_a_fault_in_recording_a_decision_costs_neither_the_answer_nor_the_bookin
 
 
 def test_a_fault_in_choosing_a_decode_worker_is_a_failure_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
-    class Fails(Parting):
+    class Fails(SplitBodies):
         def go_on(self, answer: Prefilled | None) -> bytes:
             raise KeyError("room")
 
@@ -161,8 +161,8 @@ def test_a_fault_in_choosing_a_decode_worker_is_a_failure_like_any_other(caplog:
         made.fleet.add(worker)
         made.fleet.mark_up(worker)
         made.scheduler.watch(WorkerRank(name, 0), BLOCK)
-    routing = RequestRouting(made, "m2", Asked(body=b'{"prompt":"x","max_tokens":2}'))
-    routing._parting = Fails(b'{"prompt":"x","max_tokens":2}')
+    routing = RequestRouting(made, "m2", RoutingOptions(body=b'{"prompt":"x","max_tokens":2}'))
+    routing._bodies = Fails(b'{"prompt":"x","max_tokens":2}')
     routing.route(frozenset(), routed.append)
     (pair,) = routed
     assert isinstance(pair, Pair)

@@ -139,7 +139,7 @@ async def test_ready_names_an_endpoint_where_nobody_is(a: ScriptedWorker) -> Non
         router.client() as client,
     ):
         missed = await last_problem(router, client)
-        followed = router.app._roster and router.app._roster._upkeep._followed["a"].publisher
+        followed = router.app._roster and router.app._roster._resources._followed["a"].publisher
         assert followed
         assert followed._connect_patience is None  # so that it is told of once
     assert "tcp://127.0.0.1:1" in missed

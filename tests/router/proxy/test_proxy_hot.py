@@ -55,7 +55,7 @@ async def rejoin(router: RunningRouter, worker: ScriptedWorker) -> None:
     fleet = router.app._fleet
     fleet.mark_down(fleet.workers[worker.name], "gone")
     assert router.app._roster
-    await router.app._roster._upkeep.take_in(fleet.workers[worker.name])
+    await router.app._roster._resources.set_up(fleet.workers[worker.name])
 
 
 async def test_a_worker_that_joins_takes_in_what_is_asked_for_most(a: ScriptedWorker, master: Master) -> None:

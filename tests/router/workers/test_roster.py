@@ -26,9 +26,9 @@ from router.scheduling.scheduler import Scheduler
 from router.settings import Settings
 from router.workers import roster
 from router.workers.fleet import Fleet
+from router.workers.resources import WorkerResources, _Followed
 from router.workers.roster import Conflict, Roster
 from router.workers.spec import WorkerSpec, parse_worker
-from router.workers.upkeep import Upkeep, _Followed
 from router.workers.watch import WorkerWatch
 from router.workers.worker import Worker
 from tests.fakes.waiting import until
@@ -57,7 +57,7 @@ class State:
         self.indexer = KVIndexer(100.0, 1 << 20)
         self.scheduler = Scheduler(LeastLoaded(), LoadBook(), random.Random(0))
         self.watches: list[FakeWatch] = []
-        self.upkeep = Upkeep(
+        self.resources = WorkerResources(
             Settings(event_plane=plane),
             self.scheduler,
             self.indexer,
@@ -69,7 +69,7 @@ class State:
         self.roster = Roster(
             self.fleet,
             self.scheduler,
-            self.upkeep,
+            self.resources,
             lambda spec: Worker(spec, Pool(spec.url, 1.0)),
             self._watch,
             lambda: self.now,
@@ -91,7 +91,7 @@ class State:
 
     async def up(self, worker: Worker, ranks: int = 1) -> None:
         worker.description = EngineDescription("vllm", models=(Model("m"),), dp_size=ranks, block_size=16)
-        await self.upkeep.take_in(worker)
+        await self.resources.set_up(worker)
         self.fleet.mark_up(worker)
 
     async def gone(self, name: str) -> None:
@@ -206,7 +206,7 @@ def size_of(state: State) -> list[int]:
         len(latency._latest) + len(latency._steps),
         *(len(each) for each in (indexer._cursors, indexer._assumed, indexer._assumed._ranks, indexer.index._slots)),
         indexer.index._live_slots.shape[1],
-        len(state.upkeep._ranks) + len(state.upkeep._followed),
+        len(state.resources._ranks) + len(state.resources._followed),
     ]
 
 
@@ -218,11 +218,11 @@ async def test_publishers_end_with_their_workers() -> None:
         for _ in range(3):
             worker = state.roster.join(spec("a", ",events=tcp://127.0.0.1:1"))
             await state.up(worker)
-            (followed,) = state.upkeep._followed.values()
+            (followed,) = state.resources._followed.values()
             await until(partial(lambda publisher: publisher.stats.ranks, followed.publisher))
             state.roster.leave(worker, 0.0)
             await state.gone("a")
-            assert state.upkeep._followed == {}
+            assert state.resources._followed == {}
         await until(lambda: asyncio.all_tasks() == before)
         await state.roster.close()
         await state.plane.close()
@@ -237,7 +237,7 @@ async def test_a_worker_leaves_though_its_publisher_cannot_be_closed(
 
     worker = state.roster.join(spec("a"))
     await state.up(worker)
-    state.upkeep._followed["a"] = _Followed(None, worker.spec, cast("EnginePublisher", Publisher()))
+    state.resources._followed["a"] = _Followed(None, worker.spec, cast("EnginePublisher", Publisher()))
     state.roster.leave(worker, 0.0)
     await state.gone("a")
     assert state.scheduler.book.get_metrics(0.0) == {}

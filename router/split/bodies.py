@@ -12,7 +12,7 @@ from router.scheduling.decision import Split
 from router.workers.worker import Worker
 
 
-class Parting:
+class SplitBodies:
     """`body` None: the request cannot be split."""
 
     def __init__(self, body: bytes | None) -> None:

@@ -13,7 +13,7 @@ from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
 from publishers.local_plane import LocalPlane
 from router.http.pool import Pool
-from router.metrics.readings import Readings
+from router.metrics.gauges import Gauges
 from router.metrics.registry import Metrics
 from router.scheduling.load import REPORT_LIFE, LoadBook
 from router.workers.fleet import Fleet
@@ -35,7 +35,7 @@ class State:
         for rank in (A0, A1):
             self.book.watch(rank, 16)
             self.indexer.watch(rank)
-        Readings(self.fleet, self.book, self.indexer, self.plane, lambda: self.now).register(self.metrics)
+        Gauges(self.fleet, self.book, self.indexer, self.plane, lambda: self.now).register(self.metrics)
 
     def read(self, name: str, **labels: str) -> float | None:
         generate_latest(self.metrics.registry)  # must not fail, whatever the state
@@ -109,7 +109,7 @@ def test_memory(state: State) -> None:
     state.indexer = KVIndexer(max_bytes=1 << 20)
     for number in range(1_000):
         state.indexer.index.store(A0, Tier.GPU, range(100 * number, 100 * number + 100))
-    readings, metrics = Readings(state.fleet, state.book, state.indexer, state.plane, lambda: 0.0), Metrics()
+    readings, metrics = Gauges(state.fleet, state.book, state.indexer, state.plane, lambda: 0.0), Metrics()
     readings.register(metrics)
     assert metrics.registry.get_sample_value("router_index_bytes") == state.indexer.nbytes <= 1 << 20
     assert metrics.registry.get_sample_value("router_index_evicted_blocks_total") == state.indexer.evicted > 0

@@ -28,7 +28,7 @@ _REPORTED = (
 )
 
 
-class Readings:
+class Gauges:
     """Where the gauges are read from."""
 
     def __init__(

@@ -32,7 +32,7 @@ class _Followed(NamedTuple):
     publisher: EnginePublisher
 
 
-class Upkeep:
+class WorkerResources:
     def __init__(
         self,
         settings: Settings,
@@ -57,7 +57,7 @@ class Upkeep:
         self._ranks: dict[str, set[WorkerRank]] = {}
         self._followed: dict[str, _Followed] = {}
 
-    async def take_in(self, worker: Worker) -> None:
+    async def set_up(self, worker: Worker) -> None:
         """The worker came up, for the first time or again: keep its books, follow its events, call the learners."""
         local = self._settings.event_plane == "local"
         ranks = set(worker.ranks)
@@ -99,7 +99,7 @@ class Upkeep:
         self._followed[worker.id] = _Followed(worker.description, worker.spec, publisher)
         await publisher.start()
 
-    async def forget(self, worker: Worker) -> None:
+    async def discard(self, worker: Worker) -> None:
         """The worker has left: another that comes with the same name starts with nothing."""
         followed = self._followed.pop(worker.id, None)
         if followed:
