@@ -16,12 +16,12 @@ class ArmSpec(NamedTuple):
     """The arm as it was written; one that comes again is numbered."""
     mode: ArmMode
     policy: str | None
-    """Of the mode kv, where it is stated."""
+    """Of mode kv, if one is stated."""
     weight: float
 
 
 def read_arms(text: str) -> tuple[ArmSpec, ...]:
-    """Raises ValueError, with a sentence, for what is no such list."""
+    """Raises ValueError, with a sentence for people, for anything but such a list."""
     found: list[ArmSpec] = []
     for part in text.split(","):
         spec = _read_arm(part.strip())

@@ -1,7 +1,7 @@
-"""Live A/B: which policy a request is routed by, and what the requests of each come to.
+"""Live A/B tests: which arm, and so which policy, a request belongs to, and the results of each arm.
 
-Arms share everything but the policy: index, load, latency model, queue, workers. So an arm's requests find caches that
-the other's have filled and queues that they have made, and the comparison is of policies within one fleet.
+Arms share everything but the policy: index, load, latency model, queue, workers. So requests of one arm meet the caches
+and queues that those of the other have left, and the test compares policies within one fleet.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECONDS = tuple(base * 10.0**power for power in range(-3, 3) for base in (1, 1.5
 
 
 class ArmTally:
-    """What one arm's requests come to."""
+    """The results of one arm."""
 
     def __init__(self) -> None:
         self.ends: Counter[str] = Counter(dict.fromkeys(get_args(End), 0))
@@ -47,7 +47,7 @@ class ArmTally:
         self.predicted_tokens += decision.overlap_tokens or 0
 
     def finished(self, outcome: Outcome) -> None:
-        """Times are of good, whole answers: how long it took until something failed says little of a policy."""
+        """Times are those of complete, successful answers: the time until a failure says little about a policy."""
         self.ends[outcome.end] += 1
         if outcome.end != "complete" or outcome.status >= 400 or outcome.first_byte is None:
             return
@@ -116,12 +116,12 @@ _HISTOGRAMS = (
 
 
 def _point(value: bytes) -> float:
-    """From 0 to 1, the same everywhere and always: Python's own hash is another in each process."""
+    """A number from 0 to 1, the same in every process, which Python's own hash is not."""
     return int.from_bytes(hashlib.blake2b(value, digest_size=6).digest()) / 2**48
 
 
 def make_arms(settings: Settings) -> Arms | None:
-    """None: there is no test. Raises SettingsError for one that cannot be made."""
+    """None if there is no test. Raises SettingsError for one that cannot be run."""
     if settings.ab is None:
         if settings.ab_sticky is not None:
             raise SettingsError("--ab-sticky belongs to --ab, which names the arms; add it, or leave both out.")
@@ -137,14 +137,14 @@ def make_arms(settings: Settings) -> Arms | None:
 
 
 def reads_prompts(settings: Settings) -> bool:
-    """Whether anything looks at what is in a prompt. All arms' prompts are read then, so that all cost the same."""
+    """Whether any policy reads prompts. If so, the prompts of all arms are read, so that all cost the same."""
     if settings.ab is None:
         return settings.router_mode == "kv"
     return any(spec.mode == "kv" for spec in read_arms(settings.ab))
 
 
 def check_mode(settings: Settings) -> None:
-    """SettingsError where something is stated of what only the mode kv does, and nothing chooses by it."""
+    """Raises SettingsError for a flag that only mode kv heeds, if nothing is routed by it."""
     if settings.router_mode == "kv" or reads_prompts(settings):
         return
     stated = {

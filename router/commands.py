@@ -42,12 +42,12 @@ def run(arguments: list[str]) -> int:
     # Imported late: --help and mistakes are answered without loading the server.
     module = "router.serve" if settings.processes == 1 else "router.processes.parent"
     serve = cast("Callable[[Settings, Source], int]", importlib.import_module(module).run)
-    gc.freeze()  # modules stay: to look for garbage in them is all that a router does for long that ends at once
+    gc.freeze()  # modules stay: collecting them would be most of the work of a router that ends at once
     return serve(settings, source)
 
 
 def _read(source: Source) -> Settings:
-    """How logs are written is only known with the settings: what reading them warns of is held back until then."""
+    """Read the settings. Its warnings are held back until they have said how to write logs."""
     root, early = logging.getLogger(), MemoryHandler(sys.maxsize)
     root.addHandler(early)
     try:
@@ -63,7 +63,7 @@ def _read(source: Source) -> Settings:
 
 
 def _raise_open_files() -> None:
-    """Each request takes two sockets; systems give a process few to begin with, and more to whoever asks."""
+    """Raise the limit of open files as far as the system lets us: each request takes two sockets."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # then it stays as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -60,7 +60,7 @@ class Core(NamedTuple):
         return Prompt(len(token_ids), hashes, pack_tokens(token_ids), namespace)
 
     def guess_prompt(self, stand_ins: Tokens, namespace: Namespace) -> Prompt:
-        """The same of the stand-ins for a prompt whose tokens cannot be known."""
+        """The same for a prompt whose tokens cannot be known, by its stand-ins."""
         return Prompt(len(stand_ins), hash_prompt(stand_ins, self.fleet.block_sizes, namespace), guessed=True)
 
     def matches(self, prompt: Prompt) -> Matches | None:
@@ -72,7 +72,7 @@ class Core(NamedTuple):
         return find(prompt.hashes)
 
     def apply_sent(self) -> None:
-        """Apply what other processes have sent to the index."""
+        """Apply to the index what other processes on this port have sent where."""
         if self.sent:
             for rank, chain, guessed, refused in self.sent.news():
                 if refused:

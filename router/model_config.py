@@ -1,4 +1,4 @@
-"""What a model's own config.json tells, where this machine has it."""
+"""Reads a model's config.json, if it is on this machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from router.model_folder import holds, may_read
 from router.workers.worker import Worker
 
 _KNOWN_DTYPES = frozenset({None, "auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"})
-"""Of a cache, as engines are told: others are laid out in ways of their own."""
+"""The `--kv-cache-dtype`s whose size is known; others have layouts of their own."""
 
 
 def read_config(root: str | None, folders: Sequence[str] = ()) -> dict[str, Any]:
-    """{} where there is none. `folders`: `--model-folder`."""
+    """{} if there is none. `folders`: `--model-folder`."""
     if root is None or not may_read(root, folders) or not holds(Path(root), "config.json"):
         return {}
     try:
@@ -30,7 +30,7 @@ def read_config(root: str | None, folders: Sequence[str] = ()) -> dict[str, Any]
 
 
 def block_bytes(worker: Worker, folders: Sequence[str] = ()) -> int | None:
-    """Of one block, with all its layers, on all its ranks together. None: it cannot be known, and is not guessed."""
+    """The size of one block, all layers on all ranks together. None if it cannot be known; it is not guessed."""
     dtype = worker.description.kv_dtype if worker.description else None
     base = bases(worker.models)
     if dtype not in _KNOWN_DTYPES or len(base) != 1:

@@ -1,5 +1,4 @@
-"""Folders that an engine names: whether the router may look there, and at what. An engine may name any path, and what
-it names may be anything."""
+"""Whether the router may read a folder that an engine names, and a file in it: an engine may name any path."""
 
 from __future__ import annotations
 
@@ -7,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 MOST_BYTES = 256 * 1024**2
-"""Of a file; the largest tokenizer.json known takes some 35 MB."""
+"""The largest file that is read; the largest tokenizer.json known takes some 35 MB."""
 
 
 def may_read(folder: str, within: Sequence[str]) -> bool:
-    """Whether it is one of the folders `within`, or in one, wherever links lead; or none are given."""
+    """Whether the folder, with links resolved, is one of `within` or in one; always if these are none."""
     try:
         real = Path(folder).resolve()
         return not within or any(real.is_relative_to(Path(root).resolve()) for root in within)
@@ -20,7 +19,7 @@ def may_read(folder: str, within: Sequence[str]) -> bool:
 
 
 def holds(folder: Path, name: str) -> bool:
-    """A plain file of a size that can be; the path is absolute."""
+    """Whether that is a plain file of plausible size; False for a path that is not absolute."""
     try:
         file = folder / name
         return folder.is_absolute() and file.is_file() and file.stat().st_size <= MOST_BYTES

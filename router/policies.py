@@ -1,4 +1,4 @@
-"""Which policy a setting means; policies of third parties are found among the installed packages."""
+"""Makes the policy that the settings name: one of the router's own, or one of an installed package."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUILT_IN: dict[str, Callable[[], CostPolicy]] = {
 
 
 def make_policy(settings: Settings) -> Policy:
-    """Raises SettingsError when there is no policy of the name that is asked for."""
+    """Raises SettingsError if there is no policy of that name."""
     match settings.router_mode:
         case "kv":
             return Cheapest(_costs(settings), settings.router_temperature)

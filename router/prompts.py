@@ -1,6 +1,6 @@
-"""A request's prompt as token ids: by the model's own tokenizer at once, else by asking an engine, else not at all.
+"""Gets a request's prompt as token ids: from the model's own tokenizer, else by asking an engine, else not at all.
 
-What was decided for a model (its own tokenizer, or the engines) is said once in the log, and counted per request.
+Which of the first two serves a model is logged once; requests of the others are counted.
 """
 
 from __future__ import annotations
@@ -74,14 +74,15 @@ class Prompts:
         self._serving: dict[str, set[str]] = {}
         """Workers by base model, as they were described last."""
         self._differing: dict[str, set[str]] = {}
-        """Workers by model whose engine makes other tokens."""
+        """By model, workers whose engine makes other tokens."""
         self._takers = TokenTakers() if send_ids else None
         self._finding = asyncio.Lock()
         self._ids_only = PromptTokens(None)
         read_ids(b"[1]")  # compiles it, before any request
 
     def prepare(self, inference: Inference, routing: RequestRouting) -> Awaitable[None] | None:
-        """Gives `routing` its prompt, at once (None) or when the awaitable is done. BadRequest: it is too long."""
+        """Give `routing` its prompt: at once, returning None, or by the time the returned awaitable is done. Raises
+        BadRequest if it is too long."""
         try:
             fields = inference.fields()
         except msgspec.ValidationError:  # strange, but for the engine to judge
@@ -107,7 +108,7 @@ class Prompts:
         return None
 
     async def learn(self, worker: Worker) -> None:
-        """A worker was described: find its models' tokenizers, each once, and hold them against this engine's own."""
+        """A worker has been described: load its models' tokenizers, each once, and compare them with its engine."""
         self.forget(worker.id, still={model.id for model in bases(worker.models)})
         for model in bases(worker.models):
             self._serving.setdefault(model.id, set()).add(worker.id)
@@ -128,7 +129,7 @@ class Prompts:
                 await self._takers.learn(worker, model.id, self._engine(worker), self._post_to(worker, TIMEOUT))
 
     def forget(self, worker_id: str, still: Set[str] = frozenset()) -> None:
-        """It has left, and what its engine made of texts with it; but of models that it serves `still`."""
+        """The worker has left, or serves only the models in `still`: how it tokenizes others is of no more use."""
         for model, differing in self._differing.items():
             if worker_id in differing and model not in still:
                 differing.remove(worker_id)
@@ -141,14 +142,14 @@ class Prompts:
             self._takers.forget(worker_id, still)
 
     def _drop(self, model: str) -> None:
-        """Nobody serves it any more: what comes under its name may have another tokenizer, and it takes memory."""
+        """No worker serves the model any more: a later one of that name may have another tokenizer."""
         del self._serving[model]
         self._tokenizers.pop(model, None)
         self._differing.pop(model, None)
         self._by_model.pop(model, None)
 
     def ends(self, model: str) -> Callable[[Sequence[int]], bool] | None:
-        """Whether tokens of a base model end with a whole character; None where it has no tokenizer here."""
+        """Tells whether tokens of a base model end with a whole character; None if it has no tokenizer here."""
         tokenizer = self._tokenizer(model)
         return tokenizer.ends_whole if tokenizer else None
 
@@ -181,7 +182,7 @@ class Prompts:
         routing.prompt = self._core.hash_prompt(ids, namespace)
 
     def _send(self, routing: RequestRouting, inference: Inference, fields: Fields, ids: Tokens) -> None:
-        """The engine need not make them again; of several prompts only the first has been made tokens of."""
+        """Send the ids, so that the engine need not tokenize again. Not of a batch, whose first prompt alone was."""
         if inference.endpoint == "completions" and not isinstance(fields["prompt"], str):
             return
         body = with_ids(inference.endpoint, inference.raw, ids)
@@ -190,7 +191,7 @@ class Prompts:
             self._core.metrics.ids_sent.inc()
 
     def _too_short(self, base: str, inference: Inference, tokens: int) -> frozenset[str]:
-        """Workers that do not take so many; BadRequest when none does."""
+        """Workers whose context is too short for so many. Raises BadRequest if all are."""
         lengths = self._core.fleet.context_lengths(base)
         if lengths.most is not None and tokens > lengths.most:
             raise BadRequest(
@@ -220,7 +221,7 @@ class Prompts:
         self._tell(routing, inference, base, ids)
 
     def _give_up(self, routing: RequestRouting, inference: Inference, reason: Reason, fields: Fields) -> None:
-        """What it says must do. `fields`: as far as they could be read."""
+        """Match by text what has no token ids. `fields`: as far as they could be read."""
         self._core.metrics.untokenized.labels(reason).inc()
         routing.prompt = Prompt(len(inference.raw) // BYTES_PER_TOKEN)
         if reason == "malformed":
@@ -262,7 +263,7 @@ class Prompts:
         return tokenizer
 
     async def _agrees(self, worker: Worker, model: Model, tokenizer: Tokenizer) -> bool:
-        """An engine that cannot be compared with is believed to agree, aloud."""
+        """An engine that cannot be asked is taken to agree, which is logged."""
         try:
             mismatch = await verify(PromptTokens(tokenizer, worker.engine), self._engine(worker), model.id)
         except CannotTokenize as error:
@@ -276,11 +277,11 @@ class Prompts:
         return False
 
     def _tokenizer(self, model: str) -> Tokenizer | None:
-        """None also where an engine makes other tokens."""
+        """None also if an engine makes other tokens."""
         return None if self._differing.get(model) else self._tokenizers.get(model)
 
     def _settle(self, model: str) -> None:
-        """Where engines of both kinds serve a model, only what both make the same tokens of is tokenized here."""
+        """If engines of both kinds serve a model, only what both tokenize alike is tokenized here."""
         tokenizer = self._tokenizer(model)
         if tokenizer is None:
             self._by_model.pop(model, None)

@@ -1,4 +1,4 @@
-"""Takes over what the settings now say of the workers, when told to or when their file has changed."""
+"""Reads the settings again, at SIGHUP or when their file has changed, and applies what they say of the workers."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Reloading:
             log_event(logger, logging.WARNING, message, settings=",".join(others))
 
     def _others(self, settings: Settings) -> list[str]:
-        """Which are not as they are in force, by their keys; without the workers."""
+        """Keys of the settings, besides the workers, that are not as they are in force."""
         said, in_force = vars(settings), vars(self._settings)
         differing = (option for option in options() if said[option.attribute] != in_force[option.attribute])
         return [option.key for option in differing if option.attribute != "workers"]
 
     async def watch(self, file: Path, interval: float = _INTERVAL) -> None:
-        """Reload whenever the file's content has changed, and once at first: it may have since the router was started.
-        Until cancelled."""
+        """Until cancelled, reload whenever the file's content has changed; also once at first, as it may have changed
+        while the router started."""
         seen: tuple[int, ...] | None = None
         content: bytes | None = None
         while True:
@@ -75,7 +75,7 @@ class Reloading:
 
 
 def _mark(file: Path) -> tuple[int, ...]:
-    """Another one whenever the file was written or replaced, as a ConfigMap's is; () where there is none."""
+    """Changes whenever the file is written or replaced, as a ConfigMap's is; () if there is none."""
     try:
         found = file.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The surface: which path is answered how.
+"""Which path is answered how.
 
 Inference is routed, the rest of /v1 is passed on, the router's own pages are answered here.
 """

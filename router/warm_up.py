@@ -1,4 +1,4 @@
-"""What is compiled when a router starts, before any request needs it; whoever waits for that is told why."""
+"""Compiles all loops of numba when a router starts, before a request needs them; logs why if that takes long."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from router.scheduling.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 PATIENCE: Final = 3.0
-"""Seconds: what an earlier start has kept is there in a fraction of one, and on a busy machine in one or two."""
+"""Seconds until that is logged: with what an earlier start has kept it takes one or two at most, even under load."""
 
 
 def warm_up(scheduler: Scheduler, with_store: bool) -> None:
     """Takes seconds the first time on a machine, a fraction of one after; nothing else happens meanwhile."""
-    with _told_after(PATIENCE, _tell):
+    with _log_after(PATIENCE, _log_why):
         indexer.warm_up.warm_up()
         publishers.rank.warm_up()
         router.scheduling.warm_up.warm_up(scheduler)
@@ -32,9 +32,9 @@ def warm_up(scheduler: Scheduler, with_store: bool) -> None:
 
 
 @contextmanager
-def _told_after(seconds: float, tell: Callable[[], None]) -> Iterator[None]:
-    """By a thread: what takes long blocks the event loop."""
-    timer = threading.Timer(seconds, tell)
+def _log_after(seconds: float, log: Callable[[], None]) -> Iterator[None]:
+    """From a thread, since compiling blocks the event loop."""
+    timer = threading.Timer(seconds, log)
     timer.start()
     try:
         yield
@@ -42,7 +42,7 @@ def _told_after(seconds: float, tell: Callable[[], None]) -> Iterator[None]:
         timer.cancel()
 
 
-def _tell() -> None:
+def _log_why() -> None:
     text = "Compiling what runs for each request: up to half a minute or so, at the first start only"
     hint = "set NUMBA_CACHE_DIR to a folder that lasts, if you see this at every start"
     log_event(logger, logging.INFO, text, hint=hint)

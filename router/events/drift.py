@@ -1,9 +1,8 @@
-"""Whether what the index says of one rank agrees with what its engine reports: a state machine without a clock.
+"""Decides whether the index has drifted from what one rank's engine reports: a state machine without a clock.
 
-Two sums over the requests that were judged, each of which counts less with every later one: of prompt tokens, and of
-how far the index was off. Their ratio is the drift. While it stays above a limit for long enough the rank's part of
-the index is wrong: an alarm is raised and the part is to be rebuilt, first from what its publisher says and, where the
-index still believes in blocks that are gone, from nothing.
+The drift is a ratio of two decaying sums over the requests compared: tokens by which the index was off, to prompt
+tokens. If it stays above a limit for long enough, the rank's part of the index is wrong. An alarm is raised, and the
+part is to be rebuilt: first from its publisher's snapshot and, if it then still has blocks that are gone, from nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ events that were longer under way than anybody waits for them, requests that an 
 cache (vLLM where the prompt's logprobs are asked for)."""
 LEAST_REQUESTS: Final = 50
 LEAST_SECONDS: Final = 30.0
-"""For which it stays above the limit: far longer than a replay takes to put right what was lost."""
+"""Least time above the limit: far longer than a replay takes to put right what was lost."""
 COOL_DOWN: Final = 300.0
 """Seconds from one alarm's last rebuild to the next one's first; and without requests after which an alarm is over."""
 _KEEP: Final = 0.99
-"""What a request still counts when the next is judged: the last hundred tell."""
+"""By how much each later request makes an earlier one count less: the last hundred or so decide."""
 
 Step = Literal["rebuild", "relearn"]
-"""What is to be done: ask the publisher for everything; or, when that was of no use, forget all and go on."""
+"""Ask the publisher for everything; or, if that did not help, forget everything and go on from there."""
 
 
 class Drift:
@@ -79,7 +78,7 @@ class Drift:
         return None
 
     def tick(self, now: float) -> None:
-        """To be called now and then: an alarm may be over without further requests."""
+        """To be called every second: an alarm may end without further requests."""
         if self._above or self.ratio > LIMIT / 2:
             return
         if self.requests >= LEAST_REQUESTS or self._rested(now):

@@ -1,8 +1,8 @@
-"""What the index said of each request's rank beside what the engine reported, and what is done where they drift apart.
+"""Compares what the index said about each request's rank with what its engine reported, and acts on drift.
 
-The index may be off for a moment and right all the same: an event is under way while a request is routed, and blocks
-are evicted before a request comes to its prefill. So a request that differs is judged some seconds later, when the
-events that explain it have come. What is then left over is drift.
+A difference need not be a fault: an event may have been on its way while the request was routed, and blocks may be
+evicted before its prefill begins. So a request that differs is judged some seconds later, when the events that could
+explain it have come. What they do not explain is drift.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PATIENCE = 3.0
 """Seconds until a request that differs is judged: what is lost on the way shows by the second load report, a second
 each, and is replayed then."""
 EVERY = 0.01
-"""Seconds between two requests that are looked at: of more than a hundred a second a part tells as much as all."""
+"""Least seconds between two requests that are compared: a hundred a second tell as much as all."""
 _MOST_DIFFERENT = 4096
-"""Requests that wait to be judged; beyond that the first of them are not judged at all."""
+"""Most requests that wait to be judged; beyond that the oldest are dropped."""
 
 _STEPS: dict[Step, str] = {
     "rebuild": "A rank's part of the index is rebuilt from what its publisher holds",
@@ -85,7 +85,7 @@ class IndexAudit:
         self._drifts: dict[WorkerRank, Drift] = {}
         self._different: deque[_Different] = deque(maxlen=_MOST_DIFFERENT)
         self._next = 0.0
-        """When a request is looked at again."""
+        """When another request is compared."""
         self.alarms = 0
         """Raised since the start."""
 
@@ -114,7 +114,7 @@ class IndexAudit:
         return Claim(rank, chain, size, decision.prompt_tokens, known, decision.overlap_tokens, exact, dropped)
 
     def finished(self, claim: Claim, outcome: Outcome, now: float) -> None:
-        """Its engine has reported, or not."""
+        """The request has ended. Compare the claim with what the engine reported, if it did."""
         parted = outcome.parted
         cached = parted.answer.cached_tokens if parted else outcome.cached_tokens
         if cached is None or outcome.prompt_tokens != claim.prompt_tokens:

@@ -1,4 +1,4 @@
-"""From the event plane into the index and the load book; replays are asked for where the index wants them."""
+"""Takes batches and reports from the event plane into the index and the load book, and asks for replays."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from router.scheduling.load import LoadBook
 logger = logging.getLogger(__name__)
 
 TICK = 1.0
-"""Seconds between two looks at who has fallen silent: `indexer.cursor.SILENCE` counts them."""
+"""Seconds between two ticks, which `indexer.cursor.SILENCE` counts."""
 
 RIVALS = "Two publishers speak for one rank, of which one counts at a time; each engine needs one, with its --worker-id"
 _MOST_STRANGERS = 100
-"""Told of; their names come from the network."""
+"""Unknown workers that are logged at most; their names come from the network."""
 _LONGEST_NAME = 128
 
 
@@ -68,7 +68,7 @@ class Ingest:
         await asyncio.gather(*self._replays, return_exceptions=True)
 
     def tick(self) -> None:
-        """Which ranks are not heard any more, and which twice."""
+        """Notice ranks that have fallen silent, and ranks for which two publishers speak."""
         self._indexer.on_tick(self._plane.connected)
         rivalled = self._indexer.rivalled()
         for rank in rivalled:

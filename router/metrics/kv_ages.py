@@ -1,4 +1,4 @@
-"""How old blocks become, and how soon they are used and copied: of a sample of them (pure)."""
+"""Lifetimes of blocks, and times to their first reuse and to further copies, of a sample (pure)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BlockAges:
         self._most = most
         self._copies: OrderedDict[_Block, dict[WorkerRank, _Copy]] = OrderedDict()
         self._emptied: dict[WorkerRank, float] = {}
-        """When a rank last lost all that it had: older copies of its are none."""
+        """When a rank last lost all its blocks: its older copies do not exist any more."""
         self.lives = {tier: Histogram(BOUNDS) for tier in Tier}
         self.first_reuse = Histogram(BOUNDS)
         self.replication = Histogram(BOUNDS)
@@ -60,11 +60,11 @@ class BlockAges:
                 del self._copies[tier, one]
 
     def emptied(self, rank: WorkerRank, now: float) -> None:
-        """It lost all at once, which says nothing of how long blocks live."""
+        """The rank lost all blocks at once, which says nothing about how long blocks live."""
         self._emptied[rank] = now
 
     def keep(self, workers: Collection[str]) -> None:
-        """Others have left: whoever comes under their names starts anew."""
+        """Drop the blocks of all workers but these: the others have left."""
         for rank in [rank for rank in self._emptied if rank.worker_id not in workers]:
             del self._emptied[rank]
         for block, copies in list(self._copies.items()):

@@ -1,4 +1,4 @@
-"""What becomes of KV blocks, by worker and tier, counted where their events are applied and requests are sent.
+"""Counts what becomes of KV blocks, by worker and tier, as their events are applied and requests are sent.
 
 A handful of additions for a batch of events or a request; ages are those of a sample (`indexer.sampling`).
 """
@@ -79,7 +79,7 @@ class KVLifecycle(Collector):
         return found
 
     async def learn(self, worker: Worker, folders: Sequence[str] = ()) -> None:
-        """It was described. `folders`: `--model-folder`."""
+        """The worker has been described. `folders`: `--model-folder`."""
         size = block_bytes(worker, folders)
         if size:
             self._block_bytes[worker.id] = size
@@ -87,7 +87,7 @@ class KVLifecycle(Collector):
             self._block_bytes.pop(worker.id, None)
 
     def keep(self, workers: Collection[str]) -> None:
-        """Nothing is told any more of workers that are not among these, having left."""
+        """Drop the metrics of all workers but these: the others have left."""
         for kept in (self._workers, self._block_bytes):
             for worker_id in kept.keys() - set(workers):
                 del kept[worker_id]

@@ -61,7 +61,7 @@ class Metrics:
         )
 
     def _counter(self, name: str, text: str, **values: Collection[str]) -> Counter:
-        """With one label, whose `values` are all there from the start: a rate is of what was there before."""
+        """With one label, whose `values` all exist from the start: a rate needs a sample before the first event."""
         [(label, known)] = values.items()
         counter = Counter(f"router_{name}", text, [label], registry=self.registry)
         for value in known:
@@ -72,7 +72,7 @@ class Metrics:
         self.denied.labels(reason).inc()
 
     def keep(self, workers: Collection[str]) -> None:
-        """Nothing is told any more of workers that are not among these, having left."""
+        """Drop the metrics of all workers but these: the others have left."""
         self.tallies.keep(workers)
         self.lifecycle.keep(workers)
 
@@ -81,15 +81,15 @@ class Metrics:
         self.registry.register(_Reading(name, text, labels, read))
 
     async def page(self) -> bytes:
-        """In turns with whatever else is to be done: of 512 workers all of it takes a fifth of a second."""
+        """Lets other work run between families: with 512 workers, the page takes a fifth of a second."""
         pieces = []
         for family in self.registry.collect():
-            pieces.append(generate_latest(cast("CollectorRegistry", _One(family))))
+            pieces.append(generate_latest(cast("CollectorRegistry", _SingleFamily(family))))
             await asyncio.sleep(0)
         return b"".join(pieces)
 
 
-class _One:
+class _SingleFamily:
     """What `generate_latest` asks of a registry."""
 
     def __init__(self, family: Metric) -> None:

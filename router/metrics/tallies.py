@@ -1,4 +1,4 @@
-"""What is counted with every request: plain numbers, shown to Prometheus when it asks.
+"""What is counted with every request: plain numbers, which Prometheus reads when it asks.
 
 `prometheus_client`'s own counters lock and look up at every step, which took a tenth of a request's time.
 """
@@ -145,7 +145,7 @@ class Tallies(Collector):
         return found
 
     def keep(self, workers: Collection[str]) -> None:
-        """Nothing is told any more of workers that are not among these, having left."""
+        """Drop the metrics of all workers but these: the others have left."""
         self._workers = {name: tally for name, tally in self._workers.items() if not name or name in workers}
 
     def collect(self) -> Iterator[Metric]:

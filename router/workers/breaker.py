@@ -1,9 +1,8 @@
-"""Circuit breaker of one worker: requests that it fails keep others away from it, until a single one shows that it is
-well again.
+"""The circuit breaker of one worker: after failures in short succession the worker gets no requests for a while.
 
-Closed, it counts failures. It opens when enough of them came within a short time, and most of what ended there failed.
-Open, the worker gets nothing for a while that doubles with each time in a row, and is spread so that many routers do
-not come back at once. Then it is half open: one request may probe it, and its end closes the breaker or opens it again.
+Closed, it counts failures. It opens if there were enough of them within a short time, and most requests failed. Open,
+the worker gets nothing for a time that doubles with each opening in a row, with jitter, so that many routers do not
+return at once. Then it is half open: one request is let through as a probe, which closes the breaker or opens it again.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import Final, Literal, get_args
 WINDOW: Final = 10.0
 """Seconds for which a failure or a success counts."""
 LONGEST: Final = 8.0
-"""Seconds that it stays open at most: a worker that is back should serve again within ten."""
+"""Most seconds that it stays open: a worker that is back should serve again within ten."""
 PATIENCE: Final = 5.0
-"""Seconds after which a probe that nothing was heard of makes room for another."""
+"""Seconds after which a probe without a result makes room for another."""
 FAILURES: Final = 5
 WAIT: Final = 2.0
 """Seconds that it stays open the first time."""
 _DOUBLINGS: Final = 16
-"""After which the wait is `LONGEST` in any case: a power without end is beyond any float."""
+"""Most doublings: the wait is `LONGEST` by then, and a power without bound would overflow."""
 _MOST_FAILURES: Final = 0.5
 """Share of what ended within the window from which the worker counts as broken: an engine that fails one request in a
 thousand is no worse than the others."""
@@ -58,18 +57,18 @@ class Breaker:
 
     @property
     def quiet(self) -> bool:
-        """Nothing has failed of late, so that a success tells nothing."""
+        """Whether nothing has failed recently, so that a success tells nothing."""
         return not self._ends and self.state == "closed"
 
     def sent(self, now: float) -> bool:
-        """A request goes there; whether that changes `admits`: it is the probe."""
+        """A request is sent there. Returns whether that changes `admits`, as it does for the probe."""
         if self.state != "half-open" or self._probed_at is not None:
             return False
         self._probed_at = now
         return True
 
     def succeeded(self, now: float) -> bool:
-        """Whether that changes the state. An answer of a request sent before it opened is none to go by."""
+        """Returns whether that changes the state. While it is open, answers to earlier requests do not close it."""
         if self.state == "half-open":
             self._close()
             return True
@@ -78,7 +77,7 @@ class Breaker:
         return False
 
     def failed(self, now: float) -> bool:
-        """Whether that changes the state."""
+        """Returns whether that changes the state."""
         if self.state == "open":
             return False
         self._note(now, failed=True)
@@ -89,7 +88,7 @@ class Breaker:
         return True
 
     def trip(self, now: float) -> None:
-        """It is known to be sick."""
+        """Open it, whatever was counted."""
         wait = min(LONGEST, WAIT * 2 ** min(self._tries, _DOUBLINGS))
         self._until = now + wait * (0.5 + self._draw() / 2)
         self._tries += 1
@@ -97,7 +96,7 @@ class Breaker:
         self.state = "open"
 
     def tick(self, now: float) -> bool:
-        """Time has passed; whether that changes `admits`."""
+        """To be called every second. Returns whether that changes `admits`."""
         if self.state == "open" and now >= self._until:
             self.state = "half-open"
             self._probed_at = None
@@ -108,7 +107,7 @@ class Breaker:
         return False
 
     def reset(self) -> None:
-        """It has started anew: what was before says nothing."""
+        """The worker has restarted: earlier failures do not count any more."""
         self._close()
 
     def _note(self, now: float, *, failed: bool) -> None:

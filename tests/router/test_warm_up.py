@@ -7,18 +7,18 @@ import threading
 
 import pytest
 
-from router.warm_up import _tell, _told_after
+from router.warm_up import _log_after, _log_why
 
 
 def test_what_takes_long_is_told_of_while_it_lasts() -> None:
     told = threading.Event()
-    with _told_after(0.0, told.set):
+    with _log_after(0.0, told.set):
         assert told.wait(10)
 
 
 def test_what_is_over_soon_is_not() -> None:
     told = threading.Event()
-    with _told_after(3600.0, told.set):
+    with _log_after(3600.0, told.set):
         timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
     for timer in timers:
         timer.join(10)
@@ -29,5 +29,5 @@ def test_what_is_over_soon_is_not() -> None:
 
 def test_what_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        _tell()
+        _log_why()
     assert "first start" in caplog.text
