@@ -20,13 +20,13 @@ _NO_WORKER = (
 
 def too_busy(refusal: AnyRefusal) -> Response:
     """Says why the request was refused, or was held for too long; that nothing was done; and when to try again."""
-    status, message, details = _told(refusal)
+    status, message, details = _in_words(refusal)
     again = f"nothing was done for this request. Try again in {refusal.retry_after} s."
-    response = error_response(status, f"{message}; {again}", code=refusal.code, details=details)
-    return response._replace(headers=((b"retry-after", b"%d" % refusal.retry_after),))
+    later = (b"retry-after", b"%d" % refusal.retry_after)
+    return error_response(status, f"{message}; {again}", code=refusal.code, details=details, header=later)
 
 
-def _told(refusal: AnyRefusal) -> tuple[int, str, Mapping[str, float]]:
+def _in_words(refusal: AnyRefusal) -> tuple[int, str, Mapping[str, float]]:
     match refusal:
         case Refusal(objective, predicted, limit):
             what = "time to first token" if objective == "ttft" else "time between tokens"

@@ -113,7 +113,7 @@ class Server:
                 raise _wrong_method("GET, HEAD")
             shown = page(request.head, tenant)
             if shown is None:
-                self._keep(self._show_metrics(connection))
+                self._run_in_background(self._show_metrics(connection))
             else:
                 connection.respond(shown)
             return None
@@ -166,9 +166,9 @@ class Server:
             else:
                 exchange.start()
 
-        self._keep(wait())
+        self._run_in_background(wait())
 
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
+    def _run_in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -344,9 +344,7 @@ def _may_use(tenant: Tenant | None, model: str) -> bool:
 
 
 def _wrong_method(allowed: str) -> BadRequest:
-    error = BadRequest(405, f"This path takes {allowed} only.")
-    error.response = error.response._replace(headers=((b"allow", allowed.encode()),))
-    return error
+    return BadRequest(405, f"This path takes {allowed} only.", header=(b"allow", allowed.encode()))
 
 
 def _read_slo(given: bytes | None) -> float | None:

@@ -19,12 +19,23 @@ _TYPES = {
 }
 
 
+Header = tuple[bytes, bytes]
+
+
 class BadRequest(Exception):
     """A request that cannot be served; carries its answer."""
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        header: Header | None = None,
+    ) -> None:
         super().__init__(message)
-        self.response = error_response(status, message, code=code, param=param)
+        self.response = error_response(status, message, code=code, param=param, header=header)
 
 
 def error_response(
@@ -34,9 +45,11 @@ def error_response(
     code: str | None = None,
     param: str | None = None,
     details: Mapping[str, float] | None = None,
+    header: Header | None = None,
 ) -> Response:
     """`code` defaults to the status, as engines have it; `details` stand beside it."""
-    return Response(status, error_body(status, message, code=code, param=param, details=details))
+    body = error_body(status, message, code=code, param=param, details=details)
+    return Response(status, body, headers=(header,) if header else ())
 
 
 def error_body(

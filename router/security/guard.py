@@ -142,7 +142,7 @@ class Guard:
 
     def _unauthorized(self, reason: Reason, message: str) -> BadRequest:
         self._denied(reason)
-        return _with_header(BadRequest(401, message, code="invalid_api_key"), b"www-authenticate", b"Bearer")
+        return BadRequest(401, message, code="invalid_api_key", header=(b"www-authenticate", b"Bearer"))
 
 
 def _key_in(headers: Headers) -> bytes | None:
@@ -164,9 +164,4 @@ def _has_body(headers: Headers) -> bool:
 
 def _too_many(message: str, seconds: int) -> BadRequest:
     text = f"{message} Try again in {seconds} s."
-    return _with_header(BadRequest(429, text, code="rate_limit_exceeded"), b"retry-after", b"%d" % seconds)
-
-
-def _with_header(error: BadRequest, name: bytes, value: bytes) -> BadRequest:
-    error.response = error.response._replace(headers=((name, value),))
-    return error
+    return BadRequest(429, text, code="rate_limit_exceeded", header=(b"retry-after", b"%d" % seconds))
