@@ -78,11 +78,11 @@ class Core(NamedTuple):
                 if refused:
                     self.indexer.retract(rank, chain, guessed)
                 else:
-                    self._note(rank, chain, guessed)
+                    self._expect(rank, chain, guessed)
 
     def predict(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
         """Count the blocks that a prompt will leave at `rank` as held at once, here and in the other processes."""
-        self._note(rank, chain, guessed)
+        self._expect(rank, chain, guessed)
         if self.sent:
             self.sent.tell(rank, chain, guessed=guessed)
 
@@ -92,6 +92,6 @@ class Core(NamedTuple):
         if self.sent:
             self.sent.tell(rank, chain, guessed=guessed, refused=True)
 
-    def _note(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
+    def _expect(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
         note = self.indexer.assume if guessed else self.indexer.predict
         note(rank, chain, self.clock())

@@ -98,9 +98,9 @@ class Prompts:
             if inference.endpoint == "completions":
                 fields["prompt"] = self._checked(fields["prompt"], base)
             ids = tokens.tokens(inference.endpoint, fields)
-            self._tell(routing, inference, base, ids)
+            self._set_prompt(routing, inference, base, ids)
             if self._takers and base and self._takers.take(base.id):
-                self._send(routing, inference, fields, ids)
+                self._send_ids(routing, inference, fields, ids)
         except CannotTokenize as error:
             if error.engine_can:
                 return self._ask(inference, base, routing)
@@ -173,7 +173,7 @@ class Prompts:
             raise BadRequest(400, "The prompt holds something that is no token id of this model.", param="prompt")
         return packed if batch else packed[0]
 
-    def _tell(
+    def _set_prompt(
         self, routing: RequestRouting, inference: Inference, base: Model | None, ids: Sequence[int] | Tokens
     ) -> None:
         if base:
@@ -181,7 +181,7 @@ class Prompts:
         namespace = Namespace(self._core.fleet.lora_name(inference.model), inference.cache_salt)
         routing.prompt = self._core.hash_prompt(ids, namespace)
 
-    def _send(self, routing: RequestRouting, inference: Inference, fields: Fields, ids: Tokens) -> None:
+    def _send_ids(self, routing: RequestRouting, inference: Inference, fields: Fields, ids: Tokens) -> None:
         """Send the ids, so that the engine need not tokenize again. Not of a batch, whose first prompt alone was."""
         if inference.endpoint == "completions" and not isinstance(fields["prompt"], str):
             return
@@ -218,7 +218,7 @@ class Prompts:
             self._give_up(routing, inference, "malformed", {})
             return
         self._core.metrics.engine_tokenized.inc()
-        self._tell(routing, inference, base, ids)
+        self._set_prompt(routing, inference, base, ids)
 
     def _give_up(self, routing: RequestRouting, inference: Inference, reason: Reason, fields: Fields) -> None:
         """Match by text what has no token ids. `fields`: as far as they could be read."""

@@ -32,7 +32,7 @@ from router.workers.worker import Worker
 logger = logging.getLogger(__name__)
 
 
-_LONGEST_NAME = 128
+_LONGEST_ID = 128
 """Characters of a request's id in a log line; a client may send thousands."""
 _SLOWEST_TOKEN = 0.5
 """Seconds per token: ten times what a crowded engine takes."""
@@ -72,7 +72,7 @@ class RequestRouting:
         self._exclude: frozenset[str] = frozenset()
         self.unfit: frozenset[str] = frozenset()
         """Workers whose context is too short for it."""
-        self._routed: Callable[[Leg | Pair | Response], None] = _nowhere
+        self._routed: Callable[[Leg | Pair | Response], None] = _ignore
         self._bodies = SplitBodies(options.body)
         self._body: bytes | None = None
         self._migration = options.migration
@@ -142,7 +142,7 @@ class RequestRouting:
         now = self._core.clock()
         self._routed(routed)
         try:
-            self._note(decision, now)  # after the worker has got the request
+            self._record(decision, now)  # after the worker has got the request
         except Exception:  # whatever it is, the request is on its way
             logger.exception("A decision could not be recorded")
 
@@ -330,12 +330,12 @@ class RequestRouting:
             fleet.failed(worker, self._core.clock())
 
     def finished(self, outcome: Outcome) -> None:
-        self._routed = _nowhere  # breaks a reference cycle
+        self._routed = _ignore  # breaks a reference cycle
         self._core.metrics.tallies.in_flight -= 1
         if self._ended:
             self._ended()
         try:
-            self._count(_as_meant(outcome))
+            self._count(_with_implied_zero(outcome))
         except Exception:  # whatever it is, the client gets its answer, or the end of it, and its next one
             logger.exception("A request could not be counted")
 
@@ -379,7 +379,7 @@ class RequestRouting:
         most = fleet.context_lengths(base.id).most
         return None if most is None else most - prompt.tokens
 
-    def _note(self, decision: Decision, now: float) -> None:
+    def _record(self, decision: Decision, now: float) -> None:
         """Record the decision, which was made at `now`."""
         core = self._core
         tallies = core.metrics.tallies
@@ -388,7 +388,7 @@ class RequestRouting:
         else:
             tallies.queue.wait.observe(now - self._submitted)
         if logger.isEnabledFor(logging.DEBUG):
-            _tell(decision, self.request_id)
+            _log_decision(decision, self.request_id)
         worker = core.fleet.workers[decision.rank.worker_id]
         tally = tallies.worker(worker.id)
         tally.prompt_tokens += decision.prompt_tokens
@@ -410,7 +410,7 @@ class RequestRouting:
             self._core.predict(rank, hashes.chain(worker.block_size), self.prompt.guessed)
 
 
-def _tell(decision: Decision, request_id: bytes) -> None:
+def _log_decision(decision: Decision, request_id: bytes) -> None:
     """Log why this worker was chosen (level debug)."""
     costs = ", ".join(f"{rank} {cost:.4g}" for rank, cost in decision.costs.items())
     log_event(
@@ -423,12 +423,12 @@ def _tell(decision: Decision, request_id: bytes) -> None:
         prompt=decision.prompt_tokens,
         overlap=decision.overlap_tokens,
         stored=decision.stored_tokens,
-        predicted=_told(decision.predicted),
+        predicted=_in_words(decision.predicted),
         costs=costs,
     )
 
 
-def _told(predicted: Prediction | None) -> str | None:
+def _in_words(predicted: Prediction | None) -> str | None:
     return predicted and ", ".join(f"{name} {value:.3g}" for name, value in predicted._asdict().items())
 
 
@@ -438,10 +438,10 @@ def _has_refused(leg: Leg, outcome: Outcome) -> bool:
 
 
 def _readable(request_id: bytes) -> str:
-    return request_id[:_LONGEST_NAME].decode("latin-1")
+    return request_id[:_LONGEST_ID].decode("latin-1")
 
 
-def _as_meant(outcome: Outcome) -> Outcome:
+def _with_implied_zero(outcome: Outcome) -> Outcome:
     """The outcome with cached tokens of 0 if the worker leaves zeros out; not for two parts, where the prefill worker
     reports."""
     leg, told = outcome.leg, outcome.cached_tokens
@@ -451,7 +451,7 @@ def _as_meant(outcome: Outcome) -> Outcome:
     return outcome if meant == told else outcome._replace(cached_tokens=meant)
 
 
-def _nowhere(leg: Leg | Pair | Response) -> None:
+def _ignore(leg: Leg | Pair | Response) -> None:
     """Stands for the callback before and after routing."""
 
 

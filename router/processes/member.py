@@ -101,9 +101,9 @@ def _books_shape(count: int, columns: int) -> tuple[int, int, int]:
 class Sockets:
     """Serves this process's metrics on a socket, and asks the other processes for theirs."""
 
-    def __init__(self, member: Member, tell: Callable[[], Awaitable[bytes]]) -> None:
+    def __init__(self, member: Member, page: Callable[[], Awaitable[bytes]]) -> None:
         self._member = member
-        self._tell = tell
+        self._page = page
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -117,7 +117,7 @@ class Sockets:
 
     async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            writer.write(await self._tell())
+            writer.write(await self._page())
             await writer.drain()
         writer.close()
 
@@ -128,7 +128,7 @@ class Sockets:
 
     async def _ask(self, number: int) -> bytes:
         if number == self._member.number:
-            return await self._tell()
+            return await self._page()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(ANSWER_TIMEOUT):
                 reader, writer = await asyncio.open_unix_connection(_socket_of(self._member.folder, number))

@@ -9,7 +9,7 @@ minutes.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,9 @@ from indexer.hashing import SequenceHashes
 from indexer.types import WorkerRank
 from router.processes.columns import Columns
 
-Ring: TypeAlias = npt.NDArray[np.uint64]
-"""How many words were ever written, and the latest of them: a record is where it begins plus 1, a column of the shared
-books with the number and kind of the blocks that follow, and these; 0 where the rest is left out since the next would
-not fit."""
-
+# A ring begins with how many words were ever written; the latest of them follow. A record is where it begins plus 1, a
+# column of the shared books with the number and kind of the blocks that follow, and these; 0 where the rest is left out
+# since the next would not fit.
 WORDS: Final = 1 << 19
 """Of each ring, 4 MiB: 800 prompts of 10,000 tokens, in blocks of 16. A process that is asked for nothing reads once a
 second. What is never written takes no memory."""

@@ -246,7 +246,7 @@ class Exchange:
         self._routing.prefilled(parts.pair.prefill, answer)
         if parts.pair.decode is None:
             self._hand_over(parts.pair, answer)
-        parts.told()
+        parts.release_usage()
 
     def _on_late(self, limit: float) -> None:
         self.time_out(f"sent nothing within {limit:g} s")
@@ -266,7 +266,7 @@ class Exchange:
         parts.prefill_over()
         if self._first_byte is not None or parts.decoded:  # a decode worker that answers has the KV
             self._routing.failed(parts.pair.prefill, failure, retried=False)
-            parts.told()
+            parts.release_usage()
             return
         self._drop()
         parts.cancel()
@@ -279,7 +279,7 @@ class Exchange:
         parts.prefill_over()
         self._has_answered(parts.pair.prefill)
         if self._first_byte is not None or parts.decoded:  # as above
-            parts.told()
+            parts.release_usage()
             return
         self._drop()
         self.answer(refusal)
@@ -326,7 +326,7 @@ class Exchange:
         if opening and self._first_byte is None:
             data, boundary = opening.add(data, boundary)
             reason = "answered 200, and an error where its stream should begin"
-            if self._fails_unsaid(sending.leg, opening.fails(data), reason) or opening.hold(data, boundary):
+            if self._retries_unsaid(sending.leg, opening.fails(data), reason) or opening.hold(data, boundary):
                 return
         out = relay.body(data, boundary)
         if isinstance(relay, EditedBody) or (self._migration and self._breaks_down(self._migration, out)):
@@ -337,7 +337,7 @@ class Exchange:
             self._connection.write(out)
         sending.connection.pass_events(self._connection.write if relay.clean else None)
 
-    def _fails_unsaid(self, leg: Leg, fails: bool, reason: str) -> bool:
+    def _retries_unsaid(self, leg: Leg, fails: bool, reason: str) -> bool:
         """Whether another worker is tried because this one's answer, of which the client has nothing yet, reports a
         failure."""
         if not fails:
@@ -367,7 +367,7 @@ class Exchange:
             return
         held = relay.body(*self._opening.add(b"", 0)) if self._opening else b""
         out = held + relay.end()
-        if isinstance(relay, EditedBody) and self._fails_unsaid(leg, is_aborted(out), "aborted its answer"):
+        if isinstance(relay, EditedBody) and self._retries_unsaid(leg, is_aborted(out), "aborted its answer"):
             return
         if self._first_byte is None:
             self._begin_answer(leg, head, relay, out)

@@ -90,7 +90,7 @@ class TwoParts:
         """Whether all of the decode worker's answer has come."""
         return self._usage is not None and self._usage.ended
 
-    def told(self) -> None:
+    def release_usage(self) -> None:
         """The prefill worker has answered, or has failed: what was held back for its answer may go on."""
         if self._usage:
             self._usage.release()

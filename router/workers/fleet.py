@@ -36,9 +36,9 @@ class Fleet:
 
     def __init__(self, workers: Iterable[Worker]) -> None:
         self.workers = {worker.id: worker for worker in workers}
-        self._forget()
+        self._invalidate()
 
-    def _forget(self) -> None:
+    def _invalidate(self) -> None:
         self._candidates: dict[str | None, Candidates] = {}
         self._without: dict[tuple[str | None, frozenset[str]], Candidates] = {}
         self._ranks: dict[str, Candidates] = {}
@@ -49,60 +49,60 @@ class Fleet:
 
     def add(self, worker: Worker) -> None:
         self.workers[worker.id] = worker
-        self._forget()
+        self._invalidate()
 
     def remove(self, worker: Worker) -> None:
         """It stays marked as draining, for those who still hold it."""
         worker.draining = True
         del self.workers[worker.id]
-        self._forget()
+        self._invalidate()
 
     def drain(self, worker: Worker, draining: bool) -> None:
         """Start or stop draining `worker`."""
         worker.draining = draining
-        self._forget()
+        self._invalidate()
 
     def restate(self, worker: Worker, spec: WorkerSpec) -> None:
         """Replace what the operator states of `worker`, from the next request on; its id stays the same."""
         worker.spec = spec
-        self._forget()
+        self._invalidate()
 
     def redescribe(self, worker: Worker, found: EngineDescription) -> None:
         """Replace its description: it serves other adapters than before, or is another engine."""
         worker.description = found
-        self._forget()
+        self._invalidate()
 
     def mark_up(self, worker: Worker) -> None:
         """`worker` serves, as its description now says."""
         worker.up, worker.trouble = True, ""
         worker.coordinates = {}  # it may be another process; its next answers tell
         worker.breaker.reset()
-        self._forget()
+        self._invalidate()
 
     def mark_down(self, worker: Worker, trouble: str) -> None:
         """`worker` gets nothing until it is marked up again; what it has in flight goes on."""
         if worker.up:
             log_event(logger, logging.WARNING, "Worker is down", worker=worker.id, trouble=trouble)
         worker.up, worker.trouble = False, trouble
-        self._forget()
+        self._invalidate()
 
     # -- breakers
 
     def sent(self, worker: Worker, now: float) -> None:
         """A request goes there."""
         if worker.breaker.sent(now):
-            self._forget()
+            self._invalidate()
 
     def answered(self, worker: Worker, now: float) -> None:
         """It has begun to answer a request, other than with an error of its own."""
         if worker.breaker.succeeded(now):
             log_event(logger, logging.INFO, "Worker answers again", worker=worker.id)
-            self._forget()
+            self._invalidate()
 
     def failed(self, worker: Worker, now: float) -> None:
         if worker.breaker.failed(now):
             log_event(logger, logging.WARNING, "Worker keeps failing: it gets nothing for a while", worker=worker.id)
-            self._forget()
+            self._invalidate()
 
     def loop_found(self, worker: Worker, now: float) -> None:
         """A request that was sent there has come back to a router that it had passed."""
@@ -113,19 +113,19 @@ class Fleet:
         """Open the worker's breaker: it does not work properly, whatever its health check says."""
         log_event(logger, logging.WARNING, "Worker gets nothing for a while", worker=worker.id, reason=reason)
         worker.breaker.trip(now)
-        self._forget()
+        self._invalidate()
 
     def tick(self, now: float) -> None:
         """To be called once a second: workers that were kept out for a while may be tried again."""
         changed = [worker.id for worker in self.workers.values() if worker.breaker.tick(now)]
         if changed:
-            self._forget()
+            self._invalidate()
 
     def learn_engine_ids(self, worker: Worker, ids: Mapping[int, str]) -> None:
         """`ids`: what its bootstrap server has just answered; {} for no usable answer."""
         if worker.engine_ids != ids:
             worker.engine_ids = ids
-            self._forget()
+            self._invalidate()
 
     @property
     def up(self) -> list[Worker]:

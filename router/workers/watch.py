@@ -53,7 +53,7 @@ class WorkerWatch:
         self._on_described = on_described
         self._event_hosts = event_hosts
         self._slow = self._rounds = 0
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         """Troubles that were logged since it was last healthy: each is logged once, even if they alternate."""
         self.first_check = asyncio.Event()
         """Set once the worker was checked, whatever the result."""
@@ -79,18 +79,18 @@ class WorkerWatch:
         elif trouble is None:
             await self._ask_models()
         if trouble is None:
-            self._told.clear()
+            self._logged.clear()
         elif self._worker.up:
             self._fleet.mark_down(self._worker, trouble)
-            self._told.add(trouble)
+            self._logged.add(trouble)
         else:
             self._stay_down(trouble)
 
     def _stay_down(self, trouble: str) -> None:
         worker = self._worker
-        if trouble not in self._told and trouble != worker.trouble:
+        if trouble not in self._logged and trouble != worker.trouble:
             log_event(logger, logging.WARNING, "Worker is not up", worker=worker.id, trouble=trouble)
-        self._told.add(trouble)
+        self._logged.add(trouble)
         worker.trouble = trouble
 
     async def _check(self) -> str | None:
@@ -146,10 +146,10 @@ class WorkerWatch:
             logger.exception("A worker could not be taken in", extra={"fields": {"worker": worker.id}})
             return f"could not be taken in: {type(error).__name__}"
         self._fleet.mark_up(worker)
-        self._tell(found)
+        self._log_up(found)
         return None
 
-    def _tell(self, found: EngineDescription) -> None:
+    def _log_up(self, found: EngineDescription) -> None:
         worker = self._worker
         log_event(
             logger,
