@@ -1,4 +1,4 @@
-"""From the URL that an operator writes to an event plane."""
+"""Makes the event plane that an operator's URL names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and certificates from files, for both shells. What is wrong with one is told in a sentence that names it."""
+"""Keys and certificates from files, for both shells. Errors name the flag and say what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plug-in inside vLLM is told by its environment.
+"""The settings of the plug-in inside vLLM, which it reads from environment variables.
 
 Apart from `publishers.in_process`, since it is read in every process of vLLM, also in those that publish nothing: there
 the index's compiled parts must not be loaded. (vLLM 0.32 on a CPU looks through all loaded modules for something called

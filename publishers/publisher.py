@@ -1,4 +1,4 @@
-"""One engine on the event plane: found out about, followed rank by rank, asked for its load."""
+"""Publishes one engine's events and load: finds out what it is, follows each of its ranks, and polls its load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why somebody could not be asked over HTTP, in words for people."""
+"""Why an HTTP request failed, in words for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URLs and hosts taken apart."""
+"""Parses URLs and checks host names."""
 
 from __future__ import annotations
 

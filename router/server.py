@@ -301,7 +301,7 @@ class Server:
         }
 
     def _context_length(self, model: Model) -> int | None:
-        """What fits any worker; where prompts are counted, they go to those that they fit."""
+        """What fits every worker; or any, if prompts are counted, since they then go to workers that they fit."""
         base = self._core.fleet.base_model(model.id)
         if base is None:
             return model.max_model_len
@@ -326,14 +326,14 @@ class Server:
 
 
 def _check_adapter(body: bytes, tenant: Tenant | None) -> None:
-    """An adapter is a model of its own to whoever may use some only."""
+    """A key for some models only may not name an adapter beside the model."""
     if tenant is not None and tenant.key.models is not None and names_adapter(body):
         text = "Your key is for some models only: name an adapter as the model, not in the field 'lora_path'."
         raise BadRequest(403, text, param="lora_path")
 
 
 async def _to_keeper(responses: KeptResponses, named: str, routing: RequestRouting) -> None:
-    """Where nobody keeps it, any engine may say so."""
+    """Pin the request to the worker that keeps the answer `named`. If none does, any engine may say so."""
     keeper = await responses.keeper(named)
     if keeper:
         routing.pin(keeper)

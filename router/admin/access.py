@@ -1,4 +1,4 @@
-"""Who may administer."""
+"""Who may use the admin surface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The surface described for machines (OpenAPI 3.1): paths by hand, what is told from the shapes themselves."""
+"""The admin surface as an OpenAPI 3.1 document: paths by hand, schemas from the shapes themselves."""
 
 from __future__ import annotations
 

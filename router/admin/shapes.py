@@ -1,4 +1,4 @@
-"""What goes in and out of the admin surface, as JSON."""
+"""The JSON that the admin surface takes and answers."""
 
 from __future__ import annotations
 

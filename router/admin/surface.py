@@ -1,4 +1,4 @@
-"""Which path is answered how."""
+"""The admin surface's HTTP server: which path is answered how."""
 
 from __future__ import annotations
 

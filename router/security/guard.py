@@ -1,4 +1,4 @@
-"""At the door: a request becomes its tenant's, or is refused."""
+"""Checks API keys: which tenant a request belongs to, and whether that tenant may make it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.security.bucket import Bucket
 from router.security.keys import Key, Keys
 
 _OPEN = frozenset((b"/health", b"/ready", b"/metrics"))
-"""Asked for by what watches the router, which may have no key."""
+"""Paths for monitoring, which may have no key."""
 _SHOWN = (AUTHORIZATION, API_KEY)
 Reason = Literal["no_key", "wrong_key", "rate", "concurrency", "model", "admin"]
 Denied = Callable[[Reason], None]
@@ -20,7 +20,7 @@ Denied = Callable[[Reason], None]
 
 
 class Tenant:
-    """Whoever has a key, and what it has in use."""
+    """The holder of a key, and how much of its limits is in use."""
 
     def __init__(self, key: Key, now: float, denied: Denied) -> None:
         self._denied = denied
@@ -36,7 +36,7 @@ class Tenant:
         return self.key.name
 
     def change(self, key: Key, now: float) -> None:
-        """Its entry, read again. What it has used up stays used up where its limit is the same."""
+        """The key's entry was read again. What was used of a limit that is unchanged stays used."""
         if key.requests_per_minute == self.key.requests_per_minute:
             self.key = key
         else:
@@ -89,7 +89,7 @@ class Guard:
         self.take(keys)
 
     def take(self, keys: Keys) -> None:
-        """These are valid from now on, and no others."""
+        """From now on these keys are valid, and no others."""
         now, known = self._clock(), self._tenants
         self._keys = keys
         self._tenants = {name: known.get(name) or Tenant(key, now, self._denied) for name, key in keys.by_name.items()}
@@ -97,7 +97,7 @@ class Guard:
             tenant.change(keys.by_name[name], now)
 
     def refusal(self, target: bytes, headers: Headers) -> Response | None:
-        """The answer to one who has no key, before its body is read; None where there is a key, or no need of one."""
+        """The answer to a request without a valid key, before its body is read; None if it has one or needs none."""
         if target.partition(b"?")[0] in _OPEN and not _has_body(headers):
             return None
         try:
@@ -107,7 +107,7 @@ class Guard:
         return None
 
     def enter(self, head: RequestHead) -> Tenant | None:
-        """The tenant, for which one more request is counted; None for what no key is needed for. Raises BadRequest."""
+        """Count one more request for its tenant and return that; None if no key is needed. Raises BadRequest."""
         if head.path in _OPEN:
             if head.path == b"/metrics" and self._protect_metrics:
                 self.check_admin(head.headers)

@@ -1,4 +1,4 @@
-"""All that the settings say of security, read from its files once, and again when asked."""
+"""All security settings together, with the files that they name; these can be read again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS for those that come to the router."""
+"""TLS towards clients."""
 
 from __future__ import annotations
 

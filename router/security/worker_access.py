@@ -1,4 +1,4 @@
-"""How workers are asked that want a key, or speak TLS: by the files that the flags `--worker-…` name."""
+"""API keys and TLS towards workers, from the files that the flags `--worker-…` name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patience with workers."""
+"""Dealing with workers: time limits, retries, breakers, migration, checks."""
 
 from __future__ import annotations
 

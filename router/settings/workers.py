@@ -1,4 +1,4 @@
-"""Whom the router sends requests to."""
+"""The workers, and the store that they share."""
 
 from __future__ import annotations
 

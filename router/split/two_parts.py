@@ -1,5 +1,5 @@
-"""The course of a request that one worker prefills and another decodes, and which workers are avoided when one of them
-fails."""
+"""The state of a request that one worker prefills and another decodes: both legs, their time limits, and which workers
+to avoid when one of them fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is asked: the store's master, a worker, a router. Raises Away for whoever does not answer as he should."""
+"""Who is asked: the store's master, a worker, a router. Raises Away for one that does not answer as it should."""
 
 from __future__ import annotations
 
