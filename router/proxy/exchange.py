@@ -255,7 +255,7 @@ class Exchange:
         leg = self._routing.go_on(pair.prefill, answer, self._excluded)
         if isinstance(leg, Failure):
             self._drop_parts()
-            self._retry_or_end(pair.prefill, leg, [frozenset((pair.prefill.worker.id,))])
+            self._retry_or_end(pair.prefill, leg)
         else:
             self._send(leg)
 
@@ -270,7 +270,7 @@ class Exchange:
             return
         self._drop()
         parts.cancel()
-        self._retry_or_end(parts.pair.prefill, failure, [frozenset((parts.pair.prefill.worker.id,))], answer)
+        self._retry_or_end(parts.pair.prefill, failure, answer=answer)
 
     def on_prefill_refused(self, refusal: Response) -> None:
         parts = self._parts
@@ -302,12 +302,8 @@ class Exchange:
         if self._resuming and leg:
             self._resume_with(leg, head)
             return
-        if head.status in RETRY_STATUSES and leg:
-            failure = answered(head.status)
-            if self._other(failure, self._alternatives(leg, failure)):
-                self._give_up_on_worker(failure)
-                return
-            self._routing.failed(leg, failure, retried=False)
+        if head.status in RETRY_STATUSES and leg and self._retries(leg, answered(head.status)):
+            return
         self._head = head
         self._length = length
         http_1_0 = self._request.head.http_1_0
@@ -326,7 +322,7 @@ class Exchange:
         if opening and self._first_byte is None:
             data, boundary = opening.add(data, boundary)
             reason = "answered 200, and an error where its stream should begin"
-            if self._retries_unsaid(sending.leg, opening.fails(data), reason) or opening.hold(data, boundary):
+            if self._retries_if(opening.fails(data), sending.leg, reason) or opening.hold(data, boundary):
                 return
         out = relay.body(data, boundary)
         if isinstance(relay, EditedBody) or (self._migration and self._breaks_down(self._migration, out)):
@@ -337,16 +333,19 @@ class Exchange:
             self._connection.write(out)
         sending.connection.pass_events(self._connection.write if relay.clean else None)
 
-    def _retries_unsaid(self, leg: Leg, fails: bool, reason: str) -> bool:
-        """Whether another worker is tried because this one's answer, of which the client has nothing yet, reports a
-        failure."""
-        if not fails:
-            return False
-        failure = Failure("error", reason)
+    def _retries(self, leg: Leg, failure: Failure) -> bool:
+        """Whether another worker is tried, since this one has failed and the client has nothing of its answer yet."""
         if self._other(failure, self._alternatives(leg, failure)):
             self._give_up_on_worker(failure)
             return True
         self._routing.failed(leg, failure, retried=False)
+        return False
+
+    def _retries_if(self, fails: bool, leg: Leg, reason: str) -> bool:
+        if not fails:
+            return False
+        if self._retries(leg, Failure("error", reason)):
+            return True
         self._opening = None  # the answer goes to the client
         return False
 
@@ -367,7 +366,7 @@ class Exchange:
             return
         held = relay.body(*self._opening.add(b"", 0)) if self._opening else b""
         out = held + relay.end()
-        if isinstance(relay, EditedBody) and self._retries_unsaid(leg, is_aborted(out), "aborted its answer"):
+        if isinstance(relay, EditedBody) and self._retries_if(is_aborted(out), leg, "aborted its answer"):
             return
         if self._first_byte is None:
             self._begin_answer(leg, head, relay, out)
@@ -379,9 +378,7 @@ class Exchange:
     def on_broken(self, reason: str) -> None:
         sending = self._sending
         if self._answering and self._is_done():
-            self._finish(200, "complete")
-            self._connection.write(LAST_CHUNK)
-            self._connection.finish(self._request.head.keep_alive)
+            self._end_stream(b"")
         elif self._answering:
             self._break_answer(Failure("broken", f"broke off its answer: {reason}"))
         elif sending and (self._head is not None or not sending.again(self._clock() - self._sent_at)):
@@ -486,7 +483,7 @@ class Exchange:
     def _alternatives(self, leg: Leg, failure: Failure) -> list[frozenset[str]]:
         """Sets of workers to exclude next, the preferred one first."""
         if self._parts is None or failure.untold or failure.kind == "busy":  # the KV is not to blame for these
-            return [frozenset((leg.worker.id,))]
+            return _without(leg)
         return self._parts.others(leg)
 
     def _other(self, failure: Failure, alternatives: list[frozenset[str]]) -> frozenset[str] | None:
@@ -515,10 +512,15 @@ class Exchange:
         self._retry_or_end(leg, failure, alternatives)
 
     def _retry_or_end(
-        self, leg: Leg, failure: Failure, alternatives: list[frozenset[str]], answer: Response | None = None
+        self,
+        leg: Leg,
+        failure: Failure,
+        alternatives: list[frozenset[str]] | None = None,
+        answer: Response | None = None,
     ) -> None:
-        """`answer`: the worker's own error, for the client if no other worker can be tried."""
-        other = self._other(failure, alternatives)
+        """`alternatives`: as `_alternatives` returns them; None: only the leg's worker is excluded. `answer`: the
+        worker's own error, for the client if no other worker can be tried."""
+        other = self._other(failure, alternatives or _without(leg))
         self._routing.failed(leg, failure, other is not None)
         if other is None:
             self.answer(answer or error_response(failure.status, f"Worker {leg.worker.id} {failure.reason}."), leg)
@@ -546,6 +548,8 @@ class Exchange:
         end = migration.ending()
         if end is not None:
             self._routing.failed(leg, failure, retried=False)
+            if self._sending:
+                self._sending.drop()
             self._end_stream(end)
             return True
         if not migration.cut(unbegun=self._resuming and failure.harmless):
@@ -578,9 +582,7 @@ class Exchange:
         self._learn(leg, head, self._clock())
 
     def _end_stream(self, events: bytes) -> None:
-        """End a stream of which only `events` are missing."""
-        if self._sending:
-            self._sending.drop()
+        """End a stream of which only `events`, and HTTP's last chunk, are missing."""
         self._finish(200, "complete")
         self._connection.write((chunk(events) if events else b"") + LAST_CHUNK)
         self._connection.finish(self._request.head.keep_alive)
@@ -622,6 +624,10 @@ class Exchange:
             cached = parted.answer.cached_tokens
         self._sending = self._parts = self._relay = None  # they refer to this object
         self._routing.finished(Outcome(leg, status, end, self._first_byte, now - self.began, prompt, cached, parted))
+
+
+def _without(leg: Leg) -> list[frozenset[str]]:
+    return [frozenset((leg.worker.id,))]
 
 
 _NOBODY: frozenset[str] = frozenset()
