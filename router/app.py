@@ -34,6 +34,7 @@ from router.metrics.registry import Metrics
 from router.migration.migrating import Migrations
 from router.openai.errors import error_response
 from router.openai.kept_responses import KeptResponses
+from router.own_pages import OwnPages
 from router.policies import make_policy
 from router.processes.member import Member, Sockets, share
 from router.processes.sent import SentPrompts
@@ -287,16 +288,23 @@ class App:
         sys.stdout.flush()
 
     def _make_surface(self) -> Server:
-        settings = self._settings
+        settings, store, guard = self._settings, self._store, self._security.guard
+        own_pages = OwnPages(
+            self._core,
+            int(time.time()),
+            counts_prompts=self._prompts is not None,
+            metrics_of_all=self._sockets.metrics_of_all if self._sockets else None,
+            store=store,
+            guard=guard,
+        )
         return Server(
             self._core,
             self._prompts,
+            own_pages,
             direct=settings.router_mode == "direct",
-            started=int(time.time()),
-            metrics_of_all=self._sockets.metrics_of_all if self._sockets else None,
             arms=self._arms,
-            store=self._store,
-            guard=self._security.guard,
+            store=store,
+            guard=guard,
             tenant_header=settings.tenant_header.lower().encode() if settings.tenant_header else None,
             migrations=self._migrations,
             responses=self._responses,

@@ -1,6 +1,6 @@
 """Which path is answered how.
 
-Inference is routed, the rest of /v1 is passed on, the router's own pages are answered here.
+Inference is routed, the rest of /v1 is passed on, and `own_pages` answers what is about the router itself.
 """
 
 from __future__ import annotations
@@ -9,16 +9,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from urllib.parse import unquote_to_bytes
 
-import msgspec
-
-from engines.description import Model
 from router.arms import Arms
 from router.core import Core
 from router.http.front import Connection
-from router.http.messages import Request, RequestHead, Response, first, new_request_id, with_request_id
-from router.metrics.registry import merge
+from router.http.messages import Request, first, new_request_id, with_request_id
 from router.migration.migrating import Migration, Migrations
 from router.openai.errors import BadRequest, error_response
 from router.openai.inference import (
@@ -31,21 +26,17 @@ from router.openai.inference import (
     rendered_fields,
 )
 from router.openai.kept_responses import KeptResponses, read_kept
+from router.own_pages import ONE_MODEL, OwnPages, no_such_model
 from router.prompts import Prompts
 from router.proxy.exchange import Exchange
 from router.routing import RequestRouting, RoutingOptions
 from router.security.guard import Guard, Tenant
 from router.security.passed_on import check_passed_on, content_kind
-from router.store.hot_page import PATH as HOT
-from router.store.hot_page import hot_page
 from router.store.shared_store import SharedStore
-from router.workers.status import worker_status
 from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_TEXT = b"text/plain; version=0.0.4; charset=utf-8"
-_ONE_MODEL = b"/v1/models/"
 _MOST_PRIORITY = 2**31
 """Either way: the queue keeps priorities as 64-bit numbers."""
 
@@ -57,40 +48,32 @@ class Server:
         self,
         core: Core,
         prompts: Prompts | None,
+        own_pages: OwnPages,
+        *,
         direct: bool,
-        started: int,
-        metrics_of_all: Callable[[], Awaitable[dict[int, bytes]]] | None = None,
-        arms: Arms | None = None,
-        store: SharedStore | None = None,
-        guard: Guard | None = None,
-        tenant_header: bytes | None = None,
-        migrations: Migrations | None = None,
-        responses: KeptResponses | None = None,
+        arms: Arms | None,
+        store: SharedStore | None,
+        guard: Guard | None,
+        tenant_header: bytes | None,
+        migrations: Migrations | None,
+        responses: KeptResponses | None,
     ) -> None:
-        """`metrics_of_all`: of all processes that share the port, where there are several. `guard`: where an API
-        key is asked for. `tenant_header`: names a request's tenant where none is, in lower case."""
+        """`direct`: each request names its worker. `guard`: if requests need an API key. `tenant_header`: the header,
+        in lower case, that names a request's tenant if no key does."""
         self._core = core
         self._prompts = prompts
+        self._own = own_pages
+        self._pages = own_pages.by_path
+        self._own_paths = frozenset((*self._pages, *ENDPOINTS))
         self._direct = direct
-        self._started = started
-        self._metrics_of_all = metrics_of_all
         self._arms = arms
         self._store = store
         self._guard = guard
+        self._tenant_header = tenant_header
         self._migrations = migrations
         self._responses = responses
-        self._tenant_header = tenant_header
         self.under_way: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pages: dict[bytes, Callable[[RequestHead, Tenant | None], Response | None]] = {
-            b"/health": lambda *_: Response(200, b'{"status":"ok"}'),
-            b"/ready": self._ready,
-            b"/metrics": lambda *_: None,  # see `_show_metrics`
-            b"/v1/models": self._models,
-        }
-        if store:
-            self._pages[HOT.encode()] = lambda head, _: self._hot(store, head)
-        self._own_paths = frozenset((*self._pages, *ENDPOINTS))
 
     def serve(self, request: Request, connection: Connection) -> Exchange | None:
         """Implements `front.Serve`."""
@@ -107,7 +90,7 @@ class Server:
     def _serve(self, request: Request, connection: Connection) -> Exchange | None:
         tenant = None if self._guard is None else self._guard.enter(request.head)
         path, method = request.head.path, request.head.method
-        page = self._pages.get(path) or (self._model if path.startswith(_ONE_MODEL) else None)
+        page = self._pages.get(path) or (self._own.model if path.startswith(ONE_MODEL) else None)
         if page:
             if method not in {b"GET", b"HEAD"}:
                 raise _wrong_method("GET, HEAD")
@@ -174,14 +157,12 @@ class Server:
         task.add_done_callback(self._tasks.discard)
 
     async def _show_metrics(self, connection: Connection) -> None:
-        of_all = self._metrics_of_all
         try:
-            page = merge(await of_all()) if of_all else await self._core.metrics.page()
+            page = await self._own.metrics()
         except Exception:  # whatever it is, the client gets an answer
             logger.exception("The metrics could not be told")
-            connection.respond(error_response(500, "The router could not tell its metrics."))
-        else:
-            connection.respond(Response(200, page, _TEXT))
+            page = error_response(500, "The router could not tell its metrics.")
+        connection.respond(page)
 
     def _pass_on(self, request: Request, connection: Connection, tenant: Tenant | None) -> Exchange:
         check_passed_on(request.head, self._own_paths)
@@ -235,12 +216,7 @@ class Server:
             tenant.check_model(model)
         fleet = self._core.fleet
         if model is not None and not fleet.may_serve(model):
-            raise self._no_model(model, tenant)
-
-    def _no_model(self, model: str, tenant: Tenant | None) -> BadRequest:
-        known = ", ".join(sorted(name for name in self._core.fleet.models() if _may_use(tenant, name))) or "none"
-        text = f"The model {model!r} does not exist here; these do: {known}."
-        return BadRequest(404, text, code="model_not_found", param="model")
+            raise no_such_model(fleet, model, tenant)
 
     def _options(
         self, request: Request, tenant: Tenant | None, streamed: bool = False, body: bytes | None = None
@@ -269,61 +245,6 @@ class Server:
                 return worker
         raise BadRequest(400, f"There is no worker {name!r}; these there are: {', '.join(sorted(workers))}.")
 
-    # -- the router's own pages
-
-    def _models(self, _: RequestHead, tenant: Tenant | None) -> Response:
-        models = [
-            self._shown(worker, model)
-            for worker, model in self._core.fleet.models().values()
-            if _may_use(tenant, model.id)
-        ]
-        return Response(200, msgspec.json.encode({"object": "list", "data": models}))
-
-    def _model(self, head: RequestHead, tenant: Tenant | None) -> Response:
-        """Not asked of a worker: vLLM has no such path, and not every worker knows every model."""
-        name = unquote_to_bytes(head.path.removeprefix(_ONE_MODEL)).decode(errors="replace")
-        if tenant is not None:
-            tenant.check_model(name)
-        found = self._core.fleet.models().get(name)
-        if found is None:
-            raise self._no_model(name, tenant)
-        return Response(200, msgspec.json.encode(self._shown(*found)))
-
-    def _shown(self, worker: Worker, model: Model) -> dict[str, object]:
-        return {
-            "id": model.id,
-            "object": "model",
-            "created": self._started,
-            "owned_by": worker.engine,
-            "root": model.root,
-            "parent": model.parent,
-            "max_model_len": self._context_length(model),
-        }
-
-    def _context_length(self, model: Model) -> int | None:
-        """What fits every worker; or any, if prompts are counted, since they then go to workers that they fit."""
-        base = self._core.fleet.base_model(model.id)
-        if base is None:
-            return model.max_model_len
-        lengths = self._core.fleet.context_lengths(base.id)
-        return lengths.most or lengths.least if self._prompts else lengths.least
-
-    def _ready(self, head: RequestHead, _: Tenant | None) -> Response:
-        fleet = self._core.fleet
-        ready = bool(fleet.candidates(None))
-        if self._guard is not None and not self._guard.shows_workers(head):
-            return Response(200 if ready else 503, msgspec.json.encode({"ready": ready}))
-        workers = [worker_status(self._core, worker) for worker in fleet.workers.values()]
-        body: dict[str, object] = {"ready": ready, "workers": workers}
-        if self._store:
-            body["store"] = {"up": self._store.healthy, "problems": self._store.problems}
-        return Response(200 if ready else 503, msgspec.json.encode(body))
-
-    def _hot(self, store: SharedStore, head: RequestHead) -> Response:
-        if self._guard:  # it tells of all tenants' prompts
-            self._guard.check_admin(head.headers)
-        return Response(200, msgspec.json.encode(hot_page(store, self._core.indexer, self._core.clock())))
-
 
 def _check_adapter(body: bytes, tenant: Tenant | None) -> None:
     """A key for some models only may not name an adapter beside the model."""
@@ -337,10 +258,6 @@ async def _to_keeper(responses: KeptResponses, named: str, routing: RequestRouti
     keeper = await responses.keeper(named)
     if keeper:
         routing.pin(keeper)
-
-
-def _may_use(tenant: Tenant | None, model: str) -> bool:
-    return tenant is None or tenant.may_use(model)
 
 
 def _wrong_method(allowed: str) -> BadRequest:
