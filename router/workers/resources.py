@@ -103,10 +103,7 @@ class WorkerResources:
         """The worker has left: another that comes with the same name starts with nothing."""
         followed = self._followed.pop(worker.id, None)
         if followed:
-            try:
-                await followed.publisher.close()
-            except Exception:  # whatever it is, the worker leaves
-                logger.exception("A publisher could not be closed", extra={"fields": {"worker": worker.id}})
+            await _close(worker.id, followed.publisher)
         self._forget(self._ranks.pop(worker.id, set()))
         for forget in self._forgetters:
             forget(worker.id)
@@ -121,5 +118,12 @@ class WorkerResources:
         self._metrics.keep(workers)
 
     async def close(self) -> None:
-        for followed in self._followed.values():
-            await followed.publisher.close()
+        for worker_id, followed in self._followed.items():
+            await _close(worker_id, followed.publisher)
+
+
+async def _close(worker_id: str, publisher: EnginePublisher) -> None:
+    try:
+        await publisher.close()
+    except Exception:  # whatever it is, what follows must happen
+        logger.exception("A publisher could not be closed", extra={"fields": {"worker": worker_id}})

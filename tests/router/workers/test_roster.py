@@ -228,20 +228,43 @@ async def test_publishers_end_with_their_workers() -> None:
         await state.plane.close()
 
 
+class Publisher:
+    """Of an engine's events; cannot be closed if it `fails`."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+        if self.fails:
+            raise ConnectionResetError
+
+
+def follow(state: State, worker: Worker, *, fails: bool) -> Publisher:
+    publisher = Publisher(fails)
+    state.resources._followed[worker.id] = _Followed(None, worker.spec, cast("EnginePublisher", publisher))
+    return publisher
+
+
 async def test_a_worker_leaves_though_its_publisher_cannot_be_closed(
     state: State, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Publisher:
-        async def close(self) -> None:
-            raise ConnectionResetError
-
     worker = state.roster.join(spec("a"))
     await state.up(worker)
-    state.resources._followed["a"] = _Followed(None, worker.spec, cast("EnginePublisher", Publisher()))
+    follow(state, worker, fails=True)
     state.roster.leave(worker, 0.0)
     await state.gone("a")
     assert state.scheduler.book.get_metrics(0.0) == {}
     assert "A publisher could not be closed" in caplog.messages
+
+
+async def test_all_ends_though_one_publisher_cannot_be_closed(state: State) -> None:
+    a, b = state.roster.join(spec("a")), state.roster.join(spec("b"))
+    follow(state, a, fails=True)
+    other = follow(state, b, fails=False)
+    await state.roster.close()
+    assert other.closed
 
 
 async def test_ranks_that_an_engine_has_no_more_are_forgotten(state: State) -> None:
