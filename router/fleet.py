@@ -330,6 +330,12 @@ class Fleet:
         workers = self.workers.values()
         return any(known.id == model for worker in workers for known in worker.models)
 
+    @property
+    def has_one_model(self) -> bool:
+        """Whether the workers, up or not, are known to serve but one base model, under whatever names."""
+        known = bases([model for worker in self.workers.values() for model in worker.models])
+        return len({model.id for model in known}) <= 1 or len({model.root or model.id for model in known}) == 1
+
     def may_serve(self, model: str) -> bool:
         """False only when there are workers, all have told their models, and none is `model`."""
         if not self.workers or model in self._candidates:

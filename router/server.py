@@ -18,6 +18,7 @@ from router.arms import Arms
 from router.core import Core
 from router.exchange import Exchange
 from router.fleet import Worker
+from router.forms import form_model
 from router.http.front import Connection
 from router.http.messages import Request, RequestHead, Response, first, new_request_id, with_request_id
 from router.inference import (
@@ -185,14 +186,10 @@ class Server:
 
     def _pass_on(self, request: Request, connection: Connection, tenant: Tenant | None) -> Exchange:
         check_passed_on(request.head, self._own_paths)
-        kind = content_kind(request.head.headers)
-        model = model_of(request.body, may_be_other=kind == "other") if request.body else None
-        known = model if model is not None and self._core.fleet.knows(model) else None
-        if tenant is not None:
-            tenant.check_model(model if kind == "json" else None)
-            _check_adapter(request.body, tenant)
+        model = _named(request, tenant)
         fields = rendered_fields(request.head, request.body) if self._prompts else {}
-        routing = RequestRouting(self._core, known, self._asked(request, tenant, fields.get("stream") is True))
+        asked = self._asked(request, tenant, fields.get("stream") is True)
+        routing = RequestRouting(self._core, self._served(model, tenant), asked)
         if self._prompts and fields:
             self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
         responses, kept = self._responses, read_kept(request.head, request.body)
@@ -236,6 +233,17 @@ class Server:
         fleet = self._core.fleet
         if model is not None and not fleet.may_serve(model):
             raise self._no_model(model, tenant)
+
+    def _served(self, model: str | None, tenant: Tenant | None) -> str | None:
+        """The model to choose workers by for a request that is passed on; None: any may judge the name. Engines that do
+        not look at it would answer with the model they have, which is right only where there is no other."""
+        fleet = self._core.fleet
+        if model is None or fleet.knows(model):
+            return model
+        if fleet.has_one_model:
+            return None
+        self._check_model(model, tenant)
+        return model
 
     def _no_model(self, model: str, tenant: Tenant | None) -> BadRequest:
         known = ", ".join(sorted(name for name in self._core.fleet.models() if _may_use(tenant, name))) or "none"
@@ -323,6 +331,17 @@ class Server:
         if self._guard:  # it tells of all tenants' prompts
             self._guard.check_admin(head.headers)
         return Response(200, msgspec.json.encode(hot_page(store, self._core.indexer, self._core.clock())))
+
+
+def _named(request: Request, tenant: Tenant | None) -> str | None:
+    """The model that a request names that is passed on. Raises BadRequest if it is not the tenant's."""
+    headers, body = request.head.headers, request.body
+    kind = content_kind(headers)
+    model = model_of(body, may_be_other=kind == "other") if body else None
+    if tenant is not None:
+        tenant.check_model(model if kind == "json" else None)
+        _check_adapter(body, tenant)
+    return model or form_model(headers, body)
 
 
 def _check_adapter(body: bytes, tenant: Tenant | None) -> None:
