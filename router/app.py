@@ -21,6 +21,7 @@ from indexer.kv_indexer import KVIndexer
 from publishers.embedded_nats import NatsServerError
 from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
+from publishers.streams import say
 from router.admin.access import by_keys
 from router.admin.surface import AdminSurface, CannotAdminister
 from router.arms import check_mode, make_arms, reads_prompts
@@ -369,8 +370,7 @@ class App:
         )
         self.port = self._server.sockets[0].getsockname()[1]
         host = url_host(settings.host)
-        sys.stdout.write(f"Listening on {'https' if security.front else 'http'}://{host}:{self.port}\n")
-        sys.stdout.flush()
+        say(f"Listening on {'https' if security.front else 'http'}://{host}:{self.port}")
 
     def _look_after_store(self, store: SharedStore, spec: StoreSpec) -> None:
         if spec.keep:
