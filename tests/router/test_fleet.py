@@ -214,6 +214,14 @@ def test_sglangs_name_for_an_adapter_is_that_adapters() -> None:
     assert found.base_model("m:adapter") == BASE
 
 
+def test_one_model_under_several_names_need_not_be_named() -> None:
+    """vLLM's --served-model-name takes several."""
+    names = Model("m", root="/m"), Model("alias", root="/m")
+    assert fleet(worker("a", *names)).base_model(None) == names[0]
+    assert fleet(worker("a", *names), worker("b", Model("n", root="/n"))).base_model(None) is None
+    assert fleet().base_model(None) is None
+
+
 def test_context_lengths_are_known_of_those_that_are_up() -> None:
     small, large, untold = (
         worker("a", Model("m", max_model_len=10)),
