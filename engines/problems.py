@@ -44,6 +44,12 @@ BAD_ENDPOINT = (
 )
 
 
+def several_addresses(host: str, number: int) -> str:
+    """What is wrong where a name may lead to another engine with each connection."""
+    text = f"The name {host} has {number} addresses: engines behind it are taken for one, with one cache"
+    return f"{text}; state a --worker for each, with an address of its own."
+
+
 def other_block_size(stated: int | None, found: int | None) -> tuple[str, ...]:
     """What is wrong where the block size that an operator states is not the one that the engine tells."""
     if stated is None or found is None or stated == found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ from engines.endpoints import url_host
 from indexer.kv_indexer import KVIndexer
 from publishers.logs import log_event
 from publishers.plane import EventPlane
+from publishers.streams import say
 from router.admin.access import by_keys
 from router.admin.surface import AdminSurface
 from router.arms import make_arms, reads_prompts
@@ -284,8 +284,7 @@ class App:
         )
         self.port = self._server.sockets[0].getsockname()[1]
         host = url_host(settings.host)
-        sys.stdout.write(f"Listening on {'https' if security.front else 'http'}://{host}:{self.port}\n")
-        sys.stdout.flush()
+        say(f"Listening on {'https' if security.front else 'http'}://{host}:{self.port}")
 
     def _make_surface(self) -> Server:
         settings, store, guard = self._settings, self._store, self._security.guard

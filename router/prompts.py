@@ -21,6 +21,7 @@ from indexer.hashing import Tokens, pack_tokens
 from indexer.types import Namespace
 from publishers.dialogue import read_whole
 from publishers.logs import log_event
+from router.answering import Answering
 from router.core import Core, Prompt
 from router.openai.errors import BadRequest
 from router.openai.inference import Inference
@@ -76,6 +77,7 @@ class Prompts:
         self._differing: dict[str, set[str]] = {}
         """By model, workers whose engine makes other tokens."""
         self._takers = TokenTakers() if send_ids else None
+        self._answering = Answering(core.clock)
         self._finding = asyncio.Lock()
         self._ids_only = PromptTokens(None)
         read_ids(b"[1]")  # compiles it, before any request
@@ -130,6 +132,7 @@ class Prompts:
 
     def forget(self, worker_id: str, still: Set[str] = frozenset()) -> None:
         """The worker has left, or serves only the models in `still`: how it tokenizes others is of no more use."""
+        self._answering.forget(worker_id)
         for model, differing in self._differing.items():
             if worker_id in differing and model not in still:
                 differing.remove(worker_id)
@@ -206,11 +209,14 @@ class Prompts:
         return lengths.under(wanted if lengths.most is None else min(wanted, lengths.most))
 
     async def _ask(self, inference: Inference, base: Model | None, routing: RequestRouting) -> None:
-        worker = routing.idlest_worker()
+        worker = routing.idlest_worker(self._answering.resting())
         if worker is None:
-            return  # the answer will say that nobody can serve it
+            if routing.idlest_worker(frozenset()):  # else the answer will say that nobody can serve it
+                self._give_up(routing, inference, "engine", inference.fields())
+            return
+        self._answering.asked(worker.id)
         try:
-            ids = await self._engine(worker).ids(inference.endpoint, inference.whole())
+            ids = await self._noted(worker).ids(inference.endpoint, inference.whole())
         except CannotTokenize as error:
             self._give_up(routing, inference, error.reason, inference.fields())
             return
@@ -293,6 +299,18 @@ class Prompts:
 
     def _engine(self, worker: Worker) -> EngineTokens:
         return EngineTokens(worker.engine, self._post_to(worker, ENGINE_TIMEOUT))
+
+    def _noted(self, worker: Worker) -> EngineTokens:
+        """The same, and whether it answers is noted."""
+        post = self._post_to(worker, ENGINE_TIMEOUT)
+
+        async def noted(path: str, body: bytes) -> tuple[int, bytes]:
+            status, answer = await post(path, body)
+            note = self._answering.forget if status else self._answering.silent
+            note(worker.id)
+            return status, answer
+
+        return EngineTokens(worker.engine, noted)
 
     def _post_to(self, worker: Worker, seconds: float) -> Post:
         async def post(path: str, body: bytes) -> tuple[int, bytes]:

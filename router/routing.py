@@ -251,9 +251,10 @@ class RequestRouting:
 
     # -- the rest of exchange.Routing
 
-    def idlest_worker(self) -> Worker | None:
-        """Of the workers that could serve the request, or a part of it; None if there are none."""
-        core, candidates = self._core, self._candidates(frozenset())
+    def idlest_worker(self, exclude: frozenset[str]) -> Worker | None:
+        """Of the workers that could serve the request, or a part of it; None if there are none but those in
+        `exclude`."""
+        core, candidates = self._core, self._candidates(exclude)
         if candidates.split is not None and not len(candidates):
             candidates = candidates.split.prefills
         if not candidates:

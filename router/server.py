@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 from router.arms import Arms
 from router.core import Core
+from router.forms import form_model
 from router.http.front import Connection
 from router.http.messages import Request, first, new_request_id, with_request_id
 from router.migration.migrating import Migration, Migrations
@@ -166,14 +167,10 @@ class Server:
 
     def _pass_on(self, request: Request, connection: Connection, tenant: Tenant | None) -> Exchange:
         check_passed_on(request.head, self._own_paths)
-        kind = content_kind(request.head.headers)
-        model = model_of(request.body, may_be_other=kind == "other") if request.body else None
-        known = model if model is not None and self._core.fleet.knows(model) else None
-        if tenant is not None:
-            tenant.check_model(model if kind == "json" else None)
-            _check_adapter(request.body, tenant)
+        model = _named(request, tenant)
         fields = rendered_fields(request.head, request.body) if self._prompts else {}
-        routing = RequestRouting(self._core, known, self._options(request, tenant, fields.get("stream") is True))
+        options = self._options(request, tenant, fields.get("stream") is True)
+        routing = RequestRouting(self._core, self._served(model, tenant), options)
         if self._prompts and fields:
             self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
         responses, kept = self._responses, read_kept(request.head, request.body)
@@ -218,6 +215,17 @@ class Server:
         if model is not None and not fleet.may_serve(model):
             raise no_such_model(fleet, model, tenant)
 
+    def _served(self, model: str | None, tenant: Tenant | None) -> str | None:
+        """The model to choose workers by for a request that is passed on; None: any may judge the name. Engines that do
+        not look at it would answer with the model they have, which is right only where there is no other."""
+        fleet = self._core.fleet
+        if model is None or fleet.knows(model):
+            return model
+        if fleet.has_one_model:
+            return None
+        self._check_model(model, tenant)
+        return model
+
     def _options(
         self, request: Request, tenant: Tenant | None, streamed: bool = False, body: bytes | None = None
     ) -> RoutingOptions:
@@ -244,6 +252,17 @@ class Server:
             if name in {worker.id, worker.spec.url}:
                 return worker
         raise BadRequest(400, f"There is no worker {name!r}; these there are: {', '.join(sorted(workers))}.")
+
+
+def _named(request: Request, tenant: Tenant | None) -> str | None:
+    """The model that a request names that is passed on. Raises BadRequest if it is not the tenant's."""
+    headers, body = request.head.headers, request.body
+    kind = content_kind(headers)
+    model = model_of(body, may_be_other=kind == "other") if body else None
+    if tenant is not None:
+        tenant.check_model(model if kind == "json" else None)
+        _check_adapter(body, tenant)
+    return model or form_model(headers, body)
 
 
 def _check_adapter(body: bytes, tenant: Tenant | None) -> None:

@@ -30,6 +30,7 @@ from router.http.messages import (
     connection_line,
     first,
     header_lines,
+    origin_form,
     request_head,
     with_request_id,
     write_response,
@@ -275,6 +276,8 @@ class Connection(protocol.Protocol):
         if sum(len(name) + len(value) + 4 for name, value in self._headers) + len(self._target) > MAX_HEAD:
             self._refuse_message(431, f"The request's head is larger than {MAX_HEAD} bytes.")
             return
+        if not self._target.startswith(b"/"):
+            self._target = origin_form(self._target)
         if self._admit is not None and (refusal := self._admit(self._target, self._headers)):
             self._refuse_with(refusal)
             return

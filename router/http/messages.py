@@ -64,7 +64,7 @@ class RequestHead(NamedTuple):
 
     method: bytes
     target: bytes
-    """The path with its query, as received."""
+    """The path with its query, as received (a host before it is left out)."""
     path: bytes
     headers: Headers
     keep_alive: bool
@@ -91,6 +91,19 @@ class Response(NamedTuple):
     body: bytes = b""
     content_type: bytes = b"application/json"
     headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+_ABSOLUTE = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)
+
+
+def origin_form(target: bytes) -> bytes:
+    """A target without the host that clients of proxies name in it, and that a server must take (RFC 9112 section
+    3.2.2). Which host it is makes no difference here, no more than the Host header does."""
+    found = _ABSOLUTE.match(target)
+    if not found:
+        return target
+    rest = target[found.end() :]
+    return rest if rest.startswith(b"/") else b"/" + rest
 
 
 def request_head(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import cast, get_args
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -29,6 +29,7 @@ class Metrics:
         self.registry.register(self.tallies)
         self.lifecycle = KVLifecycle(clock)
         self.registry.register(self.lifecycle)
+        ProcessCollector(registry=self.registry)
         self.untokenized = self._counter(
             "untokenized_requests",
             "Requests whose tokens could not be had, by reason.",

@@ -24,6 +24,7 @@ import msgspec
 from publishers.connect import embedded_server
 from publishers.embedded_nats import NatsServerError
 from publishers.logs import configure_logging, log_event
+from publishers.streams import say
 from router.cli import Source
 from router.hangups import take_hangups
 from router.port import check_free
@@ -120,8 +121,7 @@ class _Parent:
         listening += await asyncio.gather(*(self._start(number) for number in range(1, count) if listening[0]))
         stopped = self._stopping.is_set()
         if len(listening) == count and all(listening):
-            sys.stdout.write(listening[0])
-            sys.stdout.flush()
+            say(listening[0].rstrip("\n"))
             await asyncio.gather(*(self._keep(number) for number in range(count)))
             return 0
         self._on_signal()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import ssl
 from collections.abc import Callable
 
 import aiohttp
@@ -14,7 +15,7 @@ from router.http.messages import AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADER
 from router.security.guard import Denied, Guard
 from router.security.keys import read_keys
 from router.security.tls import front_context, load_front
-from router.security.worker_access import read_access
+from router.security.worker_access import load_again, read_access
 from router.settings import Settings, SettingsError
 from router.workers.fleet import Fleet
 
@@ -65,12 +66,16 @@ class Security:
         warn_of_readable((s.tls_key, s.worker_key, s.nats_key, s.worker_api_key_file, s.nats_creds, s.nats_nkey_seed))
 
     def reload(self) -> None:
-        """The keys and the front's certificate as they are now. SettingsError: nothing has changed."""
+        """Clients' keys and the certificates as they are now. SettingsError: nothing has changed."""
         try:
             keys = read_keys(self._settings.api_keys) if self._settings.api_keys else None
             if self.front:
                 front_context(self._settings)  # else a pair that does not fit would be half loaded below
+            load_again(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self._settings)  # likewise
+            if self.front:
                 load_front(self.front, self._settings)
+            if self.workers.context:
+                load_again(self.workers.context, self._settings)
         except ValueError as error:
             raise SettingsError(str(error)) from None
         if self.guard and keys:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import aiohttp
 
-from publishers.credentials import client_context, make_session, read_key
+from publishers.credentials import client_context, load_authorities, load_pair, make_session, read_key
 
 
 class WorkerFiles(Protocol):
@@ -39,3 +39,11 @@ def read_access(files: WorkerFiles) -> WorkerAccess:
     context = client_context("--worker", files.worker_ca, files.worker_cert, files.worker_key)
     path = files.worker_api_key_file
     return WorkerAccess(read_key("--worker-api-key-file", path) if path else None, context)
+
+
+def load_again(context: ssl.SSLContext, files: WorkerFiles) -> None:
+    """The certificate, and the authorities beside those before, as they are now, for the connections to come. Raises
+    ValueError."""
+    if files.worker_ca is not None:
+        load_authorities(context, "--worker-ca", files.worker_ca)
+    load_pair(context, ("--worker-cert", files.worker_cert), ("--worker-key", files.worker_key))

@@ -89,9 +89,14 @@ class Security:
     ] = None
     worker_ca: Annotated[
         File | None,
-        _file("The authorities (PEM) that sign the certificates of https:// workers, in place of the system's."),
+        _file(
+            "The authorities (PEM) that sign the certificates of https:// workers, in place of the system's. SIGHUP "
+            "reads them again."
+        ),
     ] = None
-    worker_cert: Annotated[File | None, _file("The certificate (PEM) that https:// workers are shown.")] = None
+    worker_cert: Annotated[
+        File | None, _file("The certificate (PEM) that https:// workers are shown. SIGHUP reads it again.")
+    ] = None
     worker_key: Annotated[File | None, _file("The private key of --worker-cert (PEM, not encrypted).")] = None
     worker_api_key_file: Annotated[
         File | None,

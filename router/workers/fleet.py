@@ -190,6 +190,12 @@ class Fleet:
         workers = self.workers.values()
         return any(known.id == model for worker in workers for known in worker.models)
 
+    @property
+    def has_one_model(self) -> bool:
+        """Whether the workers, up or not, are known to serve but one base model, under whatever names."""
+        known = bases([model for worker in self.workers.values() for model in worker.models])
+        return not known or _are_one(known)
+
     def may_serve(self, model: str) -> bool:
         """False only when there are workers, all have told their models, and none is `model`."""
         if not self.workers or model in self._candidates:
@@ -237,8 +243,14 @@ _NOBODY = Candidates([])
 
 
 def _bases(models: Sequence[Model]) -> dict[str | None, Model]:
-    """Base models by every name that a request may use; None if there is only one."""
+    """Base models by every name that a request may use; None if there is only one, by whatever names."""
     known = {model.id: model for model in models}
     found: dict[str | None, Model] = {m.id: known.get(m.parent, m) if m.parent else m for m in models}
     base = bases(models)
-    return found | {None: base[0]} if len(base) == 1 else found
+    return found | {None: base[0]} if base and _are_one(base) else found
+
+
+def _are_one(known: Sequence[Model]) -> bool:
+    """Whether base models are but one: by its name wherever it was loaded from, or under several names from one
+    place."""
+    return len({model.id for model in known}) == 1 or len({model.root or model.id for model in known}) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 
 import aiohttp
@@ -178,4 +180,17 @@ async def describe(
     host = worker.pool.address.host
     # Else one broken connection would leave the worker half known for as long as it is up.
     found, _ = await converse(probe(host), session, worker.spec.url, DESCRIBE_TIMEOUT, twice=True)
-    return confined(found, host, event_hosts)
+    found = confined(found, host, event_hosts)
+    number = await _addresses(host)
+    several = (problems.several_addresses(host, number),) if number > 1 else ()
+    return replace(found, problems=(*found.problems, *several))
+
+
+async def _addresses(host: str) -> int:
+    """How many it has of one kind: one of IPv4 and one of IPv6 are most often the same machine's."""
+    try:
+        async with asyncio.timeout(DESCRIBE_TIMEOUT):
+            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # the engine was reached all the same, or will not be
+        return 0
+    return max(Counter(family for family, _ in {(family, where[0]) for family, *_, where in found}).values())

@@ -35,12 +35,20 @@ def get(url: str) -> tuple[int, str]:
 class Child:
     """`python -m MODULE ARGUMENTS…`, with its log in a file."""
 
-    def __init__(self, module: str, *arguments: str, log: Path, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        log: Path,
+        variables: Mapping[str, str] | None = None,
+        redirected: str = "",
+    ) -> None:
+        """`redirected`: as the shell's redirections after a command, to be done last."""
         self._log = log / f"{module}-{len(list(log.iterdir()))}.log"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ROUTER_")}
         with self._log.open("wb") as error:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-m", module, *arguments],
                 cwd=ROOT,
                 env={**environment, **(variables or {}), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
                 stdin=subprocess.DEVNULL,

@@ -138,6 +138,28 @@ def test_the_port_of_the_admin_surface_in_use(logs: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
+def test_where_its_streams_lead_is_no_condition(slow: Sim, logs: Path, processes: str) -> None:
+    arguments = ("--worker", slow.urls[0], "--port", "0", "--processes", processes)
+    with Child("router", *arguments, log=logs, redirected=">/dev/full") as router:
+        warning = r"(.*) warning publishers.streams .* reason=\"No space left .* line=\"Listening on (http://\S+)\"\n"
+        said = wait_for(lambda: re.search(warning, router.log))
+        assert said
+        assert get(f"{said[2]}/health")[0] == 200
+        router.process.terminate()
+        assert router.ended() == 0
+    assert "Traceback" not in router.log
+
+
+def test_streams_that_are_closed_are_as_good_as_empty(logs: Path) -> None:
+    """Sockets that get their numbers have the event loop end the process."""
+    with socket.create_server(("127.0.0.1", 0)) as admin:
+        address = f"127.0.0.1:{admin.getsockname()[1]}"  # taken, so that it ends of itself when it has looked at all
+        arguments = ("--worker", "http://127.0.0.1:1", "--port", "0", "--admin-listen", address)
+        with Child("router", *arguments, log=logs, redirected="<&- >&- 2>&-") as router:
+            assert router.ended() == 1
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
 def test_what_reading_the_settings_warns_of_is_a_line_of_the_log(logs: Path, processes: str) -> None:
     arguments = ("--worker", "http://127.0.0.1:1", "--host", "a..b", "--log-format", "json", "--processes", processes)
     with Child("router", *arguments, log=logs, variables={"ROUTER_FOO": "1"}) as router:

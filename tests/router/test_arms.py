@@ -21,6 +21,7 @@ from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Decision, Policy
 from router.scheduling.overlap import OverlapCost
 from router.settings import Settings, SettingsError, options
+from router.store.spec import StoreSpec
 
 
 def head(**headers: str) -> RequestHead:
@@ -122,6 +123,7 @@ OF_KV = [
     ("--tbt-slo", {"tbt_slo": 0.1}),
     ("--slo-action", {"slo_action": "queue"}),
     ("--send-token-ids", {"send_token_ids": True}),
+    ("--store", {"store": StoreSpec(url="http://10.0.0.5:9003")}),
 ]
 
 
@@ -132,6 +134,12 @@ def test_what_kv_does_is_refused_where_nothing_chooses_by_it(
 ) -> None:
     with pytest.raises(SettingsError, match=f"{flag} belongs to --router-mode kv, not to {settings['router_mode']}"):
         check_mode(Settings(**settings, **stated))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("flag", "stated"), [pair for pair in OF_KV if pair[0] in {"--send-token-ids", "--store"}])
+def test_what_takes_prompts_is_refused_where_no_arm_reads_them(flag: str, stated: dict[str, object]) -> None:
+    with pytest.raises(SettingsError, match=f"{flag} belongs to --router-mode kv, not to an --ab without an arm of it"):
+        check_mode(Settings(ab="round-robin:1,random:1", **stated))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge
 def documented() -> dict[str, tuple[str, set[str]]]:
     """Every series' name: the metric's type, and its labels."""
     text = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    rows = re.findall(r"^\| `(router_\w+)` \| (\w+) \| ([\w, ]*?) ?\|", text, re.MULTILINE)
+    rows = re.findall(r"^\| `((?:router|process)_\w+)` \| (\w+) \| ([\w, ]*?) ?\|", text, re.MULTILINE)
     return {
         name + suffix: (kind, {*labels.split(", "), "job", "instance", *(("le",) if suffix == "_bucket" else ())})
         for name, kind, labels in rows
@@ -40,26 +40,26 @@ SERIES = documented()
 
 
 def test_every_metric_that_is_asked_for_exists() -> None:
-    asked = {name for expression in expressions() for name in re.findall(r"\brouter_\w+", expression)}
+    asked = {name for expression in expressions() for name in re.findall(r"\b(?:router|process)_\w+", expression)}
     assert asked <= SERIES.keys()
     assert len(asked) > 40, "they are found at all"
 
 
 def test_every_metric_is_shown() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    names = set(re.findall(r"^\| `(router_\w+)`", text, re.MULTILINE))
-    asked = {name for expression in expressions() for name in re.findall(r"\brouter_\w+", expression)}
+    names = set(re.findall(r"^\| `((?:router|process)_\w+)`", text, re.MULTILINE))
+    asked = {name for expression in expressions() for name in re.findall(r"\b(?:router|process)_\w+", expression)}
     assert names - {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} == set()
 
 
 @pytest.mark.parametrize("expression", sorted({*expressions()}))
 def test_labels_and_rates_are_right(expression: str) -> None:
-    for function, name, labels in re.findall(r"(\w+\()?\b(router_\w+)(?:\{(.*?)\})?", expression):
+    for function, name, labels in re.findall(r"(\w+\()?\b((?:router|process)_\w+)(?:\{(.*?)\})?", expression):
         kind, known = SERIES[name]
         assert set(re.findall(r'(\w+)!?=~?"', labels)) <= known, name
         assert (kind in {"counter", "histogram"}) == (function in {"rate(", "increase("}), name
     by = {label for group in re.findall(r" by \((.*?)\)", expression) for label in group.split(", ")}
-    assert all(by <= SERIES[name][1] for name in re.findall(r"\brouter_\w+", expression)), by
+    assert all(by <= SERIES[name][1] for name in re.findall(r"\b(?:router|process)_\w+", expression)), by
     assert expression.count("(") == expression.count(")")
 
 
@@ -95,6 +95,7 @@ def test_each_part_of_the_metrics_page_has_its_row() -> None:
         "Prefill and decode apart",
         "Overload",
         "Live A/B test",
+        "The router itself",
     ]
 
 

@@ -107,7 +107,9 @@ def registered() -> dict[str, Documented]:
 
 
 def documented() -> dict[str, Documented]:
-    rows = re.findall(r"^\| `(router_\w+)` \| (\w+) \| ([\w, ]*?) ?\|", METRICS.read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `((?:router|process)_\w+)` \| (\w+) \| ([\w, ]*?) ?\|", METRICS.read_text("utf-8"), re.MULTILINE
+    )
     assert len(rows) == len({name for name, *_ in rows}), "a metric is listed twice"
     return {name: Documented(kind, tuple(labels.split(", ")) if labels else ()) for name, kind, labels in rows}
 
@@ -125,10 +127,11 @@ def test_what_is_registered_is_found_here() -> None:
     assert found["router_untokenized_requests_total"] == ("counter", ("reason",))
     assert found["router_index_blocks"] == ("gauge", ("worker", "dp_rank", "tier"))
     assert found["router_index_evicted_blocks_total"] == ("counter", ())
+    assert found["process_open_fds"] == ("gauge", ())
 
 
 def test_the_metrics_page_mentions_no_metric_that_does_not_exist() -> None:
-    mentioned = set(re.findall(r"`(router_[a-z0-9_]+)", METRICS.read_text("utf-8")))
+    mentioned = set(re.findall(r"`((?:router|process)_[a-z0-9_]+)", METRICS.read_text("utf-8")))
     assert mentioned <= registered().keys()
 
 

@@ -108,6 +108,13 @@ class Scene:
         self.core = Core(fleet, book, scheduler, queue, KVIndexer(), Metrics(), lambda: 0.0, RetryBudget(0.2, 0.0))
         self.prompts = Prompts(setting, self.core, session)
 
+    def join(self, url: str) -> None:
+        """Another worker that is as the first, and to be asked after it."""
+        other = Worker(parse_worker(f"{url},name=x"), Pool(url, 1.0))
+        other.description = self.worker.description
+        self.core.fleet.add(other)
+        self.core.fleet.mark_up(other)
+
     async def learn(self) -> None:
         await self.prompts.learn(self.worker)
 
@@ -450,6 +457,35 @@ async def test_an_engine_that_is_too_slow_leaves_the_text(monkeypatch: pytest.Mo
     async with running(HttpEngine({"/tokenize": hang})) as engine, scene(url=engine.url) as made:
         assert await made.prompt(prompt=TEXT) == guessed(TEXT)
         assert made.untokenized("engine") == 1
+
+
+async def test_who_does_not_answer_keeps_no_more_requests_waiting(
+    reference: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, never = 0, asyncio.Event()
+
+    async def hang(body: bytes) -> Answer:
+        nonlocal asked
+        asked += 1
+        await never.wait()
+        return 200, b""
+
+    monkeypatch.setattr("router.prompts.ENGINE_TIMEOUT", 0.02)
+    async with (
+        running(HttpEngine({"/tokenize": hang})) as silent,
+        running(TokenizingEngine(reference)) as well,
+        scene(url=silent.url) as made,
+    ):
+        for _ in range(4):
+            assert await made.prompt(prompt=TEXT) == guessed(TEXT)
+        assert (asked, made.untokenized("engine")) == (2, 4)
+        monkeypatch.setattr("router.prompts.ENGINE_TIMEOUT", 10.0)
+        made.join(well.url)
+        assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
+        assert (asked, made.asked_engine) == (2, 1)
+    assert [record.__dict__["fields"] for record in caplog.records if "/tokenize" in record.message] == [
+        {"worker": "w"}
+    ]
 
 
 async def test_an_engine_of_unknown_kind_leaves_the_text() -> None:

@@ -164,6 +164,39 @@ def test_what_cannot_be_read_is_refused_and_the_connection_ends(message: bytes, 
     assert site.transport.closed
 
 
+@pytest.mark.parametrize(
+    ("target", "origin"),
+    [
+        (b"http://router/v1/x?y=/z", b"/v1/x?y=/z"),
+        (b"HTTPS://[::1]:8443/v1/x", b"/v1/x"),
+        (b"http://router", b"/"),
+        (b"http://router?y", b"/?y"),
+        (b"http:///v1/x", b"http:///v1/x"),
+        (b"ftp://router/v1/x", b"ftp://router/v1/x"),
+        (b"*", b"*"),
+        (b"/http://router/v1/x", b"/http://router/v1/x"),
+    ],
+)
+def test_a_target_may_name_the_host(target: bytes, origin: bytes) -> None:
+    """As clients of a proxy write it: RFC 9112 section 3.2.2."""
+    site = Site()
+    for _ in range(2):  # the second is recognised
+        site.feed(POST.replace(b"/p", target))
+    assert [(request.head.target, request.body) for request in site.requests] == [(origin, b"hello")] * 2
+    assert {request.head.path for request in site.requests} == {origin.partition(b"?")[0]}
+
+
+def test_a_target_that_names_the_host_is_admitted_by_its_path() -> None:
+    admitted: list[bytes] = []
+    site = Site()
+    connection = Connection(
+        site.serve, error_response, site.clients, site.call_later, admit=lambda target, _: admitted.append(target)
+    )
+    connection.connection_made(site.transport)
+    connection.data_received(POST.replace(b"/p", b"http://router/p"))
+    assert admitted == [b"/p"]
+
+
 def test_a_head_that_never_ends_is_refused() -> None:
     site = Site()
     site.feed(b"GET / HTTP/1.1\r\n")

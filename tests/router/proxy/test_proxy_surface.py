@@ -215,6 +215,48 @@ async def test_an_unknown_model(a: ScriptedWorker) -> None:
     assert b"SECRET" not in got.body
 
 
+JSON = b"content-type: application/json"
+FORM = b"content-type: multipart/form-data; boundary=xyz"
+
+
+def form(model: str) -> bytes:
+    lines = ["--xyz", 'Content-Disposition: form-data; name="file"; filename="a.wav"', "", "RIFF"]
+    lines += ["--xyz", 'Content-Disposition: form-data; name="model"', "", model, "--xyz--", ""]
+    return "\r\n".join(lines).encode()
+
+
+async def test_a_form_goes_where_its_model_is_served(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    a.pages.models, b.pages.models = ["one"], ["two"]
+    async with running(a, b) as router, router.client() as client:
+        for name, server in (("one", b"a"), ("one", b"a"), ("two", b"b"), ("two", b"b")):
+            got = await client.ask(post("/v1/audio/transcriptions", form(name), FORM))
+            assert (got.status, got.header(b"x-router-worker")) == (200, server)
+
+
+UNKNOWN = [("/v1/audio/transcriptions", form("nobody"), FORM)]
+UNKNOWN += [(path, b'{"model":"nobody"}', JSON) for path in ("/v1/embeddings", "/v1/messages", "/v1/responses")]
+
+
+@pytest.mark.parametrize(("path", "body", "kind"), UNKNOWN)
+async def test_among_several_models_an_unknown_one_is_nobodys(
+    a: ScriptedWorker, b: ScriptedWorker, path: str, body: bytes, kind: bytes
+) -> None:
+    """An engine that does not look at the name would answer with a model of its own."""
+    a.pages.models, b.pages.models = ["one"], ["two"]
+    async with running(a, b) as router, router.client() as client:
+        got = await client.ask(post(path, body, kind))
+        assert (got.status, error(got)["code"]) == (404, "model_not_found")
+    assert a.requests == b.requests == []
+
+
+@pytest.mark.parametrize(("path", "body", "kind"), UNKNOWN)
+async def test_the_engines_of_one_model_judge_an_unknown_name(
+    a: ScriptedWorker, path: str, body: bytes, kind: bytes
+) -> None:
+    async with running(a) as router, router.client() as client:
+        assert (await client.ask(post(path, body, kind))).status == 200
+
+
 async def test_no_worker_is_up(a: ScriptedWorker) -> None:
     await a.refuse()
     async with running(a, health_interval=0.05) as router, router.client() as client:

@@ -24,6 +24,7 @@ from tests.fakes.http_engine import HttpEngine, models
 from tests.fakes.http_engine import running as engine_running
 from tests.fakes.raw_client import get, post
 from tests.fakes.scripted_worker import ScriptedWorker, events
+from tests.fakes.waiting import until
 from tests.router.proxy.running import RunningRouter, running, source_of
 
 BODY = {"prompt": "x"}
@@ -191,6 +192,25 @@ async def test_workers_are_asked_over_tls_by_both_ways_that_lead_there(
         for wrong in ({**secure, "worker_ca": other.file}, {"worker_ca": ca.file}, {}):
             assert await status_through(engine, **wrong) == 503
         assert len(engine.asked) == asked
+
+
+async def test_a_hangup_reads_what_workers_are_shown_again(ca: Authority, pair: Pair, tmp_path: Path) -> None:
+    """And who signs theirs: a certificate that ends must not take a restart to be replaced."""
+    shown, other = ca.pair("router", "router"), Authority(tmp_path, "other")
+    async with secure_engine(other.server(other.pair("127.0.0.1", "engine"), clients=other)) as engine:
+        worker = Behind(engine)
+        secure: dict[str, Any] = {"worker_ca": ca.file, "worker_cert": shown.cert, "worker_key": shown.key}
+        async with running(worker, source=source_of(worker), health_interval=0.05, **secure) as router:
+            assert not router.is_up(worker)
+            theirs = other.pair("router", "theirs")
+            shutil.copy(other.file, ca.file)
+            shutil.copy(theirs.cert, shown.cert)  # not the key's: all stays as it was
+            router.app.on_hangup()
+            shutil.copy(theirs.key, shown.key)
+            router.app.on_hangup()
+            await until(lambda: router.is_up(worker))
+            async with router.client() as client:
+                assert (await client.ask(post())).status == 200
 
 
 # -- at the start

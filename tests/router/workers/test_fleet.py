@@ -181,6 +181,22 @@ def test_what_is_known_and_what_may_be_served() -> None:
     assert [found.may_serve(name) for name in ("m", "n", "x")] == [True, True, True]
 
 
+@pytest.mark.parametrize(
+    ("models", "one"),
+    [
+        ([BASE], True),
+        ([BASE, ADAPTER], True),
+        ([Model("m", root="/m"), Model("alias", root="/m")], True),
+        ([Model("m", root="/here/m"), Model("m", root="/there/m")], True),
+        ([BASE, Model("n")], False),
+        ([Model("m", root="/m"), Model("n", root="/n")], False),
+    ],
+)
+def test_one_model_by_whatever_names(models: list[Model], one: bool) -> None:
+    unknown = Worker(parse_worker("http://z:8000"), Pool("http://z:8000", 1.0))
+    assert Fleet([unknown, *(worker(f"w{n}", model) for n, model in enumerate(models))]).has_one_model is one
+
+
 def test_models_are_the_union_of_those_that_are_up_each_with_its_first_worker() -> None:
     one, two, down = worker("a", BASE), worker("b", BASE, ADAPTER), worker("c", Model("n"))
     found = fleet(one, two)
@@ -197,6 +213,14 @@ def test_sglangs_name_for_an_adapter_is_that_adapters() -> None:
     found = fleet(worker("a", BASE, ADAPTER, Model("m:adapter", parent="m")))
     assert found.lora_name("m:adapter") == "adapter"
     assert found.base_model("m:adapter") == BASE
+
+
+def test_one_model_under_several_names_need_not_be_named() -> None:
+    """vLLM's --served-model-name takes several."""
+    names = Model("m", root="/m"), Model("alias", root="/m")
+    assert fleet(worker("a", *names)).base_model(None) == names[0]
+    assert fleet(worker("a", *names), worker("b", Model("n", root="/n"))).base_model(None) is None
+    assert fleet().base_model(None) is None
 
 
 def test_context_lengths_are_known_of_those_that_are_up() -> None:

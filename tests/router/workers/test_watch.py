@@ -21,7 +21,7 @@ from publishers.reasons import reason_of
 from router.http.pool import Pool
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
-from router.workers.watch import WorkerWatch
+from router.workers.watch import WorkerWatch, _addresses
 from router.workers.worker import Worker
 from tests.certificates import Authority
 from tests.fakes.http_engine import HttpEngine, models, running
@@ -88,6 +88,34 @@ async def test_a_worker_comes_up_as_it_describes_itself(caplog: pytest.LogCaptur
     assert (up["worker"], up["engine"], up["models"]) == ("w", "vllm", "m,n")
     (problem,) = told(caplog, problems.NO_EVENT_SOURCES)
     assert problem == {"worker": "w"}
+
+
+@pytest.mark.parametrize(
+    ("addresses", "told_of"),
+    [
+        (["127.0.0.1"], None),
+        (["127.0.0.1", "127.0.0.1"], None),
+        (["127.0.0.1", "::1"], None),
+        (["127.0.0.1", "127.0.0.2", "127.0.0.3", "::1"], 3),
+    ],
+)
+async def test_a_name_with_several_addresses_is_a_problem(
+    addresses: list[str], told_of: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found(host: str, port: int | None, **_: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET6 if ":" in each else socket.AF_INET, 1, 6, "", (each, port)) for each in addresses]
+
+    async with running(HttpEngine()) as engine:
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+        async with watching(engine.url.replace("127.0.0.1", "engines.test")) as watched:
+            await watched.watch.first_check.wait()
+            assert watched.worker.up
+            several = [problem for problem in watched.worker.problems if "addresses" in problem]
+    assert several == ([problems.several_addresses("engines.test", told_of)] if told_of else [])
+
+
+async def test_a_name_that_leads_nowhere_is_no_problem_of_that_kind() -> None:
+    assert await _addresses("") == await _addresses("a..b") == 0
 
 
 async def test_a_worker_that_is_not_there_is_told_once_and_does_not_end_the_watch(
