@@ -48,7 +48,7 @@ class Engine:
     @property
     def held(self) -> set[int]:
         """By the names that the router has for blocks."""
-        return {block for tokens in self._prompts.values() for block in _blocks(tuple(tokens))}
+        return set().union(*(_blocks(tuple(tokens)) for tokens in self._prompts.values()))
 
     def attach(self, publisher: Told) -> None:
         """Another one, which is told all that there is."""
@@ -77,8 +77,8 @@ def _names(number: int, tokens: list[int]) -> list[EngineHash]:
 
 
 @cache
-def _blocks(tokens: tuple[int, ...]) -> list[int]:
-    return chain_hashes(pack_tokens(tokens), BLOCK, 0).tolist()
+def _blocks(tokens: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(chain_hashes(pack_tokens(tokens), BLOCK, 0).tolist())
 
 
 class Follower:
