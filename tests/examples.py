@@ -1,4 +1,4 @@
-"""How many examples Hypothesis draws: all, or a part of them where it must be quick."""
+"""How many examples are drawn, by Hypothesis or the fuzzer: all, or a part of them where it must be quick."""
 
 from __future__ import annotations
 
