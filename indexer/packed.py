@@ -22,8 +22,10 @@ import contextlib
 import mmap
 import sys
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from indexer import kernels
 from indexer.kernels import (
@@ -43,6 +45,8 @@ from indexer.kernels import (
     Words,
     blocks_in,
 )
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 _SMALLEST = 256
 _SMALL = 4096
@@ -138,10 +142,9 @@ class PackedTable:
 
     def widen(self, words: int) -> None:
         """Make room for slots up to 64 × `words`."""
-        more = words - self.words
-        self._rows = np.pad(self._rows, ((0, 0), (0, more)))
-        self._dead = np.pad(self._dead, (0, more))
-        self._counts = np.pad(self._counts, (0, 64 * more))
+        self._rows = _widened(self._rows, words)
+        self._dead = _widened(self._dead, words)
+        self._counts = _widened(self._counts, 64 * words)
 
     def count(self, slot: int) -> int:
         """Blocks that `slot` holds."""
@@ -186,15 +189,15 @@ class PackedTable:
         """Adds each block's holders to its row of `masks`."""
         kernels.mark(self._table, self._old, self._rows, self._state, hashes, masks)
 
-    def items(self) -> Iterator[tuple[int, list[int]]]:
-        """Each block with its slots, condemned ones included: for comparison in tests and by hand."""
+    def dump(self) -> Iterator[tuple[int, list[int]]]:
+        """Slots with blocks they hold, condemned ones included: for comparison in tests and by hand."""
         for entries in (self._table, self._old):
             masks = np.zeros((len(entries) // 2, self.words), np.uint64)
             kernels.read_holders(entries, self._rows, masks)
             held = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
             blocks = blocks_in(entries)
-            for place in np.flatnonzero(held.any(axis=1)):
-                yield int(blocks[place]), np.flatnonzero(held[place]).tolist()
+            for slot in np.flatnonzero(held.any(axis=0)):
+                yield int(slot), blocks[held[:, slot] != 0].tolist()
 
     @property
     def _migrating(self) -> bool:
@@ -285,6 +288,13 @@ class PackedTable:
             self._rows[-1, 0] = self._figures[NEXT_ROW]
             self._figures[NEXT_ROW] = first
             self._figures[FREE_ROWS] += more
+
+
+def _widened(array: npt.NDArray[_Number], columns: int) -> npt.NDArray[_Number]:
+    """With zeros after what each row holds."""
+    wide = np.zeros((*array.shape[:-1], columns), array.dtype)
+    wide[..., : array.shape[-1]] = array
+    return wide
 
 
 def _entries(size: int) -> Words:

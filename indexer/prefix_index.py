@@ -208,10 +208,9 @@ class PrefixIndex:
         ranks = {slot: rank for rank, slot in self._slots.items()}
         found: dict[tuple[WorkerRank, Tier], set[SequenceHash]] = {(r, t): set() for r in self._slots for t in Tier}
         for tier in Tier:
-            for block, slots in self._tables[tier].items():
-                for slot in slots:
-                    if slot in ranks:
-                        found[ranks[slot], tier].add(block)
+            for slot, blocks in self._tables[tier].dump():
+                if slot in ranks:
+                    found[ranks[slot], tier].update(blocks)
         return found
 
     def _store(self, slot: int, part: int, hashes: SequenceHashes | Sequence[SequenceHash]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import indexer.lives
 import indexer.prefix_index
 import indexer.sampling
@@ -10,8 +12,10 @@ from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
 
 
+@cache
 def warm_up() -> None:
-    """Takes seconds the first time on a machine, and a fraction of one after. Not to be called while serving.
+    """Takes seconds the first time on a machine, a fraction of one after, no time again in the same process. Not to be
+    called while serving.
 
     Hashes of a batch are read-only, which is a type of its own to the compiler.
     """

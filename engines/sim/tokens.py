@@ -139,8 +139,9 @@ def make_answers(tokenizer: Tokenizer, seed: int) -> Answers:
     while len(tokens) < ANSWER_TOKENS:
         text = "".join(" " + random_words.choice(words) for _ in range(ANSWER_TOKENS // 8))
         tokens += tokenizer.encode(text, add_special_tokens=False)
-    pieces = [tokenizer.piece(token) for token in tokens]
-    return Answers(tokens, pieces, [msgspec.json.encode(piece) for piece in pieces])
+    texts = {token: tokenizer.piece(token) for token in set(tokens)}  # a few hundred
+    as_json = {token: msgspec.json.encode(text) for token, text in texts.items()}
+    return Answers(tokens, [texts[token] for token in tokens], [as_json[token] for token in tokens])
 
 
 def _read_json(path: Path) -> dict[str, Any]:

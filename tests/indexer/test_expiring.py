@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from indexer.expiring import AssumedPrefixes
 from indexer.prefix_index import Overlap, PrefixIndex
 from indexer.types import Tier, WorkerRank
+from tests.examples import examples
 
 A, B = WorkerRank("a", 0), WorkerRank("a", 1)
 TTL = 10.0
@@ -48,7 +49,9 @@ class Assuming(RuleBasedStateMachine):
 
 
 TestAssumingAgainstModel = Assuming.TestCase
-TestAssumingAgainstModel.settings = settings(max_examples=80, stateful_step_count=30, deadline=None, derandomize=True)
+TestAssumingAgainstModel.settings = settings(
+    max_examples=examples(80), stateful_step_count=30, deadline=None, derandomize=True
+)
 
 
 def test_a_block_ends_when_its_time_is_over_and_not_before() -> None:

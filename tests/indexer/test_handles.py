@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from indexer.handles import BlockHandles, UnknownParent, block_names
 from indexer.hashing import chain_hashes, pack_tokens
 from indexer.types import Tier
+from tests.examples import examples
 
 SIZE = 2
 SALT = 0x9E3779B97F4A7C15
@@ -73,7 +74,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestHandlesAgainstEngine = EngineMachine.TestCase
-TestHandlesAgainstEngine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestHandlesAgainstEngine.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
 
 
 def test_children_continue_their_parents_chain() -> None:

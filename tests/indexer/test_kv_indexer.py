@@ -23,6 +23,7 @@ from indexer.events import (
 from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
 from indexer.prefix_index import Overlap, as_hashes
 from indexer.types import PLAIN, Namespace, Tier, WorkerRank
+from tests.examples import examples
 
 RANK = WorkerRank("w", 0)
 
@@ -185,7 +186,7 @@ class LossyPlaneMachine(RuleBasedStateMachine):
 
 
 TestLossyPlane = LossyPlaneMachine.TestCase
-TestLossyPlane.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestLossyPlane.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
 
 
 def test_batches_in_order_are_applied_once() -> None:

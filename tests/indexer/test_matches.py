@@ -10,6 +10,7 @@ from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.matches import Matches, Overlap
 from indexer.prefix_index import PrefixIndex
 from indexer.types import PLAIN, RankSet, Tier, WorkerRank
+from tests.examples import examples
 
 RANKS = [WorkerRank(str(number), 0) for number in range(8)]
 PROMPT = list(range(1, 9))
@@ -43,7 +44,7 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=20), st.lists(st.permutations(RANKS), min_size=1, max_size=3))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_arrays_and_mapping_agree_while_ranks_come_and_go(steps: list[tuple], orders: list[list[WorkerRank]]) -> None:  # type: ignore[type-arg]
     index = PrefixIndex()
     sets = [RankSet(order[: 3 + number]) for number, order in enumerate(orders)]

@@ -17,6 +17,7 @@ from indexer.kv_indexer import KVIndexer
 from indexer.lives import BYTES_PER_LIFE
 from indexer.prefix_index import LEAST_BYTES, PrefixIndex, warm_up
 from indexer.types import RankSet, Tier, WorkerRank
+from tests.examples import examples
 
 RANKS = [WorkerRank("w", number) for number in range(8)]
 EVERYBODY = RankSet(RANKS)
@@ -108,7 +109,7 @@ class CappedMachine(RuleBasedStateMachine):
 
 
 TestCapped = CappedMachine.TestCase
-TestCapped.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestCapped.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)
 
 
 def churn(cap: int, turnovers: int) -> PrefixIndex:

@@ -14,6 +14,7 @@ from indexer.matches import MostOfMatches, Overlap
 from indexer.predicted import LIFE, PredictedPrefixes
 from indexer.prefix_index import PrefixIndex
 from indexer.types import PLAIN, RankSet, Tier, WorkerRank
+from tests.examples import examples
 
 A, B = WorkerRank("a", 0), WorkerRank("b", 0)
 BOTH = RankSet([A, B])
@@ -66,7 +67,7 @@ class Predicting(RuleBasedStateMachine):
 
 TestPredictingAgainstModel = Predicting.TestCase
 TestPredictingAgainstModel.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, derandomize=True
+    max_examples=examples(100), stateful_step_count=30, deadline=None, derandomize=True
 )
 
 

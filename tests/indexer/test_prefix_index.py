@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from indexer.prefix_index import Overlap, PrefixIndex
 from indexer.types import Tier, WorkerRank
+from tests.examples import examples
 
 RANKS = [WorkerRank(name, rank) for name in ("a", "b", "c") for rank in (0, 1)]
 ranks = st.sampled_from(RANKS)
@@ -87,7 +88,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexAgainstModel = IndexMachine.TestCase
-TestIndexAgainstModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestIndexAgainstModel.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 def test_a_chain_is_matched_up_to_its_first_missing_block() -> None:

@@ -42,6 +42,7 @@ def test_flags_are_known_to_the_parts() -> None:
         module.make_parser().parse_args([*part.arguments[1:], part.file, "x"])
 
 
+@pytest.mark.slow
 def test_fuzz(tmp_path: Path) -> None:
     file = tmp_path / "fuzz.json"
     arguments = ["--target", "token-ids", "--executions", "20", "--jobs", "1", PARTS["fuzz"].file, str(file)]

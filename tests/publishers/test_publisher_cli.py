@@ -154,6 +154,7 @@ def test_a_server_that_cannot_be_started_is_said(
     assert "no nats-server" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.nats
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_the_process_publishes_and_ends_in_order(nats_server: NatsServer, number: signal.Signals) -> None:

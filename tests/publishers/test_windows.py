@@ -24,6 +24,7 @@ from indexer.events import LoadReport
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Tier, WorkerRank
 from publishers.relay import RankRelay
+from tests.examples import examples
 
 RANK = WorkerRank("w", 0)
 SIZE = 2
@@ -128,7 +129,7 @@ class Hybrid(RuleBasedStateMachine):
 
 
 TestHybrid = Hybrid.TestCase
-TestHybrid.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestHybrid.settings = settings(max_examples=examples(60), stateful_step_count=20, deadline=None)
 
 
 def test_blocks_of_another_size_and_a_window_that_changes_are_none_of_the_indexs_business() -> None:

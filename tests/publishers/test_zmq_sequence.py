@@ -20,6 +20,7 @@ from publishers.zmq_sequence import (
     Unanswered,
     ZmqSequence,
 )
+from tests.examples import examples
 
 
 def p(seq: int, process: str = "a") -> bytes:
@@ -346,4 +347,4 @@ class EngineAndNetwork(RuleBasedStateMachine):
 
 
 TestEngineAndNetwork = EngineAndNetwork.TestCase
-TestEngineAndNetwork.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
+TestEngineAndNetwork.settings = settings(max_examples=examples(100), stateful_step_count=20, deadline=None)

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engines.sim.cache import Cleared, PrefixCache, Removed, Stored
 from indexer.types import Namespace
+from tests.examples import examples
 
 CAPACITY = 12
 PLAIN = Namespace()
@@ -99,7 +100,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCache.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def filled(cache: PrefixCache, hashes: list[int]) -> list[int]:

@@ -117,6 +117,7 @@ def test_what_a_flag_takes_is_told(flag: str, value: str, form: str, capsys: pyt
     assert f"argument {flag}: it takes {form}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_it_serves_until_told_to_stop(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "engines.sim", "--workers", "2", "--port", "0", "--base-s", "60"]

@@ -128,6 +128,7 @@ def test_a_worker_that_is_down(trace: str, capsys: pytest.CaptureFixture[str]) -
     assert f"the worker {url} does not answer: Connection refused; start it or leave it out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_fleet_that_does_not_start(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--trace", trace, "--modes", "none", "--sim-arg=--no-such-flag"]) == 2
     assert "the simulated fleet ended with status" in capsys.readouterr().err

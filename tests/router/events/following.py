@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Protocol
 
 from indexer.cursor import SILENCE, View
@@ -47,7 +48,7 @@ class Engine:
     @property
     def held(self) -> set[int]:
         """By the names that the router has for blocks."""
-        return {block for tokens in self._prompts.values() for block in chain_hashes(pack_tokens(tokens), BLOCK, 0)}
+        return set().union(*(_blocks(tuple(tokens)) for tokens in self._prompts.values()))
 
     def attach(self, publisher: Told) -> None:
         """Another one, which is told all that there is."""
@@ -73,6 +74,11 @@ class Engine:
 
 def _names(number: int, tokens: list[int]) -> list[EngineHash]:
     return [number * 1000 + block for block in range(len(tokens) // BLOCK)]
+
+
+@cache
+def _blocks(tokens: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(chain_hashes(pack_tokens(tokens), BLOCK, 0).tolist())
 
 
 class Follower:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from router.http.front import _HOPE, MAX_HEAD, MAX_PIPELINED
 from router.http.messages import Request, Response, request_head
 from router.http.repeated import RepeatedRequest, repeated_request, without_length
+from tests.examples import examples
 from tests.router.http.test_chunked import chunk, pieces_of
 from tests.router.http.test_front import CHUNKED, GET, POST, Site
 
@@ -177,7 +178,7 @@ def streams(draw: st.DrawFn) -> list[bytes]:
     return [piece for piece in pieces if piece]
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(streams(), st.booleans())
 def test_what_is_remembered_changes_nothing_that_is_read(pieces: list[bytes], slow: bool) -> None:
     pair = Pair(slow)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from router.http.chunked import decode_chunks
 from router.http.relay import Relay, relay_for
 from router.http.upstream import _MAX_HEAD, _MOST_HEADS, BOOKED, Framing, Head, KnownHeads, WorkerConnection, parse_head
+from tests.examples import examples
 from tests.router.http.test_chunked import chunk, pieces_of
 from tests.router.http.test_front import FakeTransport
 
@@ -66,7 +67,7 @@ def heads(draw: st.DrawFn) -> bytes:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(heads(), st.booleans()), min_size=1, max_size=5), st.data())
 def test_a_head_that_was_seen_before_is_read_as_the_parser_reads_it(
     seen: list[tuple[bytes, bool]], data: st.DataObject
@@ -277,7 +278,7 @@ def answers(draw: st.DrawFn) -> Answer:
 cuts = st.lists(st.integers(0, 400), max_size=8)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.tuples(answers(), cuts), min_size=1, max_size=4), st.booleans())
 def test_answers_one_after_the_other_arrive_whole_however_they_are_cut(
     sent: list[tuple[Answer, list[int]]], passing: bool

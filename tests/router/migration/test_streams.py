@@ -15,6 +15,7 @@ from router.migration.bodies import continuation, tokens_left, with_ids
 from router.migration.record import Record
 from router.migration.relay import FIRST_HELD, RecordedEvents
 from router.openai.inference import Endpoint
+from tests.examples import examples
 from tests.router.http.test_chunked import pieces_of
 from tests.router.migration.client import seen
 from tests.router.migration.engine import TEXTS, Engine, ends_whole, text_of
@@ -129,7 +130,7 @@ def go_on(router: Router, breaks: list[int], where: list[int]) -> None:
     assert router.hear(events or [], None, where)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(cases(), st.lists(st.integers(0, 6000), min_size=1, max_size=3), cuts)
 def test_a_broken_stream_goes_on(case: Case, breaks: list[int], where: list[int]) -> None:
     router = Router(case)
@@ -137,7 +138,7 @@ def test_a_broken_stream_goes_on(case: Case, breaks: list[int], where: list[int]
     assert_like_unbroken(router)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(cases(alone=True), st.lists(st.integers(0, 6000), min_size=1, max_size=2), cuts)
 def test_tokens_go_on_too_each_once(case: Case, breaks: list[int], where: list[int]) -> None:
     case.body["return_token_ids"] = True

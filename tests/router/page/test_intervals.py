@@ -4,6 +4,7 @@ import math
 import random
 import statistics
 
+import numpy as np
 import pytest
 
 from router.page.intervals import Known, known_interval, known_ratio, mean_interval, ratio_interval
@@ -89,4 +90,4 @@ def test_the_ratio_of_two_means_lies_in_95_of_100_intervals() -> None:
 
 
 def _known(values: list[float]) -> Known:
-    return Known(statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values)))
+    return Known(float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values)))

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from indexer.types import WorkerRank
 from router.processes.columns import Columns
 from router.processes.member import map_memory, memory_size
+from tests.examples import examples
 from tests.router.scheduling.candidates import rank, repeatable
 
 A, B, C = (rank(name) for name in "abc")
@@ -106,7 +107,7 @@ class Sharing(RuleBasedStateMachine):
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(repeatable, max_examples=60, stateful_step_count=40)
+TestSharing.settings = settings(repeatable, max_examples=examples(60), stateful_step_count=40)
 
 
 def _claim(file: Path, own: int, many: int, together: Barrier, claimed: multiprocessing.Queue[list[int]]) -> None:

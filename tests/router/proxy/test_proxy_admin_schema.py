@@ -18,6 +18,7 @@ from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import ensure_resource_availability, ignored_auth, use_after_free
 
 from router.admin.openapi import NEW_WORKER, document
+from tests.examples import examples
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.router.proxy.administering import administering
 
@@ -76,7 +77,7 @@ def ask_examples(
         derandomize=True,
         database=None,
         deadline=None,
-        max_examples=EXAMPLES,
+        max_examples=examples(EXAMPLES),
         suppress_health_check=list(HealthCheck),
     )
     @given(operation.as_strategy(mode, **fixed))

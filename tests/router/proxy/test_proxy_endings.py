@@ -197,7 +197,7 @@ async def _stalled(dialogue: Dialogue) -> None:
     before = -1
     while before != dialogue.sent:
         before = dialogue.sent
-        await asyncio.sleep(0.3)  # that nothing happens can only be seen in time
+        await asyncio.sleep(0.1)  # that nothing happens can only be seen in time
 
 
 @pytest.mark.parametrize("size", [200_000, 1_000_000, 3_000_000])

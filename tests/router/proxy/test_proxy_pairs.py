@@ -508,19 +508,20 @@ async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker,
     ):
         fleet = router.app._fleet
         fleet.mark_down(fleet.workers["b"], "not yet")
-        client.send(post(body=BODY))
+        client.send(post(body=STREAMED))
         await until(lambda: p.requests)
         fleet.mark_up(fleet.workers["b"])
         p.go_on.set()
         await until(lambda: b.requests)
-        assert b.requests[0].body == BODY
+        assert b.requests[0].body == STREAMED
         (connection,) = router.app._connections
         exchange = connection._exchange
         assert isinstance(exchange, Exchange)
         assert exchange._parts is None
         d.then(never)
         fleet.mark_down(fleet.workers["b"], "again")
-        assert (await ask(router)).status == 504  # so long a part may take, and the first request's is over by now
+        # So long a part may take, and the first request's is over by now.
+        assert (await ask(router, STREAMED)).status == 504
         b.go_on.set()
         assert (await client.answer()).body == b'{"ok":true}'
         assert failures(router) == (1, 1)

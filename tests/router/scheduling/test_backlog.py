@@ -17,6 +17,7 @@ from router.scheduling.figures import BACKLOG_ROWS, LATELY_MEMORY
 from router.scheduling.load import LoadBook, SharedTable
 from router.scheduling.present import Present
 from router.scheduling.scheduler import Scheduler
+from tests.examples import examples
 from tests.router.scheduling.candidates import Scripted, named, rank, repeatable
 
 A, B, STRANGER = rank("a"), rank("b"), rank("stranger")
@@ -309,4 +310,4 @@ class Lines(RuleBasedStateMachine):
 
 
 TestLinesAgainstModel = Lines.TestCase
-TestLinesAgainstModel.settings = settings(repeatable, max_examples=100, stateful_step_count=30)
+TestLinesAgainstModel.settings = settings(repeatable, max_examples=examples(100), stateful_step_count=30)

@@ -15,6 +15,7 @@ from indexer.events import LoadReport
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.figures import LOAD_ROWS
 from router.scheduling.load import REPORT_LIFE, Load, LoadBook, Reservation, SharedTable
+from tests.examples import examples
 from tests.router.scheduling.candidates import rank, repeatable
 
 A, B = rank("a"), rank("b", 1)
@@ -181,7 +182,7 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooksAgainstModel = Books.TestCase
-TestBooksAgainstModel.settings = settings(repeatable, max_examples=100, stateful_step_count=30)
+TestBooksAgainstModel.settings = settings(repeatable, max_examples=examples(100), stateful_step_count=30)
 
 
 def test_a_booking_from_its_first_to_its_last_moment() -> None:

@@ -19,6 +19,7 @@ from router.scheduling.figures import LOAD_ROWS
 from router.scheduling.limits import Limits
 from router.scheduling.load import LoadBook, SharedTable
 from router.scheduling.queue import LOOK, TICK
+from tests.examples import examples
 from tests.router.scheduling.candidates import HeldOnGpu, named, rank, repeatable
 from tests.router.scheduling.comings import Comings
 from tests.router.scheduling.waiting import Desk, Request
@@ -396,4 +397,4 @@ class Overload(Comings):
 
 
 TestOverload = Overload.TestCase
-TestOverload.settings = settings(repeatable, max_examples=60, stateful_step_count=30)
+TestOverload.settings = settings(repeatable, max_examples=examples(60), stateful_step_count=30)

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.places import _MAX_SETS, Places
+from tests.examples import examples
 from tests.router.scheduling.candidates import rank, repeatable
 
 RANKS = [rank(name, number) for name in "abc" for number in range(3)]
@@ -56,7 +57,7 @@ class Sharing(RuleBasedStateMachine):
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(repeatable, max_examples=60, stateful_step_count=30)
+TestSharing.settings = settings(repeatable, max_examples=examples(60), stateful_step_count=30)
 
 
 def test_places_may_be_given_by_somebody_else() -> None:

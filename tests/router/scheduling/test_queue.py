@@ -24,6 +24,7 @@ from router.scheduling.limits import Limits
 from router.scheduling.load import Load
 from router.scheduling.overlap import OverlapCost
 from router.scheduling.queue import LOOK, TICK
+from tests.examples import examples
 from tests.router.scheduling.candidates import HeldOnGpu, named, rank, repeatable
 from tests.router.scheduling.comings import Comings
 from tests.router.scheduling.predictions import prefill_factors, prefill_seconds, step_seconds
@@ -727,4 +728,4 @@ class Desks(Comings):
 
 
 TestDesksAgainstModel = Desks.TestCase
-TestDesksAgainstModel.settings = settings(repeatable, max_examples=80, stateful_step_count=30)
+TestDesksAgainstModel.settings = settings(repeatable, max_examples=examples(80), stateful_step_count=30)

@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.tokens import CannotTokenize, Tokenizer, load_tokenizer
+from tests.examples import examples
 from tests.router.tokens.conftest import CHATML, CONFIG, SPECIAL, write_model
 
 pieces = st.sampled_from([*SPECIAL, "  ", "\n\n", "the", "fox", "🙂", "e\u0301", "日本", "42", "\x00"])
 texts = st.lists(st.one_of(pieces, st.text(max_size=8)), max_size=12).map("".join)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=texts, special=st.booleans())
 def test_ids_equal_the_reference(model_folder: Path, reference: tokenizers.Tokenizer, text: str, special: bool) -> None:
     assert load(model_folder).encode(text, special).tolist() == reference.encode(text, add_special_tokens=special).ids
