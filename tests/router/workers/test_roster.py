@@ -296,7 +296,7 @@ async def test_who_is_asked_to_leave_waits_for_what_is_in_flight(state: State) -
 async def test_the_deadline_is_kept_though_something_stays_in_flight(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roster, "_LAST_WORDS", 0.05)
+    monkeypatch.setattr(roster, "_CUT_OFF_GRACE", 0.05)
     worker = state.roster.join(spec("a"))
     await state.up(worker)
     state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
