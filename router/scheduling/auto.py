@@ -3,8 +3,9 @@
 The cost of a rank is the queue that a request meets there, its own prefill, the wait for memory, and what it does to
 others. A prefill delays all requests that come while the rank is busy: in a queue at utilisation ρ, each second of work
 makes others wait ρ/(1 − ρ) seconds in all (the busy period of an M/G/1 queue is 1/(1 − ρ) times the work that began
-it). Hence the weight on a request's own work: the fuller the fleet, the more a cached prefix is worth. It is less on a
-rank that was less busy than the others. Each second of prefill also stalls the streams of the same rank.
+it). Hence the weight on a request's own work: the fuller the fleet, the more a cached prefix is worth. It delays those
+that are held already, too. The weight is less on a rank that was less busy than the others. Each second of prefill
+also stalls the streams of the same rank.
 
 Late binding: a request is sent only while its rank has room for its KV and little prefill queued. Otherwise it stays in
 the router's queue, where it can still be re-ordered and re-assigned; an engine's own queue is first come, first served.
@@ -30,8 +31,15 @@ _BUSY_MOST: Final = 0.3
 """Most seconds that one sample stands for, however long ago the last one was: a fleet that was idle for a minute must
 not count as idle for two more seconds when a burst comes. Somewhat longer than a long shared prefix takes, so that idle
 ranks compute it too (docs/adr/0005-auto-policy.md compares 0.2 to 0.4)."""
-_MOST_DELAY: Final = 4.0
+_MOST_DELAY: Final = 8.0
 """Upper limit of ρ/(1 − ρ): the estimate of ρ is too coarse near 1."""
+_MOST_LOAD_DELAY: Final = 4.0
+"""The same for loads from a store."""
+_BEHIND: Final = 0.5
+"""Share of the requests held for each rank that a request's own work counts as delaying: those that come behind it. A
+queue shows an overload, in which work delays more than ρ tells (compared in docs/adr/0005-auto-policy.md)."""
+_MOST_BEHIND: Final = 30.0
+"""Upper limit of that number: with more held, nothing but the overlap would count."""
 
 
 class Auto:
@@ -44,7 +52,7 @@ class Auto:
             situation.counts,
             situation.estimates,
             situation.prompt_tokens,
-            1 + self.delay(situation),
+            1 + self.delay(situation) + _behind(situation),
             self.load_delay(situation),
             situation.residence_seconds,
         )
@@ -76,7 +84,12 @@ class Auto:
         """The same for loads from a store, which queue up at a rank too."""
         if self._loads.due(situation.now):
             self._loads.see(situation.loading, situation.now)
-        return self._loads.delay
+        return min(_MOST_LOAD_DELAY, self._loads.delay)
+
+
+def _behind(situation: Situation) -> float:
+    """Held requests that one second of work at any rank delays by as much."""
+    return min(_MOST_BEHIND, _BEHIND * situation.held_requests)
 
 
 def _seconds(situation: Situation, position: int) -> float:

@@ -160,6 +160,10 @@ class Situation(Protocol):
         """Seconds of prefill of the requests held in the router for each rank, ahead of this one."""
 
     @property
+    def held_requests(self) -> float:
+        """Requests held in the router that could go to the same candidates, for each rank."""
+
+    @property
     def prefill_seconds(self) -> Seconds:
         """Of this request's prefill, given what each rank holds and what it would load from a store."""
 

@@ -31,6 +31,11 @@ class Lanes(Generic[Who]):
     def number(self, candidates: Candidates) -> int:
         return self._numbers[candidates]
 
+    def size(self, candidates: Candidates) -> int:
+        """How many wait for `candidates`."""
+        number = self._numbers.get(candidates)
+        return 0 if number is None else len(self._members[number])
+
     def shut(self, candidates: Candidates) -> None:
         """None of `candidates` has room."""
         self._shut.add(self._numbers[candidates])

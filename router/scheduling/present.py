@@ -37,6 +37,7 @@ class Present:
         stored: int = 0,
         limit: float = math.inf,
         some: bool = False,
+        held_requests: float = 0.0,
     ) -> None:
         """`held`: see `Situation.held_seconds`. `stored`: leading prompt tokens that are in a shared store. `some`:
         there are other candidates, which only lack room."""
@@ -44,6 +45,7 @@ class Present:
         self.prompt_tokens = prompt_tokens
         self.now = now
         self.limit = limit
+        self.held_requests = held_requests
         self._scheduler = scheduler
         self.matches = matches
         self._held = held

@@ -223,6 +223,7 @@ class Queue:
             stored=waiting.stored_tokens,
             limit=self._admission.most(now - waiting.arrived, waiting.ttft_slo),
             some=roomy is not None and roomy.candidates is not candidates,
+            held_requests=self._lanes.size(candidates) / sum(map(len, _parts(candidates))) if len(self._line) else 0.0,
         )
 
     def _judge(

@@ -67,21 +67,23 @@ class Scheduler:
         stored: int = 0,
         limit: float = math.inf,
         some: bool = False,
+        held_requests: float = 0.0,
     ) -> Decision:
         """Choose among `candidates`, which must not be empty.
 
         `matches` None: no overlap was looked up. A `pinned` request takes the least loaded of its candidates, which are
         all ranks of the worker that it named. `held`: see `Situation.held_seconds`. `policy`: used instead of the
         scheduler's own. `stored`: leading prompt tokens that are in a shared store. `limit`: see `Situation`. `some`:
-        see `Present`.
+        see `Present`. `held_requests`: see `Situation`.
         """
         self._settle(now)
         held = held or {}
         whole, split = candidates.whole, candidates.split
-        present = Present(self, whole, prompt_tokens, matches, now, held.get(whole), stored, limit, some)
+        rest = (stored, limit, some, held_requests)
+        present = Present(self, whole, prompt_tokens, matches, now, held.get(whole), *rest)
         if split:
             waiting = held.get(split.prefills)
-            prefills = Present(self, split.prefills, prompt_tokens, matches, now, waiting, stored, limit, some)
+            prefills = Present(self, split.prefills, prompt_tokens, matches, now, waiting, *rest)
             if self.disaggregation.splits(self, present, prefills, split):
                 return self._select_prefill(prefills, split, policy)
         if pinned:

@@ -76,6 +76,7 @@ class Plain:
     prefix: SequenceHash | None = None
     """Of whatever any of them holds."""
     limit: float = math.inf
+    held_requests: float = 0.0
 
     def prefix_of(self, position: int) -> SequenceHash | None:
         return self.prefix if self.overlap_tokens[position] else None
@@ -143,6 +144,7 @@ def situation(
     now: float = 0.0,
     prefix: SequenceHash | None = None,
     limit: float = math.inf,
+    held_requests: float = 0.0,
 ) -> Plain:
     """Numbers in the order of the candidates; none: 0 each, or as `requests`, `active`, `overlap`
     and `prefill` say for `own`, `memory`, `credit`, `work` and `whole`."""
@@ -181,6 +183,7 @@ def situation(
         now,
         prefix,
         limit,
+        held_requests,
     )
 
 

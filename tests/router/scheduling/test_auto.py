@@ -75,7 +75,7 @@ def steadily(share: float, since: float, seconds: float) -> list[tuple[float, fl
 
 def test_a_steady_share_is_what_it_is() -> None:
     assert looked_at(*steadily(0.75, 0.0, 20.0)) == pytest.approx(3.0, rel=0.01)
-    assert looked_at(*steadily(1.0, 0.0, 20.0)) == pytest.approx(4.0)
+    assert looked_at(*steadily(1.0, 0.0, 20.0)) == pytest.approx(8.0)
 
 
 @pytest.mark.parametrize("idle", [0.0, 60.0], ids=["at the start", "after a minute in which nothing came"])
@@ -112,6 +112,13 @@ def test_of_equals_the_one_that_computed_least_of_late_is_taken_and_a_prefix_cou
     assert first - second == pytest.approx(0.1 * 0.2 / 2 / 2)  # twice the weight on all prefill, half on this
     holder, other = cost_of(**two, prefill=[0.18, 0.2]).values.tolist()
     assert holder < other
+
+
+@pytest.mark.parametrize(("held", "weight"), [(0.0, 4.0), (6.0, 7.0), (60.0, 34.0), (600.0, 34.0)])
+def test_work_delays_half_of_those_that_are_held_up_to_a_limit(held: float, weight: float) -> None:
+    two = named("ab")
+    costs = Auto().cost(situation(two, 1_000, busy=0.75, requests=[0, 0], prefill=[0.3, 0.2], held_requests=held))
+    assert costs.values[0] - costs.values[1] == pytest.approx(weight * 0.1)
 
 
 def weights_of(computed: list[float]) -> list[float]:

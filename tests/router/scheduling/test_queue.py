@@ -209,6 +209,21 @@ def test_a_pass_looks_at_a_few_only() -> None:
     assert looked[:LOOK] == [1] * LOOK, "those who came first, as all are alike"
 
 
+def test_each_look_is_told_how_many_are_held_for_each_of_its_own_candidates() -> None:
+    gate = Gate()
+    desk = Desk(Cheapest(gate), "abc")
+    two = named("ab")
+    first, _ = desk.ask(candidates=two), desk.ask(candidates=two)
+    for _ in range(3):
+        desk.ask(candidates=two)
+    desk.ask(candidates=named("c"))
+    assert gate.held_requests == [0.0, 0.0, 0.0, 0.5, 1.0, 0.0]
+    del gate.held_requests[:]
+    first.end()
+    desk.clock.run()
+    assert gate.held_requests == [1.5, 1.0, 1.0], "one of them was sent"
+
+
 def test_a_queue_for_one_rank_keeps_nobody_from_another() -> None:
     desk = Desk(Cheapest(Loyal()), "ab")
     at_a, at_b = (HeldOnGpu({rank(name): 5}) for name in "ab")

@@ -60,9 +60,12 @@ class Gate:
         self.limit = limit
         self.held: list[list[float]] = []
         """What each look was shown of the work ahead."""
+        self.held_requests: list[float] = []
+        """And how many are held for each rank."""
 
     def cost(self, situation: Situation) -> Cost:
         self.held.append(situation.held_seconds.round(6).tolist())
+        self.held_requests.append(situation.held_requests)
         values = situation.requests + situation.held_seconds
         return Cost(values.astype(np.float64), 1.0, situation.requests < self.limit)
 
