@@ -79,11 +79,13 @@ class Scheduler:
         self._settle(now)
         held = held or {}
         whole, split = candidates.whole, candidates.split
-        rest = (stored, limit, some, held_requests)
-        present = Present(self, whole, prompt_tokens, matches, now, held.get(whole), *rest)
+        waiting = held.get(whole)
+        present = Present(self, whole, prompt_tokens, matches, now, waiting, stored, limit, some, held_requests)
         if split:
             waiting = held.get(split.prefills)
-            prefills = Present(self, split.prefills, prompt_tokens, matches, now, waiting, *rest)
+            prefills = Present(
+                self, split.prefills, prompt_tokens, matches, now, waiting, stored, limit, some, held_requests
+            )
             if self.disaggregation.splits(self, present, prefills, split):
                 return self._select_prefill(prefills, split, policy)
         if pinned:
