@@ -11,7 +11,8 @@ import msgspec
 from router.ab.arrivals import Arrivals, rearrive
 from router.ab.errors import RunError
 from router.ab.flags import Parser, count, number, positive
-from router.ab.trace import SHAPES, Row, load, stretch, without_reuse
+from router.ab.trace import SHAPES, Row, stretch, without_reuse
+from router.ab.trace_file import load
 from router.security.worker_access import WorkerAccess, read_access
 from router.settings import RouterMode
 from router.workers.spec import parse_worker
@@ -140,9 +141,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="kv-router ab", description=_DESCRIPTION, allow_abbrev=False)
     add = parser.add_argument
     kinds = ", ".join(f"synthetic:{kind}" for kind in SHAPES)
-    traces = (
-        f"what is replayed: a file of JSON lines in Mooncake's format, or one of {kinds} (default: the first of these)"
-    )
+    formats = "JSON lines in Mooncake's or Qwen-Bailian's format"
+    traces = f"what is replayed: a file of {formats}, or one of {kinds} (default: the first of these)"
     add("--trace", default="synthetic", metavar="FILE", help=traces)
     names = ", ".join(MODES)
     modes = f"what is compared, separated by commas: {names}; a mode may be named twice (default: %(default)s)"

@@ -13,13 +13,12 @@ from functools import cache, lru_cache
 
 import msgspec
 
-from router.ab.trace import BLOCK_TOKENS, Row
+from router.ab.trace import Row
 
 FIRST_TOKEN, END_TOKEN = 10, 30_000
 """Token ids are drawn from [FIRST_TOKEN, END_TOKEN): below any model's vocabulary size, above the special ids."""
 
 _PHRASE_TOKENS = 8
-_PICKS = struct.Struct(f"<{BLOCK_TOKENS // _PHRASE_TOKENS}H")
 
 
 @cache
@@ -31,18 +30,21 @@ def _phrases() -> tuple[bytes, ...]:
 
 
 @lru_cache(maxsize=16_384)
-def block_text(seed: int, block: int) -> bytes:
-    """A block's 512 token ids, comma-separated: a function of seed and id, the same on every machine."""
-    picks = _PICKS.unpack(hashlib.shake_128(b"%d:%d" % (seed, block)).digest(_PICKS.size))
-    return b",".join(map(_phrases().__getitem__, picks))
+def block_text(seed: int, block: int, tokens: int) -> bytes:
+    """A block's token ids, a multiple of eight, comma-separated: a function of seed and id, the same on every
+    machine."""
+    picks = struct.Struct(f"<{tokens // _PHRASE_TOKENS}H")
+    drawn = picks.unpack(hashlib.shake_128(b"%d:%d" % (seed, block)).digest(picks.size))
+    return b",".join(map(_phrases().__getitem__, drawn))
 
 
 def prompt_text(row: Row, seed: int) -> bytes:
     """A row's prompt as the inside of a JSON array; `row.input_length` ids."""
     *whole, last = row.hash_ids
-    tail = row.input_length - len(whole) * BLOCK_TOKENS
-    parts = [block_text(seed, block) for block in whole]
-    parts += block_text(seed, last).split(b",")[:tail]
+    size = row.block_tokens
+    tail = row.input_length - len(whole) * size
+    parts = [block_text(seed, block, size) for block in whole]
+    parts += block_text(seed, last, size).split(b",")[:tail]
     return b",".join(parts)
 
 

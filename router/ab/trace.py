@@ -1,7 +1,7 @@
-"""Traces in Mooncake's format (pure but for `read`): one JSON object a line, one hash id per 512 input tokens.
+"""Traces (pure): requests with arrival times, lengths, and a hash id for each block of their prompts.
 
 Equal ids mean equal content after an equal prefix, so ids alone say what a prefix cache could have kept. `synthesize`
-makes small traces of the same kind, so that a run needs no file from outside.
+makes small traces, so that a run needs no file from outside; `router.ab.trace_file` reads recorded ones.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from itertools import count
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -17,64 +16,18 @@ import msgspec
 from router.ab.errors import RunError
 
 BLOCK_TOKENS = 512
-"""Input tokens per hash id; the last id of a row may stand for fewer."""
+"""Input tokens per hash id in Mooncake's traces and in those made here."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One request. `timestamp` in ms since the trace began; lengths in tokens."""
+    """One request. `timestamp` in ms since the trace began; lengths in tokens, as is `block_tokens`, the content of one
+    hash id; the last id may stand for fewer."""
 
     timestamp: float
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
-
-
-def load(trace: str, seed: int) -> list[Row]:
-    """Loads a trace: a file, `synthetic` or `synthetic:KIND`. Raises RunError as `read` and `synthesize` do."""
-    name, _, kind = trace.partition(":")
-    return synthesize(kind or "conversation", seed) if name == "synthetic" else read(Path(trace))
-
-
-def read(path: Path) -> list[Row]:
-    """The rows of a trace file in order of arrival, with the first moved to time 0, since some traces start with the
-    hour or count from 1970. Raises RunError naming the line of the first malformed row."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    rows = [parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not rows:
-        raise RunError(f"the trace {path} has no rows; give a file with one JSON object per line")
-    began = min(row.timestamp for row in rows)
-    moved = (msgspec.structs.replace(row, timestamp=row.timestamp - began) for row in rows)
-    return sorted(moved, key=lambda row: row.timestamp)
-
-
-def check_readable(path: Path) -> None:
-    """Checks that a file can be read, before other work is done. Raises RunError."""
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: OSError) -> RunError:
-    return RunError(f"cannot read the trace {path}: {error.strerror}; give --trace FILE or --trace synthetic")
-
-
-def parse(line: bytes, where: str) -> Row:
-    """Parses a row. Raises RunError, with a message that begins with `where`, if it is malformed or inconsistent."""
-    try:
-        row = msgspec.json.decode(line, type=Row)
-    except msgspec.DecodeError as error:
-        raise RunError(f"{where}: not a trace row: {error}") from None
-    blocks = -(-row.input_length // BLOCK_TOKENS)
-    if row.input_length < 1 or row.output_length < 1 or row.timestamp < 0:
-        raise RunError(f"{where}: input_length and output_length must be at least 1, timestamp at least 0")
-    if len(row.hash_ids) != blocks:
-        needed = f"one for every {BLOCK_TOKENS} of {row.input_length} input tokens makes {blocks}"
-        raise RunError(f"{where}: {len(row.hash_ids)} hash_ids, but {needed}")
-    return row
+    block_tokens: int = BLOCK_TOKENS
 
 
 def stretch(
@@ -99,7 +52,7 @@ def reuse(rows: Iterable[Row]) -> float:
     hit = total = 0
     for row in rows:
         for position, block in enumerate(row.hash_ids):
-            tokens = min(BLOCK_TOKENS, row.input_length - position * BLOCK_TOKENS)
+            tokens = min(row.block_tokens, row.input_length - position * row.block_tokens)
             total += tokens
             hit += tokens if block in seen else 0
             seen.add(block)

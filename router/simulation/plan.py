@@ -17,7 +17,7 @@ from engines.sim.timing import StepTiming
 from router.ab.arrivals import Arrivals
 from router.ab.errors import RunError
 from router.ab.flags import Parser, count, number, positive, taking, whole
-from router.ab.trace import BLOCK_TOKENS, check_readable
+from router.ab.trace_file import check_readable
 from router.scheduling.admission import SloAction
 from router.simulation.changes import Change, parse_change, parse_slow, unknown_worker
 from router.simulation.figures import Goal
@@ -144,8 +144,6 @@ def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
         raise RunError(f"--slow: there are only {workers} workers, counted from 0")
     if given.prefill + given.decode > workers or given.prefill == workers or given.decode > 0 == given.prefill:
         raise RunError(f"--prefill and --decode take a part of the {workers} workers each, and prefills need a decode")
-    if BLOCK_TOKENS % given.block_size:
-        raise RunError(f"--block-size must divide {BLOCK_TOKENS}, the tokens that one hash id stands for")
     return FleetSettings(
         workers=workers,
         cache_tokens=given.cache_tokens or (kind or default).cache_tokens,
@@ -197,7 +195,11 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help=f"named traffic and its fleet: {', '.join(WORKLOADS)} (default: chat, if there is no --trace)",
     )
-    add("--trace", metavar="FILE", help="file of JSON lines in Mooncake's format, or synthetic, or synthetic:KIND")
+    add(
+        "--trace",
+        metavar="FILE",
+        help="file of JSON lines in Mooncake's or Qwen-Bailian's format, or synthetic, or synthetic:KIND",
+    )
     add("--duration", type=positive, metavar="SECONDS", help="only the first SECONDS of the trace's own time")
     add("--limit", type=count, metavar="N", help="only the first N requests")
     add(

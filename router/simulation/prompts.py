@@ -9,7 +9,7 @@ import numpy as np
 from engines.sim.request import Request
 from indexer.hashing import SequenceHashes
 from indexer.types import PLAIN
-from router.ab.trace import BLOCK_TOKENS, Row
+from router.ab.trace import Row
 
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX: Final = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
@@ -18,14 +18,17 @@ _MASK: Final = (1 << 64) - 1
 
 
 def sequence_hashes(row: Row, block_size: int) -> SequenceHashes:
-    """One for each full block of the prompt. A hash id stands for content and all before it, so does each part of it.
+    """One for each full block of the prompt. A hash id stands for content and all before it; so do parts of it, and the
+    last of several.
 
-    `block_size` must divide 512. Mixed by SplitMix64's finaliser (Steele, Lea and Flood 2014).
+    `block_size` must divide the row's block or be a multiple of it. Mixed by SplitMix64's finaliser (Steele, Lea and
+    Flood 2014).
     """
-    parts = BLOCK_TOKENS // block_size
     named = np.array([one & _MASK for one in row.hash_ids], np.uint64)  # some traces' are hashes, with a sign or long
+    parts, several = max(1, row.block_tokens // block_size), max(1, block_size // row.block_tokens)
+    named = named[several - 1 :: several]
     ids = np.repeat(named * np.uint64(parts), parts)
-    ids += np.tile(np.arange(parts, dtype=np.uint64), len(row.hash_ids))
+    ids += np.tile(np.arange(parts, dtype=np.uint64), len(named))
     mixed = (ids[: row.input_length // block_size] + np.uint64(1)) * _STEP
     for shift, factor in _MIX:
         mixed = (mixed ^ (mixed >> shift)) * factor

@@ -64,6 +64,7 @@ class Run(NamedTuple):
     def figures(self) -> Figures:
         rows = self.requests.rows(self.seed, self.rate)
         _check_fits(max(row.input_length + row.output_length for row in rows), self.fleet)
+        _check_blocks(rows[0].block_tokens, self.fleet.block_size)
         fleet = VirtualFleet(self.fleet, find_policy(self.policy), self.seed, self._admission())
         enough = None if self.most_ttft is None else _exceeds(self.most_ttft * len(rows))
         samples = fleet.run(rows, lambda fleet: plan_changes(fleet, self.changes), enough)
@@ -108,6 +109,12 @@ def _check_fits(tokens: int, fleet: FleetSettings) -> None:
     if -(-tokens // fleet.block_size) > fleet.cache_tokens // fleet.block_size:
         blocks = f"{fleet.cache_tokens} in blocks of {fleet.block_size}"
         raise RunError(f"a request of {tokens} tokens does not fit a cache of {blocks}; see --cache-tokens")
+
+
+def _check_blocks(tokens: int, block_size: int) -> None:
+    if tokens % block_size and block_size % tokens:
+        which = f"{tokens}, the tokens that one hash id stands for, or be a multiple of it"
+        raise RunError(f"--block-size must divide {which}")
 
 
 Runner: TypeAlias = Callable[[Iterable[Run]], Iterator[Figures]]

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from router.ab.arrivals import Arrivals, rearrive
 from router.ab.errors import RunError
-from router.ab.trace import Row, load, stretch, without_reuse
+from router.ab.trace import Row, stretch, without_reuse
+from router.ab.trace_file import load
 from router.simulation.workloads import WORKLOADS, Workload
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,55 +11,14 @@ from msgspec import structs
 
 from router.ab.errors import RunError
 from router.ab.prompts import END_TOKEN, FIRST_TOKEN, completion_body, prompt_text
-from router.ab.trace import BLOCK_TOKENS, SHAPES, Row, read, reuse, stretch, synthesize, without_reuse
-
-ROW = {"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}
+from router.ab.trace import BLOCK_TOKENS, SHAPES, Row, reuse, stretch, synthesize, without_reuse
+from router.ab.trace_file import read
 
 
 def tokens(row: Row, seed: int = 0) -> list[int]:
     found = json.loads(b"[" + prompt_text(row, seed) + b"]")
     assert isinstance(found, list)
     return found
-
-
-def write(path: Path, *rows: object) -> Path:
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
-    return path
-
-
-def test_rows_come_in_order_of_arrival(tmp_path: Path) -> None:
-    rows = read(write(tmp_path / "t.jsonl", {**ROW, "timestamp": 9}, "", ROW))
-    assert [row.timestamp for row in rows] == [0, 9]
-
-
-def test_a_trace_begins_with_its_first_request(tmp_path: Path) -> None:
-    rows = read(write(tmp_path / "t.jsonl", *({**ROW, "timestamp": 1.7e12 + at * 1000} for at in (7, 0, 2))))
-    assert [row.timestamp for row in rows] == [0, 2000, 7000]
-    assert len(stretch(rows, duration=3)) == 2
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("{", "t.jsonl:2: not a trace row"),
-        ({**ROW, "hash_ids": ["a", "b"]}, "t.jsonl:2: not a trace row: Expected `int`, got `str`"),
-        ({"timestamp": 0}, "missing required field `input_length`"),
-        ({**ROW, "hash_ids": [0]}, "1 hash_ids, but one for every 512 of 700 input tokens makes 2"),
-        ({**ROW, "output_length": 0}, "must be at least 1"),
-        ({**ROW, "timestamp": -1}, "must be at least 1, timestamp at least 0"),
-    ],
-)
-def test_a_malformed_row_is_named(tmp_path: Path, row: object, message: str) -> None:
-    with pytest.raises(RunError) as caught:
-        read(write(tmp_path / "t.jsonl", ROW, row))
-    assert message in str(caught.value)
-
-
-def test_a_trace_that_is_missing_or_empty(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="cannot read the trace"):
-        read(tmp_path / "none")
-    with pytest.raises(RunError, match="has no rows"):
-        read(write(tmp_path / "empty", ""))
 
 
 def test_stretch() -> None:
@@ -83,6 +43,14 @@ def test_prompts_have_their_length_and_range(seed: int, length: int, first: int)
     assert min(found) >= FIRST_TOKEN
     assert max(found) < END_TOKEN
     assert found == tokens(row, seed)
+
+
+def test_blocks_may_be_of_another_size() -> None:
+    one, two = (tokens(Row(0, 40, 1, ids, block_tokens=16)) for ids in ((0, 1, 2), (0, 1, 3)))
+    assert len(one) == len(two) == 40
+    assert one[:32] == two[:32]
+    assert one[32:] != two[32:]
+    assert reuse([Row(0, 40, 1, (0, 1, 2), 16), Row(1, 40, 1, (0, 1, 3), 16)]) == 32 / 80
 
 
 def test_ids_decide_the_content() -> None:
@@ -114,9 +82,9 @@ def test_the_body_of_a_request() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_synthetic_traces_are_valid_and_repeatable(tmp_path: Path, kind: str, seed: int) -> None:
     rows = synthesize(kind, seed, duration=120)
-    text = (json.dumps({key: getattr(row, key) for key in ROW}) for row in rows)
-    began = rows[0].timestamp
-    read_back = [structs.replace(row, timestamp=row.timestamp + began) for row in read(write(tmp_path / "t", *text))]
+    path, began = tmp_path / "t.jsonl", rows[0].timestamp
+    path.write_bytes(b"\n".join(msgspec.json.encode(row) for row in rows))
+    read_back = [structs.replace(row, timestamp=row.timestamp + began) for row in read(path)]
     assert read_back == rows
     assert rows == synthesize(kind, seed, duration=120)
     assert rows != synthesize(kind, seed + 1, duration=120)

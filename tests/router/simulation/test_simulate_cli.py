@@ -82,7 +82,10 @@ def test_no_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--trace /", "cannot read the trace /: Is a directory"),
         ("--policies fastest", "there is no policy 'fastest'"),
         ("--baseline random", "the baseline random is not among the policies"),
-        ("--block-size 24", "must divide 512"),
+        (
+            "--block-size 24 --limit 1",
+            "must divide 512, the tokens that one hash id stands for, or be a multiple of it",
+        ),
         ("--slow 8=2", "only 8 workers"),
         ("--change 3:kill:8", "no worker 8 then"),
         ("--change 3:kill:x", "argument --change: it takes T:slow:INDEX=FACTOR, T:kill:INDEX, T:drain:INDEX or T:join"),

@@ -55,6 +55,15 @@ def test_hash_ids_may_be_any_whole_numbers() -> None:
     assert chains[4].tolist() == chains[1].tolist()  # of a longer one its last 64 bits
 
 
+def test_blocks_may_be_smaller_or_larger_than_what_an_id_stands_for() -> None:
+    rows = [Row(0, 104, 1, ids, 32) for ids in ((0, 1, 2, 5), (0, 3, 4, 6))]
+    small, same, large = ([sequence_hashes(row, size).tolist() for row in rows] for size in (8, 32, 64))
+    for (first, second), shared, length in ((small, 4, 13), (same, 1, 3), (large, 0, 1)):
+        assert (len(first), len(second)) == (length, length)
+        assert first[:shared] == second[:shared]
+        assert set(first[shared:]).isdisjoint(second[shared:])
+
+
 def test_nothing_is_left() -> None:
     with pytest.raises(RunError, match="no request is left"):
         Requests("chat", duration=0.001).rows(0, 1.0)

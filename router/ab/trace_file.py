@@ -1,0 +1,112 @@
+"""Reads recorded traces: JSON lines, as Mooncake publishes them and as Qwen-Bailian does.
+
+Both give a hash id for each block of a prompt. They differ in the tokens of a block (512 and 16), in the unit of time
+(Mooncake's is ms; https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon has seconds, and a `chat_id`), and in
+whether an id stands for a block's content after all before it, or for the content alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+
+from router.ab.errors import RunError
+from router.ab.trace import BLOCK_TOKENS, Row, synthesize
+
+BLOCK_SIZES = (BLOCK_TOKENS, 256, 128, 64, 32, 16)
+"""Tokens per hash id that a trace may have. The first one counts where its rows are too short to tell."""
+
+
+class _Line(msgspec.Struct, frozen=True):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+    chat_id: int | str | None = None
+
+    @property
+    def milliseconds(self) -> float:
+        return self.timestamp if self.chat_id is None else self.timestamp * 1000
+
+
+def load(trace: str, seed: int) -> list[Row]:
+    """Loads a trace: a file, `synthetic` or `synthetic:KIND`. Raises RunError as `read` and `synthesize` do."""
+    name, _, kind = trace.partition(":")
+    return synthesize(kind or "conversation", seed) if name == "synthetic" else read(Path(trace))
+
+
+def check_readable(path: Path) -> None:
+    """Checks that a file can be read, before other work is done. Raises RunError."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a trace file in order of arrival, with the first moved to time 0, since some traces start with the
+    hour or count from 1970. Raises RunError naming the line of the first malformed row."""
+    try:
+        texts = path.read_bytes().splitlines()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    lines = {number: _parse(text, f"{path}:{number}") for number, text in enumerate(texts, 1) if text.strip()}
+    if not lines:
+        raise RunError(f"the trace {path} has no rows; give a file with one JSON object per line")
+    size = _block_size(lines.values())
+    for number, line in lines.items():
+        _check_ids(line, size, f"{path}:{number}")
+    began = min(line.milliseconds for line in lines.values())
+    rows = [
+        Row(line.milliseconds - began, line.input_length, line.output_length, ids, size)
+        for line, ids in zip(lines.values(), _chained([line.hash_ids for line in lines.values()]), strict=True)
+    ]
+    return sorted(rows, key=lambda row: row.timestamp)
+
+
+def _unreadable(path: Path, error: OSError) -> RunError:
+    return RunError(f"cannot read the trace {path}: {error.strerror}; give --trace FILE or --trace synthetic")
+
+
+def _parse(text: bytes, where: str) -> _Line:
+    try:
+        line = msgspec.json.decode(text, type=_Line)
+    except msgspec.DecodeError as error:
+        raise RunError(f"{where}: not a trace row: {error}") from None
+    if line.input_length < 1 or line.output_length < 1 or line.timestamp < 0:
+        raise RunError(f"{where}: input_length and output_length must be at least 1, timestamp at least 0")
+    return line
+
+
+def _block_size(lines: Iterable[_Line]) -> int:
+    """The block size that explains the row with the most ids."""
+    longest = max(lines, key=lambda line: len(line.hash_ids))
+    fitting = (size for size in BLOCK_SIZES if len(longest.hash_ids) == _blocks(longest, size))
+    return next(fitting, BLOCK_TOKENS)
+
+
+def _check_ids(line: _Line, size: int, where: str) -> None:
+    if len(line.hash_ids) != _blocks(line, size):
+        needed = f"one for every {size} of {line.input_length} input tokens makes {_blocks(line, size)}"
+        raise RunError(f"{where}: {len(line.hash_ids)} hash_ids, but {needed}")
+
+
+def _blocks(line: _Line, size: int) -> int:
+    return -(-line.input_length // size)
+
+
+def _chained(prompts: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
+    """The same prompts with ids that stand for a block's content after all before it, if they do not already."""
+    before: dict[int, int | None] = {}
+    pairs = (pair for ids in prompts for pair in zip((None, *ids), ids, strict=False))
+    if all(before.setdefault(one, last) == last for last, one in pairs):
+        return prompts
+    names: dict[tuple[int, int], int] = {}
+
+    def name(last: int, one: int) -> int:
+        return names.setdefault((last, one), len(names))
+
+    return [tuple(accumulate(ids, name, initial=-1))[1:] for ids in prompts]
