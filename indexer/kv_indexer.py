@@ -10,7 +10,7 @@ import numpy as np
 
 from indexer.cursor import Apply, Clear, Cursor, Instruction, View
 from indexer.events import Cleared, EventBatch, LoadReport, Removed, ReplayRequest, Stored, unpack_hashes
-from indexer.expiring import AssumedPrefixes
+from indexer.expiring import AssumedPrefixes, Dropped
 from indexer.hashing import HASH_VERSION, SequenceHashes, Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.matches import Matches, MostOfMatches, SumOfMatches
 from indexer.observer import Cause, Observer
@@ -54,7 +54,8 @@ class KVIndexer:
     def __init__(
         self, assumed_ttl: float = 120.0, max_bytes: int | None = None, observer: Observer | None = None
     ) -> None:
-        """`assumed_ttl`: seconds for which a worker without events is assumed to hold a prompt that it was sent.
+        """`assumed_ttl`: seconds for which a worker without events, whose cache's size is unknown, is assumed to hold
+        a prompt that it was sent.
 
         `max_bytes`: for the index and the assumptions together; `indexer.packed` says what is dropped first.
         """
@@ -87,9 +88,16 @@ class KVIndexer:
         """Index this rank from now on; watching it again changes nothing."""
         self._cursors.setdefault(rank, Cursor(rank))
 
+    def resize(self, rank: WorkerRank, blocks: int) -> None:
+        """The rank's cache has room for so many blocks."""
+        self._assumed.resize(rank, blocks)
+        self._guessed.resize(rank, blocks)
+
     def forget(self, rank: WorkerRank) -> None:
         self._cursors.pop(rank, None)
         self.clear(rank)
+        self._assumed.forget(rank)
+        self._guessed.forget(rank)
         self.removals.drop(rank)
 
     def watches(self, rank: WorkerRank) -> bool:
@@ -101,8 +109,8 @@ class KVIndexer:
         self._drop(rank)
 
     def _drop(self, rank: WorkerRank) -> None:
-        self._assumed.forget(rank)
-        self._guessed.forget(rank)
+        self._assumed.clear(rank)
+        self._guessed.clear(rank)
         self._predicted.forget(rank)
         self.removals.forget(rank)
         self.index.clear(rank)
@@ -111,6 +119,11 @@ class KVIndexer:
         if self._observer:
             self._observer.dropped(rank, self.index.blocks_by_tier(rank), cause)
 
+    def _tell_expired(self, dropped: Dropped) -> None:
+        if dropped and self._observer:
+            for rank, blocks in dropped.items():
+                self._observer.dropped(rank, {Tier.GPU: len(blocks)}, "expired")
+
     def worker_restarted(self, rank: WorkerRank) -> None:
         """Its process may be a new one with an empty cache, so what was only assumed of it is dropped."""
         if self.view(rank) is View.BLIND:
@@ -118,9 +131,10 @@ class KVIndexer:
 
     def predict(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
         """`rank` was sent a prompt with these hashes and will hold it. That is believed for as long as its events may
-        take to come; of a rank without events, for `assumed_ttl`. `now`: seconds on a steady clock."""
+        take to come; of a rank without events, until its cache has no more room, or for `assumed_ttl`. `now`: seconds
+        on a steady clock."""
         if self.view(rank) is View.BLIND:
-            self._assumed.assume(rank, chain, now)
+            self._tell_expired(self._assumed.assume(rank, chain, now))
         else:
             self._predicted.store(rank, chain, now, self.index.windows(rank))
 
@@ -140,12 +154,9 @@ class KVIndexer:
 
     def expire(self, now: float) -> None:
         """Drop assumptions and predictions that are too old."""
-        expired = self._assumed.expire(now)
+        self._tell_expired(self._assumed.expire(now))
         self._guessed.expire(now)
         self._predicted.expire(now)
-        if expired and self._observer:
-            for rank, blocks in expired.items():
-                self._observer.dropped(rank, {Tier.GPU: len(blocks)}, "expired")
 
     def view(self, rank: WorkerRank) -> View:
         cursor = self._cursors.get(rank)

@@ -1,8 +1,8 @@
-"""When each owner's blocks expire: a dictionary in the order of expiry, in packed arrays.
+"""When each owner's blocks were last used and when they expire: a dictionary in orders of use, in packed arrays.
 
-All lives have the same length, so whatever is stored or renewed expires last, and the order is a doubly linked list.
-Blocks are found by open addressing with linear probing. Most of a prompt's hundreds of blocks are renewals, which took
-0.6 µs each in a Python dictionary (docs/adr/0004-compiled-kernels.md).
+Each order is a doubly linked list with the least recently used life first; all lives of an order have the same length,
+so that one ends first, too. Blocks are found by open addressing with linear probing. Most of a prompt's hundreds of
+blocks are renewals, which took 0.6 µs each in a Python dictionary (docs/adr/0004-compiled-kernels.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from indexer.jit import loop
 
 Owners: TypeAlias = npt.NDArray[np.int64]
 Nodes: TypeAlias = npt.NDArray[np.int64]
-"""A row for each life or free entry; row 0 is the list's head and tail."""
+"""A row for each life, order (its head and tail) or free entry; row 0 is the order that is always there."""
 Places: TypeAlias = npt.NDArray[np.int32]
 """The hash table: the row found at each place; 0: none."""
 State: TypeAlias = npt.NDArray[np.int64]
@@ -38,16 +38,22 @@ _COUNT, _FREE, _SINK = range(3)
 
 
 class Lives:
-    """Owners are small integers; times are integers in any unit."""
+    """Owners are small integers; times are integers in any unit. There is an order 0; others are made."""
 
     def __init__(self) -> None:
         self._nodes = np.zeros((_SMALLEST, 5), np.int64)
         self._places = np.zeros(_PLACES * _SMALLEST, np.int32)
         self._state = np.zeros(3, np.int64)
+        self._orders = {0}
         _offer(self._nodes, self._state, 1)
 
     def __len__(self) -> int:
         return int(self._state[_COUNT])
+
+    @property
+    def rows(self) -> int:
+        """Lives, and orders beside the first."""
+        return len(self) + len(self._orders) - 1
 
     @property
     def nbytes(self) -> int:
@@ -55,27 +61,50 @@ class Lives:
 
     @property
     def first_end(self) -> int | None:
-        """When the first life ends; None if there are none."""
-        return int(self._nodes[self._nodes[0, _AFTER], _END]) if len(self) else None
+        """When the first life of order 0 ends; None if there are none."""
+        first = self._nodes[0, _AFTER]
+        return int(self._nodes[first, _END]) if first else None
 
-    def renew(self, owner: int, blocks: SequenceHashes, end: int) -> None:
-        """Let `owner` have `blocks` until `end`, which must not be before any earlier `end`."""
-        while len(self) + len(blocks) >= len(self._nodes):
-            self._grow()
-        _renew(self._nodes, self._places, self._state, owner, blocks, end)
+    def new_order(self) -> int:
+        self._make_room(1)
+        order = _open(self._nodes, self._state)
+        self._orders.add(order)
+        return order
+
+    def renew(self, owner: int, blocks: SequenceHashes, end: int, order: int = 0) -> int:
+        """Let `owner` have `blocks` until `end`, which must not be before any earlier `end` of that order. An owner's
+        lives must all be of one order. The first block is used last. Returns how many lives are new."""
+        self._make_room(len(blocks))
+        before = len(self)
+        _renew(self._nodes, self._places, self._state, owner, blocks, end, order)
+        return len(self) - before
 
     def ended(self, now: int) -> int:
-        """How many lives have ended."""
+        """How many lives of order 0 have ended."""
         return _ended(self._nodes, now)
 
-    def take(self, many: int) -> tuple[SequenceHashes, Owners]:
-        """Remove the `many` lives that end first; returns their blocks and owners."""
+    def take(self, many: int, order: int = 0) -> tuple[SequenceHashes, Owners]:
+        """Remove the order's `many` lives that were used least recently; returns their blocks and owners."""
         blocks, owners = np.empty(many, np.uint64), np.empty(many, np.int64)
-        _take(self._nodes, self._places, self._state, blocks, owners)
+        _take(self._nodes, self._places, self._state, blocks, owners, order)
         return blocks, owners
 
-    def forget(self, owner: int) -> None:
-        _forget(self._nodes, self._places, self._state, owner)
+    def move(self, owner: int, order: int) -> int:
+        """Move the owner's lives from order 0 to another one, as they follow each other; returns how many."""
+        return _move(self._nodes, owner, order)
+
+    def forget(self, owner: int, order: int = 0) -> None:
+        """Remove all of the owner's lives, which are of that order."""
+        _forget(self._nodes, self._places, self._state, owner, order)
+
+    def close_order(self, order: int) -> None:
+        """Remove an order with no lives."""
+        self._orders.remove(order)
+        _give_back(self._nodes, self._state, order)
+
+    def _make_room(self, rows: int) -> None:
+        while self.rows + rows >= len(self._nodes):
+            self._grow()
 
     def _grow(self) -> None:
         used = len(self._nodes)
@@ -83,7 +112,7 @@ class Lives:
         nodes[:used] = self._nodes
         self._nodes, self._places = nodes, np.zeros(2 * len(self._places), np.int32)
         _offer(nodes, self._state, used)
-        _refill(nodes, self._places)
+        _refill(nodes, self._places, np.array(list(self._orders), np.int64))
 
 
 def warm_up() -> None:
@@ -91,15 +120,37 @@ def warm_up() -> None:
     lives = Lives()
     lives.renew(0, np.arange(_SMALLEST, dtype=np.uint64), 1)
     lives.take(lives.ended(1))
-    lives.forget(0)
+    order = lives.new_order()
+    lives.move(0, order)
+    lives.forget(0, order)
 
 
 @loop
 def _offer(nodes: Nodes, state: State, first: int) -> None:
     """Put the rows from `first` on into the free list."""
     for node in range(first, len(nodes)):
-        nodes[node, _AFTER] = state[_FREE]
-        state[_FREE] = node
+        _give_back(nodes, state, node)
+
+
+@loop
+def _give_back(nodes: Nodes, state: State, node: int) -> None:
+    nodes[node, _AFTER] = state[_FREE]
+    state[_FREE] = node
+
+
+@loop
+def _take_free(nodes: Nodes, state: State) -> int:
+    node = int(state[_FREE])
+    state[_FREE] = nodes[node, _AFTER]
+    return node
+
+
+@loop
+def _open(nodes: Nodes, state: State) -> int:
+    """A new order, with nothing in it."""
+    order = _take_free(nodes, state)
+    nodes[order, _BEFORE] = nodes[order, _AFTER] = order
+    return order
 
 
 # Finding
@@ -135,14 +186,15 @@ def _close_up(nodes: Nodes, places: Places, hole: int) -> None:
 
 
 @loop
-def _refill(nodes: Nodes, places: Places) -> None:
-    node = nodes[0, _AFTER]
-    while node:
-        places[_place(nodes, places, nodes[node, _OWNER], nodes[node, _BLOCK])] = node
-        node = nodes[node, _AFTER]
+def _refill(nodes: Nodes, places: Places, orders: Owners) -> None:
+    for order in orders:
+        node = nodes[order, _AFTER]
+        while node != order:
+            places[_place(nodes, places, nodes[node, _OWNER], nodes[node, _BLOCK])] = node
+            node = nodes[node, _AFTER]
 
 
-# The list
+# The lists
 
 
 @loop
@@ -152,10 +204,10 @@ def _unlink(nodes: Nodes, node: int) -> None:
 
 
 @loop
-def _put_last(nodes: Nodes, node: int) -> None:
-    last = nodes[0, _BEFORE]
-    nodes[node, _BEFORE], nodes[node, _AFTER] = last, 0
-    nodes[last, _AFTER] = nodes[0, _BEFORE] = node
+def _put_last(nodes: Nodes, node: int, order: int) -> None:
+    last = nodes[order, _BEFORE]
+    nodes[node, _BEFORE], nodes[node, _AFTER] = last, order
+    nodes[last, _AFTER] = nodes[order, _BEFORE] = node
 
 
 @loop
@@ -168,22 +220,23 @@ def _touch(nodes: Nodes, places: Places, state: State, owner: int, blocks: Seque
 
 
 @loop
-def _renew(nodes: Nodes, places: Places, state: State, owner: int, blocks: SequenceHashes, end: int) -> None:
+def _renew(
+    nodes: Nodes, places: Places, state: State, owner: int, blocks: SequenceHashes, end: int, order: int
+) -> None:
     _touch(nodes, places, state, owner, blocks)
-    for block in blocks:
-        name = int(np.int64(block))
+    for i in range(len(blocks) - 1, -1, -1):
+        name = int(np.int64(blocks[i]))
         at = _place(nodes, places, owner, name)
         node = int(places[at])
         if node:
             _unlink(nodes, node)
         else:
-            node = int(state[_FREE])
-            state[_FREE] = nodes[node, _AFTER]
+            node = _take_free(nodes, state)
             state[_COUNT] += 1
             nodes[node, _BLOCK], nodes[node, _OWNER] = name, owner
             places[at] = node
         nodes[node, _END] = end
-        _put_last(nodes, node)
+        _put_last(nodes, node, order)
 
 
 @loop
@@ -199,23 +252,35 @@ def _ended(nodes: Nodes, now: int) -> int:
 def _drop(nodes: Nodes, places: Places, state: State, node: int) -> None:
     _close_up(nodes, places, _place(nodes, places, nodes[node, _OWNER], nodes[node, _BLOCK]))
     _unlink(nodes, node)
-    nodes[node, _AFTER] = state[_FREE]
-    state[_FREE] = node
+    _give_back(nodes, state, node)
     state[_COUNT] -= 1
 
 
 @loop
-def _take(nodes: Nodes, places: Places, state: State, blocks: SequenceHashes, owners: Owners) -> None:
+def _take(nodes: Nodes, places: Places, state: State, blocks: SequenceHashes, owners: Owners, order: int) -> None:
     for i in range(len(blocks)):
-        node = nodes[0, _AFTER]
+        node = nodes[order, _AFTER]
         blocks[i], owners[i] = np.uint64(nodes[node, _BLOCK]), nodes[node, _OWNER]
         _drop(nodes, places, state, node)
 
 
 @loop
-def _forget(nodes: Nodes, places: Places, state: State, owner: int) -> None:
-    node = nodes[0, _AFTER]
+def _move(nodes: Nodes, owner: int, order: int) -> int:
+    many, node = 0, nodes[0, _AFTER]
     while node:
+        after = nodes[node, _AFTER]
+        if nodes[node, _OWNER] == owner:
+            _unlink(nodes, node)
+            _put_last(nodes, node, order)
+            many += 1
+        node = after
+    return many
+
+
+@loop
+def _forget(nodes: Nodes, places: Places, state: State, owner: int, order: int) -> None:
+    node = nodes[order, _AFTER]
+    while node != order:
         after = nodes[node, _AFTER]
         if nodes[node, _OWNER] == owner:
             _drop(nodes, places, state, node)

@@ -22,5 +22,5 @@ class Observer(Protocol):
     def removed(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes) -> None: ...
 
     def dropped(self, rank: WorkerRank, blocks: Mapping[Tier, int], cause: Cause) -> None:
-        """Blocks dropped at once, by tier: all that the rank held, except where assumed blocks `expired` by their time
-        to live."""
+        """Blocks dropped at once, by tier: all that the rank held, except where assumed blocks `expired`: their time to
+        live was over, or the rank had no more room."""

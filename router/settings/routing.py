@@ -111,9 +111,13 @@ class Routing:
             "Learn what each worker holds from its KV events; without them it is predicted from what was sent to it.",
         ),
     ] = True
-    approx_ttl: Annotated[float, seconds("Routing", "How long a predicted block counts as held without KV events.")] = (
-        120.0
-    )
+    approx_ttl: Annotated[
+        float,
+        seconds(
+            "Routing",
+            "How long a block counts as held by a worker that tells neither its KV events nor the size of its cache.",
+        ),
+    ] = 120.0
     index_max_memory: Annotated[
         int,
         about(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from engines.sim.request import Request
-from indexer.matches import Matches, MostOfMatches
+from indexer.matches import Matches
 from indexer.types import WorkerRank
 from router.ab.trace import Row
 from router.scheduling.booking import Booking
@@ -90,10 +90,7 @@ class Arrival:
         return self._fleet.candidates
 
     def matches(self) -> Matches:
-        fleet = self._fleet
-        fleet.predicted.expire(fleet.timeline.now())
-        known, predicted = fleet.index.find_matches(self._hashes), fleet.predicted.find_matches(self._hashes)
-        return MostOfMatches(known, predicted) if predicted else known
+        return self._fleet.matches(self._hashes)
 
     @property
     def stored_tokens(self) -> int:
@@ -109,7 +106,7 @@ class Arrival:
     def send(self, decision: Decision, booking: Booking) -> None:
         fleet = self._fleet
         self._booking = booking
-        self._predict(decision.rank)
+        fleet.expect(decision.rank, self._hashes)
         self._worker = fleet.numbers[decision.rank]
         if decision.split:
             self._parts = Parts(fleet, self, decision, booking)
@@ -129,10 +126,7 @@ class Arrival:
     def decoding(self, rank: WorkerRank, booking: Booking) -> None:
         """Says that the worker `rank` decodes."""
         self._booking = booking
-        self._predict(rank)
-
-    def _predict(self, rank: WorkerRank) -> None:
-        self._fleet.predicted.store(rank, self._hashes, self._fleet.timeline.now())
+        self._fleet.expect(rank, self._hashes)
 
     def refuse(self, refusal: AnyRefusal) -> None:  # noqa: ARG002 -- a Waiting
         self._end("refused")

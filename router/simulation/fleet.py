@@ -6,6 +6,7 @@ Between them, HTTP and the event plane take a fixed time.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,9 @@ from engines.sim.scheduler import Scheduler as Engine
 from engines.sim.store import Eviction
 from engines.sim.timing import StepTiming
 from indexer.events import LoadReport
+from indexer.expiring import AssumedPrefixes
+from indexer.hashing import SequenceHashes
+from indexer.matches import Matches, MostOfMatches
 from indexer.predicted import PredictedPrefixes
 from indexer.prefix_index import PrefixIndex
 from indexer.types import Tier, WorkerRank
@@ -68,12 +72,18 @@ class FleetSettings(NamedTuple):
     """Copies of each block, on different workers; every copy counts towards `store_tokens`."""
     store_credit: bool = True
     """Whether the router knows what the store holds."""
+    kv_events: bool = True
+    """Whether the router hears of what the workers cache; otherwise it assumes that from what it sends them."""
     cache_tokens: int = 262_144
     block_size: int = 16
     slow: Mapping[int, float] = {}
     timing: StepTiming = StepTiming()
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
+
+    @property
+    def cache_blocks(self) -> int:
+        return self.cache_tokens // self.block_size
 
     def role(self, number: int) -> Role:
         if number < self.prefill:
@@ -99,6 +109,7 @@ class VirtualFleet:
         self.timeline = Timeline()
         self.index = PrefixIndex()
         self.predicted = PredictedPrefixes()
+        self.assumed = None if settings.kv_events else AssumedPrefixes(self.index, math.inf)
         self.samples: list[Sample] = []
         self.scheduler = Scheduler(policy, LoadBook(), random.Random(seed))  # noqa: S311 -- not for secrets
         self.queue = Queue(self.scheduler, admission, self.timeline.now, self.timeline.call_later)
@@ -128,6 +139,8 @@ class VirtualFleet:
             self.numbers[rank], self._sent[rank] = number, {}
             self.workers[rank] = self._worker(number, rank)
             self.open.append(rank)
+            if self.assumed is not None:
+                self.assumed.resize(rank, self.settings.cache_blocks)
         self._open_changed()
 
     def drain(self, number: int) -> None:
@@ -153,6 +166,8 @@ class VirtualFleet:
         self.drain(number)
         self.index.clear(rank)
         self.predicted.forget(rank)
+        if self.assumed is not None:
+            self.assumed.forget(rank)
         self.scheduler.forget(rank)
         for arrival in list(self._sent.pop(rank)):
             arrival.lose(rank)
@@ -181,7 +196,7 @@ class VirtualFleet:
         settings = self.settings
         kind = partial(StoringEngine, self, self.shared, rank) if self.shared else Engine
         engine = kind(
-            cache_blocks=settings.cache_tokens // settings.block_size,
+            cache_blocks=settings.cache_blocks,
             block_size=settings.block_size,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -233,6 +248,19 @@ class VirtualFleet:
         if worker:  # otherwise it is lost with the worker
             worker.submit(request, sink)
 
+    def expect(self, rank: WorkerRank, hashes: SequenceHashes) -> None:
+        """Says that a worker was sent a prompt with these hashes."""
+        if self.assumed is not None:
+            self.assumed.assume(rank, hashes, self.timeline.now())
+        else:
+            self.predicted.store(rank, hashes, self.timeline.now())
+
+    def matches(self, hashes: SequenceHashes) -> Matches:
+        """What the router believes that the workers hold of a prompt."""
+        self.predicted.expire(self.timeline.now())
+        known, predicted = self.index.find_matches(hashes), self.predicted.find_matches(hashes)
+        return MostOfMatches(known, predicted) if predicted else known
+
     def leave(self, rank: WorkerRank, arrival: Arrival) -> None:
         """Says that a request needs nothing more of a worker, so that it is not affected by its loss."""
         self._sent.get(rank, {}).pop(arrival, None)
@@ -247,7 +275,8 @@ class VirtualFleet:
         return sum((worker.scheduler.gaps for worker in self.workers.values()), self.gaps)
 
     def _publish(self, rank: WorkerRank, events: list[CacheEvent]) -> None:
-        self.timeline.call_later(EVENT_DELAY, self._apply, rank, events)
+        if self.settings.kv_events:
+            self.timeline.call_later(EVENT_DELAY, self._apply, rank, events)
 
     def _apply(self, rank: WorkerRank, events: list[CacheEvent]) -> None:
         if rank not in self.workers:

@@ -109,7 +109,7 @@ _OF_SUITE = frozenset({"suite", "knee", "workload", "seeds", "jobs", "out", "pag
 _SLOS = frozenset({"ttft_slo", "tbt_slo", "slo_action", "slo_patience"})
 """Flags that the search for a knee refuses: requests that are rejected do not queue, so queues would not grow."""
 _NOT_OF_KNEE = frozenset({"policies", "baseline", "rate", "sweep", "store_sweep"}) | _SLOS
-_NEGATIVE = {"reuse": "no-reuse", "store_credit": "no-store-credit"}
+_NEGATIVE = {"reuse": "no-reuse", "store_credit": "no-store-credit", "kv_events": "no-kv-events"}
 
 
 def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, names: Iterable[str], why: str) -> None:
@@ -146,6 +146,7 @@ def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
         raise RunError(f"--prefill and --decode take a part of the {workers} workers each, and prefills need a decode")
     return FleetSettings(
         workers=workers,
+        kv_events=given.kv_events,
         cache_tokens=given.cache_tokens or (kind or default).cache_tokens,
         block_size=given.block_size,
         slow=slow,
@@ -219,6 +220,8 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     text = "tokens that each worker's KV cache holds (default: the workload's, else 262144)"
     add("--cache-tokens", type=count, metavar="N", help=text)
     add("--block-size", type=count, default=16, metavar="N", help="tokens per KV block (default: 16)")
+    text = "the router does not hear what workers cache, and assumes it from what it sends them"
+    add("--no-kv-events", dest="kv_events", action="store_false", help=text)
     add("--prefill", type=whole, default=0, metavar="N", help="the first N workers only prefill (default: 0)")
     add("--decode", type=whole, default=0, metavar="N", help="the next N workers only decode (default: 0)")
     add(

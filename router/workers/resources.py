@@ -70,6 +70,8 @@ class WorkerResources:
             if self._settings.kv_events and (worker.has_events or not local):
                 self._indexer.watch(rank)
             self._indexer.worker_restarted(rank)
+            if worker.cache_blocks:
+                self._indexer.resize(rank, worker.cache_blocks)
         if local:
             await self._publish_for(worker)
         for learn in self._learners:

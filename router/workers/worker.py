@@ -78,6 +78,14 @@ class Worker:
         return self.spec.block_size or found or ASSUMED_BLOCK_SIZE
 
     @property
+    def cache_blocks(self) -> int | None:
+        """The size of each rank's KV cache, in blocks of `block_size`; None if it does not say."""
+        found = self.description
+        if found is None or not found.total_blocks:
+            return None
+        return found.total_blocks * (found.block_size or self.block_size) // self.block_size
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """A sentence for each thing that it does not tell, or that differs from what the operator states."""
         found = self.description

@@ -130,7 +130,7 @@ class Pages:
             "/v1/models": self._models,
             "/tokenize": lambda: self._tokenize(body),
             "/metrics": lambda: (
-                f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",engine="0",num_gpu_blocks="100"}} 1\n'
+                f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",engine="0",num_gpu_blocks="10000"}} 1\n'
             ),
             "/kv_event_sources": dict,
         }

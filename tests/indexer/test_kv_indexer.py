@@ -451,6 +451,26 @@ def test_assumptions_hold_for_a_while_and_give_way_to_events() -> None:
 
 
 @pytest.mark.parametrize("guessed", [False, True])
+def test_what_has_no_room_in_a_cache_of_known_size_is_not_assumed(guessed: bool) -> None:
+    indexer = KVIndexer(assumed_ttl=10)
+    note, find = (indexer.assume, indexer.find_assumed) if guessed else (indexer.predict, indexer.find_matches)
+    indexer.resize(RANK, 6)
+    first, second = (hash_prompt(list(range(start, start + 64)), [16], PLAIN) for start in (0, 100))
+    for _ in range(2):
+        note(RANK, first.chain(16), now=0)
+        indexer.expire(now=1e6)
+        assert find(first) == {RANK: Overlap(4, 4)}
+        note(RANK, second.chain(16), now=1e6)
+        assert find(first) == {RANK: Overlap(2, 2)}
+        assert find(second) == {RANK: Overlap(4, 4)}
+        indexer.clear(RANK)  # after which its size is the same
+    indexer.forget(RANK)
+    note(RANK, first.chain(16), now=0)
+    indexer.expire(now=10)
+    assert find(first) == {}
+
+
+@pytest.mark.parametrize("guessed", [False, True])
 @pytest.mark.parametrize("blind", [False, True])
 def test_what_a_rank_never_began_on_is_not_held_by_it(blind: bool, guessed: bool) -> None:
     indexer = KVIndexer(assumed_ttl=10)

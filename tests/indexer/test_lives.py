@@ -25,7 +25,7 @@ def test_it_is_an_ordered_dictionary(seed: int, blocks: int) -> None:
         now += draw.randrange(10)
         owner, some = draw.randrange(OWNERS), draw.choices(names, k=draw.randrange(60))
         lives.renew(owner, np.array(some, np.uint64), now + LENGTH)
-        for name in some:
+        for name in reversed(some):
             expected[owner, name] = now + LENGTH
             expected.move_to_end((owner, name))
         if draw.random() < 0.02:
@@ -40,6 +40,37 @@ def test_it_is_an_ordered_dictionary(seed: int, blocks: int) -> None:
         assert len(lives) == len(expected)
         assert lives.first_end == next(iter(expected.values()), None)
     assert expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_owner_may_have_an_order_of_its_own(seed: int) -> None:
+    draw, lives = random.Random(seed), Lives()
+    expected: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(OWNERS)]
+    orders = [0] * OWNERS
+    names = [draw.getrandbits(64) for _ in range(500)]
+    for turn in range(300):
+        owner, some = draw.randrange(OWNERS), draw.choices(names, k=draw.randrange(60))
+        held, before = expected[owner], len(expected[owner])
+        for name in reversed(some):
+            held[name] = None
+            held.move_to_end(name)
+        assert lives.renew(owner, np.array(some, np.uint64), turn, orders[owner]) == len(held) - before
+        if turn > 50 and not orders[owner]:
+            orders[owner] = lives.new_order()
+            assert lives.move(owner, orders[owner]) == len(held)
+        if orders[owner]:
+            many = draw.randrange(len(held) // 4 + 1)
+            gone, owners = lives.take(many, orders[owner])
+            assert gone.tolist() == [held.popitem(last=False)[0] for _ in range(many)]
+            assert set(owners.tolist()) <= {owner}
+        if draw.random() < 0.02:
+            lives.forget(owner, orders[owner])
+            held.clear()
+            if orders[owner]:
+                lives.close_order(orders[owner])
+                orders[owner] = 0
+        assert len(lives) == sum(map(len, expected))
+    assert any(expected)
 
 
 def test_it_takes_no_more_memory_than_it_says() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from collections.abc import Iterator
 
@@ -310,6 +311,23 @@ def test_what_is_assumed_is_limited_too() -> None:
     assumed.expire(1.0)
     assert index.entries() == 0
     assert assumed.evicted == 3000
+
+
+def test_what_is_assumed_of_caches_of_known_size_is_limited_too() -> None:
+    """Where most is held, the oldest goes first."""
+    index = PrefixIndex()
+    assumed = AssumedPrefixes(index, ttl=1.0, max_bytes=1000 * BYTES_PER_LIFE)
+    for rank in RANKS[:2]:
+        assumed.resize(rank, 10_000)
+    first, *more, last = itertools.islice(prompts(13, 100), 12)
+    assumed.assume(RANKS[1], first, 0.0)
+    for prompt in more:
+        assumed.assume(RANKS[0], prompt, 0.0)
+    assumed.assume(RANKS[2], last, 0.0)
+    assert len(assumed) == index.entries() == 998, "each order takes a row"
+    assert assumed.evicted == 202
+    assert index.find_matches(first)[RANKS[1]].blocks == index.find_matches(last)[RANKS[2]].blocks == 100
+    assert not index.find_matches(more[0])
 
 
 def test_the_indexer_shares_its_limit_out() -> None:

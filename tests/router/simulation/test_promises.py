@@ -55,11 +55,25 @@ def mean_ttft(samples: Sequence[Sample]) -> float:
     return sum(waits) / len(waits)
 
 
+def cached(samples: Sequence[Sample]) -> float:
+    return sum(sample.cached_tokens for sample in samples) / sum(sample.prompt_tokens for sample in samples)
+
+
 def share(samples: Sequence[Sample], worker: int, begin: float, end: float) -> float:
     """Of the prompt tokens computed for requests that arrived within those seconds."""
     within = [sample for sample in samples if begin <= sample.arrived < end]
     computed = [(sample.worker, sample.prompt_tokens - sample.cached_tokens) for sample in within]
     return sum(tokens for where, tokens in computed if where == worker) / sum(tokens for _, tokens in computed)
+
+
+@pytest.mark.parametrize(("workload", "rate"), [("small-caches", 1.5), ("agents", 3.0)])
+def test_without_events_a_cache_of_known_size_is_known_nearly_as_well(workload: str, rate: float) -> None:
+    kind = WORKLOADS[workload]
+    trace, settings = faster(kind.rows(1, 60 * rate), rate), COARSE._replace(cache_tokens=kind.cache_tokens)
+    told, untold = (VirtualFleet(settings._replace(kv_events=heard), auto()).run(trace) for heard in (True, False))
+    assert mean_ttft(untold) < 1.1 * mean_ttft(told)
+    assert cached(untold) > 0.9 * cached(told)
+    assert cached(told) > 0.3
 
 
 @pytest.mark.slow

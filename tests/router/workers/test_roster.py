@@ -90,7 +90,8 @@ class State:
         return cast("WorkerWatch", self.watches[-1])
 
     async def up(self, worker: Worker, ranks: int = 1) -> None:
-        worker.description = EngineDescription("vllm", models=(Model("m"),), dp_size=ranks, block_size=16)
+        models = (Model("m"),)
+        worker.description = EngineDescription("vllm", None, models, dp_size=ranks, block_size=16, total_blocks=8)
         await self.resources.set_up(worker)
         self.fleet.mark_up(worker)
 
@@ -204,7 +205,8 @@ def size_of(state: State) -> list[int]:
         backlog._tables.shape[2],
         *(len(each._sums) + len(each._known) for each in (latency._prefill_factors, latency._step_factors)),
         len(latency._latest) + len(latency._steps),
-        *(len(each) for each in (indexer._cursors, indexer._assumed, indexer._assumed._ranks, indexer.index._slots)),
+        *(len(each) for each in (indexer._cursors, indexer._assumed, indexer.index._slots)),
+        *(len(each._caches) + each._lives.rows for each in (indexer._assumed, indexer._guessed)),
         indexer.index._live_slots.shape[1],
         len(state.resources._ranks) + len(state.resources._followed),
     ]
@@ -265,6 +267,18 @@ async def test_all_ends_though_one_publisher_cannot_be_closed(state: State) -> N
     other = follow(state, b, fails=False)
     await state.roster.close()
     assert other.closed
+
+
+@pytest.mark.parametrize(("stated", "size", "room"), [("", 16, 8), (",block_size=32", 32, 4)])
+async def test_a_worker_without_events_is_assumed_to_hold_what_has_room_in_its_cache(
+    state: State, stated: str, size: int, room: int
+) -> None:
+    state.take(f"http://a:1,name=a{stated}")
+    await state.up(state.fleet.workers["a"], ranks=2)
+    for rank in state.fleet.workers["a"].ranks:
+        state.indexer.predict(rank, hash_prompt(list(range(size * 20)), [size], PLAIN).chain(size), now=0.0)
+        state.indexer.expire(1e6)
+        assert state.indexer.index.blocks(rank, Tier.GPU) == room
 
 
 async def test_ranks_that_an_engine_has_no_more_are_forgotten(state: State) -> None:
