@@ -46,6 +46,7 @@ COMPILED = [
     "router/migration/relay.py",
     "router/openai/inference.py",
     "router/prompts.py",
+    "router/proxy/attempt.py",
     "router/proxy/exchange.py",
     "router/proxy/legs.py",
     "router/proxy/sending.py",

@@ -63,7 +63,7 @@ class RoutingOptions(NamedTuple):
 
 
 class RequestRouting:
-    """Implements `exchange.Routing` and `scheduling.waiting.Waiting` for one request."""
+    """Implements `proxy.routing.Routing` and `scheduling.waiting.Waiting` for one request."""
 
     def __init__(self, core: Core, model: str | None, options: RoutingOptions = RoutingOptions()) -> None:  # noqa: B008 -- immutable
         self._core = core
@@ -249,7 +249,7 @@ class RequestRouting:
             response = response._replace(headers=(*response.headers, (ARM, self._arm.name.encode())))
         self._routed(response)
 
-    # -- the rest of exchange.Routing
+    # -- the rest of `proxy.routing.Routing`
 
     def idlest_worker(self, exclude: frozenset[str]) -> Worker | None:
         """Of the workers that could serve the request, or a part of it; None if there are none but those in

@@ -115,13 +115,13 @@ class Fleet:
         """The time of a part of the one request under way is over, once it runs."""
         exchange = await self._exchange()
         if leg == "prefill":
-            assert exchange._parts
-            assert exchange._parts._prefill
-            exchange._parts._prefill._time_out(0.0)
+            assert exchange.parts
+            assert exchange.parts._prefill
+            exchange.parts._prefill._time_out(0.0)
         else:
-            await until(lambda: exchange._parts and exchange._parts._timer)
-            assert exchange._parts
-            timer = exchange._parts._timer
+            await until(lambda: exchange.parts and exchange.parts._timer)
+            assert exchange.parts
+            timer = exchange.parts._timer
             assert timer
             assert not timer.cancelled()
             timer.cancel()
