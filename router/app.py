@@ -24,6 +24,7 @@ from router.core import Core
 from router.events.index_audit import IndexAudit
 from router.events.ingest import Ingest
 from router.events.missing_events import MissingEvents
+from router.housekeeping import Chore, Housekeeping
 from router.http.clients import Clients
 from router.http.clients import Limits as ClientLimits
 from router.http.front import Connection
@@ -40,7 +41,7 @@ from router.processes.member import Member, Sockets, share
 from router.processes.sent import SentPrompts
 from router.prompts import Prompts
 from router.proxy.exchange import Exchange
-from router.proxy.watchdog import INTERVAL, LATE, Timeouts, Watchdog
+from router.proxy.watchdog import Timeouts, Watchdog
 from router.reloading import Reloading
 from router.retry_budget import RetryBudget
 from router.scheduling.admission import Admission, Objectives
@@ -129,6 +130,7 @@ class App:
         self._roster: Roster | None = None
         self._reloading: Reloading | None = None
         self._admin: AdminSurface | None = None
+        self._housekeeping: Housekeeping | None = None
         self._server: asyncio.Server | None = None
 
     def _make_queue(self) -> Queue:
@@ -264,7 +266,8 @@ class App:
             await sockets.start()
         surface = self._make_surface()
         self._under_way = surface.under_way
-        self._tasks.append(asyncio.create_task(self._look_after(self._under_way), name="watchdog"))
+        self._housekeeping = self._make_housekeeping(self._under_way)
+        self._tasks.append(asyncio.create_task(self._housekeeping.run(), name="housekeeping"))
         if self._store and settings.store:
             self._look_after_store(self._store, settings.store)
         admit = security.guard.refusal if security.guard else None
@@ -319,27 +322,20 @@ class App:
             self._metrics.registry.register(self._copies)
             self._tasks.append(asyncio.create_task(self._copies.run(), name="store copies"))
 
-    async def _look_after(self, under_way: set[Exchange]) -> None:
-        settings = self._settings
+    def _make_housekeeping(self, under_way: set[Exchange]) -> Housekeeping:
+        settings, core = self._settings, self._core
         timeouts = Timeouts(
             settings.first_byte_timeout, settings.idle_timeout, settings.request_timeout, settings.stall_timeout
         )
-        watchdog = Watchdog(timeouts, self._fleet.trip, under_way)
-        now = time.monotonic()
-        while True:
-            await asyncio.sleep(INTERVAL)
-            if time.monotonic() - now > LATE * INTERVAL:  # it was this process that stood still
-                await asyncio.sleep(INTERVAL)  # what was said meanwhile comes first
-            now = time.monotonic()
-            try:
-                self._fleet.tick(now)
-                watchdog.tick(now)
-                await self._clients.look(now)
-                self._audit.tick(now)
-                self._core.apply_sent()
-                self._missing_events.tick(now)
-            except Exception:  # without it nothing would ever be given up again
-                logger.exception("Requests could not be looked after")
+        chores: dict[str, Chore] = {
+            "breakers": self._fleet.tick,
+            "watchdog": Watchdog(timeouts, self._fleet.trip, under_way).tick,
+            "clients": self._clients.look,
+            "index audit": self._audit.tick,
+            "sent prompts": lambda _: core.apply_sent(),
+            "missing events": self._missing_events.tick,
+        }
+        return Housekeeping(chores, time.monotonic)
 
     def on_hangup(self) -> None:
         if self._reloading:
