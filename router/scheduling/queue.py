@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from router.scheduling.admission import Admission, QueueFull, QueueTimeout, Refusal, Verdict
-from router.scheduling.decision import Candidates, Decision, Seconds
+from router.scheduling.decision import NOTHING_HELD, Candidates, Decision, QueueState, Seconds
 from router.scheduling.lanes import Lanes
 from router.scheduling.latency import Prefill
 from router.scheduling.limits import Limits
@@ -218,13 +218,20 @@ class Queue:
             waiting.matches(),
             now,
             waiting.pinned,
-            held=roomy.of(candidates, ahead) if roomy else ahead,
             policy=waiting.policy,
             stored=waiting.stored_tokens,
             limit=self._admission.most(now - waiting.arrived, waiting.ttft_slo),
-            some=roomy is not None and roomy.candidates is not candidates,
-            held_requests=self._lanes.size(candidates) / sum(map(len, _parts(candidates))) if len(self._line) else 0.0,
+            queue=self._state(candidates, roomy, ahead),
         )
+
+    def _state(self, candidates: Candidates, roomy: Roomy | None, ahead: dict[Candidates, Seconds]) -> QueueState:
+        if roomy is None and not len(self._line):
+            return NOTHING_HELD
+        held = self._lanes.size(candidates)
+        requests = held / sum(map(len, _parts(candidates))) if held else 0.0
+        if roomy is None:
+            return QueueState(ahead, requests)
+        return QueueState(roomy.of(candidates, ahead), requests, leaves_out=roomy.candidates is not candidates)
 
     def _judge(
         self, waiting: Waiting, candidates: Candidates, decision: Decision, roomy: Roomy | None, now: float
