@@ -30,7 +30,7 @@ COMPILED = [
     "publishers/zmq_sequence.py",
     "publishers/zmq_source.py",
     "publishers/zmtp.py",
-    "router/core.py",
+    "router/context.py",
     "router/events/ingest.py",
     "router/http/chunked.py",
     "router/http/edited.py",

@@ -20,7 +20,7 @@ from router.admin.access import by_keys
 from router.admin.surface import AdminSurface
 from router.arms import make_arms, reads_prompts
 from router.cli import Source
-from router.core import Core
+from router.context import RouterContext
 from router.events.index_audit import IndexAudit
 from router.events.ingest import Ingest
 from router.events.missing_events import MissingEvents
@@ -110,7 +110,7 @@ class App:
         namespace = None if settings.event_plane == "local" else settings.event_namespace
         self._missing_events = MissingEvents(self._fleet, self._indexer, self._book, self._plane, namespace)
         self._audit = IndexAudit(self._indexer, self._ingest.ask_anew, settings.store is not None)
-        self._core = self._make_core(shared.sent if shared else None)
+        self._context = self._make_context(shared.sent if shared else None)
         self._migrations = self._make_migrations(settings.migration_limit)
         self._arms = make_arms(settings)
         self._clients: Clients[Connection] = Clients(_client_limits(settings), self._metrics.tallies.clients.refused)
@@ -139,9 +139,9 @@ class App:
         admission = Admission(objectives, settings.slo_action, settings.slo_patience)
         return Queue(self._scheduler, admission, time.monotonic, _call_later, _limits(settings))
 
-    def _make_core(self, sent: SentPrompts | None) -> Core:
+    def _make_context(self, sent: SentPrompts | None) -> RouterContext:
         settings = self._settings
-        return Core(
+        return RouterContext(
             fleet=self._fleet,
             book=self._book,
             scheduler=self._scheduler,
@@ -200,7 +200,7 @@ class App:
     def _make_prompts(self, session: aiohttp.ClientSession) -> Prompts:
         settings = self._settings
         folders, send_ids = settings.model_folder, settings.send_token_ids
-        return Prompts(settings.tokenizer, self._core, session, folders, send_ids=send_ids)
+        return Prompts(settings.tokenizer, self._context, session, folders, send_ids=send_ids)
 
     def _make_store(self, session: aiohttp.ClientSession) -> SharedStore | None:
         spec = self._settings.store
@@ -251,7 +251,7 @@ class App:
         if settings.admin_listen:
             guard = self._security.guard
             authorize = by_keys(guard) if guard else None
-            self._admin = AdminSurface(roster, self._core, settings.drain_timeout, authorize)
+            self._admin = AdminSurface(roster, self._context, settings.drain_timeout, authorize)
             await self._admin.start(settings.admin_listen, self._security.front)
 
     def _warn_of_unpaired(self) -> None:
@@ -292,7 +292,7 @@ class App:
     def _make_surface(self) -> Server:
         settings, store, guard = self._settings, self._store, self._security.guard
         own_pages = OwnPages(
-            self._core,
+            self._context,
             int(time.time()),
             counts_prompts=self._prompts is not None,
             metrics_of_all=self._sockets.metrics_of_all if self._sockets else None,
@@ -300,7 +300,7 @@ class App:
             guard=guard,
         )
         return Server(
-            self._core,
+            self._context,
             self._prompts,
             own_pages,
             direct=settings.router_mode == "direct",
@@ -323,7 +323,7 @@ class App:
             self._tasks.append(asyncio.create_task(self._copies.run(), name="store copies"))
 
     def _make_housekeeping(self, under_way: set[Exchange]) -> Housekeeping:
-        settings, core = self._settings, self._core
+        settings, context = self._settings, self._context
         timeouts = Timeouts(
             settings.first_byte_timeout, settings.idle_timeout, settings.request_timeout, settings.stall_timeout
         )
@@ -332,7 +332,7 @@ class App:
             "watchdog": Watchdog(timeouts, self._fleet.trip, under_way).tick,
             "clients": self._clients.look,
             "index audit": self._audit.tick,
-            "sent prompts": lambda _: core.apply_sent(),
+            "sent prompts": lambda _: context.apply_sent(),
             "missing events": self._missing_events.tick,
         }
         return Housekeeping(chores, time.monotonic)
