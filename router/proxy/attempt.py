@@ -63,10 +63,10 @@ class Attempt:
 
     def start(self) -> None:
         exchange = self._exchange
-        request, parts = exchange.request, exchange.parts
-        receiver = parts.receiver(self, self._settle) if parts else self
+        request, split = exchange.request, exchange.split
+        receiver = split.receiver(self, self._settle) if split else self
         self._sending = Sending(self.leg, receiver, exchange.fail, request.head.method == b"HEAD")
-        self._sending.start(request, parts.name if parts else exchange.request_id)
+        self._sending.start(request, split.name if split else exchange.request_id)
 
     def _settle(self) -> None:
         if self._sending:
@@ -122,11 +122,11 @@ class Attempt:
         self.relay = self._relay_for(head)
 
     def _relay_for(self, head: Head) -> Relay:
-        migration, parts = self._exchange.migration, self._exchange.parts
+        migration, split = self._exchange.migration, self._exchange.split
         http_1_0 = self._exchange.request.head.http_1_0
-        if parts:
+        if split:
             self._opening = Opening() if head.events and head.framing == "chunked" else None
-            return parts.relay(head, http_1_0)
+            return split.relay(head, http_1_0)
         recorded = migration.relay(head) if migration else None
         return recorded or relay_for(head, http_1_0)
 

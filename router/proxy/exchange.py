@@ -22,7 +22,7 @@ from router.proxy.failures import Failure
 from router.proxy.legs import Leg, Pair
 from router.proxy.outcome import End, Outcome, Silence
 from router.proxy.routing import Routing
-from router.split.two_parts import TwoParts
+from router.split.split_request import SplitRequest
 from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ class Exchange:
         "connection",
         "first_byte",
         "migration",
-        "parts",
         "paused",
         "request",
         "request_id",
+        "split",
         "streamed",
     )
 
@@ -87,7 +87,8 @@ class Exchange:
         """The present one, at the worker that answers or is to answer."""
         self._interrupted: Relay | None = None
         """Relays a stream that has begun, and that another worker is about to continue."""
-        self.parts: TwoParts | None = None
+        self.split: SplitRequest | None = None
+        """None: one worker serves it alone."""
         self.first_byte: float | None = None
         """Seconds until the client had the first byte of an answer; None before."""
         self._over = self.paused = False
@@ -125,19 +126,19 @@ class Exchange:
     def silence(self, now: float) -> Silence | None:
         """How long the worker has been silent, seen from tick to tick; None if it owes nothing: nothing was sent yet,
         or the client does not read."""
-        attempt, parts = self._attempt, self.parts
+        attempt, split = self._attempt, self.split
         if self._over:
             return None
-        if parts and parts.parted is None and self.first_byte is None:  # the decode worker waits for the prompt
+        if split and split.parted is None and self.first_byte is None:  # the decode worker waits for the prompt
             if attempt:
                 attempt.excuse(now)
-            return parts.silence()
+            return split.silence()
         return attempt.silence(now) if attempt else None
 
     def time_out(self, reason: str) -> None:
         """The worker named by `silence` has been silent for too long. `reason`: as in `Failure`."""
         failure = Failure("stalled", reason)
-        if not (self.parts and self.first_byte is None and self.parts.fail(failure)):
+        if not (self.split and self.first_byte is None and self.split.fail(failure)):
             self.fail(failure)
 
     def expire(self, limit: float) -> None:
@@ -152,7 +153,7 @@ class Exchange:
         if self.first_byte is not None:
             self._cut(status, reason)
             return
-        self._drop_parts()
+        self._drop_split()
         self._drop()
         self.answer(error_response(status, reason))
 
@@ -162,21 +163,21 @@ class Exchange:
         """Send both legs at once, or the second when the first has answered."""
         self._attempt = None
         self.request = unencoded(self.request)
-        self.parts = TwoParts(pair, self.request, self.request_id, self, self.clock)
-        self.parts.start()
+        self.split = SplitRequest(pair, self.request, self.request_id, self, self.clock)
+        self.split.start()
         if pair.decode:
             self._send(pair.decode)
 
     def on_prefilled(self, answer: Prefilled) -> None:
-        parts = self.parts
-        if parts is None:
+        split = self.split
+        if split is None:
             return
         waits = self.first_byte is None and not self._over
-        parts.prefilled(answer, self._leg, self._on_late if waits else None)
-        self._routing.prefilled(parts.pair.prefill, answer)
-        if parts.pair.decode is None:
-            self._hand_over(parts.pair, answer)
-        parts.release_usage()
+        split.prefilled(answer, self._leg, self._on_late if waits else None)
+        self._routing.prefilled(split.pair.prefill, answer)
+        if split.pair.decode is None:
+            self._hand_over(split.pair, answer)
+        split.release_usage()
 
     def _on_late(self, limit: float) -> None:
         self.time_out(f"sent nothing within {limit:g} s")
@@ -184,32 +185,32 @@ class Exchange:
     def _hand_over(self, pair: Pair, answer: Prefilled) -> None:
         leg = self._routing.go_on(pair.prefill, answer, self._excluded)
         if isinstance(leg, Failure):
-            self._drop_parts()
+            self._drop_split()
             self._retry_or_end(pair.prefill, leg)
         else:
             self._send(leg)
 
     def on_prefill_failed(self, failure: Failure, answer: Response | None) -> None:
-        parts = self.parts
-        if self._over or parts is None:
+        split = self.split
+        if self._over or split is None:
             return
-        parts.prefill_over()
-        if self.first_byte is not None or parts.decoded:  # a decode worker that answers has the KV
-            self._routing.failed(parts.pair.prefill, failure, retried=False)
-            parts.release_usage()
+        split.prefill_over()
+        if self.first_byte is not None or split.decoded:  # a decode worker that answers has the KV
+            self._routing.failed(split.pair.prefill, failure, retried=False)
+            split.release_usage()
             return
         self._drop()
-        parts.cancel()
-        self._retry_or_end(parts.pair.prefill, failure, answer=answer)
+        split.cancel()
+        self._retry_or_end(split.pair.prefill, failure, answer=answer)
 
     def on_prefill_refused(self, refusal: Response) -> None:
-        parts = self.parts
-        if self._over or parts is None:
+        split = self.split
+        if self._over or split is None:
             return
-        parts.prefill_over()
-        self.on_answered(parts.pair.prefill)
-        if self.first_byte is not None or parts.decoded:  # as above
-            parts.release_usage()
+        split.prefill_over()
+        self.on_answered(split.pair.prefill)
+        if self.first_byte is not None or split.decoded:  # as above
+            split.release_usage()
             return
         self._drop()
         self.answer(refusal)
@@ -221,9 +222,9 @@ class Exchange:
             attempt.drop()
             attempt.leg.reservation.release(self.clock())
 
-    def _drop_parts(self) -> None:
-        if self.parts:
-            self.parts.cancel()
+    def _drop_split(self) -> None:
+        if self.split:
+            self.split.cancel()
 
     # -- front.Exchange
 
@@ -247,8 +248,8 @@ class Exchange:
 
     def on_begun(self, worker: Worker, head: Head, body: bytes) -> None:
         """The client has been given the head and the first bytes of `worker`'s answer."""
-        if self.parts:
-            self.parts.answers(head.is_error)
+        if self.split:
+            self.split.answers(head.is_error)
         if self._on_first_bytes and head.status == 200:
             try:
                 self._on_first_bytes(worker, body)
@@ -283,9 +284,9 @@ class Exchange:
 
     def _alternatives(self, leg: Leg, failure: Failure) -> list[frozenset[str]]:
         """Sets of workers to exclude next, the preferred one first."""
-        if self.parts is None or failure.untold or failure.kind == "busy":  # the KV is not to blame for these
+        if self.split is None or failure.untold or failure.kind == "busy":  # the KV is not to blame for these
             return _without(leg)
-        return self.parts.others(leg)
+        return self.split.others(leg)
 
     def _other(self, failure: Failure, alternatives: list[frozenset[str]]) -> frozenset[str] | None:
         """The first set that leaves a worker to try; None if there is none."""
@@ -296,18 +297,18 @@ class Exchange:
 
     def _give_up_on_worker(self, failure: Failure) -> None:
         """The worker has failed before its first byte."""
-        leg, parts = self._leg, self.parts
+        leg, split = self._leg, self.split
         if leg is None or self._over:
             return
         alternatives = self._alternatives(leg, failure)
         self._drop()
-        self._drop_parts()
-        if failure.untold and parts and parts.may_move and parts.parted:
-            other = self._routing.go_on(parts.pair.prefill, parts.parted.answer, self._excluded | {leg.worker.id})
+        self._drop_split()
+        if failure.untold and split and split.may_move and split.parted:
+            other = self._routing.go_on(split.pair.prefill, split.parted.answer, self._excluded | {leg.worker.id})
             if isinstance(other, Leg):
                 self._excluded |= {leg.worker.id}
                 self._routing.failed(leg, failure, retried=True)
-                parts.watch()
+                split.watch()
                 self._send(other)
                 return
         self._retry_or_end(leg, failure, alternatives)
@@ -328,7 +329,7 @@ class Exchange:
             return
         self._harmed += not failure.harmless
         self._excluded = other
-        self.parts = None
+        self.split = None
         self.start()
 
     # -- from one worker to another in the middle of a stream
@@ -405,7 +406,7 @@ class Exchange:
         """Give everything back, and tell how it ended. `leg`: as in `answer`."""
         self._over = True
         self._under_way.discard(self)
-        attempt, parts, now = self._attempt, self.parts, self.clock()
+        attempt, split, now = self._attempt, self.split, self.clock()
         prompt, cached = None, None
         if attempt:
             leg = attempt.leg
@@ -415,13 +416,13 @@ class Exchange:
             else:
                 attempt.drop()
         parted = None
-        if parts:
-            parts.cancel()
-            parted = parts.parted
-            leg = leg or parts.pair.prefill
+        if split:
+            split.cancel()
+            parted = split.parted
+            leg = leg or split.pair.prefill
         if parted and cached is not None and parted.answer.cached_tokens is not None:
             cached = parted.answer.cached_tokens
-        self._attempt = self.parts = self._interrupted = None  # they refer to this object
+        self._attempt = self.split = self._interrupted = None  # they refer to this object
         self._routing.finished(Outcome(leg, status, end, self.first_byte, now - self.began, prompt, cached, parted))
 
 

@@ -517,7 +517,7 @@ async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker,
         (connection,) = router.app._connections
         exchange = connection._exchange
         assert isinstance(exchange, Exchange)
-        assert exchange.parts is None
+        assert exchange.split is None
         d.then(never)
         fleet.mark_down(fleet.workers["b"], "again")
         # So long a part may take, and the first request's is over by now.
