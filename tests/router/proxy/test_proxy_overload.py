@@ -199,7 +199,7 @@ async def test_a_request_that_does_not_come_whole_is_answered_with_408(a: Script
         client.send(post(body=BODY)[:-1])
         await until(lambda: router.total("router_client_connections") == 1)
         connection = connection_of(router)
-        await until(lambda: connection._doing()[0] == "sending")
+        await until(lambda: connection._activity().what == "sending")
         connection.look(1000.0)
         connection.look(1000.0 + router.app._settings.client_timeout)
         late = await client.answer()
