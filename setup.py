@@ -66,6 +66,7 @@ COMPILED = [
     "router/scheduling/limits.py",
     "router/scheduling/line.py",
     "router/scheduling/load.py",
+    "router/scheduling/pass_budget.py",
     "router/scheduling/places.py",
     "router/scheduling/present.py",
     "router/scheduling/queue.py",

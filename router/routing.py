@@ -232,7 +232,7 @@ class RequestRouting:
             tallies.queue.refused[refusal.code] += 1
         self._answer(too_busy(refusal))
 
-    def nobody(self) -> None:
+    def no_candidates(self) -> None:
         fleet, model = self._context.fleet, self._model
         if self._pinned:
             self._answer(pinned_worker_cannot(self._pinned, model))

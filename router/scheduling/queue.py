@@ -10,7 +10,7 @@ could all wait for one busy rank while others fall idle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,18 +20,14 @@ from router.scheduling.decision import NOTHING_HELD, Candidates, Decision, Queue
 from router.scheduling.lanes import Lanes
 from router.scheduling.latency import Prefill
 from router.scheduling.limits import Limits
-from router.scheduling.line import Entry, Line, Place, Spot
+from router.scheduling.line import Entry, Line, Place
 from router.scheduling.pace import Pace
+from router.scheduling.pass_budget import MOST, PassBudget
 from router.scheduling.room import Room, Roomy
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import Waiting
 
-LOOK: Final = 8
-"""Most requests with the same candidates that one pass considers wherever they would go, and most that it considers as
-the first for their rank, so that it blocks the event loop for about a millisecond."""
-LOOKS: Final = 4 * LOOK
-"""Most of either that a pass considers in all, unless there are more sets of candidates."""
 TICK: Final = 0.05
 """Seconds between two passes when nothing else happens: backlogs shrink with time."""
 
@@ -107,9 +103,9 @@ class Queue:
         now = self._clock()
         self._time_out(now)
         ahead: dict[Candidates, Seconds] = {}
-        turn = self._look(now, ahead)
-        if len(self._line) > LOOK or self.limits.concurrency:
-            self._pass_over(turn, now, ahead)
+        budget = self._consider_first(now, ahead)
+        if len(self._line) > MOST or self.limits.concurrency:
+            self._pass_over(budget, now, ahead)
         self._ahead = ahead if len(self._line) else {}
 
     def _time_out(self, now: float) -> None:
@@ -122,47 +118,47 @@ class Queue:
                 self._remove(waiting, now)
                 waiting.refuse(QueueTimeout(waited, limit, self._retry_after(now)))
 
-    def _look(self, now: float, ahead: dict[Candidates, Seconds]) -> _Turn:
+    def _consider_first(self, now: float, ahead: dict[Candidates, Seconds]) -> PassBudget:
         """Consider the first requests, and the first for each rank; returns which those were."""
         limited, before = self.limits.concurrency, len(self._line)
-        turn = _Turn(self._lanes.open(self.room if limited else None, now))
+        budget = PassBudget(self._lanes.open(self.room if limited else None, now))
         served = self._shares.served if self._shares.contested else None
-        for waiting, spot in self._line.order(now, turn.lanes, served):
-            if turn.over:
+        for waiting, spot in self._line.order(now, budget.lanes, served):
+            if budget.exhausted:
                 break
             if waiting not in self._line:  # a request that was sent may have failed at once, and withdrawn this one
                 continue
-            if not turn.may_look(spot):
-                turn.passed.setdefault(spot[0], []).append(waiting)
+            if not budget.may_consider(spot):
+                budget.pass_over(waiting, spot[0])
                 continue
-            self._count_passed(turn, spot[0], ahead)
+            self._count_passed(budget, spot[0], ahead)
             had_room = self._consider_again(waiting, now, ahead)
-            turn.looked_at(waiting, spot, self._line.spot(waiting) if waiting in self._line else None, had_room)
-        if limited and turn.cut_short and len(self._line) < before:
+            budget.spend(waiting, spot, self._line.spot(waiting) if waiting in self._line else None, had_room)
+        if limited and budget.cut_short and len(self._line) < before:
             self.wake()
-        return turn
+        return budget
 
-    def _count_passed(self, turn: _Turn, lane: int, ahead: dict[Candidates, Seconds]) -> None:
+    def _count_passed(self, budget: PassBudget, lane: int, ahead: dict[Candidates, Seconds]) -> None:
         """The requests of the lane that were passed over so far are ahead of those to come."""
-        candidates, those = turn.lanes[lane], turn.passed.pop(lane, None)
+        candidates, those = budget.lanes[lane], budget.passed_over.pop(lane, None)
         if not those or candidates not in self._lanes or self._lanes.number(candidates) != lane:
             return  # where the candidates have changed, nobody looks at what is ahead for the old ones
         for part, ranks in enumerate(_parts(candidates)):
             self._line.add_work_of(those, _works(ahead, ranks), part)
-        turn.counted.update(those)
+        budget.counted.update(those)
 
-    def _pass_over(self, turn: _Turn, now: float, ahead: dict[Candidates, Seconds]) -> None:
+    def _pass_over(self, budget: PassBudget, now: float, ahead: dict[Candidates, Seconds]) -> None:
         """Account for the requests that the pass did not consider; those whose objective has already passed are
         refused."""
         line = self._line
         for waiting in line.past_limit(now):
             missed = self._admission.missed(now - waiting.arrived, waiting.ttft_slo)
-            if missed and waiting in line and waiting not in turn.looked:
+            if missed and waiting in line and waiting not in budget.considered:
                 self._remove(waiting, now)
                 waiting.refuse(missed)
         for lane, candidates in self._lanes.each():
             for part, ranks in enumerate(_parts(candidates)):
-                line.add_work(_works(ahead, ranks), lane, part, turn.counted)
+                line.add_work(_works(ahead, ranks), lane, part, budget.counted)
 
     # -- one request
 
@@ -172,7 +168,7 @@ class Queue:
         if not candidates:
             if waiting in self._line:
                 self._remove(waiting, now)
-            waiting.nobody()
+            waiting.no_candidates()
             return True
         if self.limits.concurrency:
             roomy = self.room.find(candidates, now)
@@ -366,54 +362,6 @@ class Queue:
                 self.dispatch()
             finally:  # a fault with one request must not leave all others waiting
                 self._keep_ticking()
-
-
-class _Turn:
-    """Which requests a pass considers. Lanes with the same candidates by now count as one."""
-
-    def __init__(self, open_: Mapping[int, Candidates]) -> None:
-        self.lanes = open_
-        each = min(LOOK, LOOKS // max(1, len(set(open_.values()))) or 1)
-        self._anywhere = dict.fromkeys(open_.values(), each)
-        """How many it may still consider wherever they would go."""
-        self._by_rank = dict.fromkeys(open_.values(), each)
-        """And how many as the first for their rank."""
-        self._taken: set[tuple[Candidates, int, int]] = set()
-        """Candidates, part and position for which a request before is held."""
-        self.looked: set[Waiting] = set()
-        self.passed: dict[int, list[Waiting]] = {}
-        """By lane: not considered, and not counted yet as being ahead of others."""
-        self.counted: set[Waiting] = set()
-        """Considered, or counted."""
-        self.cut_short = False
-
-    @property
-    def over(self) -> bool:
-        return not self._by_rank
-
-    def may_look(self, spot: Spot) -> bool:
-        lane, part, position = spot
-        candidates = self.lanes.get(lane)
-        if candidates is None or candidates in self._anywhere:
-            return candidates is not None
-        return candidates in self._by_rank and (candidates, part, position) not in self._taken
-
-    def looked_at(self, waiting: Waiting, before: Spot, after: Spot | None, had_room: bool) -> None:
-        """`after` None: it was sent or refused."""
-        candidates = self.lanes[before[0]]
-        self.looked.add(waiting)
-        self.counted.add(waiting)
-        if after:
-            _, part, position = after
-            self._taken.add((candidates, part, position))
-        left = self._anywhere if candidates in self._anywhere else self._by_rank
-        left[candidates] -= 1
-        if not left[candidates]:
-            del left[candidates]
-            self.cut_short = True
-        if not had_room:
-            self._anywhere.pop(candidates, None)
-            self._by_rank.pop(candidates, None)
 
 
 def _place(decision: Decision, roomy: Roomy | None) -> Place:
