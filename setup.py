@@ -53,6 +53,7 @@ COMPILED = [
     "router/proxy/usage.py",
     "router/retry_budget.py",
     "router/routing.py",
+    "router/routing_log.py",
     "router/scheduling/admission.py",
     "router/scheduling/auto.py",
     "router/scheduling/backlog.py",

@@ -11,7 +11,6 @@ from engines.disaggregation.answer import Prefilled
 from engines.shaping import rank_headers
 from indexer.matches import Matches
 from indexer.types import WorkerRank
-from publishers.logs import log_event
 from router.arms import Arm
 from router.context import Prompt, RouterContext
 from router.events.index_audit import Claim
@@ -22,9 +21,10 @@ from router.proxy.failures import Failure
 from router.proxy.legs import Leg, Pair
 from router.proxy.outcome import Outcome
 from router.refusals import no_worker, pinned_worker_cannot, too_busy
+from router.routing_log import log_decision, log_failure
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking, DecodeBooking
-from router.scheduling.decision import Candidates, Decision, Prediction
+from router.scheduling.decision import Candidates, Decision
 from router.scheduling.waiting import AnyRefusal
 from router.split.bodies import SplitBodies
 from router.workers.worker import Worker
@@ -32,8 +32,6 @@ from router.workers.worker import Worker
 logger = logging.getLogger(__name__)
 
 
-_LONGEST_ID = 128
-"""Characters of a request's id in a log line; a client may send thousands."""
 _SLOWEST_TOKEN = 0.5
 """Seconds per token: ten times what a crowded engine takes."""
 _MOST_TOKENS = 1 << 31
@@ -292,16 +290,7 @@ class RequestRouting:
         if leg.part != "whole":
             tallies.parted.failures[leg.part] += 1
             self._doubt_prefiller(leg, failure)
-        log_event(
-            logger,
-            logging.WARNING,
-            "Worker failed a request",
-            request=_readable(self.request_id),
-            worker=worker.id,
-            part=leg.part,
-            reason=failure.reason,
-            retried=retried,
-        )
+        log_failure(leg, failure, retried, self.request_id)
 
     def _retract(self, leg: Leg) -> None:
         """The worker has refused the prompt: take back the blocks predicted for it."""
@@ -351,27 +340,31 @@ class RequestRouting:
             self._retract(outcome.leg)
         if outcome.status == CAME_BACK and outcome.leg:
             self._context.fleet.loop_found(outcome.leg.worker, self._context.clock())
-        parted = outcome.parted
         if outcome.cached_tokens is not None:
-            reporter = tallies.worker(parted.prefill_worker) if parted else tally
+            reporter = tallies.worker(outcome.parted.prefill_worker) if outcome.parted else tally
             reporter.reported_tokens += outcome.cached_tokens
-        if parted and not self.streamed:  # the first byte comes with the end of the answer
-            parted = parted._replace(transfer=None)
-        tallies.parted.finished(parted, outcome.duration - (outcome.first_byte or outcome.duration))
+        self._count_parts(outcome)
         self._context.metrics.lifecycle.finished(outcome)
         if self._arm:
             self._arm.tally.finished(outcome)
         if self._claim and self._context.audit:
             self._context.audit.finished(self._claim, outcome, self._context.clock())
 
+    def _count_parts(self, outcome: Outcome) -> None:
+        parted = outcome.parted
+        if parted and not self.streamed:  # the first byte comes with the end of the answer
+            parted = parted._replace(transfer=None)
+        decoding = outcome.duration - (outcome.first_byte or outcome.duration)
+        self._context.metrics.tallies.parted.finished(parted, decoding)
+
     def _candidates(self, exclude: frozenset[str]) -> Candidates:
         fleet = self._context.fleet
         if self._pinned is not None:
             return fleet.candidates_of(self._pinned, self._model, exclude)
         found = fleet.candidates(self._model, exclude | self.unfit if self.unfit else exclude)
-        return found if found.split is None or self._bodies.can(found.split, self._context_left()) else found.whole
+        return found if found.split is None or self._bodies.can(found.split, self._tokens_left()) else found.whole
 
-    def _context_left(self) -> int | None:
+    def _tokens_left(self) -> int | None:
         """Tokens that the prompt leaves of the longest context of any worker; None if that is not known."""
         fleet, prompt = self._context.fleet, self.prompt
         base = fleet.base_model(self._model)
@@ -383,20 +376,9 @@ class RequestRouting:
     def _record(self, decision: Decision, now: float) -> None:
         """Record the decision, which was made at `now`."""
         context = self._context
-        tallies = context.metrics.tallies
-        if self._began is not None:
-            tallies.decision.observe(now - self._began)
-        else:
-            tallies.queue.wait.observe(now - self._submitted)
-        if logger.isEnabledFor(logging.DEBUG):
-            _log_decision(decision, self.request_id)
+        self._tally(decision, now)
+        log_decision(decision, self.request_id)
         worker = context.fleet.workers[decision.rank.worker_id]
-        tally = tallies.worker(worker.id)
-        tally.prompt_tokens += decision.prompt_tokens
-        if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
-            tally.predicted_tokens += decision.overlap_tokens
-            tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
-        tallies.stored_tokens += decision.stored_tokens
         stored = self.stored_tokens if context.has_store else None
         context.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
         if self._arm:
@@ -405,41 +387,28 @@ class RequestRouting:
             self._claim = context.audit.claim(decision, self._found, self.prompt.hashes, now)
         self._predict(decision.rank, worker)
 
+    def _tally(self, decision: Decision, now: float) -> None:
+        tallies = self._context.metrics.tallies
+        if self._began is not None:
+            tallies.decision.observe(now - self._began)
+        else:
+            tallies.queue.wait.observe(now - self._submitted)
+        tally = tallies.worker(decision.rank.worker_id)
+        tally.prompt_tokens += decision.prompt_tokens
+        if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
+            tally.predicted_tokens += decision.overlap_tokens
+            tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
+        tallies.stored_tokens += decision.stored_tokens
+
     def _predict(self, rank: WorkerRank, worker: Worker) -> None:
         hashes = self.prompt.hashes
         if hashes:
             self._context.predict(rank, hashes.chain(worker.block_size), self.prompt.guessed)
 
 
-def _log_decision(decision: Decision, request_id: bytes) -> None:
-    """Log why this worker was chosen (level debug)."""
-    costs = ", ".join(f"{rank} {cost:.4g}" for rank, cost in decision.costs.items())
-    log_event(
-        logger,
-        logging.DEBUG,
-        "Decided",
-        request=_readable(request_id),
-        worker=decision.rank,
-        reason=decision.reason,
-        prompt=decision.prompt_tokens,
-        overlap=decision.overlap_tokens,
-        stored=decision.stored_tokens,
-        predicted=_in_words(decision.predicted),
-        costs=costs,
-    )
-
-
-def _in_words(predicted: Prediction | None) -> str | None:
-    return predicted and ", ".join(f"{name} {value:.3g}" for name, value in predicted._asdict().items())
-
-
 def _has_refused(leg: Leg, outcome: Outcome) -> bool:
     """Whether the answer is the worker's own. (A prefill worker's is passed on by the router.)"""
     return outcome.end == "complete" or (leg.part == "prefill" and outcome.end == "failed")
-
-
-def _readable(request_id: bytes) -> str:
-    return request_id[:_LONGEST_ID].decode("latin-1")
 
 
 def _with_implied_zero(outcome: Outcome) -> Outcome:
