@@ -55,7 +55,8 @@ class Queue:
         self._pace = Pace()
         self._ahead: dict[Candidates, Seconds] = {}
         """Seconds of work of the held requests, by the rank that each would take."""
-        self._asked = False
+        self._due = False
+        """A pass will be made as soon as the event loop comes to it."""
         self._ticking = False
         scheduler.changed = self.wake
 
@@ -65,20 +66,18 @@ class Queue:
     def submit(self, waiting: Waiting) -> None:
         """Send or refuse the request, now or later."""
         now = self._clock()
-        if (
-            self.limits.concurrency
-            and (candidates := waiting.candidates()) in self._lanes
-            and self._due(candidates, now)
-        ):
-            self._keep(waiting, candidates, now)  # it must not take the room of those that wait
-        else:
-            self._consider(waiting, now, self._ahead)
+        if self.limits.concurrency:
+            candidates = waiting.candidates()
+            if candidates in self._lanes and self._pass_is_due(candidates, now):
+                self._keep(waiting, candidates, now)  # it must not take the room of those that wait
+                return
+        self._consider(waiting, now, self._ahead)
 
-    def _due(self, candidates: Candidates, now: float) -> bool:
-        """Whether a pass is due. (Other processes do not tell this one when they leave room.)"""
+    def _pass_is_due(self, candidates: Candidates, now: float) -> bool:
+        """Other processes do not tell this one when they leave room, so it looks for that itself."""
         if self._scheduler.book.shared and self._lanes.was_shut(candidates) and self.room.find(candidates, now):
             self.wake()
-        return self._asked
+        return self._due
 
     def withdraw(self, waiting: Waiting) -> None:
         """The request is no longer to be routed."""
@@ -88,12 +87,12 @@ class Queue:
 
     def wake(self) -> None:
         """Something has changed: a pass is due."""
-        if len(self._line) and not self._asked:
-            self._asked = True
-            self._call_later(0, self._answer)
+        if len(self._line) and not self._due:
+            self._due = True
+            self._call_later(0, self._dispatch_due)
 
-    def _answer(self) -> None:
-        self._asked = False
+    def _dispatch_due(self) -> None:
+        self._due = False
         self.dispatch()
 
     # -- a pass
@@ -166,8 +165,7 @@ class Queue:
         """Send, refuse or keep a request. Returns whether there was room for it."""
         candidates, roomy = waiting.candidates(), None
         if not candidates:
-            if waiting in self._line:
-                self._remove(waiting, now)
+            self._discard(waiting, now)
             waiting.no_candidates()
             return True
         if self.limits.concurrency:
@@ -183,8 +181,7 @@ class Queue:
             if self._keep(waiting, candidates, now, decision, place):
                 _works(ahead, _parts(candidates)[place.part])[place.position] += self._line.work(waiting)
         elif isinstance(verdict, Refusal):
-            if waiting in self._line:
-                self._remove(waiting, now)
+            self._discard(waiting, now)
             waiting.refuse(verdict)
         else:
             self._send(waiting, decision, now)
@@ -195,8 +192,7 @@ class Queue:
         try:
             return self._consider(waiting, now, ahead)
         except Exception as error:  # noqa: BLE001 -- `fail` tells of it
-            if waiting in self._line:
-                self._remove(waiting, now)
+            self._discard(waiting, now)
             waiting.fail(error)
             return True
 
@@ -349,6 +345,11 @@ class Queue:
         if not len(self._line):  # nobody waits: there is nothing ahead and nothing to share
             self._ahead = {}
             self._shares = Shares()
+
+    def _discard(self, waiting: Waiting, now: float) -> None:
+        """Remove the request if it is in line."""
+        if waiting in self._line:
+            self._remove(waiting, now)
 
     def _keep_ticking(self) -> None:
         if len(self._line) and not self._ticking:
