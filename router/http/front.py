@@ -101,22 +101,26 @@ class Connection(protocol.Protocol):
         self._transport: asyncio.Transport
         self.write: Callable[[bytes], None]
         """Writes a piece of the current answer."""
-        self._parser = httptools.HttpRequestParser(self)
-        self._waiting: deque[Request] = deque()
-        self._ahead = 0  # bytes of the waiting requests
-        self._reading = True
-        self._counted = 0  # bytes of the body being read that are counted in `clients.buffered`
-        self._sent = 0  # requests that the client has sent
+        self._closing = False  # nothing more is read
+        self._last = False  # the request being read is the last
         self._activity_timer = ActivityTimer()
+        # The request in progress, and those behind it:
         self._current: Request | None = None
         self._exchange: Exchange | None = None
-        self._closing = self._last = False
-        self._paused = self._beginning = False
-        self._repeated: RepeatedRequest | None = None
-        self._misses = 0  # heads in a row that were unlike the remembered one
+        self._paused = False  # the client does not take the answer
+        self._waiting: deque[Request] = deque()
+        self._ahead = 0  # bytes of the waiting requests
+        self._beginning = False  # `_begin_next` is under way
+        # The request being read:
+        self._reading = True  # False: too much waits
+        self._sent = 0  # requests that the client has sent
+        self._parser = httptools.HttpRequestParser(self)
         self._between = True  # the parser is between two messages
         self._begins = b""  # the first piece of the message being parsed
+        self._repeated: RepeatedRequest | None = None
+        self._misses = 0  # heads in a row that were unlike the remembered one
         self._missing = 0  # bytes still to come of a body that bypasses the parser
+        self._counted = 0  # bytes of its body that are counted in `clients.buffered`
         self._body: list[bytes] = []
         self._reset_message()
 
