@@ -65,8 +65,8 @@ class Attempt:
         exchange = self._exchange
         request, split = exchange.request, exchange.split
         receiver = split.receiver(self, self._settle) if split else self
-        self._sending = Sending(self.leg, receiver, exchange.fail, request.head.method == b"HEAD")
-        self._sending.start(request, split.name if split else exchange.request_id)
+        self._sending = sending = Sending(self.leg, receiver, exchange.fail, request.head.method == b"HEAD")
+        sending.start(request, split.name if split else exchange.request_id)
 
     def _settle(self) -> None:
         if self._sending:

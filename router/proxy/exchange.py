@@ -120,8 +120,8 @@ class Exchange:
             self._send(routed)
 
     def _send(self, leg: Leg) -> None:
-        self._attempt = Attempt(self, leg, self._interrupted)
-        self._attempt.start()
+        self._attempt = attempt = Attempt(self, leg, self._interrupted)
+        attempt.start()
 
     def silence(self, now: float) -> Silence | None:
         """How long the worker has been silent, seen from tick to tick; None if it owes nothing: nothing was sent yet,
