@@ -101,7 +101,7 @@ class Connection(protocol.Protocol):
         self._transport: asyncio.Transport
         self.write: Callable[[bytes], None]
         """Writes a piece of the current answer."""
-        self._closing = False  # nothing more is read
+        self._closing = False  # no further request will be answered
         self._last = False  # the request being read is the last
         self._activity_timer = ActivityTimer()
         # The request in progress, and those behind it:

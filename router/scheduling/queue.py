@@ -272,23 +272,23 @@ class Queue:
     ) -> bool:
         """Hold the request. `decision` None: no candidate has room. Returns False if it was refused because too many
         are held."""
-        last = None
+        displaced = None
         if waiting in self._line:
             self._move(waiting, candidates)
         else:
-            last = self._last(waiting)
-            if last is waiting:
+            displaced = self._displaced_by(waiting)
+            if displaced is waiting:
                 waiting.refuse(self._full(now))
                 return False
-            self._add(waiting, candidates, now, last)
+            self._add(waiting, candidates, now, displaced)
             if decision is None:
                 self._line.see(waiting, self._estimate(waiting, candidates, now), self._charge(waiting, None), None)
         if decision:
             work = decision.predicted.prefill if decision.predicted else 0.0
             self._line.see(waiting, work, self._charge(waiting, decision), place)
         self._keep_ticking()
-        if last is not None:  # its client may send another at once, which may push out a further one
-            last.refuse(self._full(now))
+        if displaced is not None:  # its client may send another at once, which may displace a further one
+            displaced.refuse(self._full(now))
         return waiting in self._line
 
     def _estimate(self, waiting: Waiting, candidates: Candidates, now: float) -> float:
@@ -297,17 +297,17 @@ class Queue:
             return 0.0
         return self._scheduler.least_prefill(candidates, waiting.prompt_tokens, matches, now, waiting.stored_tokens)
 
-    def _add(self, waiting: Waiting, candidates: Candidates, now: float, last: Waiting | None) -> None:
-        """Put the request in line, in place of `last`."""
-        if last is not None:
-            self._remove(last, now, pushed_out=True)
+    def _add(self, waiting: Waiting, candidates: Candidates, now: float, displaced: Waiting | None) -> None:
+        """Put the request in line, in place of `displaced`."""
+        if displaced is not None:
+            self._remove(displaced, now, displaced=True)
         if not len(self._line):
             self._pace.begin(now)
         limit, tenant = self._admission.limit(waiting.ttft_slo), self._shares.enter(waiting.tenant)
         lane = self._lanes.enter(waiting, candidates)
         self._line.add(waiting, Entry(waiting.arrived, now, limit, waiting.priority, tenant), lane)
 
-    def _last(self, waiting: Waiting) -> Waiting | None:
+    def _displaced_by(self, waiting: Waiting) -> Waiting | None:
         """Which request has to leave for `waiting`: the last one of the tenant with the most held requests, which may
         be `waiting` itself. None: the queue is not full."""
         limit = self.limits.max_queue
@@ -336,11 +336,11 @@ class Queue:
             self._line.move(waiting, self._lanes.enter(waiting, candidates))
             self._lanes.leave(waiting, before)
 
-    def _remove(self, waiting: Waiting, now: float, charge: float = 0.0, *, pushed_out: bool = False) -> None:
+    def _remove(self, waiting: Waiting, now: float, charge: float = 0.0, *, displaced: bool = False) -> None:
         tenant, lane = self._line.remove(waiting)
         self._lanes.leave(waiting, lane)
         self._shares.leave(tenant, charge)
-        if not pushed_out:
+        if not displaced:
             self._pace.leave(now)
         if not len(self._line):  # nobody waits: there is nothing ahead and nothing to share
             self._ahead = {}
