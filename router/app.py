@@ -20,10 +20,11 @@ from router.admin.access import by_keys
 from router.admin.surface import AdminSurface
 from router.arms import make_arms, reads_prompts
 from router.cli import Source
-from router.core import Core
+from router.context import RouterContext
 from router.events.index_audit import IndexAudit
 from router.events.ingest import Ingest
 from router.events.missing_events import MissingEvents
+from router.housekeeping import Chore, Housekeeping
 from router.http.clients import Clients
 from router.http.clients import Limits as ClientLimits
 from router.http.front import Connection
@@ -40,7 +41,7 @@ from router.processes.member import Member, Sockets, share
 from router.processes.sent import SentPrompts
 from router.prompts import Prompts
 from router.proxy.exchange import Exchange
-from router.proxy.watchdog import INTERVAL, LATE, Timeouts, Watchdog
+from router.proxy.watchdog import Timeouts, Watchdog
 from router.reloading import Reloading
 from router.retry_budget import RetryBudget
 from router.scheduling.admission import Admission, Objectives
@@ -109,7 +110,7 @@ class App:
         namespace = None if settings.event_plane == "local" else settings.event_namespace
         self._missing_events = MissingEvents(self._fleet, self._indexer, self._book, self._plane, namespace)
         self._audit = IndexAudit(self._indexer, self._ingest.ask_anew, settings.store is not None)
-        self._core = self._make_core(shared.sent if shared else None)
+        self._context = self._make_context(shared.sent if shared else None)
         self._migrations = self._make_migrations(settings.migration_limit)
         self._arms = make_arms(settings)
         self._clients: Clients[Connection] = Clients(_client_limits(settings), self._metrics.tallies.clients.refused)
@@ -129,6 +130,7 @@ class App:
         self._roster: Roster | None = None
         self._reloading: Reloading | None = None
         self._admin: AdminSurface | None = None
+        self._housekeeping: Housekeeping | None = None
         self._server: asyncio.Server | None = None
 
     def _make_queue(self) -> Queue:
@@ -137,9 +139,9 @@ class App:
         admission = Admission(objectives, settings.slo_action, settings.slo_patience)
         return Queue(self._scheduler, admission, time.monotonic, _call_later, _limits(settings))
 
-    def _make_core(self, sent: SentPrompts | None) -> Core:
+    def _make_context(self, sent: SentPrompts | None) -> RouterContext:
         settings = self._settings
-        return Core(
+        return RouterContext(
             fleet=self._fleet,
             book=self._book,
             scheduler=self._scheduler,
@@ -198,7 +200,7 @@ class App:
     def _make_prompts(self, session: aiohttp.ClientSession) -> Prompts:
         settings = self._settings
         folders, send_ids = settings.model_folder, settings.send_token_ids
-        return Prompts(settings.tokenizer, self._core, session, folders, send_ids=send_ids)
+        return Prompts(settings.tokenizer, self._context, session, folders, send_ids=send_ids)
 
     def _make_store(self, session: aiohttp.ClientSession) -> SharedStore | None:
         spec = self._settings.store
@@ -249,7 +251,7 @@ class App:
         if settings.admin_listen:
             guard = self._security.guard
             authorize = by_keys(guard) if guard else None
-            self._admin = AdminSurface(roster, self._core, settings.drain_timeout, authorize)
+            self._admin = AdminSurface(roster, self._context, settings.drain_timeout, authorize)
             await self._admin.start(settings.admin_listen, self._security.front)
 
     def _warn_of_unpaired(self) -> None:
@@ -264,7 +266,8 @@ class App:
             await sockets.start()
         surface = self._make_surface()
         self._under_way = surface.under_way
-        self._tasks.append(asyncio.create_task(self._look_after(self._under_way), name="watchdog"))
+        self._housekeeping = self._make_housekeeping(self._under_way)
+        self._tasks.append(asyncio.create_task(self._housekeeping.run(), name="housekeeping"))
         if self._store and settings.store:
             self._look_after_store(self._store, settings.store)
         admit = security.guard.refusal if security.guard else None
@@ -289,7 +292,7 @@ class App:
     def _make_surface(self) -> Server:
         settings, store, guard = self._settings, self._store, self._security.guard
         own_pages = OwnPages(
-            self._core,
+            self._context,
             int(time.time()),
             counts_prompts=self._prompts is not None,
             metrics_of_all=self._sockets.metrics_of_all if self._sockets else None,
@@ -297,7 +300,7 @@ class App:
             guard=guard,
         )
         return Server(
-            self._core,
+            self._context,
             self._prompts,
             own_pages,
             direct=settings.router_mode == "direct",
@@ -319,27 +322,20 @@ class App:
             self._metrics.registry.register(self._copies)
             self._tasks.append(asyncio.create_task(self._copies.run(), name="store copies"))
 
-    async def _look_after(self, under_way: set[Exchange]) -> None:
-        settings = self._settings
+    def _make_housekeeping(self, under_way: set[Exchange]) -> Housekeeping:
+        settings, context = self._settings, self._context
         timeouts = Timeouts(
             settings.first_byte_timeout, settings.idle_timeout, settings.request_timeout, settings.stall_timeout
         )
-        watchdog = Watchdog(timeouts, self._fleet.trip, under_way)
-        now = time.monotonic()
-        while True:
-            await asyncio.sleep(INTERVAL)
-            if time.monotonic() - now > LATE * INTERVAL:  # it was this process that stood still
-                await asyncio.sleep(INTERVAL)  # what was said meanwhile comes first
-            now = time.monotonic()
-            try:
-                self._fleet.tick(now)
-                watchdog.tick(now)
-                await self._clients.look(now)
-                self._audit.tick(now)
-                self._core.apply_sent()
-                self._missing_events.tick(now)
-            except Exception:  # without it nothing would ever be given up again
-                logger.exception("Requests could not be looked after")
+        chores: dict[str, Chore] = {
+            "breakers": self._fleet.tick,
+            "watchdog": Watchdog(timeouts, self._fleet.trip, under_way).tick,
+            "clients": self._clients.look,
+            "index audit": self._audit.tick,
+            "sent prompts": lambda _: context.apply_sent(),
+            "missing events": self._missing_events.tick,
+        }
+        return Housekeeping(chores, time.monotonic)
 
     def on_hangup(self) -> None:
         if self._reloading:

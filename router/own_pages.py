@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from engines.description import Model
-from router.core import Core
+from router.context import RouterContext
 from router.http.messages import RequestHead, Response
 from router.metrics.registry import merge
 from router.openai.errors import BadRequest
@@ -31,7 +31,7 @@ Page: TypeAlias = Callable[[RequestHead, Tenant | None], Response | None]
 class OwnPages:
     def __init__(
         self,
-        core: Core,
+        context: RouterContext,
         started: int,
         *,
         counts_prompts: bool,
@@ -42,7 +42,7 @@ class OwnPages:
         """`started`: seconds of the wall clock. `counts_prompts`: prompts are sent to workers that they fit.
         `metrics_of_all`: of all processes that share the port, if there are several. `guard`: if pages need an API
         key."""
-        self._core = core
+        self._context = context
         self._started = started
         self._counts_prompts = counts_prompts
         self._metrics_of_all = metrics_of_all
@@ -59,10 +59,10 @@ class OwnPages:
 
     async def metrics(self) -> Response:
         of_all = self._metrics_of_all
-        return Response(200, merge(await of_all()) if of_all else await self._core.metrics.page(), _TEXT)
+        return Response(200, merge(await of_all()) if of_all else await self._context.metrics.page(), _TEXT)
 
     def _models(self, _: RequestHead, tenant: Tenant | None) -> Response:
-        served = self._core.fleet.models().values()
+        served = self._context.fleet.models().values()
         models = [self._shown(worker, model) for worker, model in served if _may_use(tenant, model.id)]
         return Response(200, msgspec.json.encode({"object": "list", "data": models}))
 
@@ -71,9 +71,9 @@ class OwnPages:
         name = unquote_to_bytes(head.path.removeprefix(ONE_MODEL)).decode(errors="replace")
         if tenant is not None:
             tenant.check_model(name)
-        found = self._core.fleet.models().get(name)
+        found = self._context.fleet.models().get(name)
         if found is None:
-            raise no_such_model(self._core.fleet, name, tenant)
+            raise no_such_model(self._context.fleet, name, tenant)
         return Response(200, msgspec.json.encode(self._shown(*found)))
 
     def _shown(self, worker: Worker, model: Model) -> dict[str, object]:
@@ -89,18 +89,18 @@ class OwnPages:
 
     def _context_length(self, model: Model) -> int | None:
         """What fits every worker; or any, if prompts are counted, since they then go to workers that they fit."""
-        base = self._core.fleet.base_model(model.id)
+        base = self._context.fleet.base_model(model.id)
         if base is None:
             return model.max_model_len
-        lengths = self._core.fleet.context_lengths(base.id)
+        lengths = self._context.fleet.context_lengths(base.id)
         return lengths.most or lengths.least if self._counts_prompts else lengths.least
 
     def _ready(self, head: RequestHead, _: Tenant | None) -> Response:
-        fleet = self._core.fleet
+        fleet = self._context.fleet
         ready = bool(fleet.candidates(None))
         if self._guard is not None and not self._guard.shows_workers(head):
             return Response(200 if ready else 503, msgspec.json.encode({"ready": ready}))
-        workers = [worker_status(self._core, worker) for worker in fleet.workers.values()]
+        workers = [worker_status(self._context, worker) for worker in fleet.workers.values()]
         body: dict[str, object] = {"ready": ready, "workers": workers}
         if self._store:
             body["store"] = {"up": self._store.healthy, "problems": self._store.problems}
@@ -109,7 +109,7 @@ class OwnPages:
     def _hot(self, store: SharedStore, head: RequestHead) -> Response:
         if self._guard:  # it tells of all tenants' prompts
             self._guard.check_admin(head.headers)
-        return Response(200, msgspec.json.encode(hot_page(store, self._core.indexer, self._core.clock())))
+        return Response(200, msgspec.json.encode(hot_page(store, self._context.indexer, self._context.clock())))
 
 
 def no_such_model(fleet: Fleet, model: str, tenant: Tenant | None) -> BadRequest:

@@ -22,7 +22,7 @@ from indexer.types import Namespace
 from publishers.dialogue import read_whole
 from publishers.logs import log_event
 from router.answering import Answering
-from router.core import Core, Prompt
+from router.context import Prompt, RouterContext
 from router.openai.errors import BadRequest
 from router.openai.inference import Inference
 from router.routing import RequestRouting
@@ -59,7 +59,7 @@ class Prompts:
     def __init__(
         self,
         setting: str,
-        core: Core,
+        context: RouterContext,
         session: aiohttp.ClientSession,
         folders: Sequence[str] = (),
         *,
@@ -67,7 +67,7 @@ class Prompts:
     ) -> None:
         """`setting`: `--tokenizer`; `folders`: `--model-folder`; `send_ids`: `--send-token-ids`."""
         self._setting = setting
-        self._core = core
+        self._context = context
         self._session = session
         self._folders = folders
         self._by_model: dict[str, PromptTokens] = {}
@@ -77,7 +77,7 @@ class Prompts:
         self._differing: dict[str, set[str]] = {}
         """By model, workers whose engine makes other tokens."""
         self._takers = TokenTakers() if send_ids else None
-        self._answering = Answering(core.clock)
+        self._answering = Answering(context.clock)
         self._finding = asyncio.Lock()
         self._ids_only = PromptTokens(None)
         read_ids(b"[1]")  # compiles it, before any request
@@ -92,9 +92,9 @@ class Prompts:
             return None
         if inference.endpoint == "completions" and "prompt" not in fields:
             # Embeddings: kilobytes for each token, so that the body's size says nothing of their number.
-            self._core.metrics.untokenized.labels("untold").inc()
+            self._context.metrics.untokenized.labels("untold").inc()
             return None
-        base = self._core.fleet.base_model(inference.model)
+        base = self._context.fleet.base_model(inference.model)
         tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
         try:
             if inference.endpoint == "completions":
@@ -181,8 +181,8 @@ class Prompts:
     ) -> None:
         if base:
             routing.unfit = self._too_short(base.id, inference, len(ids))
-        namespace = Namespace(self._core.fleet.lora_name(inference.model), inference.cache_salt)
-        routing.prompt = self._core.hash_prompt(ids, namespace)
+        namespace = Namespace(self._context.fleet.lora_name(inference.model), inference.cache_salt)
+        routing.prompt = self._context.hash_prompt(ids, namespace)
 
     def _send_ids(self, routing: RequestRouting, inference: Inference, fields: Fields, ids: Tokens) -> None:
         """Send the ids, so that the engine need not tokenize again. Not of a batch, whose first prompt alone was."""
@@ -191,11 +191,11 @@ class Prompts:
         body = with_ids(inference.endpoint, inference.raw, ids)
         if body:
             routing.rewrite(body)
-            self._core.metrics.ids_sent.inc()
+            self._context.metrics.ids_sent.inc()
 
     def _too_short(self, base: str, inference: Inference, tokens: int) -> frozenset[str]:
         """Workers whose context is too short for so many. Raises BadRequest if all are."""
-        lengths = self._core.fleet.context_lengths(base)
+        lengths = self._context.fleet.context_lengths(base)
         if lengths.most is not None and tokens > lengths.most:
             raise BadRequest(
                 400,
@@ -223,12 +223,12 @@ class Prompts:
         except msgspec.ValidationError:
             self._give_up(routing, inference, "malformed", {})
             return
-        self._core.metrics.engine_tokenized.inc()
+        self._context.metrics.engine_tokenized.inc()
         self._set_prompt(routing, inference, base, ids)
 
     def _give_up(self, routing: RequestRouting, inference: Inference, reason: Reason, fields: Fields) -> None:
         """Match by text what has no token ids. `fields`: as far as they could be read."""
-        self._core.metrics.untokenized.labels(reason).inc()
+        self._context.metrics.untokenized.labels(reason).inc()
         routing.prompt = Prompt(len(inference.raw) // BYTES_PER_TOKEN)
         if reason == "malformed":
             return
@@ -243,7 +243,7 @@ class Prompts:
     def guess(self, routing: RequestRouting, model: str | None, fields: Fields, rendered: Sequence[str]) -> None:
         """Gives `routing` what stands for the prompt of a request that every engine renders in its own way: `rendered`
         names what the model sees of `fields`, in order."""
-        self._core.metrics.untokenized.labels("api").inc()
+        self._context.metrics.untokenized.labels("api").inc()
         self._guess(routing, model, fields, rendered)
 
     def _guess(self, routing: RequestRouting, model: str | None, fields: Fields, rendered: Sequence[str]) -> None:
@@ -251,7 +251,7 @@ class Prompts:
         # With the zeros it is no adapter's name, so that stand-ins are nobody's tokens.
         apart = "\0".join(str(each) for each in (model, *(fields.get(name) for name in _APART)))
         salt = fields.get("cache_salt")
-        routing.prompt = self._core.guess_prompt(said, Namespace(apart, salt if isinstance(salt, str) else None))
+        routing.prompt = self._context.guess_prompt(said, Namespace(apart, salt if isinstance(salt, str) else None))
 
     # -- one model
 
@@ -277,7 +277,7 @@ class Prompts:
             return True
         if mismatch is None:
             return True
-        self._core.metrics.tokenizer_mismatches.labels(model.id).inc()
+        self._context.metrics.tokenizer_mismatches.labels(model.id).inc()
         text = "The tokenizer is not the engine's: prompts are tokenized by asking an engine instead"
         log_event(logger, logging.ERROR, text, model=model.id, worker=worker.id, where=mismatch)
         return False
@@ -294,7 +294,7 @@ class Prompts:
             return
         if model not in self._by_model:
             log_event(logger, logging.INFO, "Tokenizer is ready", model=model, backend=tokenizer.backend)
-        kinds = {worker.engine for worker in self._core.fleet.workers.values() if worker.serves(model)}
+        kinds = {worker.engine for worker in self._context.fleet.workers.values() if worker.serves(model)}
         self._by_model[model] = PromptTokens(tokenizer, next((kind for kind in _STRICTEST if kind in kinds), "unknown"))
 
     def _engine(self, worker: Worker) -> EngineTokens:

@@ -11,9 +11,8 @@ from engines.disaggregation.answer import Prefilled
 from engines.shaping import rank_headers
 from indexer.matches import Matches
 from indexer.types import WorkerRank
-from publishers.logs import log_event
 from router.arms import Arm
-from router.core import Core, Prompt
+from router.context import Prompt, RouterContext
 from router.events.index_audit import Claim
 from router.http.messages import ARM, CAME_BACK, Response, header_lines
 from router.migration.migrating import Migration
@@ -22,9 +21,10 @@ from router.proxy.failures import Failure
 from router.proxy.legs import Leg, Pair
 from router.proxy.outcome import Outcome
 from router.refusals import no_worker, pinned_worker_cannot, too_busy
+from router.routing_log import log_decision, log_failure
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking, DecodeBooking
-from router.scheduling.decision import Candidates, Decision, Prediction
+from router.scheduling.decision import Candidates, Decision
 from router.scheduling.waiting import AnyRefusal
 from router.split.bodies import SplitBodies
 from router.workers.worker import Worker
@@ -32,8 +32,6 @@ from router.workers.worker import Worker
 logger = logging.getLogger(__name__)
 
 
-_LONGEST_ID = 128
-"""Characters of a request's id in a log line; a client may send thousands."""
 _SLOWEST_TOKEN = 0.5
 """Seconds per token: ten times what a crowded engine takes."""
 _MOST_TOKENS = 1 << 31
@@ -63,10 +61,10 @@ class RoutingOptions(NamedTuple):
 
 
 class RequestRouting:
-    """Implements `exchange.Routing` and `scheduling.waiting.Waiting` for one request."""
+    """Implements `proxy.routing.Routing` and `scheduling.waiting.Waiting` for one request."""
 
-    def __init__(self, core: Core, model: str | None, options: RoutingOptions = RoutingOptions()) -> None:  # noqa: B008 -- immutable
-        self._core = core
+    def __init__(self, context: RouterContext, model: str | None, options: RoutingOptions = RoutingOptions()) -> None:  # noqa: B008 -- immutable
+        self._context = context
         self._model = model
         self._pinned = options.pinned
         self._exclude: frozenset[str] = frozenset()
@@ -77,7 +75,7 @@ class RequestRouting:
         self._body: bytes | None = None
         self._migration = options.migration
         self.prompt = Prompt()
-        self.arrived = self._submitted = core.clock()
+        self.arrived = self._submitted = context.clock()
         self._began: float | None = None
         self._found: Matches | None = None
         self._claim: Claim | None = None
@@ -104,17 +102,17 @@ class RequestRouting:
 
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
         self._exclude, self._routed = exclude, routed
-        core = self._core
-        self._began = self._submitted = core.clock()
+        context = self._context
+        self._began = self._submitted = context.clock()
         try:
-            core.queue.submit(self)
+            context.queue.submit(self)
         except Exception as error:  # noqa: BLE001 -- `fail` tells of it
             self.withdraw()
             self.fail(error)
         self._began = None  # a later pass decides on several requests: its time is not this one's
 
     def withdraw(self) -> None:
-        self._core.queue.withdraw(self)
+        self._context.queue.withdraw(self)
 
     # -- Waiting
 
@@ -126,7 +124,7 @@ class RequestRouting:
         return self._candidates(self._exclude)
 
     def matches(self) -> Matches | None:
-        self._found = self._core.matches(self.prompt)
+        self._found = self._context.matches(self.prompt)
         return self._found
 
     def send(self, decision: Decision, booking: Booking) -> None:
@@ -134,12 +132,12 @@ class RequestRouting:
             self._send(decision, booking)
         except Exception:  # whatever it is: release the booking and answer the client
             logger.exception("A request could not be sent")
-            booking.release(self._core.clock())
+            booking.release(self._context.clock())
             self._routed(error_response(500, "The router could not send the request."))
 
     def _send(self, decision: Decision, booking: Booking) -> None:
         routed = self._leg(decision, booking) if decision.split is None else self._pair(decision, booking)
-        now = self._core.clock()
+        now = self._context.clock()
         self._routed(routed)
         try:
             self._record(decision, now)  # after the worker has got the request
@@ -147,17 +145,17 @@ class RequestRouting:
             logger.exception("A decision could not be recorded")
 
     def _leg(self, decision: Decision, booking: Booking) -> Leg:
-        worker = self._core.fleet.workers[decision.rank.worker_id]
+        worker = self._context.fleet.workers[decision.rank.worker_id]
         self._sent(worker)
         told = self._arm.answer_lines if self._arm else b""
-        if self._core.has_store:
+        if self._context.has_store:
             told += b"x-router-store-tokens: %d\r\n" % decision.stored_tokens
         leg = Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told, self._body)
         return leg if self._migration is None else self._migration.leg(leg)
 
     def _sent(self, worker: Worker) -> None:
         if not worker.breaker.quiet:
-            self._core.fleet.sent(worker, self._core.clock())
+            self._context.fleet.sent(worker, self._context.clock())
 
     # -- in two parts
 
@@ -166,11 +164,11 @@ class RequestRouting:
         body, together = self._bodies.begin(leg.worker, decision.rank.dp_rank)
         prefill = leg._replace(body=body, part="prefill")
         decode = self._decode(prefill, None, self._exclude) if together else None
-        return Pair(prefill, decode, self._bodies.number, self._core.leg_timeout, self._decode_timeout())
+        return Pair(prefill, decode, self._bodies.number, self._context.leg_timeout, self._decode_timeout())
 
     def _decode_timeout(self) -> float | None:
         """An answer that is not streamed only begins when it is complete."""
-        limit = self._core.leg_timeout
+        limit = self._context.leg_timeout
         if self.streamed:
             return limit
         tokens = self._bodies.most_tokens
@@ -194,21 +192,21 @@ class RequestRouting:
     def _decode(self, prefill: Leg, answer: Prefilled | None, exclude: frozenset[str]) -> Leg | None:
         """Choose and book the decode leg; None if no worker can decode. Raises ValueError for an answer that cannot be
         continued."""
-        core = self._core
+        context = self._context
         decision = self._as_of_now(prefill, exclude)
         if decision is None:
             return None
         body = self._bodies.go_on(answer)
-        now = core.clock()
-        onward = core.scheduler.select_decode(decision, self.matches(), now, prefilled=answer is not None)
-        worker = core.fleet.workers[onward.rank.worker_id]
+        now = context.clock()
+        onward = context.scheduler.select_decode(decision, self.matches(), now, prefilled=answer is not None)
+        worker = context.fleet.workers[onward.rank.worker_id]
         self._sent(worker)
         self._predict(onward.rank, worker)
         named = b"x-router-prefill-worker: %s\r\n%s" % (prefill.worker.id.encode(), prefill.answer_lines)
         lines = _rank_lines(worker, onward.rank)
         # Booked last: after a fault before this there is nothing to give back.
         tokens = self.prompt.tokens
-        booking = core.scheduler.reserve_decode(decision.rank, onward, tokens, now, self.streamed)
+        booking = context.scheduler.reserve_decode(decision.rank, onward, tokens, now, self.streamed)
         if answer:
             booking.prefilled(now)
         return Leg(worker, prefill.decision, booking, lines, named, body, "decode")
@@ -218,22 +216,22 @@ class RequestRouting:
         decision, others = prefill.decision, exclude - {prefill.worker.id}
         split = self._candidates(others).split
         if split is None or decision.rank not in split.prefills.ranks:
-            split = self._core.fleet.split_of(prefill.worker, self._model, others)
+            split = self._context.fleet.split_of(prefill.worker, self._model, others)
         if split is None or decision.rank not in split.prefills.ranks:
             return None
-        split = self._core.queue.room.decodes(split, self._core.clock())
+        split = self._context.queue.room.decodes(split, self._context.clock())
         return decision.at(split, split.prefills.ranks.index(decision.rank))
 
     def refuse(self, refusal: AnyRefusal) -> None:
-        tallies = self._core.metrics.tallies
+        tallies = self._context.metrics.tallies
         if isinstance(refusal, Refusal):
             tallies.refused[refusal.objective] += 1
         else:
             tallies.queue.refused[refusal.code] += 1
         self._answer(too_busy(refusal))
 
-    def nobody(self) -> None:
-        fleet, model = self._core.fleet, self._model
+    def no_candidates(self) -> None:
+        fleet, model = self._context.fleet, self._model
         if self._pinned:
             self._answer(pinned_worker_cannot(self._pinned, model))
         else:
@@ -249,21 +247,21 @@ class RequestRouting:
             response = response._replace(headers=(*response.headers, (ARM, self._arm.name.encode())))
         self._routed(response)
 
-    # -- the rest of exchange.Routing
+    # -- the rest of `proxy.routing.Routing`
 
     def idlest_worker(self, exclude: frozenset[str]) -> Worker | None:
         """Of the workers that could serve the request, or a part of it; None if there are none but those in
         `exclude`."""
-        core, candidates = self._core, self._candidates(exclude)
+        context, candidates = self._context, self._candidates(exclude)
         if candidates.split is not None and not len(candidates):
             candidates = candidates.split.prefills
         if not candidates:
             return None
-        idlest = int(core.book.loads(candidates, core.clock()).requests.argmin())
-        return core.fleet.workers[candidates.ranks[idlest].worker_id]
+        idlest = int(context.book.loads(candidates, context.clock()).requests.argmin())
+        return context.fleet.workers[candidates.ranks[idlest].worker_id]
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
-        return bool(self._candidates(exclude)) and self._core.retries.has(self._core.clock())
+        return bool(self._candidates(exclude)) and self._context.retries.has(self._context.clock())
 
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
         self._bodies = SplitBodies(None)  # one worker continues it alone
@@ -271,37 +269,28 @@ class RequestRouting:
         tokens = migration.tokens
         if tokens is not None and not self.prompt.guessed:
             hashed = self.prompt.hashes is not None
-            self.prompt = self._core.hash_prompt(tokens, migration.namespace) if hashed else Prompt(len(tokens))
-        fleet = self._core.fleet
+            self.prompt = self._context.hash_prompt(tokens, migration.namespace) if hashed else Prompt(len(tokens))
+        fleet = self._context.fleet
         exclude |= {worker.id for worker in fleet.workers.values() if not migration.takes(worker)}
         return exclude if self.can_retry(exclude) else None
 
     def answered(self, leg: Leg) -> None:
-        self._core.fleet.answered(leg.worker, self._core.clock())
+        self._context.fleet.answered(leg.worker, self._context.clock())
 
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
-        worker, tallies = leg.worker, self._core.metrics.tallies
+        worker, tallies = leg.worker, self._context.metrics.tallies
         self._charge(worker, failure)
         if failure.harmless:
             self._retract(leg)
         if retried:
-            self._core.retries.take()
+            self._context.retries.take()
         tally = tallies.worker(worker.id)
         tally.failures += 1
         tally.retries += retried
         if leg.part != "whole":
             tallies.parted.failures[leg.part] += 1
             self._doubt_prefiller(leg, failure)
-        log_event(
-            logger,
-            logging.WARNING,
-            "Worker failed a request",
-            request=_readable(self.request_id),
-            worker=worker.id,
-            part=leg.part,
-            reason=failure.reason,
-            retried=retried,
-        )
+        log_failure(leg, failure, retried, self.request_id)
 
     def _retract(self, leg: Leg) -> None:
         """The worker has refused the prompt: take back the blocks predicted for it."""
@@ -310,10 +299,10 @@ class RequestRouting:
             rank, held = leg.reservation.onward.rank, leg.reservation.onward.overlap_tokens
         hashes, size = self.prompt.hashes, leg.worker.block_size
         if hashes and held is not None:
-            self._core.retract(rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
+            self._context.retract(rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
 
     def _doubt_prefiller(self, leg: Leg, failure: Failure) -> None:
-        prefiller = self._core.fleet.workers.get(leg.decision.rank.worker_id)
+        prefiller = self._context.fleet.workers.get(leg.decision.rank.worker_id)
         if prefiller is None:
             return
         prefiller.coordinates = {}  # it may have restarted elsewhere; its next answers will tell
@@ -322,17 +311,17 @@ class RequestRouting:
             self._charge(prefiller, failure)
 
     def _charge(self, worker: Worker, failure: Failure) -> None:
-        fleet = self._core.fleet
+        fleet = self._context.fleet
         if worker.pool.is_cut:  # it is being removed, which is no failure
             return
         if failure.kind == "unreachable":  # the next health check may take it back
             fleet.mark_down(worker, failure.reason)
         elif failure.kind not in {"busy", "unasked"}:
-            fleet.failed(worker, self._core.clock())
+            fleet.failed(worker, self._context.clock())
 
     def finished(self, outcome: Outcome) -> None:
         self._routed = _ignore  # breaks a reference cycle
-        self._core.metrics.tallies.in_flight -= 1
+        self._context.metrics.tallies.in_flight -= 1
         if self._ended:
             self._ended()
         try:
@@ -341,7 +330,7 @@ class RequestRouting:
             logger.exception("A request could not be counted")
 
     def _count(self, outcome: Outcome) -> None:
-        tallies = self._core.metrics.tallies
+        tallies = self._context.metrics.tallies
         tally = tallies.worker(outcome.leg.worker.id if outcome.leg else "")
         tally.ends[outcome.status, outcome.end] += 1
         tally.duration.observe(outcome.duration)
@@ -350,30 +339,34 @@ class RequestRouting:
         if 400 <= outcome.status < 500 and outcome.leg and _has_refused(outcome.leg, outcome):
             self._retract(outcome.leg)
         if outcome.status == CAME_BACK and outcome.leg:
-            self._core.fleet.loop_found(outcome.leg.worker, self._core.clock())
-        parted = outcome.parted
+            self._context.fleet.loop_found(outcome.leg.worker, self._context.clock())
         if outcome.cached_tokens is not None:
-            reporter = tallies.worker(parted.prefill_worker) if parted else tally
+            reporter = tallies.worker(outcome.parted.prefill_worker) if outcome.parted else tally
             reporter.reported_tokens += outcome.cached_tokens
-        if parted and not self.streamed:  # the first byte comes with the end of the answer
-            parted = parted._replace(transfer=None)
-        tallies.parted.finished(parted, outcome.duration - (outcome.first_byte or outcome.duration))
-        self._core.metrics.lifecycle.finished(outcome)
+        self._count_parts(outcome)
+        self._context.metrics.lifecycle.finished(outcome)
         if self._arm:
             self._arm.tally.finished(outcome)
-        if self._claim and self._core.audit:
-            self._core.audit.finished(self._claim, outcome, self._core.clock())
+        if self._claim and self._context.audit:
+            self._context.audit.finished(self._claim, outcome, self._context.clock())
+
+    def _count_parts(self, outcome: Outcome) -> None:
+        parted = outcome.parted
+        if parted and not self.streamed:  # the first byte comes with the end of the answer
+            parted = parted._replace(transfer=None)
+        decoding = outcome.duration - (outcome.first_byte or outcome.duration)
+        self._context.metrics.tallies.parted.finished(parted, decoding)
 
     def _candidates(self, exclude: frozenset[str]) -> Candidates:
-        fleet = self._core.fleet
+        fleet = self._context.fleet
         if self._pinned is not None:
             return fleet.candidates_of(self._pinned, self._model, exclude)
         found = fleet.candidates(self._model, exclude | self.unfit if self.unfit else exclude)
-        return found if found.split is None or self._bodies.can(found.split, self._context_left()) else found.whole
+        return found if found.split is None or self._bodies.can(found.split, self._tokens_left()) else found.whole
 
-    def _context_left(self) -> int | None:
+    def _tokens_left(self) -> int | None:
         """Tokens that the prompt leaves of the longest context of any worker; None if that is not known."""
-        fleet, prompt = self._core.fleet, self.prompt
+        fleet, prompt = self._context.fleet, self.prompt
         base = fleet.base_model(self._model)
         if base is None or prompt.hashes is None or prompt.guessed:
             return None
@@ -382,64 +375,40 @@ class RequestRouting:
 
     def _record(self, decision: Decision, now: float) -> None:
         """Record the decision, which was made at `now`."""
-        core = self._core
-        tallies = core.metrics.tallies
+        context = self._context
+        self._tally(decision, now)
+        log_decision(decision, self.request_id)
+        worker = context.fleet.workers[decision.rank.worker_id]
+        stored = self.stored_tokens if context.has_store else None
+        context.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
+        if self._arm:
+            self._arm.tally.routed(decision)
+        if context.audit and self._found is not None and self.prompt.hashes and not self.prompt.guessed:
+            self._claim = context.audit.claim(decision, self._found, self.prompt.hashes, now)
+        self._predict(decision.rank, worker)
+
+    def _tally(self, decision: Decision, now: float) -> None:
+        tallies = self._context.metrics.tallies
         if self._began is not None:
             tallies.decision.observe(now - self._began)
         else:
             tallies.queue.wait.observe(now - self._submitted)
-        if logger.isEnabledFor(logging.DEBUG):
-            _log_decision(decision, self.request_id)
-        worker = core.fleet.workers[decision.rank.worker_id]
-        tally = tallies.worker(worker.id)
+        tally = tallies.worker(decision.rank.worker_id)
         tally.prompt_tokens += decision.prompt_tokens
         if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
             tally.predicted_tokens += decision.overlap_tokens
             tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
         tallies.stored_tokens += decision.stored_tokens
-        stored = self.stored_tokens if core.has_store else None
-        core.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
-        if self._arm:
-            self._arm.tally.routed(decision)
-        if core.audit and self._found is not None and self.prompt.hashes and not self.prompt.guessed:
-            self._claim = core.audit.claim(decision, self._found, self.prompt.hashes, now)
-        self._predict(decision.rank, worker)
 
     def _predict(self, rank: WorkerRank, worker: Worker) -> None:
         hashes = self.prompt.hashes
         if hashes:
-            self._core.predict(rank, hashes.chain(worker.block_size), self.prompt.guessed)
-
-
-def _log_decision(decision: Decision, request_id: bytes) -> None:
-    """Log why this worker was chosen (level debug)."""
-    costs = ", ".join(f"{rank} {cost:.4g}" for rank, cost in decision.costs.items())
-    log_event(
-        logger,
-        logging.DEBUG,
-        "Decided",
-        request=_readable(request_id),
-        worker=decision.rank,
-        reason=decision.reason,
-        prompt=decision.prompt_tokens,
-        overlap=decision.overlap_tokens,
-        stored=decision.stored_tokens,
-        predicted=_in_words(decision.predicted),
-        costs=costs,
-    )
-
-
-def _in_words(predicted: Prediction | None) -> str | None:
-    return predicted and ", ".join(f"{name} {value:.3g}" for name, value in predicted._asdict().items())
+            self._context.predict(rank, hashes.chain(worker.block_size), self.prompt.guessed)
 
 
 def _has_refused(leg: Leg, outcome: Outcome) -> bool:
     """Whether the answer is the worker's own. (A prefill worker's is passed on by the router.)"""
     return outcome.end == "complete" or (leg.part == "prefill" and outcome.end == "failed")
-
-
-def _readable(request_id: bytes) -> str:
-    return request_id[:_LONGEST_ID].decode("latin-1")
 
 
 def _with_implied_zero(outcome: Outcome) -> Outcome:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 
 from router.arms import Arms
-from router.core import Core
+from router.context import RouterContext
 from router.forms import form_model
 from router.http.front import Connection
 from router.http.messages import Request, first, new_request_id, with_request_id
@@ -47,7 +47,7 @@ class Server:
 
     def __init__(
         self,
-        core: Core,
+        context: RouterContext,
         prompts: Prompts | None,
         own_pages: OwnPages,
         *,
@@ -61,7 +61,7 @@ class Server:
     ) -> None:
         """`direct`: each request names its worker. `guard`: if requests need an API key. `tenant_header`: the header,
         in lower case, that names a request's tenant if no key does."""
-        self._core = core
+        self._context = context
         self._prompts = prompts
         self._own = own_pages
         self._pages = own_pages.by_path
@@ -118,7 +118,7 @@ class Server:
             options = options._replace(arm=self._arms.assign(request.head))
         if self._migrations and inference.streamed and options.pinned is None and not request.head.http_1_0:
             options = options._replace(migration=self._migrations.begin(inference))
-        routing = RequestRouting(self._core, inference.model, options)
+        routing = RequestRouting(self._context, inference.model, options)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
         if self._store and self._prompts:
             pending = self._look_up(self._store, pending, routing, inference)
@@ -170,7 +170,7 @@ class Server:
         model = _named(request, tenant)
         fields = rendered_fields(request.head, request.body) if self._prompts else {}
         options = self._options(request, tenant, fields.get("stream") is True)
-        routing = RequestRouting(self._core, self._served(model, tenant), options)
+        routing = RequestRouting(self._context, self._served(model, tenant), options)
         if self._prompts and fields:
             self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
         responses, kept = self._responses, read_kept(request.head, request.body)
@@ -193,15 +193,15 @@ class Server:
     ) -> Exchange:
         if tenant is not None:
             tenant.begin()
-        core = self._core
-        core.metrics.tallies.in_flight += 1
-        core.retries.request()
+        context = self._context
+        context.metrics.tallies.in_flight += 1
+        context.retries.request()
         return Exchange(
             request,
             routing.request_id,
             connection,
             routing,
-            core.clock,
+            context.clock,
             self.under_way,
             routing.streamed,
             migration,
@@ -211,14 +211,14 @@ class Server:
     def _check_model(self, model: str | None, tenant: Tenant | None) -> None:
         if tenant is not None:
             tenant.check_model(model)
-        fleet = self._core.fleet
+        fleet = self._context.fleet
         if model is not None and not fleet.may_serve(model):
             raise no_such_model(fleet, model, tenant)
 
     def _served(self, model: str | None, tenant: Tenant | None) -> str | None:
         """The model to choose workers by for a request that is passed on; None: any may judge the name. Engines that do
         not look at it would answer with the model they have, which is right only where there is no other."""
-        fleet = self._core.fleet
+        fleet = self._context.fleet
         if model is None or fleet.knows(model):
             return model
         if fleet.has_one_model:
@@ -246,7 +246,7 @@ class Server:
             if self._direct:
                 raise BadRequest(400, "In direct mode a request names its worker in the header X-Router-Target-Worker.")
             return None
-        workers = self._core.fleet.workers
+        workers = self._context.fleet.workers
         name = named.decode("latin-1")
         for worker in workers.values():
             if name in {worker.id, worker.spec.url}:

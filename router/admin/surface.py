@@ -27,7 +27,7 @@ from router.admin.shapes import (
     read_timeout,
     read_worker,
 )
-from router.core import Core
+from router.context import RouterContext
 from router.openai.errors import error_body
 from router.settings.administration import Address
 from router.settings.logs import LogLevel as Level
@@ -63,11 +63,13 @@ class CannotAdminister(Exception):
 class AdminSurface:
     """`start`, then `close`. `authorize`: from a request's Authorization header to why it is refused."""
 
-    def __init__(self, roster: Roster, core: Core, drain_timeout: float, authorize: Authorize | None = None) -> None:
+    def __init__(
+        self, roster: Roster, context: RouterContext, drain_timeout: float, authorize: Authorize | None = None
+    ) -> None:
         """`drain_timeout`: seconds that a worker has which is removed, where it is not said. `authorize` None: anybody
         on this machine may do all."""
         self._roster = roster
-        self._core = core
+        self._context = context
         self._drain_timeout = drain_timeout
         self._authorize = authorize
         self.app = web.Application(middlewares=[self._guard], client_max_size=_MOST_BYTES)
@@ -131,7 +133,7 @@ class AdminSurface:
     # -- workers
 
     async def _list(self, _: web.Request) -> web.Response:
-        return _json(200, Workers([self._state(worker) for worker in self._core.fleet.workers.values()]))
+        return _json(200, Workers([self._state(worker) for worker in self._context.fleet.workers.values()]))
 
     async def _show(self, request: web.Request) -> web.Response:
         return _json(200, self._state(self._worker(request)))
@@ -161,23 +163,23 @@ class AdminSurface:
         return _json(202, self._state(worker))
 
     def _worker(self, request: web.Request) -> Worker:
-        worker = self._core.fleet.workers.get(request.match_info["id"])
+        worker = self._context.fleet.workers.get(request.match_info["id"])
         if worker is None:
             raise Wrong(404, f"There is no worker {request.match_info['id']!r}; GET /admin/workers lists them.")
         return worker
 
     def _state(self, worker: Worker) -> WorkerState:
-        status = msgspec.structs.asdict(worker_status(self._core, worker))
+        status = msgspec.structs.asdict(worker_status(self._context, worker))
         return WorkerState(**status, leaves_in_seconds=self._roster.leaves_in(worker))
 
     # -- the rest
 
     async def _limits(self, _: web.Request) -> web.Response:
-        return _json(200, asdict(self._core.queue.limits))
+        return _json(200, asdict(self._context.queue.limits))
 
     async def _set_limits(self, request: web.Request) -> web.Response:
         told = msgspec.structs.asdict(read_limits(await _body(request)))
-        queue = self._core.queue
+        queue = self._context.queue
         for name, limit in told.items():
             setattr(queue.limits, name, limit)
         queue.wake()

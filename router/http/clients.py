@@ -1,7 +1,7 @@
 """Limits that concern all client connections: their number, the bytes that they hold together, and time limits.
 
 Time limits are checked by a look at every connection once a second, so that a request needs no timer and no clock. A
-look sees what a connection is doing and how far it got; if both are the same as at the last look, the connection has
+look sees what a client is doing and how far it got; if both are the same as at the last look, the connection has
 been at it since then.
 """
 
@@ -62,22 +62,27 @@ class Clients(Generic[Connection]):
                 await asyncio.sleep(0)
 
 
-Doing = tuple[Literal["taking", "sending", "idle", "busy"], int]
-"""What a client does, and how far it got: bytes that it has not taken yet, or requests that it has sent."""
+class Activity(NamedTuple):
+    """What a client does, and how far it got."""
+
+    what: Literal["taking", "sending", "idle", "busy"]
+    progress: int
+    """Bytes of an answer that it has not taken yet, or requests that it has sent."""
 
 
-class Stay:
-    """How long a connection has been doing the same without getting any further."""
+class ActivityTimer:
+    """How long a client has been at the same activity without getting any further."""
 
-    __slots__ = ("_doing", "_since")
+    __slots__ = ("_activity", "_since")
 
     def __init__(self) -> None:
-        self._doing: Doing = "busy", -1
+        self._activity = Activity("busy", -1)
         self._since = 0.0
 
-    def seconds(self, doing: Doing, now: float) -> float:
+    def seconds(self, activity: Activity, now: float) -> float:
         """Seconds up to `now`. More bytes that the client has not taken do not count as progress."""
-        before = self._doing
-        if doing != before and not (doing[0] == before[0] == "taking" and doing[1] > before[1]):
-            self._doing, self._since = doing, now
+        before = self._activity
+        falls_behind = activity.what == before.what == "taking" and activity.progress > before.progress
+        if activity != before and not falls_behind:
+            self._activity, self._since = activity, now
         return now - self._since

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 import httptools
 
 from router.http import protocol
-from router.http.clients import LARGE, READ_AHEAD, SPARE, Clients, Doing, Stay
+from router.http.clients import LARGE, READ_AHEAD, SPARE, Activity, ActivityTimer, Clients
 from router.http.messages import (
     CAME_BACK,
     CLOSES,
@@ -51,8 +51,8 @@ _CAME_BACK_TEXT = (
     "A worker's URL must lead to an engine."
 )
 _NO_LINGER = struct.pack("ii", 1, 0)
-_HOPE = 4
-"""Different heads in a row after which a connection's heads are no longer remembered."""
+_MOST_MISSES = 4
+"""Heads in a row, each unlike the one before, after which a connection's heads are no longer remembered."""
 
 
 class Exchange(Protocol):
@@ -101,22 +101,26 @@ class Connection(protocol.Protocol):
         self._transport: asyncio.Transport
         self.write: Callable[[bytes], None]
         """Writes a piece of the current answer."""
-        self._parser = httptools.HttpRequestParser(self)
-        self._waiting: deque[Request] = deque()
-        self._ahead = 0  # bytes of the waiting requests
-        self._reading = True
-        self._counted = 0  # bytes of the body being read that are counted in `clients.buffered`
-        self._sent = 0  # requests that the client has sent
-        self._stay = Stay()
+        self._closing = False  # no further request will be answered
+        self._last = False  # the request being read is the last
+        self._activity_timer = ActivityTimer()
+        # The request in progress, and those behind it:
         self._current: Request | None = None
         self._exchange: Exchange | None = None
-        self._closing = self._last = False
-        self._paused = self._beginning = False
-        self._repeated: RepeatedRequest | None = None
-        self._hope = _HOPE
+        self._paused = False  # the client does not take the answer
+        self._waiting: deque[Request] = deque()
+        self._ahead = 0  # bytes of the waiting requests
+        self._beginning = False  # `_begin_next` is under way
+        # The request being read:
+        self._reading = True  # False: too much waits
+        self._sent = 0  # requests that the client has sent
+        self._parser = httptools.HttpRequestParser(self)
         self._between = True  # the parser is between two messages
         self._begins = b""  # the first piece of the message being parsed
+        self._repeated: RepeatedRequest | None = None
+        self._misses = 0  # heads in a row that were unlike the remembered one
         self._missing = 0  # bytes still to come of a body that bypasses the parser
+        self._counted = 0  # bytes of its body that are counted in `clients.buffered`
         self._body: list[bytes] = []
         self._reset_message()
 
@@ -185,10 +189,10 @@ class Connection(protocol.Protocol):
         """Reads a request whose head is like the last one. Returns what is left to parse."""
         found = repeated.find(data)
         if not found or found[1] > self._limits.max_body:
-            self._hope -= 1
+            self._misses += 1
             self._repeated = None
             return data
-        self._hope = _HOPE
+        self._misses = 0
         start, length = found
         body = data[start : start + length]
         if len(body) < length:
@@ -323,7 +327,7 @@ class Connection(protocol.Protocol):
         keep_alive = parser.should_keep_alive()
         head = request_head(parser.get_method(), self._target, self._headers, keep_alive, http_1_0, self._passing)
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._repeated = repeated_request(self._begins, head) if self._hope else None
+        self._repeated = repeated_request(self._begins, head) if self._misses < _MOST_MISSES else None
         self._begins = b""
         self._reset_message()
         self._complete(head, body)
@@ -495,9 +499,9 @@ class Connection(protocol.Protocol):
 
     def look(self, now: float) -> None:
         """Called once a second: end what has taken too long."""
-        doing = self._doing()
-        seconds, limits = self._stay.seconds(doing, now), self._limits
-        match doing[0]:
+        activity = self._activity()
+        seconds, limits = self._activity_timer.seconds(activity, now), self._limits
+        match activity.what:
             case "taking" if seconds >= limits.client_timeout:
                 self._clients.refused["slow_answer"] += 1
                 self.abort()
@@ -508,13 +512,13 @@ class Connection(protocol.Protocol):
             case "idle" if seconds >= limits.keep_alive_timeout:
                 self.drain()
 
-    def _doing(self) -> Doing:
+    def _activity(self) -> Activity:
         unsent = self._transport.get_write_buffer_size()
         if unsent and (self._paused or self._current is None):  # else the answer is still being written
-            return "taking", unsent
+            return Activity("taking", unsent)
         if self._being_sent:
-            return "sending", self._sent
-        return ("idle" if self._current is None else "busy"), self._sent
+            return Activity("sending", self._sent)
+        return Activity("idle" if self._current is None else "busy", self._sent)
 
     @property
     def _being_sent(self) -> bool:

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from router.proxy.exchange import Exchange
 from router.proxy.outcome import Silence
 from router.workers.worker import Worker
-
-INTERVAL: Final = 1.0
-"""Seconds between two checks."""
-LATE: Final = 2.0
-"""When a check comes later than this many times `INTERVAL` after the one before, this process itself stood still, and
-has not read yet what workers sent meanwhile."""
 
 
 class Timeouts(NamedTuple):
@@ -50,7 +44,7 @@ class Watchdog:
         and how many answers it had finished by then."""
 
     def tick(self, now: float) -> None:
-        """To be called every `INTERVAL` seconds."""
+        """To be called once a second."""
         found = [(exchange, exchange.silence(now)) for exchange in self._under_way]
         sick = self._sick([silence for exchange, silence in found if silence and _is_evidence(exchange, silence)], now)
         for exchange, silence in found:

@@ -52,11 +52,20 @@ _STEPS: Final = 1.5
 """Decode steps in a first token's time: half of the step that is under way, on average, and the prefill's own step."""
 
 
-def memory_seconds(taken: Figures, new: Figures, prompt: int, capacity: Figures, residence: float) -> Seconds:
+@inlined
+def _memory_wait(taken: int, new: int, prompt: int, capacity: int, residence: float) -> float:
     """Seconds until enough requests have ended for the prompt's `new` tokens to fit into memory, at the mean rate of
     release."""
-    spare = np.minimum(_SPARE * capacity, _AGAIN * prompt)
-    waits: Seconds = np.maximum(0.0, taken + new + spare - capacity) * residence / np.maximum(1, taken)
+    spare = min(_SPARE * capacity, _AGAIN * prompt)
+    return max(0.0, taken + new + spare - capacity) * residence / max(1, taken)
+
+
+@kernel
+def memory_waits(taken: Figures, new: Figures, prompt: int, capacity: Figures, residence: float) -> Seconds:
+    """The same for each of several ranks."""
+    waits = np.zeros(len(taken))
+    for at in range(len(taken)):
+        waits[at] = _memory_wait(taken[at], new[at], prompt, capacity[at], residence)
     return waits
 
 
@@ -133,7 +142,8 @@ def auto_costs(
 
     A rank that has no request from this router is always ready, whatever it reports: otherwise other clients of it
     could keep this router away for ever. If the prefill under way is late on every rank (`figures.LATE`), its lateness
-    makes none of them less ready: there is no better one to wait for. The wait for memory is that of `memory_seconds`.
+    makes none of them less ready: there is no better one to wait for. On a rank without requests no memory is waited
+    for, which nobody would release.
     """
     ranks = counts.shape[1]
     values, may_go = np.zeros(ranks), np.zeros(ranks, np.bool_)
@@ -141,9 +151,7 @@ def auto_costs(
     most, all_late = max(1e-9, estimates[COMPUTED].max()), estimates[LATE].min() > 0.0
     for at in range(ranks):
         taken, new = counts[MEMORY, at], prompt - counts[OVERLAP, at]
-        spare = min(_SPARE * counts[CAPACITY, at], _AGAIN * prompt)
-        excess = max(0.0, taken + new + spare - counts[CAPACITY, at])
-        memory = excess * residence / taken if taken else 0.0
+        memory = _memory_wait(taken, new, prompt, counts[CAPACITY, at], residence) if taken else 0.0
         queue, held = estimates[QUEUE, at], estimates[AHEAD, at]
         own, work = estimates[OWN_PREFILL, at], estimates[OWN_WORK, at]
         loads = estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at]

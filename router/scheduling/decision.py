@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,20 @@ class Onward(NamedTuple):
     @property
     def rank(self) -> WorkerRank:
         return self.candidates.ranks[self.position]
+
+
+class QueueState(NamedTuple):
+    """What the queue tells of the requests that it holds, for one choice."""
+
+    ahead: Mapping[Candidates, Seconds] = {}
+    """`Situation.held_seconds` of candidates for which requests are held."""
+    requests: float = 0.0
+    """`Situation.held_requests`."""
+    leaves_out: bool = False
+    """There are other candidates, which only lack room."""
+
+
+NOTHING_HELD: Final = QueueState()
 
 
 class Situation(Protocol):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.matches import Matches
 from router.scheduling.auto import Auto
-from router.scheduling.auto_costs import memory_seconds
+from router.scheduling.auto_costs import memory_waits
 from router.scheduling.decision import Onward, Split
 from router.scheduling.present import Present
 from router.scheduling.transfer import Transfers, prior_seconds
@@ -69,7 +69,7 @@ class Disaggregation:
         works = prior_seconds(new, hidden)
         transfers, steps = works * self.transfers.factors(near), present.step_seconds
         taken, capacity = present.memory_tokens, present.capacity_tokens
-        memory = memory_seconds(taken, new, prompt_tokens, capacity, present.residence_seconds)
+        memory = memory_waits(taken, new, prompt_tokens, capacity, present.residence_seconds)
         costs = transfers + memory + HORIZON * steps + present.queue_seconds
         best = int(costs.argmin())
         return Onward(

@@ -10,7 +10,7 @@ import numpy as np
 from indexer.matches import Matches, Overlaps
 from indexer.types import SequenceHash
 from router.scheduling import figures
-from router.scheduling.decision import Candidates, Costs, Figures, Seconds
+from router.scheduling.decision import NOTHING_HELD, Candidates, Costs, Figures, QueueState, Seconds
 from router.scheduling.figures import Counts
 from router.scheduling.latency import Prefill
 from router.scheduling.overlap import LOWER_TIER_CREDIT, STORE_CREDIT
@@ -33,24 +33,19 @@ class Present:
         prompt_tokens: int,
         matches: Matches | None,
         now: float,
-        held: Seconds | None = None,
         stored: int = 0,
         limit: float = math.inf,
-        some: bool = False,
-        held_requests: float = 0.0,
+        queue: QueueState = NOTHING_HELD,
     ) -> None:
-        """`held`: see `Situation.held_seconds`. `stored`: leading prompt tokens that are in a shared store. `some`:
-        there are other candidates, which only lack room."""
+        """`stored`: leading prompt tokens that are in a shared store. `limit`: see `Situation`."""
         self.candidates = candidates
         self.prompt_tokens = prompt_tokens
         self.now = now
         self.limit = limit
-        self.held_requests = held_requests
         self._scheduler = scheduler
         self.matches = matches
-        self._held = held
         self._stored = stored
-        self._some = some
+        self._queue = queue
         self._counts: Counts = _COUNTS
         self._estimates: Seconds = _ESTIMATES
         self._best = 0
@@ -108,10 +103,11 @@ class Present:
             self._counts,
             self._estimates,
         )
-        if self._some:  # those without room are worth waiting for
+        if self._queue.leaves_out:  # those without room are worth waiting for
             self._estimates[figures.LATE] = 0.0
-        if self._held is not None:
-            self._estimates[figures.AHEAD] = self._held
+        ahead = self._queue.ahead.get(candidates)
+        if ahead is not None:
+            self._estimates[figures.AHEAD] = ahead
         if self._stored:
             self._estimate_loads()
 
@@ -207,6 +203,10 @@ class Present:
     @property
     def held_seconds(self) -> Seconds:
         return self._estimate(figures.AHEAD)
+
+    @property
+    def held_requests(self) -> float:
+        return self._queue.requests
 
     @property
     def prefill_seconds(self) -> Seconds:

@@ -10,28 +10,24 @@ could all wait for one busy rank while others fall idle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
 from router.scheduling.admission import Admission, QueueFull, QueueTimeout, Refusal, Verdict
-from router.scheduling.decision import Candidates, Decision, Seconds
+from router.scheduling.decision import NOTHING_HELD, Candidates, Decision, QueueState, Seconds
 from router.scheduling.lanes import Lanes
 from router.scheduling.latency import Prefill
 from router.scheduling.limits import Limits
-from router.scheduling.line import Entry, Line, Place, Spot
+from router.scheduling.line import Entry, Line, Place
 from router.scheduling.pace import Pace
+from router.scheduling.pass_budget import MOST, PassBudget
 from router.scheduling.room import Room, Roomy
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import Waiting
 
-LOOK: Final = 8
-"""Most requests with the same candidates that one pass considers wherever they would go, and most that it considers as
-the first for their rank, so that it blocks the event loop for about a millisecond."""
-LOOKS: Final = 4 * LOOK
-"""Most of either that a pass considers in all, unless there are more sets of candidates."""
 TICK: Final = 0.05
 """Seconds between two passes when nothing else happens: backlogs shrink with time."""
 
@@ -59,7 +55,8 @@ class Queue:
         self._pace = Pace()
         self._ahead: dict[Candidates, Seconds] = {}
         """Seconds of work of the held requests, by the rank that each would take."""
-        self._asked = False
+        self._due = False
+        """A pass will be made as soon as the event loop comes to it."""
         self._ticking = False
         scheduler.changed = self.wake
 
@@ -69,20 +66,18 @@ class Queue:
     def submit(self, waiting: Waiting) -> None:
         """Send or refuse the request, now or later."""
         now = self._clock()
-        if (
-            self.limits.concurrency
-            and (candidates := waiting.candidates()) in self._lanes
-            and self._due(candidates, now)
-        ):
-            self._keep(waiting, candidates, now)  # it must not take the room of those that wait
-        else:
-            self._consider(waiting, now, self._ahead)
+        if self.limits.concurrency:
+            candidates = waiting.candidates()
+            if candidates in self._lanes and self._pass_is_due(candidates, now):
+                self._keep(waiting, candidates, now)  # it must not take the room of those that wait
+                return
+        self._consider(waiting, now, self._ahead)
 
-    def _due(self, candidates: Candidates, now: float) -> bool:
-        """Whether a pass is due. (Other processes do not tell this one when they leave room.)"""
+    def _pass_is_due(self, candidates: Candidates, now: float) -> bool:
+        """Other processes do not tell this one when they leave room, so it looks for that itself."""
         if self._scheduler.book.shared and self._lanes.was_shut(candidates) and self.room.find(candidates, now):
             self.wake()
-        return self._asked
+        return self._due
 
     def withdraw(self, waiting: Waiting) -> None:
         """The request is no longer to be routed."""
@@ -92,12 +87,12 @@ class Queue:
 
     def wake(self) -> None:
         """Something has changed: a pass is due."""
-        if len(self._line) and not self._asked:
-            self._asked = True
-            self._call_later(0, self._answer)
+        if len(self._line) and not self._due:
+            self._due = True
+            self._call_later(0, self._dispatch_due)
 
-    def _answer(self) -> None:
-        self._asked = False
+    def _dispatch_due(self) -> None:
+        self._due = False
         self.dispatch()
 
     # -- a pass
@@ -107,9 +102,9 @@ class Queue:
         now = self._clock()
         self._time_out(now)
         ahead: dict[Candidates, Seconds] = {}
-        turn = self._look(now, ahead)
-        if len(self._line) > LOOK or self.limits.concurrency:
-            self._pass_over(turn, now, ahead)
+        budget = self._consider_first(now, ahead)
+        if len(self._line) > MOST or self.limits.concurrency:
+            self._pass_over(budget, now, ahead)
         self._ahead = ahead if len(self._line) else {}
 
     def _time_out(self, now: float) -> None:
@@ -122,47 +117,47 @@ class Queue:
                 self._remove(waiting, now)
                 waiting.refuse(QueueTimeout(waited, limit, self._retry_after(now)))
 
-    def _look(self, now: float, ahead: dict[Candidates, Seconds]) -> _Turn:
+    def _consider_first(self, now: float, ahead: dict[Candidates, Seconds]) -> PassBudget:
         """Consider the first requests, and the first for each rank; returns which those were."""
         limited, before = self.limits.concurrency, len(self._line)
-        turn = _Turn(self._lanes.open(self.room if limited else None, now))
+        budget = PassBudget(self._lanes.open(self.room if limited else None, now))
         served = self._shares.served if self._shares.contested else None
-        for waiting, spot in self._line.order(now, turn.lanes, served):
-            if turn.over:
+        for waiting, spot in self._line.order(now, budget.lanes, served):
+            if budget.exhausted:
                 break
             if waiting not in self._line:  # a request that was sent may have failed at once, and withdrawn this one
                 continue
-            if not turn.may_look(spot):
-                turn.passed.setdefault(spot[0], []).append(waiting)
+            if not budget.may_consider(spot):
+                budget.pass_over(waiting, spot[0])
                 continue
-            self._count_passed(turn, spot[0], ahead)
+            self._count_passed(budget, spot[0], ahead)
             had_room = self._consider_again(waiting, now, ahead)
-            turn.looked_at(waiting, spot, self._line.spot(waiting) if waiting in self._line else None, had_room)
-        if limited and turn.cut_short and len(self._line) < before:
+            budget.spend(waiting, spot, self._line.spot(waiting) if waiting in self._line else None, had_room)
+        if limited and budget.cut_short and len(self._line) < before:
             self.wake()
-        return turn
+        return budget
 
-    def _count_passed(self, turn: _Turn, lane: int, ahead: dict[Candidates, Seconds]) -> None:
+    def _count_passed(self, budget: PassBudget, lane: int, ahead: dict[Candidates, Seconds]) -> None:
         """The requests of the lane that were passed over so far are ahead of those to come."""
-        candidates, those = turn.lanes[lane], turn.passed.pop(lane, None)
+        candidates, those = budget.lanes[lane], budget.passed_over.pop(lane, None)
         if not those or candidates not in self._lanes or self._lanes.number(candidates) != lane:
             return  # where the candidates have changed, nobody looks at what is ahead for the old ones
         for part, ranks in enumerate(_parts(candidates)):
             self._line.add_work_of(those, _works(ahead, ranks), part)
-        turn.counted.update(those)
+        budget.counted.update(those)
 
-    def _pass_over(self, turn: _Turn, now: float, ahead: dict[Candidates, Seconds]) -> None:
+    def _pass_over(self, budget: PassBudget, now: float, ahead: dict[Candidates, Seconds]) -> None:
         """Account for the requests that the pass did not consider; those whose objective has already passed are
         refused."""
         line = self._line
         for waiting in line.past_limit(now):
             missed = self._admission.missed(now - waiting.arrived, waiting.ttft_slo)
-            if missed and waiting in line and waiting not in turn.looked:
+            if missed and waiting in line and waiting not in budget.considered:
                 self._remove(waiting, now)
                 waiting.refuse(missed)
         for lane, candidates in self._lanes.each():
             for part, ranks in enumerate(_parts(candidates)):
-                line.add_work(_works(ahead, ranks), lane, part, turn.counted)
+                line.add_work(_works(ahead, ranks), lane, part, budget.counted)
 
     # -- one request
 
@@ -170,9 +165,8 @@ class Queue:
         """Send, refuse or keep a request. Returns whether there was room for it."""
         candidates, roomy = waiting.candidates(), None
         if not candidates:
-            if waiting in self._line:
-                self._remove(waiting, now)
-            waiting.nobody()
+            self._discard(waiting, now)
+            waiting.no_candidates()
             return True
         if self.limits.concurrency:
             roomy = self.room.find(candidates, now)
@@ -187,8 +181,7 @@ class Queue:
             if self._keep(waiting, candidates, now, decision, place):
                 _works(ahead, _parts(candidates)[place.part])[place.position] += self._line.work(waiting)
         elif isinstance(verdict, Refusal):
-            if waiting in self._line:
-                self._remove(waiting, now)
+            self._discard(waiting, now)
             waiting.refuse(verdict)
         else:
             self._send(waiting, decision, now)
@@ -199,8 +192,7 @@ class Queue:
         try:
             return self._consider(waiting, now, ahead)
         except Exception as error:  # noqa: BLE001 -- `fail` tells of it
-            if waiting in self._line:
-                self._remove(waiting, now)
+            self._discard(waiting, now)
             waiting.fail(error)
             return True
 
@@ -218,13 +210,20 @@ class Queue:
             waiting.matches(),
             now,
             waiting.pinned,
-            held=roomy.of(candidates, ahead) if roomy else ahead,
             policy=waiting.policy,
             stored=waiting.stored_tokens,
             limit=self._admission.most(now - waiting.arrived, waiting.ttft_slo),
-            some=roomy is not None and roomy.candidates is not candidates,
-            held_requests=self._lanes.size(candidates) / sum(map(len, _parts(candidates))) if len(self._line) else 0.0,
+            queue=self._state(candidates, roomy, ahead),
         )
+
+    def _state(self, candidates: Candidates, roomy: Roomy | None, ahead: dict[Candidates, Seconds]) -> QueueState:
+        if roomy is None and not len(self._line):
+            return NOTHING_HELD
+        held = self._lanes.size(candidates)
+        requests = held / sum(map(len, _parts(candidates))) if held else 0.0
+        if roomy is None:
+            return QueueState(ahead, requests)
+        return QueueState(roomy.of(candidates, ahead), requests, leaves_out=roomy.candidates is not candidates)
 
     def _judge(
         self, waiting: Waiting, candidates: Candidates, decision: Decision, roomy: Roomy | None, now: float
@@ -273,23 +272,23 @@ class Queue:
     ) -> bool:
         """Hold the request. `decision` None: no candidate has room. Returns False if it was refused because too many
         are held."""
-        last = None
+        displaced = None
         if waiting in self._line:
             self._move(waiting, candidates)
         else:
-            last = self._last(waiting)
-            if last is waiting:
+            displaced = self._displaced_by(waiting)
+            if displaced is waiting:
                 waiting.refuse(self._full(now))
                 return False
-            self._add(waiting, candidates, now, last)
+            self._add(waiting, candidates, now, displaced)
             if decision is None:
                 self._line.see(waiting, self._estimate(waiting, candidates, now), self._charge(waiting, None), None)
         if decision:
             work = decision.predicted.prefill if decision.predicted else 0.0
             self._line.see(waiting, work, self._charge(waiting, decision), place)
         self._keep_ticking()
-        if last is not None:  # its client may send another at once, which may push out a further one
-            last.refuse(self._full(now))
+        if displaced is not None:  # its client may send another at once, which may displace a further one
+            displaced.refuse(self._full(now))
         return waiting in self._line
 
     def _estimate(self, waiting: Waiting, candidates: Candidates, now: float) -> float:
@@ -298,17 +297,17 @@ class Queue:
             return 0.0
         return self._scheduler.least_prefill(candidates, waiting.prompt_tokens, matches, now, waiting.stored_tokens)
 
-    def _add(self, waiting: Waiting, candidates: Candidates, now: float, last: Waiting | None) -> None:
-        """Put the request in line, in place of `last`."""
-        if last is not None:
-            self._remove(last, now, pushed_out=True)
+    def _add(self, waiting: Waiting, candidates: Candidates, now: float, displaced: Waiting | None) -> None:
+        """Put the request in line, in place of `displaced`."""
+        if displaced is not None:
+            self._remove(displaced, now, displaced=True)
         if not len(self._line):
             self._pace.begin(now)
         limit, tenant = self._admission.limit(waiting.ttft_slo), self._shares.enter(waiting.tenant)
         lane = self._lanes.enter(waiting, candidates)
         self._line.add(waiting, Entry(waiting.arrived, now, limit, waiting.priority, tenant), lane)
 
-    def _last(self, waiting: Waiting) -> Waiting | None:
+    def _displaced_by(self, waiting: Waiting) -> Waiting | None:
         """Which request has to leave for `waiting`: the last one of the tenant with the most held requests, which may
         be `waiting` itself. None: the queue is not full."""
         limit = self.limits.max_queue
@@ -337,15 +336,20 @@ class Queue:
             self._line.move(waiting, self._lanes.enter(waiting, candidates))
             self._lanes.leave(waiting, before)
 
-    def _remove(self, waiting: Waiting, now: float, charge: float = 0.0, *, pushed_out: bool = False) -> None:
+    def _remove(self, waiting: Waiting, now: float, charge: float = 0.0, *, displaced: bool = False) -> None:
         tenant, lane = self._line.remove(waiting)
         self._lanes.leave(waiting, lane)
         self._shares.leave(tenant, charge)
-        if not pushed_out:
+        if not displaced:
             self._pace.leave(now)
         if not len(self._line):  # nobody waits: there is nothing ahead and nothing to share
             self._ahead = {}
             self._shares = Shares()
+
+    def _discard(self, waiting: Waiting, now: float) -> None:
+        """Remove the request if it is in line."""
+        if waiting in self._line:
+            self._remove(waiting, now)
 
     def _keep_ticking(self) -> None:
         if len(self._line) and not self._ticking:
@@ -359,54 +363,6 @@ class Queue:
                 self.dispatch()
             finally:  # a fault with one request must not leave all others waiting
                 self._keep_ticking()
-
-
-class _Turn:
-    """Which requests a pass considers. Lanes with the same candidates by now count as one."""
-
-    def __init__(self, open_: Mapping[int, Candidates]) -> None:
-        self.lanes = open_
-        each = min(LOOK, LOOKS // max(1, len(set(open_.values()))) or 1)
-        self._anywhere = dict.fromkeys(open_.values(), each)
-        """How many it may still consider wherever they would go."""
-        self._by_rank = dict.fromkeys(open_.values(), each)
-        """And how many as the first for their rank."""
-        self._taken: set[tuple[Candidates, int, int]] = set()
-        """Candidates, part and position for which a request before is held."""
-        self.looked: set[Waiting] = set()
-        self.passed: dict[int, list[Waiting]] = {}
-        """By lane: not considered, and not counted yet as being ahead of others."""
-        self.counted: set[Waiting] = set()
-        """Considered, or counted."""
-        self.cut_short = False
-
-    @property
-    def over(self) -> bool:
-        return not self._by_rank
-
-    def may_look(self, spot: Spot) -> bool:
-        lane, part, position = spot
-        candidates = self.lanes.get(lane)
-        if candidates is None or candidates in self._anywhere:
-            return candidates is not None
-        return candidates in self._by_rank and (candidates, part, position) not in self._taken
-
-    def looked_at(self, waiting: Waiting, before: Spot, after: Spot | None, had_room: bool) -> None:
-        """`after` None: it was sent or refused."""
-        candidates = self.lanes[before[0]]
-        self.looked.add(waiting)
-        self.counted.add(waiting)
-        if after:
-            _, part, position = after
-            self._taken.add((candidates, part, position))
-        left = self._anywhere if candidates in self._anywhere else self._by_rank
-        left[candidates] -= 1
-        if not left[candidates]:
-            del left[candidates]
-            self.cut_short = True
-        if not had_room:
-            self._anywhere.pop(candidates, None)
-            self._by_rank.pop(candidates, None)
 
 
 def _place(decision: Decision, roomy: Roomy | None) -> Place:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
 
@@ -14,13 +14,14 @@ from indexer.types import WorkerRank
 from router.scheduling.backlog import Backlog
 from router.scheduling.booking import Booking, DecodeBooking, PrefillBooking
 from router.scheduling.decision import (
+    NOTHING_HELD,
     Candidates,
     Choice,
     Decision,
     Onward,
     Policy,
     Prediction,
-    Seconds,
+    QueueState,
     Split,
     Uniform,
 )
@@ -62,30 +63,22 @@ class Scheduler:
         matches: Matches | None,
         now: float,
         pinned: bool = False,
-        held: Mapping[Candidates, Seconds] | None = None,
         policy: Policy | None = None,
         stored: int = 0,
         limit: float = math.inf,
-        some: bool = False,
-        held_requests: float = 0.0,
+        queue: QueueState = NOTHING_HELD,
     ) -> Decision:
         """Choose among `candidates`, which must not be empty.
 
         `matches` None: no overlap was looked up. A `pinned` request takes the least loaded of its candidates, which are
-        all ranks of the worker that it named. `held`: see `Situation.held_seconds`. `policy`: used instead of the
-        scheduler's own. `stored`: leading prompt tokens that are in a shared store. `limit`: see `Situation`. `some`:
-        see `Present`. `held_requests`: see `Situation`.
+        all ranks of the worker that it named. `policy`: used instead of the scheduler's own. `stored` and `limit`: see
+        `Present`.
         """
         self._settle(now)
-        held = held or {}
-        whole, split = candidates.whole, candidates.split
-        waiting = held.get(whole)
-        present = Present(self, whole, prompt_tokens, matches, now, waiting, stored, limit, some, held_requests)
+        split = candidates.split
+        present = Present(self, candidates.whole, prompt_tokens, matches, now, stored, limit, queue)
         if split:
-            waiting = held.get(split.prefills)
-            prefills = Present(
-                self, split.prefills, prompt_tokens, matches, now, waiting, stored, limit, some, held_requests
-            )
+            prefills = Present(self, split.prefills, prompt_tokens, matches, now, stored, limit, queue)
             if self.disaggregation.splits(self, present, prefills, split):
                 return self._select_prefill(prefills, split, policy)
         if pinned:

@@ -9,6 +9,7 @@ import numpy as np
 from indexer.matches import SumOfMatches
 from indexer.types import WorkerRank
 from router.scheduling.auto import Auto
+from router.scheduling.auto_costs import memory_waits
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Candidates
 from router.scheduling.present import Present
@@ -18,6 +19,8 @@ from router.scheduling.scheduler import Scheduler
 def warm_up(scheduler: Scheduler) -> None:
     """Takes a second or two the first time on a machine; books nothing."""
     nobody = Candidates([(WorkerRank("", 0), 1)])
-    Cheapest(Auto()).choose(Present(scheduler, nobody, 1, SumOfMatches(()), 0.0), random.Random(0))  # noqa: S311 -- not for secrets
+    present = Present(scheduler, nobody, 1, SumOfMatches(()), 0.0)
+    Cheapest(Auto()).choose(present, random.Random(0))  # noqa: S311 -- not for secrets
+    memory_waits(present.memory_tokens, present.overlap_tokens, 1, present.capacity_tokens, present.residence_seconds)
     scheduler.book.loads(nobody, 0.0)  # for requests that are routed by load only
     scheduler.backlog.seconds(nobody, np.ones(1), 0.0)

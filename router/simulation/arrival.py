@@ -131,7 +131,7 @@ class Arrival:
     def refuse(self, refusal: AnyRefusal) -> None:  # noqa: ARG002 -- a Waiting
         self._end("refused")
 
-    def nobody(self) -> None:
+    def no_candidates(self) -> None:
         self._end("failed")
 
     def fail(self, error: Exception) -> None:

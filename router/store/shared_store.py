@@ -16,7 +16,7 @@ from engines.description import Model, bases
 from engines.store import Layout, SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout, names_model, seed_of
 from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
-from router.core import Prompt
+from router.context import Prompt
 from router.metrics.tallies import Histogram, counter_family, histogram_family
 from router.model_config import read_config
 from router.store.hot_prefixes import HotPrefix

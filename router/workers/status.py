@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from indexer.types import WorkerRank
-from router.core import Core
+from router.context import RouterContext
 from router.events.index_audit import DriftStatus
 from router.split.pairing import why_unpaired
 from router.workers.worker import LOOPS, State, Worker
@@ -49,11 +49,11 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     ranks: list[RankStatus]
 
 
-def worker_status(core: Core, worker: Worker) -> WorkerStatus:
+def worker_status(context: RouterContext, worker: Worker) -> WorkerStatus:
     problems = list(worker.problems)
-    missing = core.missing_events.problems.get(worker.id) if core.missing_events else None
-    loops = LOOPS if worker.loops(core.clock()) else None
-    unpaired = why_unpaired(worker, core.fleet.up) if worker.state == "up" else None
+    missing = context.missing_events.problems.get(worker.id) if context.missing_events else None
+    loops = LOOPS if worker.loops(context.clock()) else None
+    unpaired = why_unpaired(worker, context.fleet.up) if worker.state == "up" else None
     return WorkerStatus(
         id=worker.id,
         url=worker.spec.url,
@@ -61,26 +61,26 @@ def worker_status(core: Core, worker: Worker) -> WorkerStatus:
         up=worker.up,
         trouble=worker.trouble,
         breaker=worker.breaker.state,
-        in_flight=sum(core.scheduler.in_flight(rank) for rank in worker.ranks),
+        in_flight=sum(context.scheduler.in_flight(rank) for rank in worker.ranks),
         engine=worker.engine,
         models=[model.id for model in worker.models],
         block_size=worker.block_size,
         role=worker.role,
         connector=worker.connector if worker.role != "both" else None,
         problems=[*problems, *(problem for problem in (missing, loops, unpaired) if problem)],
-        ranks=[_rank_status(core, rank) for rank in worker.ranks],
+        ranks=[_rank_status(context, rank) for rank in worker.ranks],
     )
 
 
-def _rank_status(core: Core, rank: WorkerRank) -> RankStatus:
-    metrics = core.book.metrics(rank, core.clock())
-    view = core.indexer.view(rank)
+def _rank_status(context: RouterContext, rank: WorkerRank) -> RankStatus:
+    metrics = context.book.metrics(rank, context.clock())
+    view = context.indexer.view(rank)
     return RankStatus(
         dp_rank=rank.dp_rank,
         index=view.value,
         routed="by events" if view.value != "blind" else "by assumption",
-        blocks=core.indexer.index.blocks_of(rank),
-        drift=core.audit.status(rank) if core.audit else None,
+        blocks=context.indexer.index.blocks_of(rank),
+        drift=context.audit.status(rank) if context.audit else None,
         requests=metrics.load.requests if metrics else 0,
         load_age_seconds=round(metrics.age, 3) if metrics and metrics.age is not None else None,
     )

@@ -19,7 +19,7 @@ from engines.description import EngineDescription, EngineKind, Model
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Namespace
 from publishers.logs import JsonFormatter
-from router.core import Core, Prompt
+from router.context import Prompt, RouterContext
 from router.http.pool import Pool
 from router.metrics.registry import Metrics
 from router.openai.errors import BadRequest
@@ -105,15 +105,17 @@ class Scene:
         fleet.mark_up(self.worker)
         scheduler = Scheduler(LeastLoaded(), book, Scripted([]))
         queue = Queue(scheduler, Admission(), lambda: 0.0, lambda seconds, callback: None)
-        self.core = Core(fleet, book, scheduler, queue, KVIndexer(), Metrics(), lambda: 0.0, RetryBudget(0.2, 0.0))
-        self.prompts = Prompts(setting, self.core, session)
+        self.context = RouterContext(
+            fleet, book, scheduler, queue, KVIndexer(), Metrics(), lambda: 0.0, RetryBudget(0.2, 0.0)
+        )
+        self.prompts = Prompts(setting, self.context, session)
 
     def join(self, url: str) -> None:
         """Another worker that is as the first, and to be asked after it."""
         other = Worker(parse_worker(f"{url},name=x"), Pool(url, 1.0))
         other.description = self.worker.description
-        self.core.fleet.add(other)
-        self.core.fleet.mark_up(other)
+        self.context.fleet.add(other)
+        self.context.fleet.mark_up(other)
 
     async def learn(self) -> None:
         await self.prompts.learn(self.worker)
@@ -123,14 +125,14 @@ class Scene:
 
     async def prompt_of(self, endpoint: Endpoint, raw: bytes) -> Prompt:
         inference = parse_inference(endpoint, raw)
-        routing = RequestRouting(self.core, inference.model)
+        routing = RequestRouting(self.context, inference.model)
         pending = self.prompts.prepare(inference, routing)
         if pending is not None:
             await pending
         return comparable(routing.prompt)
 
     def count(self, name: str, **labels: str) -> float:
-        return self.core.metrics.registry.get_sample_value(f"router_{name}_total", labels) or 0.0
+        return self.context.metrics.registry.get_sample_value(f"router_{name}_total", labels) or 0.0
 
     @property
     def asked_engine(self) -> float:
@@ -368,7 +370,7 @@ async def test_a_tokenizer_is_looked_for_once_where_several_workers_come_at_once
 ) -> None:
     async with scene() as made:
         caplog.clear()
-        prompts = Prompts("auto", made.core, made.prompts._session)
+        prompts = Prompts("auto", made.context, made.prompts._session)
         await asyncio.gather(*(prompts.learn(made.worker) for _ in range(3)))
     assert [record.getMessage() for record in caplog.records] == ["No tokenizer is at hand"]
 
@@ -496,7 +498,7 @@ async def test_an_engine_of_unknown_kind_leaves_the_text() -> None:
 
 async def test_without_a_worker_there_is_nobody_to_ask() -> None:
     async with scene() as made:
-        made.core.fleet.mark_down(made.worker, "gone")
+        made.context.fleet.mark_down(made.worker, "gone")
         assert await made.prompt(prompt=TEXT) == Prompt()
 
 
@@ -588,12 +590,12 @@ async def test_workers_that_take_less_than_others_get_no_prompt_that_is_too_long
     async with scene(max_model_len=20) as made:
         small = Worker(parse_worker(f"{NOWHERE},name=small"), Pool(NOWHERE, 1.0))
         small.description = EngineDescription("vllm", models=(Model("m", max_model_len=10),), block_size=BLOCK)
-        made.core.fleet.add(small)
-        made.core.fleet.mark_up(small)
+        made.context.fleet.add(small)
+        made.context.fleet.mark_up(small)
         for tokens, more, ranks in ((10, {}, 2), (11, {}, 1), (5, {"max_tokens": 5}, 2), (5, {"max_tokens": 6}, 1),
                                     (19, {"max_tokens": 9}, 1)):  # fmt: skip
             inference = parse_inference("completions", msgspec.json.encode({"prompt": [1] * tokens, **more}))
-            routing = RequestRouting(made.core, None)
+            routing = RequestRouting(made.context, None)
             assert made.prompts.prepare(inference, routing) is None
             assert len(routing.candidates()) == ranks
         with pytest.raises(BadRequest):

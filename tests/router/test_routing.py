@@ -13,7 +13,7 @@ from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.predicted import LIFE
 from indexer.types import PLAIN, Tier, WorkerRank
 from router.arms import Arm, ArmTally
-from router.core import Core, Prompt
+from router.context import Prompt, RouterContext
 from router.events.index_audit import IndexAudit
 from router.http.messages import Response
 from router.http.pool import Pool
@@ -39,7 +39,7 @@ RANK, BLOCK = WorkerRank("w", 0), 4
 HASHES = hash_prompt(range(10), {BLOCK}, PLAIN)
 
 
-def core() -> Core:
+def context() -> RouterContext:
     """Of one worker, at a time that stands still."""
     worker = Worker(parse_worker("http://127.0.0.1:9,name=w"), Pool("http://127.0.0.1:9", 1.0))
     worker.description = EngineDescription("vllm", models=(Model("m"),), block_size=BLOCK)
@@ -49,11 +49,11 @@ def core() -> Core:
     scheduler.watch(RANK, BLOCK)
     indexer.watch(RANK)
     queue = Queue(scheduler, Admission(), lambda: 0.0, lambda seconds, callback: None)
-    return Core(fleet, book, scheduler, queue, indexer, Metrics(), lambda: 0.0, RetryBudget(0.2, 0.0))
+    return RouterContext(fleet, book, scheduler, queue, indexer, Metrics(), lambda: 0.0, RetryBudget(0.2, 0.0))
 
 
 def test_a_request_is_booked_before_it_is_sent_and_noted_after() -> None:
-    made = core()
+    made = context()
     seen: list[tuple[int, int, bool]] = []
 
     def look() -> tuple[int, int, bool]:
@@ -76,7 +76,7 @@ def test_a_request_is_booked_before_it_is_sent_and_noted_after() -> None:
 def test_what_no_events_will_tell_of_is_expected_for_longer_and_never_audited(guessed: bool) -> None:
     indexer, audited = KVIndexer(assumed_ttl=60.0), list[object]()
     audit = IndexAudit(indexer, audited.append, has_store=False)
-    made = core()._replace(indexer=indexer, audit=audit)
+    made = context()._replace(indexer=indexer, audit=audit)
     indexer.watch(RANK)
     indexer.on_batch(EventBatch("w", 0, 1, 0, [Stored(Tier.GPU, pack_hashes([1]))]))
     routing = RequestRouting(made, "m")
@@ -100,7 +100,7 @@ def test_an_engine_that_leaves_out_a_zero_is_audited_all_the_same() -> None:
     indexer = KVIndexer()
     audit = IndexAudit(indexer, lambda _: None, has_store=False)
     clock = itertools.count(10)
-    made = core()._replace(indexer=indexer, audit=audit, clock=lambda: float(next(clock)))
+    made = context()._replace(indexer=indexer, audit=audit, clock=lambda: float(next(clock)))
     indexer.watch(RANK)
     indexer.on_batch(EventBatch("w", 0, 1, 0, [Stored(Tier.GPU, pack_hashes(HASHES.chains[BLOCK]))]))
     for cached in (8, None):
@@ -117,7 +117,7 @@ def test_an_engine_that_leaves_out_a_zero_is_audited_all_the_same() -> None:
 
 
 def test_what_cannot_be_sent_is_given_back_and_answered() -> None:
-    made, answers = core(), list[Response]()
+    made, answers = context(), list[Response]()
 
     def fail(routed: Leg | Pair | Response) -> None:
         if not isinstance(routed, Response):
@@ -136,7 +136,7 @@ def test_a_fault_in_recording_a_decision_costs_neither_the_answer_nor_the_bookin
         def routed(self, decision: Decision) -> None:
             raise KeyError(decision.rank)
 
-    made, routed = core(), list[Leg | Pair | Response]()
+    made, routed = context(), list[Leg | Pair | Response]()
     arm = Arm("a", LeastLoaded())
     arm.tally = Fails()
     routing = RequestRouting(made, "m", RoutingOptions(arm=arm))
@@ -153,7 +153,7 @@ def test_a_fault_in_choosing_a_decode_worker_is_a_failure_like_any_other(caplog:
         def go_on(self, answer: Prefilled | None) -> bytes:
             raise KeyError("room")
 
-    made, routed = core(), list[Leg | Pair | Response]()
+    made, routed = context(), list[Leg | Pair | Response]()
     for name, role in (("p", "prefill"), ("d", "decode")):
         url = f"http://{name}:1"
         worker = Worker(parse_worker(f"{url},name={name},role={role},connector=nixl"), Pool(url, 1.0))

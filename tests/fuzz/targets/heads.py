@@ -22,7 +22,7 @@ def _requests(data: bytes) -> Hashable:
         pair.feed(piece)
     pair.check()
     site = pair.sites[0]
-    return len(site.requests), site.connection._repeated is None, site.connection._hope, site.transport.closed
+    return len(site.requests), site.connection._repeated is None, site.connection._misses, site.transport.closed
 
 
 def _apart(data: bytes) -> list[bytes]:

@@ -115,13 +115,13 @@ class Fleet:
         """The time of a part of the one request under way is over, once it runs."""
         exchange = await self._exchange()
         if leg == "prefill":
-            assert exchange._parts
-            assert exchange._parts._prefill
-            exchange._parts._prefill._time_out(0.0)
+            assert exchange.split
+            assert exchange.split._prefill
+            exchange.split._prefill._time_out(0.0)
         else:
-            await until(lambda: exchange._parts and exchange._parts._timer)
-            assert exchange._parts
-            timer = exchange._parts._timer
+            await until(lambda: exchange.split and exchange.split._timer)
+            assert exchange.split
+            timer = exchange.split._timer
             assert timer
             assert not timer.cancelled()
             timer.cancel()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.http.front import _HOPE, MAX_HEAD, MAX_PIPELINED
+from router.http.front import _MOST_MISSES, MAX_HEAD, MAX_PIPELINED
 from router.http.messages import Request, Response, request_head
 from router.http.repeated import RepeatedRequest, repeated_request, without_length
 from tests.examples import examples
@@ -31,7 +31,7 @@ class Pair:
 
     def __init__(self, slow: bool) -> None:
         self.sites = [Site(slow, MAX_BODY), Site(slow, MAX_BODY)]
-        self.sites[1].connection._hope = 0
+        self.sites[1].connection._misses = _MOST_MISSES
 
     def feed(self, data: bytes) -> None:
         for site in self.sites:
@@ -397,15 +397,15 @@ def test_a_body_that_is_refused_is_not_kept() -> None:
 
 def test_a_connection_whose_heads_keep_changing_remembers_none() -> None:
     site = Site()
-    for number in range(_HOPE + 1):
+    for number in range(_MOST_MISSES + 1):
         site.feed(Message(line=b"POST /v1/%d HTTP/1.1" % number, body=b"hello").raw)
     for _ in range(5):
         assert (site.connection._repeated, site.connection._begins) == (None, b"")
         site.feed(Message(body=b"hello").raw)
-    assert len(site.requests) == _HOPE + 6
+    assert len(site.requests) == _MOST_MISSES + 6
 
 
-def test_a_head_that_is_seen_again_in_time_restores_the_hope() -> None:
+def test_a_head_that_is_seen_again_in_time_starts_the_count_anew() -> None:
     site = Site()
     for number in range(20):
         for _ in range(2):

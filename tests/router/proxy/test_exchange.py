@@ -88,7 +88,7 @@ class Relayed:
         exchange.start()
         return exchange
 
-    # -- router.proxy.exchange.Routing
+    # -- router.proxy.routing.Routing
 
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
         self.waiting = routed

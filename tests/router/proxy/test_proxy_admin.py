@@ -312,7 +312,7 @@ async def test_whoever_authorises_is_asked_each_time(a: ScriptedWorker) -> None:
 
     async with running(a) as router:
         assert router.app._roster
-        surface = AdminSurface(router.app._roster, router.app._core, 1.0, authorize)
+        surface = AdminSurface(router.app._roster, router.app._context, 1.0, authorize)
         await surface.start(HERE)
         router.app._admin = surface
         async with admin_of(router) as admin:

@@ -199,18 +199,18 @@ async def test_what_is_refused_carries_the_request_id(a: ScriptedWorker, request
 
 
 async def test_an_event_in_the_log_names_its_request(a: ScriptedWorker, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "router.routing")
+    caplog.set_level(logging.DEBUG, "router.routing_log")
     a.then(drop)
     long = b"m" * 1000
     async with running(a) as router, router.client() as client:
         await client.ask(post("/v1/completions", b'{"prompt":"x"}', b"x-request-id: " + long))
-    records = [record for record in caplog.records if record.name == "router.routing"]
+    records = [record for record in caplog.records if record.name == "router.routing_log"]
     told = [(record.message, vars(record)["fields"]["request"]) for record in records]
     assert told == [("Decided", "m" * 128), ("Worker failed a request", "m" * 128)]
 
 
 async def test_a_decision_in_the_log_names_its_figures(a: ScriptedWorker, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "router.routing")
+    caplog.set_level(logging.DEBUG, "router.routing_log")
     async with running(a, router_mode="kv") as router, router.client() as client:
         await client.ask(post("/v1/completions", b'{"prompt":[1,2,3]}'))
     (decided,) = (vars(record)["fields"] for record in caplog.records if record.message == "Decided")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from router import app
+from router import housekeeping
 from router.openai.inference import Endpoint
 from tests.fakes.raw_client import Answered, RawClient, get, post
 from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, never
@@ -299,7 +299,7 @@ async def test_nor_does_a_busy_one(status: int) -> None:
 
 
 async def test_a_stream_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "INTERVAL", 0.02)
+    monkeypatch.setattr(housekeeping, "INTERVAL", 0.02)
 
     def stay(dialogue: Dialogue) -> None:
         """Says nothing more."""

@@ -199,7 +199,7 @@ async def test_a_request_that_does_not_come_whole_is_answered_with_408(a: Script
         client.send(post(body=BODY)[:-1])
         await until(lambda: router.total("router_client_connections") == 1)
         connection = connection_of(router)
-        await until(lambda: connection._doing()[0] == "sending")
+        await until(lambda: connection._activity().what == "sending")
         connection.look(1000.0)
         connection.look(1000.0 + router.app._settings.client_timeout)
         late = await client.answer()
@@ -241,7 +241,7 @@ async def test_bodies_beyond_what_may_be_held_are_answered_with_429(a: ScriptedW
 
 
 async def test_all_connections_are_looked_at_now_and_then(a: ScriptedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.app.INTERVAL", 0.01)
+    monkeypatch.setattr("router.housekeeping.INTERVAL", 0.01)
     async with running(a, keep_alive_timeout=0.02) as router, router.client() as client:
         assert (await client.ask(post(body=BODY))).status == 200
         assert await client.rest() == b"", "closed, and nothing sent"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from router import app
+from router import housekeeping
 from router.proxy.exchange import Exchange
 from router.workers.breaker import FAILURES
 from router.workers.spec import parse_worker
@@ -319,7 +319,7 @@ async def test_an_answer_that_kills_whoever_makes_it(p: ScriptedWorker) -> None:
 async def test_a_stall_is_not_the_decode_workers_while_the_prompt_is_computed(
     d: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "INTERVAL", 0.02)
+    monkeypatch.setattr(housekeeping, "INTERVAL", 0.02)
     async with (
         ScriptedWorker("p", default=never) as p,
         router_of("sglang", p, d, stall_timeout=0.1, pd_timeout=0.5) as router,
@@ -333,7 +333,7 @@ async def test_a_stall_is_not_the_decode_workers_while_the_prompt_is_computed(
 async def test_a_prefill_worker_that_accepts_and_answers_nothing_is_kept_out(
     d: ScriptedWorker, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "INTERVAL", 0.02)
+    monkeypatch.setattr(housekeeping, "INTERVAL", 0.02)
     async with (
         ScriptedWorker("p1", default=never) as stuck,
         ScriptedWorker("p2", default=PREFILLED) as other,
@@ -517,7 +517,7 @@ async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker,
         (connection,) = router.app._connections
         exchange = connection._exchange
         assert isinstance(exchange, Exchange)
-        assert exchange._parts is None
+        assert exchange.split is None
         d.then(never)
         fleet.mark_down(fleet.workers["b"], "again")
         # So long a part may take, and the first request's is over by now.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from router import app
+from router import housekeeping
 from router.workers.breaker import FAILURES, LONGEST
 from tests.fakes.raw_client import Answered, RawClient, post
 from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, events, never, says
@@ -20,6 +19,7 @@ from tests.router.proxy.running import RunningRouter, running
 STREAM = post(body=b'{"prompt":"x","stream":true}')
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 SOON = 0.05
+LONG = 30.0
 
 
 def later(router: RunningRouter) -> None:
@@ -116,7 +116,7 @@ async def test_its_return_after_it_was_down_is_a_new_start(b: ScriptedWorker) ->
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "INTERVAL", SOON / 5)
+    monkeypatch.setattr(housekeeping, "INTERVAL", SOON / 5)
 
 
 async def test_a_stream_that_does_not_begin_is_asked_of_another(a: ScriptedWorker, b: ScriptedWorker) -> None:
@@ -171,36 +171,51 @@ async def test_a_request_is_given_up_after_its_time_in_all(a: ScriptedWorker) ->
         await until(lambda: a.dialogues[0].is_over)
 
 
+class StoppedOnce:
+    """The sleep and the clock of a process that is stopped while it sleeps: when it wakes, much time has passed, and
+    `wake` was called, but nothing was read. It does not sleep to its end again before `read`."""
+
+    def __init__(self, wake: Callable[[], None], read: asyncio.Event) -> None:
+        self._wake = wake
+        self._read = read
+        self._passed = 0.0
+        self._sleeps = 0
+
+    def clock(self) -> float:
+        return time.monotonic() + self._passed
+
+    async def sleep(self, seconds: float) -> None:
+        self._sleeps += 1
+        if self._sleeps == 2:  # it has looked once
+            self._passed = 10 * LONG
+            self._wake()
+        elif self._sleeps == 3:
+            await self._read.wait()
+        else:
+            await asyncio.sleep(seconds)
+
+
 async def test_what_came_while_the_router_itself_stood_still_counts(a: ScriptedWorker) -> None:
     """It was stopped, or its machine was: nobody else has been silent."""
 
-    async def stand_still(dialogue: Dialogue) -> None:
+    async def answer_in_three(dialogue: Dialogue) -> None:
         dialogue.events_head()
         dialogue.event(b"1")
         await dialogue.go_on.wait()
-        await asyncio.sleep(SOON)  # for the router to look
-        read, write = socket.socketpair()
-        with read, write:
-            loop = asyncio.get_running_loop()
-            loop.add_reader(read, partial(stop, dialogue, read, loop))
-            write.send(b" ")
-            await stood.wait()
         dialogue.event(b"[DONE]")
         dialogue.end()
 
-    def stop(dialogue: Dialogue, read: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-        # While it looks for what has come, as where a process is nearly always when it is stopped: timers come first.
-        loop.remove_reader(read)
-        dialogue.send_at_once(b"9\r\ndata: 2\n\n\r\n")
-        time.sleep(3 * limit)  # all that runs here, the router with it
-        stood.set()
-
-    limit, stood = 4 * SOON, asyncio.Event()
-    a.then(stand_still)
-    async with running(a, stall_timeout=limit, idle_timeout=limit) as router, router.client() as client:
+    a.then(answer_in_three)
+    async with running(a, stall_timeout=LONG, idle_timeout=LONG) as router, router.client() as client:
         client.send(STREAM)
         assert (await client.head()).status == 200
-        got = (await client.chunk())[1]
+        got, read = (await client.chunk())[1], asyncio.Event()
+        stopped = StoppedOnce(lambda: a.dialogues[0].send_at_once(b"9\r\ndata: 2\n\n\r\n"), read)
+        chores = router.app._housekeeping
+        assert chores
+        chores._clock, chores._sleep = stopped.clock, stopped.sleep
+        got += (await client.chunk())[1]
+        read.set()
         a.go_on.set()
         while piece := (await client.chunk())[1]:
             got += piece

@@ -123,7 +123,7 @@ async def test_unless_all_take_ids_and_it_is_wanted_they_go_as_text(
 
 async def test_one_that_leaves_is_in_no_ones_way(reference: tokenizers.Tokenizer, folder: Path) -> None:
     async with fleet(reference, folder, True, False) as (router, workers):
-        roster, fleet_ = router.app._roster, router.app._core.fleet
+        roster, fleet_ = router.app._roster, router.app._context.fleet
         assert roster
         roster.leave(fleet_.workers["w1"], 0.0)
         await until(lambda: "w1" not in fleet_.workers)

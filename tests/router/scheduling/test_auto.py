@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from router.scheduling.auto import Auto, Utilisation
-from router.scheduling.auto_costs import ENOUGH, SOON, memory_seconds
+from router.scheduling.auto_costs import ENOUGH, SOON, memory_waits
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Cost
 from tests.router.scheduling.candidates import Scripted, named, situation
@@ -223,7 +223,7 @@ def test_some_memory_stays_free(prompt: int, overlap: int, most: int) -> None:
     ]
     assert [Cheapest(Auto()).choose(each, Scripted([0.0])).hold for each in full] == [False, True]
     taken, capacity = np.array([most, most + 100]), np.array([CAPACITY] * 2)
-    waits = memory_seconds(taken, np.array([prompt - overlap] * 2), prompt, capacity, 10.0)
+    waits = memory_waits(taken, np.array([prompt - overlap] * 2), prompt, capacity, 10.0)
     assert waits.tolist() == pytest.approx([0.0, 100 * 10.0 / (most + 100)])
 
 

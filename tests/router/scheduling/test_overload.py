@@ -18,7 +18,8 @@ from router.scheduling.decision import Policy
 from router.scheduling.figures import LOAD_ROWS
 from router.scheduling.limits import Limits
 from router.scheduling.load import LoadBook, SharedTable
-from router.scheduling.queue import LOOK, TICK
+from router.scheduling.pass_budget import MOST
+from router.scheduling.queue import TICK
 from tests.examples import examples
 from tests.router.scheduling.candidates import HeldOnGpu, named, rank, repeatable
 from tests.router.scheduling.comings import Comings
@@ -60,7 +61,7 @@ def test_turns_are_taken_among_those_that_have_room() -> None:
 def test_who_names_a_worker_waits_for_it_and_holds_up_nobody_else() -> None:
     desk = Desk(RoundRobin(), "ab", Limits(max_worker_concurrency=1))
     only_a = named("a")
-    pinned = [desk.ask(candidates=only_a, pinned=True) for _ in range(3 * LOOK)]
+    pinned = [desk.ask(candidates=only_a, pinned=True) for _ in range(3 * MOST)]
     first = desk.ask("1")
     second = desk.ask("2")
     assert first.decision
@@ -148,10 +149,10 @@ def test_a_worker_that_comes_takes_those_that_wait() -> None:
 def test_all_that_wait_are_told_when_the_last_worker_goes() -> None:
     desk = Desk(RoundRobin(), limits=Limits(max_concurrency=1))
     first = desk.ask()
-    waiting = [desk.ask() for _ in range(3 * LOOK)]
+    waiting = [desk.ask() for _ in range(3 * MOST)]
     desk.candidates = named("")
     desk.clock.run(4 * TICK)
-    assert {request.fate for request in waiting} == {"nobody"}
+    assert {request.fate for request in waiting} == {"no candidates"}
     first.end()
 
 

@@ -23,7 +23,8 @@ from router.scheduling.latency import PREFILL_PRIOR, Prefill
 from router.scheduling.limits import Limits
 from router.scheduling.load import Load
 from router.scheduling.overlap import OverlapCost
-from router.scheduling.queue import LOOK, TICK
+from router.scheduling.pass_budget import MOST
+from router.scheduling.queue import TICK
 from tests.examples import examples
 from tests.router.scheduling.candidates import HeldOnGpu, named, rank, repeatable
 from tests.router.scheduling.comings import Comings
@@ -201,12 +202,12 @@ def test_waking_where_nobody_waits_does_nothing() -> None:
 def test_a_pass_looks_at_a_few_only() -> None:
     desk = Desk()
     desk.ask()
-    waiting = [desk.ask() for _ in range(10 * LOOK)]
+    waiting = [desk.ask() for _ in range(10 * MOST)]
     looks = [request.looks for request in waiting]
     desk.clock.run(TICK)
     looked = [request.looks - before for request, before in zip(waiting, looks, strict=True)]
-    assert (sum(looked), max(looked)) == (LOOK, 1)
-    assert looked[:LOOK] == [1] * LOOK, "those who came first, as all are alike"
+    assert (sum(looked), max(looked)) == (MOST, 1)
+    assert looked[:MOST] == [1] * MOST, "those who came first, as all are alike"
 
 
 def test_each_look_is_told_how_many_are_held_for_each_of_its_own_candidates() -> None:
@@ -229,12 +230,12 @@ def test_a_queue_for_one_rank_keeps_nobody_from_another() -> None:
     at_a, at_b = (HeldOnGpu({rank(name): 5}) for name in "ab")
     first = desk.ask(matches=at_b)
     desk.ask(matches=at_a)
-    waiting = [desk.ask(matches=at_a) for _ in range(10 * LOOK)]
+    waiting = [desk.ask(matches=at_a) for _ in range(10 * MOST)]
     last, one_more = desk.ask(matches=at_b), desk.ask(matches=at_b)
     looks = [request.looks for request in waiting]
     first.end()
     assert (last.fate, one_more.fate) == ("sent", "waits")
-    assert sum(request.looks for request in waiting) - sum(looks) == LOOK, "the others for a are passed over"
+    assert sum(request.looks for request in waiting) - sum(looks) == MOST, "the others for a are passed over"
     last.end()
     assert one_more.fate == "sent"
     assert {request.fate for request in waiting} == {"waits"}
@@ -244,7 +245,7 @@ def test_of_those_for_one_rank_each_pass_looks_at_the_first_beyond_the_first_few
     desk = Desk(Cheapest(Loyal()), "abc")
     at = {name: HeldOnGpu({rank(name): 5}) for name in "abc"}
     first = [desk.ask(matches=at[name]) for name in "abc"]
-    few = [desk.ask(matches=at["a"]) for _ in range(LOOK)]
+    few = [desk.ask(matches=at["a"]) for _ in range(MOST)]
     others = [desk.ask(matches=at[name]) for name in "bbbcc"]
     looks = [request.looks for request in others]
     desk.clock.run(TICK)
@@ -260,14 +261,14 @@ def test_those_passed_over_are_ahead_of_those_behind_them_in_the_same_pass() -> 
     at_a, at_b = (HeldOnGpu({rank(name): 5}) for name in "ab")
     desk.ask(matches=at_a)
     desk.ask(matches=at_b)
-    waiting = [desk.ask(matches=at_a) for _ in range(3 * LOOK)]
+    waiting = [desk.ask(matches=at_a) for _ in range(3 * MOST)]
     desk.ask(matches=at_b)
     works = [*loyal.held[-1]]
     loyal.held.clear()
     desk.clock.run(TICK)
     assert loyal.held[-1] == pytest.approx(works), "all that were there when it came are ahead of it"
     assert works[0] > 0
-    assert len(waiting) == 3 * LOOK
+    assert len(waiting) == 3 * MOST
     desk.ask(matches=at_b)
     assert loyal.held[-1][0] == pytest.approx(works[0]), "each of them once"
 
@@ -280,14 +281,14 @@ def test_however_many_ranks_are_waited_for_a_pass_looks_at_a_few_only() -> None:
     waiting = [desk.ask(matches=HeldOnGpu({rank(name): 5})) for name in 2 * names]
     looks = [request.looks for request in waiting]
     desk.clock.run(TICK)
-    assert sum(request.looks for request in waiting) - sum(looks) == 2 * LOOK
+    assert sum(request.looks for request in waiting) - sum(looks) == 2 * MOST
 
 
 def test_those_not_looked_at_are_ahead_of_who_comes_all_the_same() -> None:
     gate = Gate()
     desk = Desk(Cheapest(gate))
     desk.ask()
-    waiting = [desk.ask() for _ in range(3 * LOOK)]
+    waiting = [desk.ask() for _ in range(3 * MOST)]
     nothing = np.zeros(len(desk.candidates))
     work = prefill_seconds(desk.scheduler.latency, desk.candidates, nothing, 100, 0)
     desk.clock.run(TICK)
@@ -387,8 +388,8 @@ def test_who_waits_when_the_last_worker_goes_is_told() -> None:
     first, waiting = desk.ask(), desk.ask()
     desk.candidates = NOBODY
     desk.clock.run(TICK)
-    assert (waiting.fate, len(desk.queue)) == ("nobody", 0)
-    assert desk.ask().fate == "nobody"
+    assert (waiting.fate, len(desk.queue)) == ("no candidates", 0)
+    assert desk.ask().fate == "no candidates"
     first.end()
 
 

@@ -11,6 +11,7 @@ from router.scheduling import auto_costs, figures
 from router.scheduling.auto import Auto
 from router.scheduling.backlog import Backlog
 from router.scheduling.cheapest import Cheapest
+from router.scheduling.decision import Split
 from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
 from router.scheduling.limits import Limits
 from router.scheduling.load import LoadBook, SharedTable
@@ -21,7 +22,13 @@ from tests.router.scheduling.candidates import HeldOnGpu, named
 
 
 def compiled() -> int:
-    kernels = (auto_costs.auto_costs, figures.work_out, figures.sum_loads, figures.seconds_left)
+    kernels = (
+        auto_costs.auto_costs,
+        auto_costs.memory_waits,
+        figures.work_out,
+        figures.sum_loads,
+        figures.seconds_left,
+    )
     return sum(len(getattr(kernel, "signatures", ())) for kernel in kernels)
 
 
@@ -40,9 +47,13 @@ def test_a_choice_after_warming_up_compiles_nothing(processes: int) -> None:
         scheduler.watch(rank, 16)
     warm_up(scheduler)
     before = compiled()
-    decision = scheduler.select(candidates, 100, HeldOnGpu({candidates.ranks[0]: 3}), 1.0)
+    matches = HeldOnGpu({candidates.ranks[0]: 3})
+    decision = scheduler.select(candidates, 100, matches, 1.0)
     scheduler.reserve(decision, 1.0).release(2.0)
     Room(Limits(max_worker_concurrency=1), scheduler.book).find(candidates, 2.0)
     scheduler.book.loads(candidates, 2.0)
     scheduler.backlog.seconds(candidates, np.ones(2), 2.0)
+    near = np.ones(2, np.bool_)
+    split = Split(candidates, (candidates,) * 2, (near,) * 2, (False,) * 2)
+    scheduler.disaggregation.decode(scheduler, split, 0, 0.0, 100, matches, 2.0)
     assert compiled() == before > 0

@@ -169,7 +169,7 @@ class Request:
         self.decision: Decision | None = None
         self.booking: Booking | None = None
         self.refusal: AnyRefusal | None = None
-        self.nobody_was_there = False
+        self.had_no_candidates = False
         self.error: Exception | None = None
 
     def candidates(self) -> Candidates:
@@ -194,9 +194,9 @@ class Request:
         if self._on_refused:
             self._on_refused(self)
 
-    def nobody(self) -> None:
+    def no_candidates(self) -> None:
         self.outcomes += 1
-        self.nobody_was_there = True
+        self.had_no_candidates = True
 
     def fail(self, error: Exception) -> None:
         self.outcomes += 1
@@ -219,7 +219,7 @@ class Request:
         fates = (
             (self.booking, "sent"),
             (self.refusal, "refused"),
-            (self.nobody_was_there, "nobody"),
+            (self.had_no_candidates, "no candidates"),
             (self.error, "failed"),
         )
         (fate,) = [name for happened, name in fates if happened] or ["waits"]

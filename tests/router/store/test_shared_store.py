@@ -15,7 +15,7 @@ from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.kv_indexer import hash_prompt
 from indexer.types import PLAIN
-from router.core import Prompt
+from router.context import Prompt
 from router.http.pool import Pool
 from router.store.master import Query
 from router.store.shared_store import SharedStore, layout_of

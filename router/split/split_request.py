@@ -21,7 +21,7 @@ from router.split.late_usage import LateUsage
 from router.split.prefill_leg import Owner, PrefillLeg
 
 
-class TwoParts:
+class SplitRequest:
     __slots__ = ("_clock", "_prefill", "_prefilled_at", "_time_out", "_timer", "_usage", "name", "pair", "parted")
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The state by which requests are routed, and what routing knows of a prompt."""
+"""What all requests are routed by, and what routing knows of one prompt."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Prompt(NamedTuple):
     """Tokens and hashes are those of stand-ins (see the glossary)."""
 
 
-class Core(NamedTuple):
-    """The state that requests are routed on, and the pure parts that decide."""
+class RouterContext(NamedTuple):
+    """The parts of a router that each request passes or asks."""
 
     fleet: Fleet
     book: LoadBook

@@ -1,0 +1,260 @@
+"""One attempt at a worker: the request sent there, and its answer relayed to the client.
+
+The attempt knows how an answer comes. What follows when it fails, or is at its end, the exchange decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from router.http.edited import EditedBody
+from router.http.messages import connection_line
+from router.http.relay import Events, Relay, relay_for
+from router.http.upstream import Head
+from router.migration.migrating import Migration
+from router.openai.errors import error_response
+from router.proxy.failures import RETRY_STATUSES, Failure, answered
+from router.proxy.legs import Leg, response_head
+from router.proxy.outcome import Silence
+from router.proxy.sending import Sending
+from router.proxy.usage import read_usage
+from router.split.opening import Opening, is_aborted
+
+if TYPE_CHECKING:
+    from router.proxy.exchange import Exchange
+
+logger = logging.getLogger(__name__)
+
+
+class Attempt:
+    """Implements `upstream.Receiver`."""
+
+    __slots__ = (
+        "_chunks",
+        "_exchange",
+        "_head",
+        "_length",
+        "_opening",
+        "_seen",
+        "_seen_at",
+        "_sending",
+        "_sent_at",
+        "begun",
+        "leg",
+        "relay",
+    )
+
+    def __init__(self, exchange: Exchange, leg: Leg, interrupted: Relay | None) -> None:
+        """`interrupted`: relays the stream that the worker is to continue; None: it answers from the beginning."""
+        self._exchange = exchange
+        self.leg = leg
+        self.begun = False
+        """Whether the client has anything of this worker's answer."""
+        self.relay = interrupted
+        self._head: Head | None = None
+        self._length: int | None = None
+        self._opening: Opening | None = None
+        self._chunks = 0
+        self._seen: bytes | None = None
+        self._sent_at = self._seen_at = exchange.clock()
+        self._sending: Sending | None = None
+        """None before `start`, and once the attempt is over."""
+
+    def start(self) -> None:
+        exchange = self._exchange
+        request, split = exchange.request, exchange.split
+        receiver = split.receiver(self, self._settle) if split else self
+        self._sending = sending = Sending(self.leg, receiver, exchange.fail, request.head.method == b"HEAD")
+        sending.start(request, split.name if split else exchange.request_id)
+
+    def _settle(self) -> None:
+        if self._sending:
+            self._sending.settle()
+
+    def drop(self) -> None:
+        """End it before the worker has answered."""
+        sending, self._sending, self.relay = self._sending, None, None
+        if sending:
+            sending.drop()
+
+    def complete(self) -> tuple[int | None, int | None]:
+        """The answer has been relayed to its end. Returns its usage: (prompt tokens, cached tokens)."""
+        sending, self._sending, self.relay = self._sending, None, None
+        upstream = sending.connection if sending else None
+        # It is back in its pool, but keeps its last pieces until its next request.
+        return read_usage(upstream.recent, upstream.latest) if upstream else (None, None)
+
+    def pause(self) -> None:
+        if self._sending and self._sending.connection:
+            self._sending.connection.pause()
+
+    def resume(self) -> None:
+        if self._sending and self._sending.connection:
+            self._sending.connection.resume()
+
+    def silence(self, now: float) -> Silence | None:
+        """As `Exchange.silence`."""
+        upstream = self._sending.connection if self._sending else None
+        if upstream is None or upstream.paused:
+            self.excuse(now)
+            return None
+        moved = upstream.latest is not self._seen and upstream.latest != b""
+        if moved:
+            self._seen, self._seen_at = upstream.latest, now
+        return Silence(self.leg.worker, self._seen_at, "rest" if self.begun else "beginning", moved)
+
+    def excuse(self, now: float) -> None:
+        """The worker owes nothing at the moment."""
+        self._seen_at = now
+
+    # -- upstream.Receiver
+
+    def on_head(self, head: Head, length: int | None) -> None:
+        exchange = self._exchange
+        if self.relay is not None:
+            self._continue_with(head)
+            return
+        if head.status in RETRY_STATUSES and exchange.retries(answered(head.status)):
+            return
+        self._head = head
+        self._length = length
+        self.relay = self._relay_for(head)
+
+    def _relay_for(self, head: Head) -> Relay:
+        migration, split = self._exchange.migration, self._exchange.split
+        http_1_0 = self._exchange.request.head.http_1_0
+        if split:
+            self._opening = Opening() if head.events and head.framing == "chunked" else None
+            return split.relay(head, http_1_0)
+        recorded = migration.relay(head) if migration else None
+        return recorded or relay_for(head, http_1_0)
+
+    def on_body(self, data: bytes, boundary: int) -> None:
+        sending, head, relay, exchange = self._sending, self._head, self.relay, self._exchange
+        if sending is None or head is None or relay is None or sending.connection is None:
+            return
+        opening = self._opening
+        if opening and not self.begun:
+            data, boundary = opening.add(data, boundary)
+            reason = "answered 200, and an error where its stream should begin"
+            if self._retries_if(opening.fails(data), reason) or opening.hold(data, boundary):
+                return
+        out = relay.body(data, boundary)
+        if isinstance(relay, EditedBody) or (exchange.migration and self._breaks_down(exchange.migration, out)):
+            return
+        if exchange.first_byte is None:
+            self._begin_answer(head, relay, out)
+        elif out:
+            exchange.connection.write(out)
+        sending.connection.pass_events(exchange.connection.write if relay.clean else None)
+
+    def _retries_if(self, fails: bool, reason: str) -> bool:
+        if not fails:
+            return False
+        if self._exchange.retries(Failure("error", reason)):
+            return True
+        self._opening = None  # the answer goes to the client
+        return False
+
+    def on_chunks(self, chunks: int) -> None:
+        if self._sending:
+            try:
+                self.leg.reservation.generated(chunks - self._chunks, self._exchange.clock())
+            except Exception:  # as in `_learn`
+                logger.exception("Tokens could not be learned from")
+        self._chunks = chunks
+
+    def on_end(self) -> None:
+        head, relay, exchange = self._head, self.relay, self._exchange
+        if head is None or relay is None:
+            return
+        if exchange.migration and not exchange.migration.whole:
+            exchange.fail(Failure("broken", "ended its answer before it was whole"))
+            return
+        held = relay.body(*self._opening.add(b"", 0)) if self._opening else b""
+        out = held + relay.end()
+        if isinstance(relay, EditedBody) and self._retries_if(is_aborted(out), "aborted its answer"):
+            return
+        if exchange.first_byte is None:
+            self._begin_answer(head, relay, out)
+        elif out:
+            exchange.connection.write(out)
+        exchange.end(head.status, relay)
+
+    def on_broken(self, reason: str) -> None:
+        sending, exchange = self._sending, self._exchange
+        if self.begun and self._is_done():
+            exchange.end_stream()
+        elif self.begun:
+            exchange.fail(Failure("broken", f"broke off its answer: {reason}"))
+        elif sending and (self._head is not None or not sending.again(exchange.clock() - self._sent_at)):
+            exchange.fail(Failure("broken", f"broke off before its first byte: {reason}"))
+
+    def _is_done(self) -> bool:
+        upstream, relay = self._sending and self._sending.connection, self.relay
+        return bool(upstream and isinstance(relay, Events) and relay.is_done(upstream.latest))
+
+    # -- the first byte
+
+    def _begin_answer(self, head: Head, relay: Relay, body: bytes) -> None:
+        """The first byte is here: from now on no other worker can be tried, and the prefill is done. The latency model
+        learns from it after the client has it."""
+        exchange = self._exchange
+        now = exchange.clock()
+        self.begun = True
+        exchange.first_byte = now - exchange.began
+        exchange.connection.write(self._client_head(head, relay) + body)
+        exchange.on_begun(self.leg.worker, head, body)
+        self._learn(head, now)
+
+    def _client_head(self, head: Head, relay: Relay) -> bytes:
+        exchange = self._exchange
+        asked = exchange.request.head
+        keep_alive = asked.keep_alive and not relay.until_close and not exchange.connection.closing
+        edited = isinstance(relay, EditedBody)  # it states a length of its own
+        length = b"" if self._length is None or edited else b"content-length: %d\r\n" % self._length
+        framing = length + relay.framing + connection_line(keep_alive, asked.http_1_0)
+        return response_head(head, self.leg, exchange.request_id, framing)
+
+    def _learn(self, head: Head, now: float) -> None:
+        """What the first byte teaches. A fault there costs neither the answer nor the release at its end."""
+        booking = self.leg.reservation
+        try:
+            if head.status not in RETRY_STATUSES:
+                self._exchange.on_answered(self.leg)
+            if head.is_error:  # an error says nothing about the prefill's time
+                booking.assume_first_token(now)
+            else:
+                booking.first_token(now)
+        except Exception:
+            logger.exception("A first byte could not be learned from")
+
+    # -- a stream that another worker began
+
+    def _continue_with(self, head: Head) -> None:
+        exchange, migration = self._exchange, self._exchange.migration
+        relay = migration.relay(head) if migration else None
+        if relay:
+            self._head, self.relay = head, relay
+            if exchange.paused:  # the client is still behind
+                self.pause()
+        elif head.status in RETRY_STATUSES:
+            exchange.fail(answered(head.status))
+        else:  # the request is at fault, not the worker
+            worker = self.leg.worker.id
+            exchange.end_with(error_response(502, f"Worker {worker} answered {head.status} when it was to go on."))
+
+    def _breaks_down(self, migration: Migration, out: bytes) -> bool:
+        """Whether nothing more is to be done with this piece: it reports a failure, or there is nothing to send yet."""
+        exchange = self._exchange
+        if out and self._head and exchange.first_byte is not None and not self.begun:
+            self.begun = True
+            migration.count("continued")
+            self._learn(self._head, exchange.clock())
+        if migration.failure is None:
+            return not out
+        if out and exchange.first_byte is not None:
+            exchange.connection.write(out)
+        exchange.fail(Failure("error", f"broke off its answer: it {migration.failure}"))
+        return True

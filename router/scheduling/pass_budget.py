@@ -1,0 +1,70 @@
+"""How many of the held requests one pass of the queue considers, and which: it blocks the event loop for about a
+millisecond at most, however many are held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from router.scheduling.decision import Candidates
+from router.scheduling.line import Spot
+from router.scheduling.waiting import Waiting
+
+MOST: Final = 8
+"""Most requests with the same candidates that one pass considers wherever they would go, and most that it considers as
+the first for their rank."""
+MOST_IN_ALL: Final = 4 * MOST
+"""Most of either that a pass considers in all, unless there are more sets of candidates."""
+
+
+class PassBudget:
+    """Lanes with the same candidates by now count as one."""
+
+    def __init__(self, open_: Mapping[int, Candidates]) -> None:
+        """`open_`: the lanes that the pass looks into."""
+        self.lanes = open_
+        each = min(MOST, MOST_IN_ALL // max(1, len(set(open_.values()))) or 1)
+        self._anywhere = dict.fromkeys(open_.values(), each)
+        """How many may still be considered wherever they would go."""
+        self._by_rank = dict.fromkeys(open_.values(), each)
+        """And how many as the first for their rank."""
+        self._taken: set[tuple[Candidates, int, int]] = set()
+        """Candidates, part and position for which a request before is held."""
+        self.considered: set[Waiting] = set()
+        self.passed_over: dict[int, list[Waiting]] = {}
+        """By lane: not considered, and not counted yet as being ahead of others."""
+        self.counted: set[Waiting] = set()
+        """Considered, or counted."""
+        self.cut_short = False
+        """Whether requests were passed over for want of budget."""
+
+    @property
+    def exhausted(self) -> bool:
+        return not self._by_rank
+
+    def may_consider(self, spot: Spot) -> bool:
+        lane, part, position = spot
+        candidates = self.lanes.get(lane)
+        if candidates is None or candidates in self._anywhere:
+            return candidates is not None
+        return candidates in self._by_rank and (candidates, part, position) not in self._taken
+
+    def pass_over(self, waiting: Waiting, lane: int) -> None:
+        self.passed_over.setdefault(lane, []).append(waiting)
+
+    def spend(self, waiting: Waiting, before: Spot, after: Spot | None, had_room: bool) -> None:
+        """`waiting` was considered. `before`, `after`: where it stood; None: it was sent or refused."""
+        candidates = self.lanes[before[0]]
+        self.considered.add(waiting)
+        self.counted.add(waiting)
+        if after:
+            _, part, position = after
+            self._taken.add((candidates, part, position))
+        left = self._anywhere if candidates in self._anywhere else self._by_rank
+        left[candidates] -= 1
+        if not left[candidates]:
+            del left[candidates]
+            self.cut_short = True
+        if not had_room:
+            self._anywhere.pop(candidates, None)
+            self._by_rank.pop(candidates, None)
