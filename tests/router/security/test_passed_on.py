@@ -99,6 +99,16 @@ def test_methods_that_workers_have_no_use_for(method: bytes) -> None:
     assert caught.value.response.status == 405
 
 
+async def test_a_websocket_is_refused_with_that_said(a: ScriptedWorker) -> None:
+    """To its engine it would be a GET, on a path that takes WebSockets only."""
+    offer = (b"connection: upgrade", b"upgrade: websocket", b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==")
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(get("/v1/realtime?model=m", *offer))
+    assert got.status == 501
+    assert b"WebSockets" in got.body
+    assert a.requests == []
+
+
 @pytest.mark.parametrize(
     ("kinds", "expected"),
     [
