@@ -19,6 +19,9 @@ QUESTION_PATH = "/v1/chat/completions"
 _IDS = "prompt_token_ids"
 _NEEDS_TEXT = ("echo", "return_prompt_text")
 """Fields that have the engine tell the prompt as it was written."""
+_GIVEN_WITH_TEXT = (TRANSFER, "suffix")
+"""Fields of a prompt that stays as it is: a client says something of tokens itself, or the engine makes one prompt of
+the text before a gap and that behind it (0.32 refuses ids then)."""
 
 
 class _Usage(msgspec.Struct):
@@ -38,7 +41,9 @@ def with_ids(endpoint: Literal["completions", "chat"], given: bytes, ids: Tokens
         body = read_body(given)
     except ValueError:  # a field's name is no text
         return None
-    if not len(ids) or any(value_of(body, name) for name in _NEEDS_TEXT) or value_of(body, TRANSFER) is not None:
+    if not len(ids) or any(value_of(body, name) for name in _NEEDS_TEXT):
+        return None
+    if any(value_of(body, name) is not None for name in _GIVEN_WITH_TEXT):
         return None
     told = raw(ids.tolist())
     return write_body({**body, **({"prompt": told} if endpoint == "completions" else {TRANSFER: raw({_IDS: told})})})

@@ -69,6 +69,8 @@ class OwnPages:
     def model(self, head: RequestHead, tenant: Tenant | None) -> Response:
         """Not asked of a worker: vLLM has no such path, and not every worker knows every model."""
         name = unquote_to_bytes(head.path.removeprefix(ONE_MODEL)).decode(errors="replace")
+        if not name:  # engines redirect it to the list
+            return self._models(head, tenant)
         if tenant is not None:
             tenant.check_model(name)
         found = self._context.fleet.models().get(name)

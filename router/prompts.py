@@ -199,7 +199,9 @@ class Prompts:
         if lengths.most is not None and tokens > lengths.most:
             raise BadRequest(
                 400,
-                f"The prompt has {tokens} tokens, more than the {lengths.most} that {base!r} takes in all.",
+                # Clients that shorten their prompt and try again look for these words, which OpenAI and vLLM use.
+                f"This model's maximum context length is {lengths.most} tokens. "
+                f"However, your prompt has {tokens} tokens.",
                 code="context_length_exceeded",
                 param="prompt" if inference.endpoint == "completions" else "messages",
             )

@@ -36,6 +36,7 @@ RESPONSE_HEADERS = frozenset(
         *(b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"date"),
         *(b"retry-after", b"www-authenticate", b"allow"),
         *(b"openai-model", b"openai-organization", b"openai-processing-ms", b"openai-version"),
+        b"metadata",  # of vLLM's embeddings as bytes: which bytes are whose, and the usage
     )
 )
 """Response headers that pass to clients: what they need to read the answer. Not who made it (Server, Via), where it is

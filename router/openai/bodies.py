@@ -82,6 +82,7 @@ class Adapter(msgspec.Struct, gc=False):
 
 class Completion(Body, gc=False):
     prompt: msgspec.Raw = ABSENT
+    suffix: msgspec.Raw = ABSENT
 
 
 class Chat(Body, gc=False):

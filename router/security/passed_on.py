@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
-from router.http.messages import Headers, RequestHead
+from router.http.messages import Headers, RequestHead, first
 from router.openai.errors import BadRequest
 
 METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
@@ -16,16 +16,20 @@ MANAGING = frozenset(b"v1/" + name for name in _LORA)
 servers for diffusion."""
 _HIDDEN = frozenset((b"", b".", b".."))
 _STRANGE = frozenset(b"\\#?\x7f").union(range(0x20))
+_SLASH = "The path must be written without the '/' at its end."
 
 
 def check_passed_on(head: RequestHead, own: frozenset[bytes]) -> None:
     """`own`: the paths that the router reads itself. Raises BadRequest for one of them in disguise, for a path that
-    leads out of /v1 once it is normalised, for one that manages workers, and for a method that workers have no use
-    for."""
+    leads out of /v1 once it is normalised, for one that manages workers, for one that engines redirect, for a method
+    that workers have no use for, and for a WebSocket."""
     if head.method not in METHODS:
         raise BadRequest(405, "This method is not passed on to workers.")
     if head.path.rstrip(b"/") in own:
-        raise BadRequest(400, "The path must be written without the '/' at its end.")
+        raise BadRequest(400, _SLASH)
+    if head.method == b"GET" and first(head.headers, b"sec-websocket-key"):
+        # Without its offer to upgrade, the engine would say that there is no such path.
+        raise BadRequest(501, "WebSockets are not passed on to workers: connect to the worker itself.")
     plain = unquote_to_bytes(head.path)
     twice = unquote_to_bytes(plain) != plain  # somebody behind may decode it again
     *folders, last = (part.partition(b";")[0] for part in plain.split(b"/")[1:])
@@ -34,6 +38,8 @@ def check_passed_on(head: RequestHead, own: frozenset[bytes]) -> None:
         raise BadRequest(400, "The path must be written plainly: without '//', '.', '..', '#' and needless '%'.")
     if b"/".join((*folders, last)).rstrip(b"/") in MANAGING:
         raise BadRequest(403, "This path changes what a worker serves, and is not for clients: ask the worker itself.")
+    if head.path.endswith(b"/"):  # engines redirect it, and the client would not be told where to
+        raise BadRequest(400, _SLASH)
 
 
 def content_kind(headers: Headers) -> Literal["json", "other", "unclear"]:

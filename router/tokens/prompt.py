@@ -58,6 +58,8 @@ class PromptTokens:
         return self._chat(fields) if endpoint == "chat" else self._completion(fields)
 
     def _completion(self, fields: Fields) -> Tokens:
+        if fields.get("suffix") is not None:  # the model's own form puts the text before a gap and that behind together
+            raise CannotTokenize("untold", "the field suffix")
         prompt = first_prompt(fields.get("prompt"))
         if not isinstance(prompt, str):
             return pack_tokens(prompt)

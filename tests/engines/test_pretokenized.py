@@ -29,14 +29,14 @@ def test_ids_stand_beside_a_chats_messages() -> None:
 
 def test_what_means_nothing_is_in_no_ones_way() -> None:
     params = {"kv_transfer_params": {"prompt_token_ids": IDS}}
-    given: dict[str, Any] = {"echo": False, "return_prompt_text": None, "kv_transfer_params": None}
+    given: dict[str, Any] = {"echo": False, "return_prompt_text": None, "kv_transfer_params": None, "suffix": None}
     assert told("chat", **CHAT, **given) == {**CHAT, **given, **params}
 
 
 @pytest.mark.parametrize(
     "more",
-    [{"echo": True}, {"return_prompt_text": True}, {"kv_transfer_params": {}}],
-    ids=lambda more: next(iter(more)),
+    [{"echo": True}, {"return_prompt_text": True}, {"kv_transfer_params": {}}, {"suffix": "x"}, {"suffix": ""}],
+    ids=str,
 )
 def test_an_engine_that_must_have_the_text_gets_it(more: dict[str, Any]) -> None:
     """And a client that says something of tokens itself is not contradicted."""

@@ -389,6 +389,16 @@ async def test_a_prompt_that_engines_cut_off_is_routed_by_its_text(
         assert (made.asked_engine, made.untokenized("untold")) == (0, 3)
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_a_prompt_with_a_suffix_is_routed_by_its_text(folder: Path, kind: EngineKind) -> None:
+    """Its tokens begin with the model's mark of a gap, so that those of its text alone would never be found cached."""
+    async with scene(folder=folder, kind=kind) as made:
+        for suffix in ("def f():", ""):
+            assert await made.prompt(prompt=TEXT, suffix=suffix) == guessed(TEXT)
+        assert await made.prompt(prompt=[1, 2], suffix=None) == known([1, 2])
+        assert (made.asked_engine, made.untokenized("untold")) == (0, 2)
+
+
 async def test_sglangs_fields_keep_equal_prompts_apart(folder: Path) -> None:
     async with scene(folder=folder, kind="sglang") as made:
         for fields, apart in (
@@ -576,7 +586,8 @@ async def test_a_prompt_longer_than_the_model_takes_is_refused(folder: Path, ref
         with pytest.raises(BadRequest) as caught:
             await made.prompt("chat", messages=[*CHAT, *CHAT])
         assert too_long(caught.value) == (400, "context_length_exceeded", "messages")
-        assert f"the {length} that 'm' takes" in str(caught.value)
+        # As OpenAI and vLLM begin it: some clients know by this that the prompt must be shorter.
+        assert str(caught.value).startswith(f"This model's maximum context length is {length} tokens. ")
 
 
 async def test_so_is_one_that_an_engine_counted(reference: tokenizers.Tokenizer) -> None:

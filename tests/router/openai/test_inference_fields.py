@@ -36,6 +36,7 @@ options = {
     "seed": st.integers(),
     "add_special_tokens": st.booleans() | st.none(),
     "truncate_prompt_tokens": st.none() | st.just(3),
+    "suffix": st.none() | st.just("x"),
     "prompt_embeds": st.none() | st.just("x"),
     "media_io_kwargs": st.none() | st.just({}),
     "mm_processor_kwargs": st.none() | st.just({}),

@@ -146,6 +146,14 @@ async def test_response_headers_end_here_or_pass(a: ScriptedWorker) -> None:
     ]
 
 
+async def test_what_tells_how_to_read_embeddings_as_bytes_passes(a: ScriptedWorker) -> None:
+    layout = b'{"data":[{"index":0,"start":0,"end":4,"shape":[1],"embed_dtype":"float32"}]}'
+    a.then(answer(b"\0\0\x80?", 200, b"Metadata: " + layout))
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(post("/v1/embeddings", b'{"input":"x","encoding_format":"bytes"}'))
+    assert (got.body, got.header(b"metadata")) == (b"\0\0\x80?", layout)
+
+
 async def test_headers_that_the_operator_names_pass_too(a: ScriptedWorker) -> None:
     a.then(answer(b"{}", 200, b"X-Told: 3"))
     async with running(a, pass_header=("x-data-parallel-rank", "x-told")) as router, router.client() as client:

@@ -196,9 +196,11 @@ async def test_one_model_is_shown_by_the_router_whoever_serves_it(a: ScriptedWor
         for path, name in (("one", "one"), ("two", "two"), ("org/three", "org/three"), ("org%2Fthree", "org/three")):
             got = await client.ask(get(f"/v1/models/{path}"))
             assert (got.status, json.loads(got.body)) == (200, listed[name])
-        for path in ("nobody", "", "%FF"):
+        for path in ("nobody", "%FF"):
             got = await client.ask(get(f"/v1/models/{path}"))
             assert (got.status, error(got)["code"]) == (404, "model_not_found")
+        everyone = await client.ask(get("/v1/models/"))
+        assert (everyone.status, json.loads(everyone.body)["data"]) == (200, [*listed.values()])
         deleted = await client.ask(get("/v1/models/one").replace(b"GET", b"DELETE", 1))
         assert (deleted.status, deleted.header(b"allow")) == (405, b"GET, HEAD")
     assert a.requests == b.requests == []

@@ -22,7 +22,6 @@ def check(target: bytes, method: bytes = b"GET") -> None:
     "target",
     [
         b"/v1/files",
-        b"/v1/files/",
         b"/v1/files/a-1_2.txt?x=../..",
         b"/v1/models/org/name",
         b"/v1/models/org%2Fname",
@@ -72,9 +71,11 @@ def test_paths_in_disguise_are_refused(target: bytes) -> None:
     assert caught.value.response.status == 400
 
 
-def test_a_slash_at_the_end_is_named() -> None:
+@pytest.mark.parametrize("target", [b"/v1/completions/", b"/v1/responses/", b"/v1/files/?x", b"/v1/"])
+def test_a_slash_at_the_end_is_named(target: bytes) -> None:
+    """Engines redirect the others too, but `Location` does not pass."""
     with pytest.raises(BadRequest, match="'/' at its end"):
-        check(b"/v1/completions/", b"POST")
+        check(target, b"POST")
 
 
 MANAGING = [b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/v1/unload_lora_adapter?x", b"/v1/set_lora"]
@@ -96,6 +97,16 @@ def test_methods_that_workers_have_no_use_for(method: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
         check(b"/v1/files", method)
     assert caught.value.response.status == 405
+
+
+async def test_a_websocket_is_refused_with_that_said(a: ScriptedWorker) -> None:
+    """To its engine it would be a GET, on a path that takes WebSockets only."""
+    offer = (b"connection: upgrade", b"upgrade: websocket", b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==")
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(get("/v1/realtime?model=m", *offer))
+    assert got.status == 501
+    assert b"WebSockets" in got.body
+    assert a.requests == []
 
 
 @pytest.mark.parametrize(

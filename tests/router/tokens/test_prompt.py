@@ -104,6 +104,7 @@ def test_a_template_in_the_request_is_not_rendered(prompts: PromptTokens) -> Non
         ("completions", {"prompt": [{"a": 1}]}, "malformed"),
         ("completions", {"prompt": "a", "add_special_tokens": 1}, "malformed"),
         ("completions", {"prompt": "a", "truncate_prompt_tokens": 5}, "untold"),
+        ("completions", {"prompt": "a", "suffix": "b"}, "untold"),
         ("completions", {"prompt": [5, 6], "lora_path": "adapter"}, "untold"),
         ("chat", {"messages": [USER], "extra_key": "tenant"}, "untold"),
         ("completions", {"prompt": "a", "prompt_embeds": "x"}, "unsupported"),
