@@ -17,8 +17,11 @@ from router.http.chunked import EVENT_ENDS, SIZE_LINES, USUAL, ChunkedBody, Malf
 from router.http.messages import RESPONSE_HEADERS, Headers, first, header_lines, may_pass, status_line
 from router.http.repeated import without_length
 
-_MAX_HEAD = 64 * 1024
-_MOST_HEADS = 32
+_MAX_HEAD = 1024 * 1024
+"""vLLM puts a line for each embedding into the head, as many as a client asks for; what is longer counts as a failure
+of the worker."""
+_MOST_HEADS, _LONGEST_KNOWN = 32, 4096
+"""How many heads are remembered, and how many bytes one of them has at most."""
 _LAST_CHUNK = len(b"0\r\n\r\n")
 _NO_ANSWER = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 """The second stands for status 101, though no other protocol was asked for."""
@@ -74,8 +77,8 @@ class KnownHeads:
 
     def read(self, raw: bytes, head_only: bool) -> tuple[Head, int | None]:
         """The head and its Content-Length. Raises httptools.HttpParserError or HttpParserUpgrade."""
-        if head_only:
-            return parse_head(raw, True, self._passing)
+        if head_only or len(raw) > _LONGEST_KNOWN:
+            return parse_head(raw, head_only, self._passing)
         key, length = without_length(raw)
         known = self._heads.get(key)
         if known is None:

@@ -507,6 +507,19 @@ def test_empty_lines_before_an_answer_are_passed_over(before: bytes) -> None:
     assert (client.body, client.end) == (b"hello", "end")
 
 
+def test_a_long_head_is_read_and_not_remembered() -> None:
+    known = KnownHeads([b"metadata"])
+    raw = b"HTTP/1.1 200 OK\r\nmetadata: %s\r\ncontent-length: 5\r\n\r\n" % (b"x" * (_MAX_HEAD - 100))
+    head, length = known.read(raw, False)
+    assert (head.status, length, len(known._heads)) == (200, 5, 0)
+    line = Line()
+    client = line.ask()
+    for start in range(0, len(raw), 65_536):
+        line.feed(raw[start : start + 65_536])
+    line.feed(b"hello")
+    assert (client.body, client.end) == (b"hello", "end")
+
+
 def test_a_head_that_never_ends() -> None:
     line = Line()
     client = line.ask()
