@@ -23,7 +23,7 @@ BROKEN: dict[str, Script] = {
     "cut after its head": says(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", then=Dialogue.drop),
     "cut after the head of a stream": says(SSE, then=Dialogue.drop),
     "no HTTP": says(b"SSH-2.0-OpenSSH\r\n\r\n"),
-    "a head without end": says(b"HTTP/1.1 200 OK\r\nx: " + b"x" * 100_000),
+    "a head without end": says(b"HTTP/1.1 200 OK\r\nx: " + b"x" * 1_100_000),
     "bad chunks": says(SSE + b"zzz\r\n"),
 }
 BUSY = [429, 503]
