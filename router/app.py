@@ -53,7 +53,7 @@ from router.security.security import Security
 from router.security.tls import HANDSHAKE_TIMEOUT
 from router.server import Server
 from router.settings import Settings
-from router.split.pairing import why_unpaired
+from router.split.pairing import counterparts, why_unpaired
 from router.store.copies import StoreCopies
 from router.store.keeper import StoreKeeper, handed_over, warm
 from router.store.mooncake_client import MooncakeClient
@@ -254,8 +254,10 @@ class App:
 
     def _warn_of_unpaired(self) -> None:
         """Workers that are there for others which are not."""
-        for worker in self._fleet.up:
-            if why := why_unpaired(worker, self._fleet.up):
+        up = self._fleet.up
+        others = counterparts(up)
+        for worker in up:
+            if why := why_unpaired(worker, others):
                 log_event(logger, logging.WARNING, "A worker gets nothing to do", worker=worker.id, reason=why)
 
     async def _listen(self) -> None:

@@ -14,6 +14,7 @@ from router.http.messages import RequestHead, Response
 from router.metrics.registry import merge
 from router.openai.errors import BadRequest
 from router.security.guard import Guard, Tenant
+from router.split.pairing import counterparts
 from router.store.hot_page import PATH as HOT
 from router.store.hot_page import hot_page
 from router.store.shared_store import SharedStore
@@ -100,7 +101,8 @@ class OwnPages:
         ready = bool(fleet.candidates(None))
         if self._guard is not None and not self._guard.shows_workers(head):
             return Response(200 if ready else 503, msgspec.json.encode({"ready": ready}))
-        workers = [worker_status(self._core, worker) for worker in fleet.workers.values()]
+        others = counterparts(fleet.up)
+        workers = [worker_status(self._core, worker, others) for worker in fleet.workers.values()]
         body: dict[str, object] = {"ready": ready, "workers": workers}
         if self._store:
             body["store"] = {"up": self._store.healthy, "problems": self._store.problems}

@@ -31,6 +31,7 @@ from router.core import Core
 from router.openai.errors import error_body
 from router.settings.administration import Address
 from router.settings.logs import LogLevel as Level
+from router.split.pairing import Counterparts, counterparts
 from router.workers.roster import Conflict, Roster
 from router.workers.status import worker_status
 from router.workers.worker import Worker
@@ -131,7 +132,8 @@ class AdminSurface:
     # -- workers
 
     async def _list(self, _: web.Request) -> web.Response:
-        return _json(200, Workers([self._state(worker) for worker in self._core.fleet.workers.values()]))
+        others = counterparts(self._core.fleet.up)
+        return _json(200, Workers([self._state_among(others, worker) for worker in self._core.fleet.workers.values()]))
 
     async def _show(self, request: web.Request) -> web.Response:
         return _json(200, self._state(self._worker(request)))
@@ -167,7 +169,10 @@ class AdminSurface:
         return worker
 
     def _state(self, worker: Worker) -> WorkerState:
-        status = msgspec.structs.asdict(worker_status(self._core, worker))
+        return self._state_among(counterparts(self._core.fleet.up), worker)
+
+    def _state_among(self, others: Counterparts, worker: Worker) -> WorkerState:
+        status = msgspec.structs.asdict(worker_status(self._core, worker, others))
         return WorkerState(**status, leaves_in_seconds=self._roster.leaves_in(worker))
 
     # -- the rest
