@@ -60,7 +60,7 @@ class OwnPages:
 
     async def metrics(self) -> Response:
         of_all = self._metrics_of_all
-        return Response(200, merge(await of_all()) if of_all else await self._core.metrics.page(), _TEXT)
+        return Response(200, await merge(await of_all()) if of_all else await self._core.metrics.page(), _TEXT)
 
     def _models(self, _: RequestHead, tenant: Tenant | None) -> Response:
         served = self._core.fleet.models().values()
