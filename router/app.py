@@ -73,6 +73,10 @@ logger = logging.getLogger("router")
 FIRST_CHECK = 5.0
 """Seconds that the router waits, before it listens, for workers to be looked at once; it serves without them after."""
 
+BACKLOG = 65_535
+"""Connections that may wait to be accepted, or as many as the system allows (`net.core.somaxconn`). Others are reset or
+tried again after a second and more: thousands of clients come at once when another router ends."""
+
 _NOT_READ = "With a broker, events= and replay= of a worker are not read: its publisher takes --events and --replay"
 
 _CUT_OFF_GRACE = 1.0
@@ -279,7 +283,7 @@ class App:
             ),
             settings.host,
             settings.port,
-            backlog=1024,
+            backlog=BACKLOG,
             reuse_port=True if sockets else None,
             ssl=security.front,
             ssl_handshake_timeout=HANDSHAKE_TIMEOUT if security.front else None,
