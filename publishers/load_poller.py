@@ -14,6 +14,7 @@ from engines.load import poll
 from engines.rank_load import RankLoad
 from publishers.dialogue import converse
 from publishers.logs import log_event
+from publishers.turns import until_turn
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class LoadPoller:
             back = (was_failing and not self._failing) or (was_away and not self._away)
             if back or silent == MOST_SILENT:
                 return
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(until_turn(self._url, self._interval, asyncio.get_running_loop().time()))
 
     async def once(self) -> None:
         loads, trouble = await converse(poll(self._description), self._session, self._url, TIMEOUT)

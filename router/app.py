@@ -54,7 +54,7 @@ from router.security.security import Security
 from router.security.tls import HANDSHAKE_TIMEOUT
 from router.server import Server
 from router.settings import Settings
-from router.split.pairing import why_unpaired
+from router.split.pairing import counterparts, why_unpaired
 from router.store.copies import StoreCopies
 from router.store.keeper import StoreKeeper, handed_over, warm
 from router.store.mooncake_client import MooncakeClient
@@ -73,6 +73,10 @@ logger = logging.getLogger("router")
 
 FIRST_CHECK = 5.0
 """Seconds that the router waits, before it listens, for workers to be looked at once; it serves without them after."""
+
+BACKLOG = 65_535
+"""Connections that may wait to be accepted, or as many as the system allows (`net.core.somaxconn`). Others are reset or
+tried again after a second and more: thousands of clients come at once when another router ends."""
 
 _NOT_READ = "With a broker, events= and replay= of a worker are not read: its publisher takes --events and --replay"
 
@@ -256,8 +260,10 @@ class App:
 
     def _warn_of_unpaired(self) -> None:
         """Workers that are there for others which are not."""
-        for worker in self._fleet.up:
-            if why := why_unpaired(worker, self._fleet.up):
+        up = self._fleet.up
+        others = counterparts(up)
+        for worker in up:
+            if why := why_unpaired(worker, others):
                 log_event(logger, logging.WARNING, "A worker gets nothing to do", worker=worker.id, reason=why)
 
     async def _listen(self) -> None:
@@ -280,7 +286,7 @@ class App:
             ),
             settings.host,
             settings.port,
-            backlog=1024,
+            backlog=BACKLOG,
             reuse_port=True if sockets else None,
             ssl=security.front,
             ssl_handshake_timeout=HANDSHAKE_TIMEOUT if security.front else None,

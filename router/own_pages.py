@@ -14,6 +14,7 @@ from router.http.messages import RequestHead, Response
 from router.metrics.registry import merge
 from router.openai.errors import BadRequest
 from router.security.guard import Guard, Tenant
+from router.split.pairing import counterparts
 from router.store.hot_page import PATH as HOT
 from router.store.hot_page import hot_page
 from router.store.shared_store import SharedStore
@@ -59,7 +60,7 @@ class OwnPages:
 
     async def metrics(self) -> Response:
         of_all = self._metrics_of_all
-        return Response(200, merge(await of_all()) if of_all else await self._context.metrics.page(), _TEXT)
+        return Response(200, await merge(await of_all()) if of_all else await self._context.metrics.page(), _TEXT)
 
     def _models(self, _: RequestHead, tenant: Tenant | None) -> Response:
         served = self._context.fleet.models().values()
@@ -102,7 +103,8 @@ class OwnPages:
         ready = bool(fleet.candidates(None))
         if self._guard is not None and not self._guard.shows_workers(head):
             return Response(200 if ready else 503, msgspec.json.encode({"ready": ready}))
-        workers = [worker_status(self._context, worker) for worker in fleet.workers.values()]
+        others = counterparts(fleet.up)
+        workers = [worker_status(self._context, worker, others) for worker in fleet.workers.values()]
         body: dict[str, object] = {"ready": ready, "workers": workers}
         if self._store:
             body["store"] = {"up": self._store.healthy, "problems": self._store.problems}

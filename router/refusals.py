@@ -8,7 +8,7 @@ from router.http.messages import Response
 from router.openai.errors import error_response
 from router.scheduling.admission import QueueFull, QueueTimeout, Refusal
 from router.scheduling.waiting import AnyRefusal
-from router.split.pairing import why_unpaired
+from router.split.pairing import counterparts, why_unpaired
 from router.workers.fleet import Fleet
 from router.workers.worker import Worker
 
@@ -63,5 +63,6 @@ def no_worker(fleet: Fleet, model: str | None, refusal: str | None, *, retried: 
 
 def _why_none(up: Sequence[Worker]) -> str:
     """Why no request can be served although workers are up."""
-    reasons = (f"{worker.id}: {why}" for worker in up if (why := why_unpaired(worker, up)))
+    others = counterparts(up)
+    reasons = (f"{worker.id}: {why}" for worker in up if (why := why_unpaired(worker, others)))
     return next(reasons, "its workers serve /v1/completions and /v1/chat/completions only, in two parts")

@@ -143,6 +143,8 @@ class RequestRouting:
             self._record(decision, now)  # after the worker has got the request
         except Exception:  # whatever it is, the request is on its way
             logger.exception("A decision could not be recorded")
+        decision.settle()
+        self._found = None
 
     def _leg(self, decision: Decision, booking: Booking) -> Leg:
         worker = self._context.fleet.workers[decision.rank.worker_id]

@@ -31,6 +31,7 @@ from router.context import RouterContext
 from router.openai.errors import error_body
 from router.settings.administration import Address
 from router.settings.logs import LogLevel as Level
+from router.split.pairing import Counterparts, counterparts
 from router.workers.roster import Conflict, Roster
 from router.workers.status import worker_status
 from router.workers.worker import Worker
@@ -133,7 +134,10 @@ class AdminSurface:
     # -- workers
 
     async def _list(self, _: web.Request) -> web.Response:
-        return _json(200, Workers([self._state(worker) for worker in self._context.fleet.workers.values()]))
+        others = counterparts(self._context.fleet.up)
+        return _json(
+            200, Workers([self._state_among(others, worker) for worker in self._context.fleet.workers.values()])
+        )
 
     async def _show(self, request: web.Request) -> web.Response:
         return _json(200, self._state(self._worker(request)))
@@ -169,7 +173,10 @@ class AdminSurface:
         return worker
 
     def _state(self, worker: Worker) -> WorkerState:
-        status = msgspec.structs.asdict(worker_status(self._context, worker))
+        return self._state_among(counterparts(self._context.fleet.up), worker)
+
+    def _state_among(self, others: Counterparts, worker: Worker) -> WorkerState:
+        status = msgspec.structs.asdict(worker_status(self._context, worker, others))
         return WorkerState(**status, leaves_in_seconds=self._roster.leaves_in(worker))
 
     # -- the rest

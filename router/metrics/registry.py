@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import cast, get_args
+from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.metrics.exposition import PIECE, expose
 from router.metrics.kv_lifecycle import KVLifecycle
 from router.metrics.tallies import Tallies
 from router.security.guard import Reason as Denied
@@ -82,22 +83,13 @@ class Metrics:
         self.registry.register(_Reading(name, text, labels, read))
 
     async def page(self) -> bytes:
-        """Lets other work run between families: with 512 workers, the page takes a fifth of a second."""
+        """Lets other work run between pieces: with a thousand workers, the page takes a third of a second."""
         pieces = []
         for family in self.registry.collect():
-            pieces.append(generate_latest(cast("CollectorRegistry", _SingleFamily(family))))
-            await asyncio.sleep(0)
-        return b"".join(pieces)
-
-
-class _SingleFamily:
-    """What `generate_latest` asks of a registry."""
-
-    def __init__(self, family: Metric) -> None:
-        self._family = family
-
-    def collect(self) -> Iterator[Metric]:
-        yield self._family
+            for piece in expose(family):
+                pieces.append(piece)
+                await asyncio.sleep(0)
+        return "".join(pieces).encode()
 
 
 class _Reading(Collector):
@@ -115,12 +107,16 @@ class _Reading(Collector):
         yield family
 
 
-def merge(pages: Mapping[int, bytes]) -> bytes:
-    """The pages of several processes as one, each sample with a label that tells its process."""
+async def merge(pages: Mapping[int, bytes]) -> bytes:
+    """The pages of several processes as one, each sample with a label that tells its process. Lets other work run
+    meanwhile."""
     families: dict[str, list[str]] = {}
     for process, page in pages.items():
         family: list[str] = []
-        for line in filter(None, page.decode().split("\n")):  # a label may hold what else `splitlines` takes for ends
+        lines = page.decode().split("\n")  # a label may hold what else `splitlines` takes for ends
+        for number, line in enumerate(filter(None, lines)):
+            if not number % PIECE:
+                await asyncio.sleep(0)
             if line.startswith("# HELP"):
                 family = families.setdefault(line, [])
             elif not line.startswith("#"):

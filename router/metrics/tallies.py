@@ -9,9 +9,9 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import get_args
+from typing import cast, get_args
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
 from prometheus_client.registry import Collector
 
 from router.http.clients import Cause
@@ -194,11 +194,19 @@ def counter_family(
 def histogram_family(
     name: str, text: str, labels: tuple[str, ...], histograms: Iterable[tuple[tuple[str, ...], Histogram]]
 ) -> HistogramMetricFamily:
-    """`histograms`: by the labels' values."""
+    """`histograms`: by the labels' values. The samples can be read once: they are made then, piece by piece."""
     family = HistogramMetricFamily(name, text, labels=labels)
-    for values, histogram in histograms:
-        family.add_metric(values, histogram.buckets(), histogram.sum)
+    family.samples = cast("list[Sample]", _samples(name, labels, list(histograms)))
     return family
+
+
+def _samples(
+    name: str, labels: tuple[str, ...], histograms: Iterable[tuple[tuple[str, ...], Histogram]]
+) -> Iterator[Sample]:
+    for values, histogram in histograms:
+        family = HistogramMetricFamily(name, "", labels=labels)
+        family.add_metric(values, histogram.buckets(), histogram.sum)
+        yield from family.samples
 
 
 _COUNTERS = (

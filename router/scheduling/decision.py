@@ -347,14 +347,21 @@ class Decision:
 
     @property
     def predicted(self) -> Prediction | None:
-        """None where no overlap was looked up."""
+        """None where no overlap was looked up, and once it is settled without having been read."""
         if self._predict is not None:
             self._predicted, self._predict = self._predict(), None
         return self._predicted
 
+    def settle(self) -> None:
+        """It was carried out and told of. What only explains it goes: some 150 bytes for each candidate, which would be
+        there for as long as the request runs."""
+        if self.split is not None:
+            _ = self.predicted  # the decode rank may be chosen by it
+        self._predict = self._costs = None
+
     @property
     def costs(self) -> Mapping[WorkerRank, float]:
-        """The cost of each candidate; {} for policies without costs."""
+        """The cost of each candidate; {} for policies without costs, and once it is settled."""
         costs = [] if self._costs is None else self._costs.tolist()
         return dict(zip(self.candidates.ranks, costs, strict=False))
 

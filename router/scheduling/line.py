@@ -8,7 +8,7 @@ served for those behind it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -24,6 +24,8 @@ _LEAST_WORK: Final = 1e-3
 _ARRIVED, _SINCE, _LIMIT, _WORK, _CHARGE = range(5)
 _PRIORITY, _TENANT, _LANE, _PART, _POSITION = range(5)
 _FIRST_ROWS: Final = 16
+_PIECE: Final = 64
+"""Requests of which the order is told at a time."""
 _NOWHERE: Final = -1
 
 
@@ -57,6 +59,8 @@ class Line(Generic[Who]):
 
     def __init__(self) -> None:
         self._who: list[Who | None] = [None] * _FIRST_ROWS
+        self._held = np.zeros(_FIRST_ROWS, np.bool_)
+        """Which rows are those of requests that have not left."""
         self._seconds = np.zeros((5, _FIRST_ROWS))
         self._numbers = np.zeros((5, _FIRST_ROWS), np.int64)
         self._used = 0
@@ -73,7 +77,7 @@ class Line(Generic[Who]):
             self._make_room()
         row = self._rows[who] = self._used
         self._used += 1
-        self._who[row] = who
+        self._who[row], self._held[row] = who, True
         self._seconds[:, row] = entry.arrived, entry.since, entry.limit, 0.0, _LEAST_WORK
         self._numbers[:, row] = entry.priority, entry.tenant, lane, 0, _NOWHERE
 
@@ -101,7 +105,7 @@ class Line(Generic[Who]):
     def remove(self, who: Who) -> tuple[int, int]:
         """Returns its tenant and its lane."""
         row = self._rows.pop(who)
-        self._who[row] = None
+        self._who[row], self._held[row] = None, False
         return int(self._numbers[_TENANT, row]), int(self._numbers[_LANE, row])
 
     def _make_room(self) -> None:
@@ -113,19 +117,22 @@ class Line(Generic[Who]):
         self._seconds, self._numbers, self._used = seconds, numbers, len(rows)
         self._rows = {who: row for row, who in enumerate(self._rows)}
         self._who = [*self._rows, *[None] * (size - len(rows))]
+        self._held = np.arange(size) < len(rows)
 
     def _taken(self) -> Rows:
-        return np.fromiter(self._rows.values(), np.intp, len(self._rows))
+        rows: Rows = np.flatnonzero(self._held)
+        return rows
 
     def _those(self, rows: Rows) -> list[Who]:
         return [who for row in rows.tolist() if (who := self._who[row]) is not None]
 
     # -- order
 
-    def order(self, now: float, lanes: Collection[int], served: Seconds | None) -> list[tuple[Who, Spot]]:
-        """The requests in `lanes`, first to last. `served`: tenants' counters; None if there is only one tenant."""
+    def order(self, now: float, lanes: Collection[int], served: Seconds | None) -> Iterator[tuple[Who, Spot]]:
+        """The requests that are in `lanes` now, first to last. `served`: tenants' counters; None if there is only one
+        tenant."""
         if not lanes:
-            return []
+            return iter(())
         rows = self._taken()
         rows = rows[np.isin(self._numbers[_LANE, rows], list(lanes))]
         ratios, priorities = self._ratios(rows, now), self._numbers[_PRIORITY, rows]
@@ -134,9 +141,16 @@ class Line(Generic[Who]):
         tags = self._tags(rows, ratios, served)
         return self._with_spots(rows[np.lexsort((-ratios, tags, priorities))])
 
-    def _with_spots(self, rows: Rows) -> list[tuple[Who, Spot]]:
-        lanes, parts, positions = self._numbers[_LANE:, rows].tolist()
-        return list(zip(self._those(rows), zip(lanes, parts, positions, strict=True), strict=True))
+    def _with_spots(self, rows: Rows) -> Iterator[tuple[Who, Spot]]:
+        """Piece by piece, as most passes end after a few. Those that leave meanwhile are left out."""
+        everybody, spots = self._who, self._numbers[_LANE:, rows]
+        for first in range(0, len(rows), _PIECE):
+            lanes, parts, positions = spots[:, first : first + _PIECE].tolist()
+            places = zip(lanes, parts, positions, strict=True)
+            for row, spot in zip(rows[first : first + _PIECE].tolist(), places, strict=True):
+                who = everybody[row]
+                if who is not None:
+                    yield who, spot
 
     def _ratios(self, rows: Rows, now: float) -> Seconds:
         seconds = self._seconds
@@ -207,15 +221,17 @@ class Line(Generic[Who]):
 
     def add_work(self, works: Seconds, lane: int, part: int, without: set[Who]) -> None:
         """Add the work of the lane's requests to `works`, at the position that each would take."""
-        rows = self._taken()
-        rows = rows[self._numbers[_LANE, rows] == lane]
-        if without:
-            rows = rows[[self._who[row] not in without for row in rows.tolist()]]
-        self._add(works, part, rows)
+        those = self._held & (self._numbers[_LANE] == lane)
+        those[self._rows_of(without)] = False
+        self._add(works, part, np.flatnonzero(those))
 
     def add_work_of(self, those: Iterable[Who], works: Seconds, part: int) -> None:
         """The same for those of `those`, all of one lane, that are still held."""
-        self._add(works, part, np.array([row for who in those if (row := self._rows.get(who)) is not None], np.intp))
+        self._add(works, part, self._rows_of(those))
+
+    def _rows_of(self, those: Iterable[Who]) -> Rows:
+        """Of those that are still held."""
+        return np.array([row for who in those if (row := self._rows.get(who)) is not None], np.intp)
 
     def _add(self, works: Seconds, part: int, rows: Rows) -> None:
         numbers = self._numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,13 @@ from router.workers.worker import Worker
 
 _Kind = tuple[str | None, str, frozenset[str], int]
 """Connector, engine, models and block size: workers that have all of these in common can use each other's KV."""
+
+
+class Counterparts(NamedTuple):
+    """Of all workers that are up, the kinds of those that prefill for others, and of those that can take over."""
+
+    prefills: frozenset[_Kind]
+    decodes: frozenset[_Kind]
 
 
 def make_split(able: Sequence[Worker]) -> Split | None:
@@ -26,13 +34,12 @@ def make_split(able: Sequence[Worker]) -> Split | None:
     sources = [found[rank.worker_id] for rank in candidates.ranks]
     ranks = {kind: ranks_of(workers) for kind, workers in decodes.items()}
     targets = [ranks[_kind(source)] for source in sources]
-    near = [
-        np.array([found[rank.worker_id].host == source.host for rank in target.ranks])
-        for source, target in zip(sources, targets, strict=True)
-    ]
+    hosts = {kind: np.array([found[rank.worker_id].host for rank in target.ranks]) for kind, target in ranks.items()}
+    near = {pair: hosts[pair[0]] == pair[1] for pair in {(_kind(source), source.host) for source in sources}}
     names = [source.connector or "" for source in sources]
     pushes = tuple(CONNECTORS[name].pushes for name in names)
-    return Split(candidates, tuple(targets), tuple(near), pushes, frozenset(names))
+    nears = tuple(near[_kind(source), source.host] for source in sources)
+    return Split(candidates, tuple(targets), nears, pushes, frozenset(names))
 
 
 def ranks_of(workers: Iterable[Worker], split: Split | None = None) -> Candidates:
@@ -51,7 +58,16 @@ def lack(worker: Worker) -> str | None:
     return next((why for rank in worker.ranks if (why := connector.lacks(worker.prefiller(rank.dp_rank)))), None)
 
 
-def why_unpaired(worker: Worker, up: Sequence[Worker]) -> str | None:
+def counterparts(up: Iterable[Worker]) -> Counterparts:
+    """For `why_unpaired`, once for all workers that are asked about."""
+    workers = list(up)
+    return Counterparts(
+        frozenset(_kind(worker) for worker in workers if worker.role == "prefill"),
+        frozenset(_kind(worker) for worker in workers if worker.role != "prefill" and worker.connector),
+    )
+
+
+def why_unpaired(worker: Worker, others: Counterparts) -> str | None:
     """Why a worker that is up gets no requests for want of a counterpart; None: it gets some."""
     if worker.role == "both":
         return None
@@ -59,11 +75,11 @@ def why_unpaired(worker: Worker, up: Sequence[Worker]) -> str | None:
     if missing:
         return missing
     decodes = worker.role == "decode"
-    others = [one for one in up if (one.role == "prefill" if decodes else one.role != "prefill" and one.connector)]
+    kinds = others.prefills if decodes else others.decodes
     other = "prefill worker" if decodes else "worker that decodes, and whose connector is known,"
-    if not others:
+    if not kinds:
         return f"it gets no requests: no {other} is up"
-    if all(_kind(one) != _kind(worker) for one in others):
+    if _kind(worker) not in kinds:
         return f"it gets no requests: no {other} that is up has its model, engine, connector and block size"
     return None
 

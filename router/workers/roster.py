@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -27,6 +27,9 @@ request."""
 _HAND_OVER, _HAND_OVER_POLL = 10.0, 0.2
 """Seconds that a leaving worker without requests stays until its hot prefixes are in the shared store, and between two
 checks of that."""
+_NEWCOMERS = 5.0
+"""Seconds that workers which are no longer stated go on at most, until those that join in their place were looked at:
+were all of a fleet replaced at once, nobody would serve meanwhile."""
 _CUT_OFF_GRACE = 1.0
 """Seconds in which requests that were cut off must end or move to another worker; most do so at once."""
 
@@ -69,6 +72,7 @@ class Roster:
         self._successors: dict[str, WorkerSpec] = {}
         """By name, the worker that will join as soon as the leaving worker of that name is gone."""
         self._stated: tuple[WorkerSpec, ...] = ()
+        self._looks: set[asyncio.Task[None]] = set()
 
     # -- one worker
 
@@ -127,14 +131,16 @@ class Roster:
     def leave(self, worker: Worker, timeout: float) -> None:
         """Drain it, and remove it when nothing is in flight there, or after `timeout` seconds, when what is left is cut
         off. A second call sets the deadline anew."""
-        deadline = self._clock() + timeout
-        if worker.id not in self._leaving:
+        if worker.id not in self._leaving or worker.id in self._deadlines:
             self.drain(worker, True)
-            self._deadlines[worker.id] = deadline
-            task = asyncio.create_task(self._remove_once_idle(worker), name=f"leaving of {worker.id}")
-            self._leaving[worker.id] = task
-        elif worker.id in self._deadlines:
-            self._deadlines[worker.id] = deadline
+            self._leave(worker, timeout, None)
+
+    def _leave(self, worker: Worker, timeout: float, after: asyncio.Task[None] | None) -> None:
+        """It drains when `after` is done."""
+        self._deadlines[worker.id] = self._clock() + timeout
+        if worker.id not in self._leaving:
+            leaving = self._remove_once_idle(worker, after)
+            self._leaving[worker.id] = asyncio.create_task(leaving, name=f"leaving of {worker.id}")
 
     def leaves_in(self, worker: Worker) -> float | None:
         """Seconds until it is removed at the latest; None when it is not leaving."""
@@ -146,7 +152,10 @@ class Roster:
         """Requests that it is serving."""
         return sum(self._scheduler.in_flight(rank) for rank in worker.ranks)
 
-    async def _remove_once_idle(self, worker: Worker) -> None:
+    async def _remove_once_idle(self, worker: Worker, after: asyncio.Task[None] | None) -> None:
+        if after:
+            await asyncio.wait((after,), timeout=max(0.0, self._deadlines[worker.id] - self._clock()))
+            self.drain(worker, True)
         while self.in_flight(worker) and self._clock() < self._deadlines[worker.id]:  # noqa: ASYNC110 -- see _POLL
             await asyncio.sleep(_POLL)
         await self._hand_over(worker)
@@ -196,14 +205,31 @@ class Roster:
         before, now = ({spec.worker_id: spec for spec in each} for each in (self._stated, specs))
         self._stated = tuple(specs)
         gone = [name for name in before if name not in now]
+        after = self._looked_at_those_to_join() if gone and not now.keys() <= before.keys() else None
         for name in gone:
             self._successors.pop(name, None)
-            if name in self._fleet.workers:
-                self.leave(self._fleet.workers[name], timeout)
+            worker = self._fleet.workers.get(name)
+            if worker and after and name not in self._leaving:
+                self._leave(worker, timeout, after)  # its address is free from now on
+            elif worker:
+                self.leave(worker, timeout)
         changed = [spec for name, spec in now.items() if before.get(name) != spec]
         for spec in sorted(changed, key=self._turn):
             self._take_one(spec, timeout)
         return [*gone, *(spec.worker_id for spec in changed)]
+
+    def _looked_at_those_to_join(self) -> asyncio.Task[None]:
+        """Ends when the workers that join from now on, before it begins, were looked at once, or after a while."""
+        here = set(self._watched)
+
+        async def look() -> None:
+            newcomers = [each.watch for name, each in self._watched.items() if name not in here]
+            await _looked_at(newcomers, _NEWCOMERS)
+
+        task = asyncio.create_task(look(), name="a look at newcomers")
+        self._looks.add(task)
+        task.add_done_callback(self._looks.discard)
+        return task
 
     def _turn(self, spec: WorkerSpec) -> int:
         """The order of changes: first workers that move to another URL, since they free theirs for one that stays or
@@ -238,14 +264,11 @@ class Roster:
 
     async def first_checks(self, patience: float) -> None:
         """Returns when each worker's health was checked once, or after `patience` seconds."""
-        looks = [watched.watch.first_check.wait() for watched in self._watched.values()]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await asyncio.gather(*looks)
+        await _looked_at([watched.watch for watched in self._watched.values()], patience)
 
     async def close(self) -> None:
         """Stop watching all workers at once."""
-        await _end([*self._leaving.values(), *(watched.task for watched in self._watched.values())])
+        await _end([*self._looks, *self._leaving.values(), *(watched.task for watched in self._watched.values())])
         await self._resources.close()
         for worker in self._fleet.workers.values():
             worker.pool.close()
@@ -253,6 +276,13 @@ class Roster:
 
 def _without_role(spec: WorkerSpec) -> WorkerSpec:
     return msgspec.structs.replace(spec, **dict.fromkeys(ROLE_FIELDS))
+
+
+async def _looked_at(watches: Collection[WorkerWatch], patience: float) -> None:
+    """Returns when each worker's health was checked once, or after `patience` seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience):
+            await asyncio.gather(*(watch.first_check.wait() for watch in watches))
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from indexer.types import WorkerRank
 from router.context import RouterContext
 from router.events.index_audit import DriftStatus
-from router.split.pairing import why_unpaired
+from router.split.pairing import Counterparts, why_unpaired
 from router.workers.worker import LOOPS, State, Worker
 
 
@@ -49,11 +49,12 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     ranks: list[RankStatus]
 
 
-def worker_status(context: RouterContext, worker: Worker) -> WorkerStatus:
+def worker_status(context: RouterContext, worker: Worker, others: Counterparts) -> WorkerStatus:
+    """`others`: of the workers that are up."""
     problems = list(worker.problems)
     missing = context.missing_events.problems.get(worker.id) if context.missing_events else None
     loops = LOOPS if worker.loops(context.clock()) else None
-    unpaired = why_unpaired(worker, context.fleet.up) if worker.state == "up" else None
+    unpaired = why_unpaired(worker, others) if worker.state == "up" else None
     return WorkerStatus(
         id=worker.id,
         url=worker.spec.url,

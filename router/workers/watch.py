@@ -18,6 +18,7 @@ from engines.endpoints import confined
 from engines.probe import probe, read_models
 from publishers.dialogue import TIMED_OUT, converse, fetch
 from publishers.logs import log_event
+from publishers.turns import until_turn
 from router.split.pairing import lack
 from router.workers.fleet import Fleet
 from router.workers.worker import Worker
@@ -70,7 +71,7 @@ class WorkerWatch:
             except Exception:  # else the worker would count for ever as what it was before
                 logger.exception("A worker could not be looked at", extra={"fields": {"worker": self._worker.id}})
             self.first_check.set()
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(until_turn(self._worker.id, self._interval, asyncio.get_running_loop().time()))
 
     async def _round(self) -> None:
         trouble = await self._check()

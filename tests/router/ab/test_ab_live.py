@@ -146,9 +146,9 @@ def test_an_arm_whose_first_request_is_under_way_has_nothing_to_tell_yet() -> No
     assert "random" in page(compared)
 
 
-def test_processes_and_routers_add_up() -> None:
+async def test_processes_and_routers_add_up() -> None:
     one = told(kv=0.1, random=0.2)
-    both = read_arms([merge({0: one.encode(), 1: one.encode()}).decode(), one])
+    both = read_arms([(await merge({0: one.encode(), 1: one.encode()})).decode(), one])
     alone = read_arms([one])
     assert both["kv"].requests == 3 * alone["kv"].requests
     assert both["kv"].first_byte.count == 600

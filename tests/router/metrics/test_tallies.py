@@ -242,7 +242,7 @@ def test_histograms_do_not_share_their_counts() -> None:
 async def test_a_models_name_does_not_end_a_line_of_the_common_page() -> None:
     metrics, name = Metrics(), "a\u2028b\x85c\x0cd"
     metrics.tokenizer_mismatches.labels(name).inc()
-    page = merge({0: await metrics.page(), 1: await metrics.page()}).decode()
+    page = (await merge({0: await metrics.page(), 1: await metrics.page()})).decode()
     told = [line for line in page.split("\n") if line.startswith("router_tokenizer_mismatches_total{")]
     assert told == [f'router_tokenizer_mismatches_total{{process="{number}",model="{name}"}} 1.0' for number in (0, 1)]
 
@@ -267,6 +267,39 @@ async def test_the_page_is_made_in_turns_with_all_else() -> None:
     again = await metrics.page()
     assert again.count(b"late") > 0
     assert _without_process(again) == _without_process(generate_latest(metrics.registry))
+
+
+async def test_a_page_of_many_workers_holds_nothing_up() -> None:
+    """Neither in making it nor in joining those of several processes: other work runs after each few samples."""
+    metrics, turns = Metrics(), 0
+    for number in range(1000):
+        metrics.tallies.worker(f"w{number}")
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(take_turns())
+    page = await metrics.page()
+    assert turns >= page.count(b"\n") / 1000
+    turns = 0
+    both = await merge({0: page, 1: page})
+    others.cancel()
+    assert turns >= both.count(b"\n") / 1000 - 1
+    assert _without_process(page) == _without_process(generate_latest(metrics.registry))
+
+
+async def test_the_page_is_what_their_own_code_makes_of_it() -> None:
+    metrics, odd = Metrics(), 'a"b\\c\nd\u2028\u00e9'
+    metrics.tallies.worker(odd).ends[200, odd] += 1
+    metrics.tallies.worker(odd).first_byte.observe(1e7)
+    for model in (odd, "m"):
+        metrics.tokenizer_mismatches.labels(model).inc()
+    numbers = [((f"{at}",), number) for at, number in enumerate((math.inf, -math.inf, math.nan, 1e17, 1e-7, -0.0, 3))]
+    metrics.observe("router_numbers", "How they're written.", ("at",), lambda: numbers)
+    assert _without_process(await metrics.page()) == _without_process(generate_latest(metrics.registry))
 
 
 def _without_process(page: bytes) -> list[bytes]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
 from router.http.front import Connection
 from router.proxy.exchange import Exchange
+from router.routing import RequestRouting
 from tests.fakes.raw_client import post
 from tests.fakes.scripted_worker import Script, ScriptedWorker, answer, drop, events, never
 from tests.fakes.waiting import until
@@ -40,6 +42,24 @@ async def test_a_client_that_was_answered(script: Script) -> None:
         async with router.client() as client:
             await client.ask(post(body=STREAMED))
         await until(lambda: not here())
+
+
+async def test_a_request_under_way_keeps_nothing_for_each_worker_that_it_could_have_gone_to() -> None:
+    """A thousand workers of two ranks took 300 kB for each request."""
+    async with (
+        ScriptedWorker("a", default=never) as a,
+        running(a, router_mode="kv") as router,
+        router.client() as client,
+    ):
+        client.send(post(body=STREAMED))
+        await until(lambda: a.requests)
+        (exchange,) = router.app._under_way
+        assert exchange._leg
+        decision = exchange._leg.decision
+        assert decision.overlap_tokens is not None, "it was looked up"
+        assert (decision.costs, decision._predict) == ({}, None)
+        assert cast("RequestRouting", exchange._routing)._found is None
+        client.vanish()
 
 
 @pytest.mark.usefixtures("uncollected")

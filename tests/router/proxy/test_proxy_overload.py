@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from router.app import BACKLOG
 from router.http.front import Connection
 from tests.fakes.raw_client import Answered, get, post
 from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, flood
@@ -221,6 +226,17 @@ async def test_a_connection_too_many_is_told_so(a: ScriptedWorker) -> None:
         await until(lambda: not router.total("router_client_connections"))
         async with router.client() as third:
             assert (await third.ask(post(body=BODY))).status == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a socket does not tell")
+async def test_as_many_connections_may_wait_to_be_accepted_as_the_system_allows(a: ScriptedWorker) -> None:
+    """A burst of thousands comes within one turn of the loop."""
+    allowed = int(Path("/proc/sys/net/core/somaxconn").read_text())  # noqa: ASYNC240 -- no disk is read
+    async with running(a) as router:
+        assert router.app._server
+        told = router.app._server.sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+    (most,) = struct.unpack_from("I", told, 28)  # of a listening socket, `tcpi_sacked` means this
+    assert most == min(BACKLOG, allowed)
 
 
 async def test_bodies_beyond_what_may_be_held_are_answered_with_429(a: ScriptedWorker) -> None:

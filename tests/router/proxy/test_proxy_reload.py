@@ -62,7 +62,7 @@ async def test_a_hangup_adds_and_removes_workers_without_losing_a_request(
         file.say(b, more=COMMON)
         router.app.on_hangup()
         await until(lambda: router.is_up(b))
-        assert router.app._fleet.workers["a"].state == "draining"
+        await until(lambda: router.app._fleet.workers["a"].state == "draining")
         assert (await other.ask(post())).header(b"x-router-worker") == b"b"
         a.go_on.set()
         await one.read_until(b"[DONE]")

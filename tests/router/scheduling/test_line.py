@@ -35,7 +35,7 @@ def test_with_one_tenant_it_is_that_of_response_ratios_whoever_leaves(
             line.remove(who)
     stay = [who for who, (*_, leaves, lane) in enumerate(all_) if not leaves and lane == 0]
     expected = sorted(stay, key=lambda who: urgency(11.0, *all_[who][:3]))
-    assert line.order(11.0, [0], None) == [(who, (0, 0, 0)) for who in expected]
+    assert list(line.order(11.0, [0], None)) == [(who, (0, 0, 0)) for who in expected]
     works = np.zeros(1)
     line.add_work(works, 0, 0, set())
     assert works[0] == pytest.approx(sum(all_[who][2] for who in stay))
@@ -60,7 +60,7 @@ class Counters:
 
     def serve(self) -> int:
         served = self.shares.served if self.shares.contested else None
-        who = self.line.order(self.now, [0], served)[0][0]
+        who, _ = next(self.line.order(self.now, [0], served))
         charge = self.line.work(who)
         self.shares.leave(self.line.remove(who)[0], charge)
         self.served[self.tenants[who]] += charge
@@ -154,6 +154,21 @@ def test_rows_are_used_again() -> None:
             line.remove(who - 10)
     assert len(line._who) < 64
     assert [who for who, _ in line.order(2000.0, [0], None)] == list(range(990, 1000))
+
+
+def test_the_order_is_told_as_far_as_it_is_read() -> None:
+    """A pass over ten thousand looks at a few; what leaves or comes during it changes nothing for the others."""
+    line: Line[int] = Line()
+    for who in range(1000):
+        line.add(who, Entry(who, who, NEVER, 0, 0), 0)
+    order = line.order(2000.0, [0], None)
+    assert [next(order)[0] for _ in range(2)] == [0, 1]
+    for who in (0, 3, 500):
+        line.remove(who)
+    for who in range(1000, 1100):  # more than there are rows: they are numbered anew
+        line.add(who, Entry(who, who, NEVER, 0, 0), 0)
+    rest = [who for who, _ in order if who in line]
+    assert rest == [who for who in range(2, 1000) if who not in {3, 500}]
 
 
 def test_who_has_waited_too_long_is_found() -> None:

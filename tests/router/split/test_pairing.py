@@ -10,7 +10,7 @@ import pytest
 
 from engines.description import EngineDescription, Model
 from router.http.pool import Pool
-from router.split.pairing import lack, make_split, why_unpaired
+from router.split.pairing import counterparts, lack, make_split, why_unpaired
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
 from router.workers.worker import Worker
@@ -140,9 +140,35 @@ def test_how_kv_is_moved_is_told_with_each_rank() -> None:
 )
 def test_what_is_said_of_those_that_get_nothing(workers: list[Worker], said: list[str | None]) -> None:
     for each, wanted in zip(workers, said, strict=True):
-        why = why_unpaired(each, workers)
+        why = why_unpaired(each, counterparts(workers))
         assert (why is None) == (wanted is None), why
         assert wanted is None or wanted in str(why)
+
+
+@pytest.mark.parametrize("figure", ["host", "engine"])
+def test_the_work_grows_with_the_workers_and_not_with_their_square(
+    figure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every change of the fleet makes its pairs anew, and /ready says of each worker whether it has a counterpart."""
+    read, reads = getattr(Worker, figure).fget, 0
+
+    def counted(each: Worker) -> object:
+        nonlocal reads
+        reads += 1
+        return read(each)
+
+    monkeypatch.setattr(Worker, figure, property(counted))
+
+    def reads_of(number: int) -> int:
+        nonlocal reads
+        reads = 0
+        workers = [worker(f"{role}{at}", NIXL) for role in "pd" for at in range(number)]
+        assert make_split(workers)
+        others = counterparts(workers)
+        assert not any(why_unpaired(each, others) for each in workers)
+        return reads
+
+    assert reads_of(40) == 2 * reads_of(20)
 
 
 def test_what_must_be_known_first() -> None:

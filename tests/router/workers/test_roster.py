@@ -363,12 +363,52 @@ async def test_what_is_stated_anew_is_a_change_of_what_was_stated_before(state: 
     state.roster.join(spec("mine"))
     assert state.take("http://a:1,name=a", "http://b:1,name=b") == []
     assert sorted(state.take("http://b:1,name=b", "http://c:1,name=c")) == ["a", "c"]
+    state.watches[-1].first_check.set()
     await state.gone("a")
     assert state.names == ["b", "mine", "c"]
     state.roster.leave(state.fleet.workers["b"], 0.0)
     await state.gone("b")
     assert state.take("http://b:1,name=b", "http://c:1,name=c") == []
     assert state.names == ["mine", "c"], "what was done otherwise stays so"
+
+
+async def test_those_that_are_replaced_serve_until_the_others_were_looked_at(state: State) -> None:
+    state.take("http://a:1,name=a", "http://b:1,name=b")
+    a, b = state.fleet.workers.values()
+    for worker in (a, b):
+        await state.up(worker)
+    state.take("http://c:1,name=c", "http://a:1,name=d")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (a.state, b.state) == ("up", "up")
+    assert len(state.fleet.candidates("m")) == 2
+    state.watches[2].first_check.set()
+    state.take("http://c:1,name=c", "http://a:1,name=d", "http://b:1,name=b")
+    assert b.state == "up", "it is stated again"
+    state.watches[3].first_check.set()
+    await state.gone("a")
+    assert state.names == ["b", "c", "d"]
+    assert b.state == "up"
+
+
+@pytest.mark.parametrize("end", ["deadline", "patience", "by hand", "nobody joins"])
+async def test_they_do_not_wait_for_ever(state: State, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if end == "patience":
+        monkeypatch.setattr(roster, "_NEWCOMERS", 0.0)
+    state.take("http://a:1,name=a")
+    worker = state.fleet.workers["a"]
+    await state.up(worker)
+    state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
+    specs = [] if end == "nobody joins" else [spec("b")]
+    state.roster.take(specs, 0.0 if end == "deadline" else 60.0)
+    if end == "nobody joins":
+        assert worker.draining
+    elif end == "by hand":
+        assert not worker.draining
+        state.roster.leave(worker, 60.0)
+        assert worker.draining
+    else:
+        await until(lambda: worker.draining)
 
 
 async def test_roles_count_at_once_and_the_rest_from_the_next_look(state: State) -> None:

@@ -405,3 +405,26 @@ async def test_one_that_does_not_answer_what_it_is_does_not_serve_yet() -> None:
         session.details.update(DETAILS)
         await until(lambda: watched.worker.up)
         assert watched.described == [["m"]]
+
+
+async def test_workers_that_joined_together_are_not_looked_at_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand of them would hold up all requests each time."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        raise asyncio.CancelledError
+
+    session = cast("aiohttp.ClientSession", ScriptedSession([REFUSED]))
+    workers = [Worker(spec, Pool(spec.url, 1.0)) for spec in map(parse_worker, (f"http://w{n}:80" for n in range(8)))]
+    fleet = Fleet(workers)
+
+    async def taken_in(_: Worker) -> None:
+        raise AssertionError("none is up")
+
+    watches = [WorkerWatch(worker, fleet, session, 60.0, taken_in) for worker in workers]
+    monkeypatch.setattr("router.workers.watch.asyncio.sleep", sleep)
+    await asyncio.gather(*(watch.run() for watch in watches), return_exceptions=True)
+    assert all(watch.first_check.is_set() for watch in watches)
+    assert all(0.0 < seconds <= 60.0 for seconds in waits)
+    assert len({int(seconds) for seconds in waits}) > len(watches) / 2
