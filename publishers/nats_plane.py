@@ -17,6 +17,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from publishers.ending import end
 from publishers.logs import log_event
 from publishers.nats_access import NatsAccess, SafeClient
 from publishers.plane import OnMessage, OnRequest, PlaneUnavailable, Unsubscribe
@@ -137,8 +138,7 @@ class NatsPlane:
         if self._task is None:
             return
         self._away = True  # the disconnection is intended: no warning
-        self._task.cancel()
-        await asyncio.wait((self._task,))  # which may be cancelled itself
+        await end([self._task])
         self._task = None
         self._subscriptions.clear()
 

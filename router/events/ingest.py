@@ -10,6 +10,7 @@ from engines.answers import UNDECODABLE
 from indexer.events import ReplayRequest, decode_batch, decode_load, encode
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
+from publishers.ending import end
 from publishers.logs import log_event
 from publishers.plane import EventPlane, PlaneUnavailable, all_events, all_loads, replay_subject
 from router.metrics.registry import Metrics
@@ -63,9 +64,7 @@ class Ingest:
         self._closed = True
         if self._timer:
             self._timer.cancel()
-        for task in list(self._replays):
-            task.cancel()
-        await asyncio.gather(*self._replays, return_exceptions=True)
+        await end(self._replays)
 
     def tick(self) -> None:
         """Notice ranks that have fallen silent, and ranks for which two publishers speak."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
+from publishers.ending import end
 from publishers.logs import log_event
 from router.scheduling.scheduler import Scheduler
 from router.workers.fleet import Fleet
@@ -182,9 +183,7 @@ class Roster:
             logger.exception("What a worker holds could not be handed over", extra={"fields": {"worker": worker.id}})
 
     async def _end_watch(self, worker: Worker) -> None:
-        task = self._watched.pop(worker.id).task
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end([self._watched.pop(worker.id).task])
 
     async def _cut_off(self, worker: Worker) -> int:
         """Cut off what is still in flight; returns how many requests that were."""
@@ -268,7 +267,7 @@ class Roster:
 
     async def close(self) -> None:
         """Stop watching all workers at once."""
-        await _end([*self._looks, *self._leaving.values(), *(watched.task for watched in self._watched.values())])
+        await end([*self._looks, *self._leaving.values(), *(watched.task for watched in self._watched.values())])
         await self._resources.close()
         for worker in self._fleet.workers.values():
             worker.pool.close()
@@ -283,10 +282,3 @@ async def _looked_at(watches: Collection[WorkerWatch], patience: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience):
             await asyncio.gather(*(watch.first_check.wait() for watch in watches))
-
-
-async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
-    ended = list(tasks)
-    for task in ended:
-        task.cancel()
-    await asyncio.gather(*ended, return_exceptions=True)
