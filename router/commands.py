@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import logging
 import os
-import resource
 import sys
 from collections.abc import Callable
 from logging.handlers import MemoryHandler
@@ -16,6 +14,7 @@ from typing import cast
 from publishers.logs import configure_logging
 from router.cli import Source
 from router.hangups import hold_hangups
+from router.open_files import raise_limit
 from router.settings import Settings, SettingsError
 
 COMMANDS = {
@@ -38,7 +37,7 @@ def run(arguments: list[str]) -> int:
     except SettingsError as error:
         print(f"kv-router: {error}", file=sys.stderr)  # noqa: T201 - there are no logs before settings
         return 2
-    _raise_open_files()
+    raise_limit()
     # Imported late: --help and mistakes are answered without loading the server.
     module = "router.serve" if settings.processes == 1 else "router.processes.parent"
     serve = cast("Callable[[Settings, Source], int]", importlib.import_module(module).run)
@@ -60,10 +59,3 @@ def _read(source: Source) -> Settings:
             if root.isEnabledFor(record.levelno):
                 root.handle(record)
     return settings
-
-
-def _raise_open_files() -> None:
-    """Raise the limit of open files as far as the system lets us: each request takes two sockets."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # then it stays as it is
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -17,6 +17,7 @@ from router.app import App
 from router.arms import check_mode, make_arms, reads_prompts
 from router.cli import Source
 from router.hangups import take_hangups
+from router.open_files import warn_if_few
 from router.policies import make_policy
 from router.port import check_free
 from router.processes.member import Member, parent_ended
@@ -43,6 +44,7 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
         return 2
     every = {"process": member.number} if member else None
     configure_logging(settings.log_level, settings.log_format, every=every)
+    warn_if_few(len(settings.workers))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, source, member))
 
