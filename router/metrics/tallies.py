@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
 from prometheus_client.registry import Collector
@@ -195,9 +195,9 @@ def histogram_family(
     name: str, text: str, labels: tuple[str, ...], histograms: Iterable[tuple[tuple[str, ...], Histogram]]
 ) -> HistogramMetricFamily:
     """`histograms`: by the labels' values. The samples can be read once: they are made then, piece by piece."""
-    family = HistogramMetricFamily(name, text, labels=labels)
-    family.samples = cast("list[Sample]", _samples(name, labels, list(histograms)))
-    return family
+    family: Any = HistogramMetricFamily(name, text, labels=labels)  # Any: compiled code insists that samples are a list
+    family.samples = _samples(name, labels, list(histograms))
+    return cast("HistogramMetricFamily", family)
 
 
 def _samples(
