@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from indexer.hashing import SequenceHashes
 from indexer.lives import BYTES_PER_LIFE, Lives
@@ -23,7 +23,7 @@ _LONGEST: Final = 1e9
 _TIMED: Final = 0
 """The order in `Lives` of all ranks whose blocks have a time to live."""
 
-Dropped = dict[WorkerRank, SequenceHashes]
+Dropped: TypeAlias = dict[WorkerRank, SequenceHashes]
 
 
 class _Cache:

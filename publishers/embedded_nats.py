@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from engines.endpoints import url_host
-from publishers.ending import end
+from publishers.ending import end_tasks
 from publishers.logs import log_event
 from publishers.nats_plane import NatsPlane
 from publishers.urls import is_loopback
@@ -121,7 +121,7 @@ class NatsServer:
 
     async def stop(self) -> None:
         if self._care is not None:
-            await end([self._care])
+            await end_tasks([self._care])
             self._care = None
         process, self._process = self._process, None
         if process is not None:

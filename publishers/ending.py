@@ -14,7 +14,7 @@ AGAIN: Final = 1.0
 """Seconds after which a task that has not ended is cancelled again."""
 
 
-async def end(tasks: Iterable[asyncio.Task[Any]], again: float = AGAIN) -> None:
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]], again: float = AGAIN) -> None:
     """Cancels the tasks, as often as it takes, and returns when all have ended, however they did."""
     ended = set(tasks)
     left = {task for task in ended if not task.done()}

@@ -32,7 +32,7 @@ from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBa
 from engines.rank_load import RankLoad
 from indexer.types import EngineHash, Namespace, Tier, WorkerRank
 from publishers.counts import RelayCounts
-from publishers.ending import end
+from publishers.ending import end_tasks
 from publishers.plane import NAMESPACE_TAKES, EventPlane, is_namespace
 from publishers.rank import Epochs, RankPublisher
 
@@ -80,7 +80,7 @@ class KVPublisher:
 
     async def close(self) -> None:
         if self._reports is not None:
-            await end([self._reports])
+            await end_tasks([self._reports])
             self._reports = None
         await self._rank.close()
 

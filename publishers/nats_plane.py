@@ -17,7 +17,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from publishers.ending import end
+from publishers.ending import end_tasks
 from publishers.logs import log_event
 from publishers.nats_access import NatsAccess, SafeClient
 from publishers.plane import OnMessage, OnRequest, PlaneUnavailable, Unsubscribe
@@ -138,7 +138,7 @@ class NatsPlane:
         if self._task is None:
             return
         self._away = True  # the disconnection is intended: no warning
-        await end([self._task])
+        await end_tasks([self._task])
         self._task = None
         self._subscriptions.clear()
 

@@ -22,7 +22,7 @@ from indexer.types import WorkerRank
 from publishers.counts import RelayCounts, SourceCounts
 from publishers.credentials import make_session
 from publishers.dialogue import converse
-from publishers.ending import end
+from publishers.ending import end_tasks
 from publishers.load_poller import INTERVAL, LoadCounts, LoadPoller
 from publishers.logs import log_event
 from publishers.plane import EventPlane
@@ -134,7 +134,7 @@ class EnginePublisher:
 
     async def close(self) -> None:
         if self._task is not None:
-            await end([self._task])
+            await end_tasks([self._task])
             self._task = None
         await self._leave()
         if self._owns_session and self._session is not None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from engines.description import EventSource
 from publishers.counts import SourceCounts
+from publishers.ending import end_tasks
 from publishers.logs import log_event
 from publishers.zmq_sequence import (
     Apply,
@@ -208,7 +209,7 @@ class _Sockets:
 
     async def close(self) -> None:
         self.end()
-        await asyncio.gather(*(each.task for each in self._closed), return_exceptions=True)
+        await end_tasks(each.task for each in self._closed)
 
     def end(self) -> None:
         self.connected = False

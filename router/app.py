@@ -13,7 +13,7 @@ import aiohttp
 
 from engines.endpoints import url_host
 from indexer.kv_indexer import KVIndexer
-from publishers.ending import end
+from publishers.ending import end_tasks
 from publishers.logs import log_event
 from publishers.plane import EventPlane
 from publishers.streams import say
@@ -388,7 +388,7 @@ class App:
     async def close(self) -> None:
         if self._admin:
             await self._admin.close()
-        await end(self._tasks)
+        await end_tasks(self._tasks)
         if self._roster:
             await self._roster.close()
         if self._sockets:

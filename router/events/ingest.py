@@ -10,7 +10,7 @@ from engines.answers import UNDECODABLE
 from indexer.events import ReplayRequest, decode_batch, decode_load, encode
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
-from publishers.ending import end
+from publishers.ending import end_tasks
 from publishers.logs import log_event
 from publishers.plane import EventPlane, PlaneUnavailable, all_events, all_loads, replay_subject
 from router.metrics.registry import Metrics
@@ -64,7 +64,7 @@ class Ingest:
         self._closed = True
         if self._timer:
             self._timer.cancel()
-        await end(self._replays)
+        await end_tasks(self._replays)
 
     def tick(self) -> None:
         """Notice ranks that have fallen silent, and ranks for which two publishers speak."""

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from engines.answers import UNDECODABLE
+from publishers.ending import end_tasks
 
 if TYPE_CHECKING:
     from router.http.messages import RequestHead
@@ -116,9 +117,7 @@ class KeptResponses:
                     return worker
             return None
         finally:
-            for question in questions:
-                question.cancel()
-            await asyncio.gather(*questions, return_exceptions=True)
+            await end_tasks(questions)
 
     async def _has(self, worker: Worker, named: str) -> Worker | None:
         url, timeout = f"{worker.spec.url}{PATH.decode()}/{named}", aiohttp.ClientTimeout(PATIENCE)

@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from engines.store import Digest, Layout, Verdict, verify
 from indexer.hashing import SequenceHashes, Tokens
 from indexer.types import Namespace, SequenceHash
-from publishers.ending import end
+from publishers.ending import end_tasks
 from publishers.logs import log_event
 from router.metrics.tallies import Histogram
 from router.store.hot_prompts import HotPrompt
@@ -252,4 +252,4 @@ class StoreLookup:
             log_event(logger, logging.WARNING, "The store cannot be asked: routing goes on without it", reason=error)
 
     async def close(self) -> None:
-        await end(self._running)
+        await end_tasks(self._running)

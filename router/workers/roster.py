@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from publishers.ending import end
+from publishers.ending import end_tasks
 from publishers.logs import log_event
 from router.scheduling.scheduler import Scheduler
 from router.workers.fleet import Fleet
@@ -183,7 +183,7 @@ class Roster:
             logger.exception("What a worker holds could not be handed over", extra={"fields": {"worker": worker.id}})
 
     async def _end_watch(self, worker: Worker) -> None:
-        await end([self._watched.pop(worker.id).task])
+        await end_tasks([self._watched.pop(worker.id).task])
 
     async def _cut_off(self, worker: Worker) -> int:
         """Cut off what is still in flight; returns how many requests that were."""
@@ -267,7 +267,7 @@ class Roster:
 
     async def close(self) -> None:
         """Stop watching all workers at once."""
-        await end([*self._looks, *self._leaving.values(), *(watched.task for watched in self._watched.values())])
+        await end_tasks([*self._looks, *self._leaving.values(), *(watched.task for watched in self._watched.values())])
         await self._resources.close()
         for worker in self._fleet.workers.values():
             worker.pool.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from publishers.ending import end
+from publishers.ending import end_tasks
 
 
 async def stubborn(times: int) -> None:
@@ -27,9 +27,9 @@ async def test_all_end() -> None:
     tasks.append(asyncio.create_task(failing()))
     await asyncio.sleep(0)
     async with asyncio.timeout(10):
-        await end(tasks, again=0.0)
+        await end_tasks(tasks, again=0.0)
     assert all(task.done() for task in tasks)
 
 
 async def test_there_may_be_nothing_to_end() -> None:
-    await end([])
+    await end_tasks([])
