@@ -37,6 +37,7 @@ COMPILED = [
     "router/http/front.py",
     "router/http/pool.py",
     "router/http/protocol.py",
+    "router/http/reader.py",
     "router/http/relay.py",
     "router/http/repeated.py",
     "router/http/upstream.py",

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from engines.description import EngineKind
+from engines.disaggregation.legs import raw, read_body, write_body
 
 _PROMPT_FIELDS = ("model", "prompt", "add_special_tokens")
 _CHAT_FIELDS = (
@@ -35,6 +36,15 @@ _tokenized = msgspec.json.Decoder(_Tokenized)
 def rank_headers(kind: EngineKind, dp_rank: int) -> list[tuple[bytes, bytes]]:
     """The header that picks a data-parallel rank on the OpenAI routes; both engines read the same one."""
     return [] if kind == "unknown" else [(b"X-data-parallel-rank", str(dp_rank).encode())]
+
+
+def with_rank(body: bytes, dp_rank: int) -> bytes:
+    """The body of SGLang's /generate for a data-parallel rank: it reads no header. The newer name counts where both are
+    known."""
+    try:
+        return write_body({**read_body(body), "data_parallel_rank": raw(dp_rank), "routed_dp_rank": raw(dp_rank)})
+    except ValueError:  # for the engine to judge
+        return body
 
 
 def tells_tokens(kind: EngineKind) -> bool:

@@ -98,7 +98,7 @@ class Prompts:
         tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
         try:
             if inference.endpoint == "completions":
-                fields["prompt"] = self._checked(fields["prompt"], base)
+                fields["prompt"] = self._checked(fields["prompt"], base, inference.prompt_field)
             ids = tokens.tokens(inference.endpoint, fields)
             self._set_prompt(routing, inference, base, ids)
             if self._takers and base and self._takers.take(base.id):
@@ -158,7 +158,7 @@ class Prompts:
 
     # -- one request
 
-    def _checked(self, prompt: Any, base: Model | None) -> Any:
+    def _checked(self, prompt: Any, base: Model | None, param: str) -> Any:
         """`prompt` with its token ids as arrays. Refuses ids that a client made itself: SGLang 0.5 dies of one that its
         model does not have, and a retry would take the next worker with it."""
         if isinstance(prompt, str):
@@ -173,20 +173,20 @@ class Prompts:
         except (OverflowError, TypeError):
             known = False
         if not known:
-            raise BadRequest(400, "The prompt holds something that is no token id of this model.", param="prompt")
+            raise BadRequest(400, "The prompt holds something that is no token id of this model.", param=param)
         return packed if batch else packed[0]
 
     def _set_prompt(
         self, routing: RequestRouting, inference: Inference, base: Model | None, ids: Sequence[int] | Tokens
     ) -> None:
         if base:
-            routing.unfit = self._too_short(base.id, inference, len(ids))
+            routing.unfit |= self._too_short(base.id, inference, len(ids))
         namespace = Namespace(self._context.fleet.lora_name(inference.model), inference.cache_salt)
         routing.prompt = self._context.hash_prompt(ids, namespace)
 
     def _send_ids(self, routing: RequestRouting, inference: Inference, fields: Fields, ids: Tokens) -> None:
         """Send the ids, so that the engine need not tokenize again. Not of a batch, whose first prompt alone was."""
-        if inference.endpoint == "completions" and not isinstance(fields["prompt"], str):
+        if inference.engine or (inference.endpoint == "completions" and not isinstance(fields["prompt"], str)):
             return
         body = with_ids(inference.endpoint, inference.raw, ids)
         if body:
@@ -203,7 +203,7 @@ class Prompts:
                 f"This model's maximum context length is {lengths.most} tokens. "
                 f"However, your prompt has {tokens} tokens.",
                 code="context_length_exceeded",
-                param="prompt" if inference.endpoint == "completions" else "messages",
+                param=inference.prompt_field,
             )
         if lengths.least is None or lengths.least == lengths.most:
             return frozenset()
@@ -240,7 +240,7 @@ class Prompts:
                 fields["prompt"] = first_prompt(fields["prompt"])
         except CannotTokenize:  # for the engine to judge
             return
-        self._guess(routing, inference.model, fields, ("prompt", "tools", "messages"))
+        self._guess(routing, inference.model, fields, ("prompt", "media", "tools", "messages"))
 
     def guess(self, routing: RequestRouting, model: str | None, fields: Fields, rendered: Sequence[str]) -> None:
         """Gives `routing` what stands for the prompt of a request that every engine renders in its own way: `rendered`

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from router.http.messages import Response
 from router.openai.errors import error_response
@@ -47,17 +47,21 @@ def pinned_worker_cannot(worker: Worker, model: str | None) -> Response:
     return error_response(503, f"Worker {worker.id}, which alone may serve the request, cannot: {why}.")
 
 
-def no_worker(fleet: Fleet, model: str | None, refusal: str | None, *, retried: bool) -> Response:
-    """`refusal`: why the request cannot be served in two parts. `retried`: some workers have failed it already."""
+def no_worker(
+    fleet: Fleet, model: str | None, refusal: str | None, *, retried: bool, unfit: Collection[str] = ()
+) -> Response:
+    """`refusal`: why the request cannot be served in two parts. `retried`: some workers have failed it already.
+    `unfit`: workers that no request of its form, or of its length, may go to."""
     if not fleet.workers:
         return error_response(503, _NO_WORKER)
-    up = [worker for worker in fleet.up if worker.serves(model)]
+    up = [worker for worker in fleet.up if worker.serves(model) and worker.id not in unfit]
     if up and refusal:
         message = f"The request cannot be served in two parts, because {refusal}; "
         return error_response(400, f"{message}and no worker that serves requests whole is up.")
     if up and not retried:
         return error_response(503, f"No worker can serve the request: {_why_none(up)}. See /ready.")
-    what = "No worker is up" if model is None else f"No worker that serves {model!r} is up"
+    kind = "No worker that can take the request" if unfit else "No worker"
+    what = f"{kind} is up" if model is None else f"{kind} that serves {model!r} is up"
     return error_response(503, f"{what}; see /ready for what each worker lacks.")
 
 

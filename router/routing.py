@@ -51,6 +51,8 @@ class RoutingOptions(NamedTuple):
     """Its arm of a live A/B test."""
     body: bytes | None = None
     """The body of a request that may be served in two parts."""
+    name_rank: Callable[[int], bytes] | None = None
+    """Makes the body that picks a data-parallel rank, where a header does not."""
     tenant: str = ""
     """By its API key, or by its tenant header; "" for all other requests together."""
     ended: Callable[[], None] | None = None
@@ -69,10 +71,11 @@ class RequestRouting:
         self._pinned = options.pinned
         self._exclude: frozenset[str] = frozenset()
         self.unfit: frozenset[str] = frozenset()
-        """Workers whose context is too short for it."""
+        """Workers that run another engine than it is for, or whose context is too short for it."""
         self._routed: Callable[[Leg | Pair | Response], None] = _ignore
         self._bodies = SplitBodies(options.body)
         self._body: bytes | None = None
+        self._name_rank = options.name_rank
         self._migration = options.migration
         self.prompt = Prompt()
         self.arrived = self._submitted = context.clock()
@@ -152,7 +155,10 @@ class RequestRouting:
         told = self._arm.answer_lines if self._arm else b""
         if self._context.has_store:
             told += b"x-router-store-tokens: %d\r\n" % decision.stored_tokens
-        leg = Leg(worker, decision, booking, _rank_lines(worker, decision.rank), told, self._body)
+        lines, body = _rank_lines(worker, decision.rank), self._body
+        if lines and self._name_rank:
+            lines, body = b"", self._name_rank(decision.rank.dp_rank)
+        leg = Leg(worker, decision, booking, lines, told, body)
         return leg if self._migration is None else self._migration.leg(leg)
 
     def _sent(self, worker: Worker) -> None:
@@ -237,7 +243,8 @@ class RequestRouting:
         if self._pinned:
             self._answer(pinned_worker_cannot(self._pinned, model))
         else:
-            self._answer(no_worker(fleet, model, self._bodies.refusal, retried=bool(self._exclude)))
+            why = self._bodies.refusal
+            self._answer(no_worker(fleet, model, why, retried=bool(self._exclude), unfit=self.unfit))
 
     def fail(self, error: Exception) -> None:
         """Whatever it is, the client gets an answer."""

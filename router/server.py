@@ -8,14 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Final
 
+from engines.description import EngineKind
 from router.arms import Arms
 from router.context import RouterContext
 from router.forms import form_model
 from router.http.front import Connection
 from router.http.messages import Request, first, new_request_id, with_request_id
 from router.migration.migrating import Migration, Migrations
+from router.openai.engine_paths import GENERATE, PASSED_ON, RANKS_IN_BODY
 from router.openai.errors import BadRequest, error_response
 from router.openai.inference import (
     ENDPOINTS,
@@ -38,6 +42,10 @@ from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
+_NAMES: Final[Mapping[EngineKind, str]] = {"vllm": "vLLM", "sglang": "SGLang"}
+_NO_SUCH_PATH = (
+    "There is no such path here: the router serves /v1/…, some of the engines' own paths, /health, /ready and /metrics."
+)
 _MOST_PRIORITY = 2**31
 """Either way: the queue keeps priorities as 64-bit numbers."""
 
@@ -65,7 +73,7 @@ class Server:
         self._prompts = prompts
         self._own = own_pages
         self._pages = own_pages.by_path
-        self._own_paths = frozenset((*self._pages, *ENDPOINTS))
+        self._own_paths = frozenset((*self._pages, *ENDPOINTS, *GENERATE))
         self._direct = direct
         self._arms = arms
         self._store = store
@@ -106,19 +114,30 @@ class Server:
             if method != b"POST":
                 raise _wrong_method("POST")
             return self._infer(request, connection, parse_inference(endpoint, request.body), tenant)
-        if not path.startswith(b"/v1/"):
-            raise BadRequest(404, "There is no such path here: the router serves /v1/…, /health, /ready and /metrics.")
+        generate = GENERATE.get(path)
+        if generate:
+            if method != b"POST":
+                raise _wrong_method("POST")
+            return self._infer(request, connection, generate(request.body), tenant)
+        if not path.startswith(b"/v1/") and path not in PASSED_ON:
+            raise BadRequest(404, _NO_SUCH_PATH)
         return self._pass_on(request, connection, tenant)
 
     def _infer(self, request: Request, connection: Connection, inference: Inference, tenant: Tenant | None) -> Exchange:
         self._check_model(inference.model, tenant)
         _check_adapter(request.body, tenant)
-        options = self._options(request, tenant, inference.streamed, request.body)
+        options = self._options(request, tenant, inference.streamed)
+        if inference.engine is None:
+            options = options._replace(body=request.body)
+        elif request.head.path in RANKS_IN_BODY:
+            options = options._replace(name_rank=partial(RANKS_IN_BODY[request.head.path], request.body))
         if self._arms and options.pinned is None:  # one that names its worker is no test of a policy
             options = options._replace(arm=self._arms.assign(request.head))
-        if self._migrations and inference.streamed and options.pinned is None and not request.head.http_1_0:
+        if self._migrations and inference.streamed and options.pinned is None and _may_move(request, inference):
             options = options._replace(migration=self._migrations.begin(inference))
         routing = RequestRouting(self._context, inference.model, options)
+        if inference.engine:
+            routing.unfit = self._other_engines(request, inference.engine)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
         if self._store and self._prompts:
             pending = self._look_up(self._store, pending, routing, inference)
@@ -215,6 +234,15 @@ class Server:
         if model is not None and not fleet.may_serve(model):
             raise no_such_model(fleet, model, tenant)
 
+    def _other_engines(self, request: Request, engine: EngineKind) -> frozenset[str]:
+        """Workers that the request cannot go to. Raises BadRequest if none of its engine is known."""
+        fleet = self._context.fleet
+        others = fleet.other_engines(engine)
+        if fleet.workers and len(others) == len(fleet.workers):
+            path = request.head.path.decode("latin-1")
+            raise BadRequest(404, f"{path} is a path of {_NAMES[engine]}, and no worker runs it.")
+        return others
+
     def _served(self, model: str | None, tenant: Tenant | None) -> str | None:
         """The model to choose workers by for a request that is passed on; None: any may judge the name. Engines that do
         not look at it would answer with the model they have, which is right only where there is no other."""
@@ -226,14 +254,11 @@ class Server:
         self._check_model(model, tenant)
         return model
 
-    def _options(
-        self, request: Request, tenant: Tenant | None, streamed: bool = False, body: bytes | None = None
-    ) -> RoutingOptions:
-        """`body`: of a request that may be served in two parts."""
+    def _options(self, request: Request, tenant: Tenant | None, streamed: bool = False) -> RoutingOptions:
         head = request.head
         slo, priority = _read_slo(head.ttft_slo), _read_priority(head.priority)
         named = head.request_id or new_request_id()
-        options = RoutingOptions(self._pinned(request), slo, priority, streamed, body=body, request_id=named)
+        options = RoutingOptions(self._pinned(request), slo, priority, streamed, request_id=named)
         if tenant is not None:
             return options._replace(tenant=tenant.name, ended=tenant.end)
         if self._tenant_header is None:
@@ -252,6 +277,11 @@ class Server:
             if name in {worker.id, worker.spec.url}:
                 return worker
         raise BadRequest(400, f"There is no worker {name!r}; these there are: {', '.join(sorted(workers))}.")
+
+
+def _may_move(request: Request, inference: Inference) -> bool:
+    """Whether another worker may continue the answer: clients of HTTP/1.0 get it as it is."""
+    return inference.engine is None and not request.head.http_1_0
 
 
 def _named(request: Request, tenant: Tenant | None) -> str | None:

@@ -43,16 +43,23 @@ class Looked(Protocol):
 Connection = TypeVar("Connection", bound=Looked)
 
 
-class Clients(Generic[Connection]):
-    """The open connections, and what is counted over all of them."""
+class Shared:
+    """The limits, and what is counted over all connections."""
 
     def __init__(self, limits: Limits, refused: Counter[str] | None = None) -> None:
         """`refused`: counts, by cause, clients that were turned away or cut off."""
         self.limits = limits
-        self.open: set[Connection] = set()
         self.buffered = 0
         """Bytes of bodies above `LARGE`."""
         self.refused: Counter[str] = Counter() if refused is None else refused
+
+
+class Clients(Shared, Generic[Connection]):
+    """The open connections."""
+
+    def __init__(self, limits: Limits, refused: Counter[str] | None = None) -> None:
+        super().__init__(limits, refused)
+        self.open: set[Connection] = set()
 
     async def look(self, now: float) -> None:
         for number, connection in enumerate(list(self.open), 1):

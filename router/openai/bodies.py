@@ -47,7 +47,20 @@ class Steering(msgspec.Struct, gc=False):
     disagg_prefill_dp_rank: None = None
 
 
-STEERING = frozenset(Steering.__struct_fields__)
+class SglangSteering(Steering, gc=False):
+    """What servers and gateways of SGLang tell each other in its own form of request."""
+
+    lora_id: None = None
+    bootstrap_pair_key: None = None
+    decode_tp_size: None = None
+    http_worker_ipc: None = None
+    encoder_urls: None = None
+    need_wait_for_mm_inputs: None = None
+    num_items_assigned: None = None
+    kv_hints: None = None
+
+
+STEERING = frozenset(SglangSteering.__struct_fields__)
 
 
 class Bounded(Steering, gc=False):
@@ -94,3 +107,47 @@ class Chat(Body, gc=False):
     reasoning_effort: msgspec.Raw = ABSENT
     add_generation_prompt: msgspec.Raw = ABSENT
     continue_final_message: msgspec.Raw = ABSENT
+
+
+class Sampling(msgspec.Struct, gc=False):
+    """Of engines' own generate requests."""
+
+    n: Annotated[float, msgspec.Meta(le=MOST_CHOICES)] | None = None
+    extra_args: Extra | None = None
+
+
+class SglangGenerate(SglangSteering, gc=False):
+    """Of SGLang's /generate (srt/managers/io_struct.py, 0.5.23). Each prompt of a batch may have its own of all."""
+
+    model: str | None = None
+    """The engine passes over it, the router does not."""
+    text: msgspec.Raw = ABSENT
+    input_ids: msgspec.Raw = ABSENT
+    input_embeds: msgspec.Raw = ABSENT
+    image_data: msgspec.Raw = ABSENT
+    video_data: msgspec.Raw = ABSENT
+    audio_data: msgspec.Raw = ABSENT
+    sampling_params: Sampling | list[Sampling] | None = None
+    stream: bool | None = None
+    cache_salt: str | list[str | None] | None = None
+    lora_path: msgspec.Raw = ABSENT
+    extra_key: msgspec.Raw = ABSENT
+
+
+class VllmGenerate(Steering, gc=False):
+    """Of vLLM's /inference/v1/generate (entrypoints/scale_out/token_in_token_out/protocol.py, 0.32)."""
+
+    model: str | None = None
+    token_ids: msgspec.Raw = ABSENT
+    features: msgspec.Raw = ABSENT
+    content_parts: msgspec.Raw = ABSENT
+    sampling_params: Sampling | None = None
+    stream: bool | None = None
+    cache_salt: str | None = None
+
+
+class AsCompletion(Completion, gc=False):
+    """An engine's own generate request, read as a completion."""
+
+    media: msgspec.Raw = ABSENT
+    """What the model sees besides text."""

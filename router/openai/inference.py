@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from engines.answers import UNDECODABLE
+from engines.description import EngineKind
 from router.http.messages import RequestHead
 from router.openai.bodies import ABSENT, LOOSE, STEERING, Adapter, Body, Bounded, Chat, Completion, Steering
 from router.openai.errors import BadRequest
@@ -18,6 +19,7 @@ from router.tokens import read_ids
 Endpoint = Literal["completions", "chat"]
 
 _Body = TypeVar("_Body", bound=Bounded)
+_Read = TypeVar("_Read")
 
 ENDPOINTS: dict[bytes, Endpoint] = {b"/v1/completions": "completions", b"/v1/chat/completions": "chat"}
 
@@ -33,6 +35,8 @@ MOST_PROMPTS = 2048
 
 
 class Inference(NamedTuple):
+    """Its prompt, and what is said about it, as on the OpenAI path `endpoint`."""
+
     endpoint: Endpoint
     model: str | None
     """As the request names it; None when it names none, or "", which is none to engines."""
@@ -40,6 +44,10 @@ class Inference(NamedTuple):
     streamed: bool
     raw: bytes
     body: Completion | Chat
+    prompt_field: str
+    """Of `raw`."""
+    engine: EngineKind | None = None
+    """The only kind that takes requests of this form; None: all do."""
 
     def fields(self) -> dict[str, Any]:
         """What `PromptTokens` reads, as far as it is given; a prompt of token ids may be an array. A completion has
@@ -51,7 +59,9 @@ class Inference(NamedTuple):
         return _decoded(partial(_read_fields, self.raw, self.body))
 
     def whole(self) -> dict[str, Any]:
-        """All that the request says, for an engine. Raises as `fields` does."""
+        """All that the request says of its prompt, as an OpenAI request does. Raises as `fields` does."""
+        if self.engine:
+            return {"model": self.model, **self.fields()}
         return _decoded(partial(_decode, self.raw))
 
 
@@ -73,23 +83,37 @@ _decode_batch = msgspec.json.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(m
 
 def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
     """Raises BadRequest for what is no such request. Messages never quote the body."""
+    if endpoint == "chat":
+        chat = read_as(_decode_any_chat, raw)
+        _check("messages", chat.messages, b"[", "a list of messages")
+        return Inference(endpoint, chat.model or None, chat.cache_salt, bool(chat.stream), raw, chat, "messages")
+    body = read_as(_decode_any_completion, raw)
+    if not is_given(body.prompt) and is_given(body.prompt_embeds):
+        body.prompt = ABSENT  # vLLM takes what the prompt would have been embedded as
+    else:
+        check_prompt("prompt", body.prompt)
+    return Inference(endpoint, body.model or None, body.cache_salt, bool(body.stream), raw, body, "prompt")
+
+
+def read_as(decode: Callable[[bytes], _Read], raw: bytes) -> _Read:
+    """The body as `decode` reads it. Raises BadRequest for what is no JSON, or has a wrong field."""
     try:
-        if endpoint == "completions":
-            body: Completion | Chat = _decoded_as(_decode_completion, _decode_loose_completion, raw)
-        else:
-            body = _decoded_as(_decode_chat, _decode_loose_chat, raw)
+        return decode(raw)
     except msgspec.ValidationError as error:
         raise _wrong_field(error) from None
     except UNDECODABLE as error:
         raise _no_json(error) from None
-    if isinstance(body, Completion):
-        if _first(body.prompt) == _NULL and _first(body.prompt_embeds) != _NULL:
-            body.prompt = ABSENT  # vLLM takes what the prompt would have been embedded as
-        elif _check("prompt", body.prompt, b'"[', "a string or a list") == _LIST:
-            _check_batch(body.prompt)
-    else:
-        _check("messages", body.messages, b"[", "a list of messages")
-    return Inference(endpoint, body.model or None, body.cache_salt, bool(body.stream), raw, body)
+
+
+def is_given(field: msgspec.Raw) -> bool:
+    return _first(field) != _NULL
+
+
+def check_prompt(name: str, prompt: msgspec.Raw, kinds: bytes = b'"[', wanted: str = "a string or a list") -> None:
+    """Raises BadRequest if the field `name` is no prompt, nor a list of no more than `MOST_PROMPTS`. `kinds`: the first
+    bytes that it may have."""
+    if _check(name, prompt, kinds, wanted) == _LIST:
+        _check_batch(name, prompt)
 
 
 def model_of(raw: bytes, may_be_other: bool) -> str | None:
@@ -139,6 +163,14 @@ def _decoded_as(strict: Callable[[bytes], _Body], loose: Callable[[bytes], _Body
     return loose(raw)
 
 
+def _decode_any_chat(raw: bytes) -> Chat:
+    return _decoded_as(_decode_chat, _decode_loose_chat, raw)
+
+
+def _decode_any_completion(raw: bytes) -> Completion:
+    return _decoded_as(_decode_completion, _decode_loose_completion, raw)
+
+
 def _read_fields(raw: bytes, body: Completion | Chat) -> dict[str, Any]:
     if not raw.isascii():
         raw.decode()  # what was passed over may be no text
@@ -169,13 +201,13 @@ def _first(given: msgspec.Raw) -> int:
     return value[0] if value.nbytes else _NULL
 
 
-def _check_batch(prompt: msgspec.Raw) -> None:
+def _check_batch(name: str, prompt: msgspec.Raw) -> None:
     """One of token ids is no batch, and not looked through."""
     if _BATCH.match(memoryview(prompt)):
         try:
             _decode_batch(prompt)
         except msgspec.ValidationError:
-            raise BadRequest(400, f"One request may hold {MOST_PROMPTS} prompts.", param="prompt") from None
+            raise BadRequest(400, f"One request may hold {MOST_PROMPTS} prompts.", param=name) from None
 
 
 def _read(name: str, raw: msgspec.Raw) -> Any:

@@ -16,6 +16,7 @@ _APART = re.compile(rb'"cache_(read|creation)_input_tokens":\s*(\d{1,15})(?!\d)'
 
 Longer numbers count no tokens: int() refuses very long ones, and no float holds them.
 """
+_OF_SEVERAL = re.compile(rb'"index":|\}\]\s*$')
 _CACHED_OR_NOT = re.compile(rb'"cached_tokens":\s*(?:\d+|null)')
 CACHED = b'"cached_tokens"'
 
@@ -24,6 +25,8 @@ def read_usage(recent: bytes, latest: bytes) -> tuple[int | None, int | None]:
     """(prompt tokens, cached tokens) from an answer's last two pieces; None for what they do not tell."""
     end = latest[-_WINDOW:] if len(latest) > _WINDOW else recent[-_WINDOW:] + latest
     start = end.rfind(b'"usage"')
+    if start < 0:
+        start = _meta_info(end)
     prompt = _PROMPT.search(end, start) if start >= 0 else None
     if not prompt:
         return None, None
@@ -32,6 +35,12 @@ def read_usage(recent: bytes, latest: bytes) -> tuple[int | None, int | None]:
         return int(prompt[1]), int(cached[1])
     apart = {kind: int(tokens) for kind, tokens in _APART.findall(end, start)}
     return int(prompt[1]) + sum(apart.values()), apart.get(b"read")
+
+
+def _meta_info(end: bytes) -> int:
+    """Where SGLang's /generate tells the usage; -1 in an answer of several, where each tells its own."""
+    start = end.rfind(b'"meta_info"')
+    return -1 if start >= 0 and _OF_SEVERAL.search(end, start) else start
 
 
 def with_cached(answer: bytes, cached_tokens: int) -> bytes:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from engines.description import EngineDescription, Model, bases
+from engines.description import EngineDescription, EngineKind, Model, bases
 from publishers.logs import log_event
 from router.scheduling.decision import Candidates, Split
 from router.split.pairing import make_split, ranks_of
@@ -46,6 +46,7 @@ class Fleet:
         self._bases: dict[str | None, Model] | None = None
         self._lengths: dict[str, ContextLengths] = {}
         self._block_sizes: frozenset[int] | None = None
+        self._others: dict[EngineKind, frozenset[str]] = {}
 
     def add(self, worker: Worker) -> None:
         self.workers[worker.id] = worker
@@ -137,6 +138,14 @@ class Fleet:
         if self._block_sizes is None:
             self._block_sizes = frozenset(worker.block_size for worker in self.up)
         return self._block_sizes
+
+    def other_engines(self, kind: EngineKind) -> frozenset[str]:
+        """Workers that are known to run another engine."""
+        found = self._others.get(kind)
+        if found is None:
+            others = (worker.id for worker in self.workers.values() if worker.engine not in {kind, "unknown"})
+            found = self._others[kind] = frozenset(others)
+        return found
 
     def candidates(self, model: str | None, exclude: Collection[str] = ()) -> Candidates:
         """The ranks of all that are up and serve `model`, less those of the workers in `exclude`."""

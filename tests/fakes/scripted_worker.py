@@ -120,6 +120,8 @@ class Pages:
 
     models: list[str] = field(default_factory=lambda: ["tiny"])
     max_model_len: int = 4096
+    server_info: dict[str, Any] | None = None
+    """SGLang's; None: the worker speaks like vLLM."""
     statuses: dict[str, int | None] = field(default_factory=dict)
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes] | None:
@@ -133,6 +135,7 @@ class Pages:
                 f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",engine="0",num_gpu_blocks="10000"}} 1\n'
             ),
             "/kv_event_sources": dict,
+            **({} if self.server_info is None else self._of_sglang()),
         }
         if path not in pages:
             return None
@@ -140,11 +143,15 @@ class Pages:
         return self.statuses.get(path) or 200, (content if isinstance(content, str) else json.dumps(content)).encode()
 
     def _models(self) -> Any:
+        owner = "vllm" if self.server_info is None else "sglang"
         entries = [
-            {"id": name, "object": "model", "owned_by": "vllm", "root": name, "max_model_len": self.max_model_len}
+            {"id": name, "object": "model", "owned_by": owner, "root": name, "max_model_len": self.max_model_len}
             for name in self.models
         ]
         return {"object": "list", "data": entries}
+
+    def _of_sglang(self) -> dict[str, Callable[[], Any]]:
+        return {"/server_info": lambda: self.server_info, "/model_info": dict, "/v1/loads": dict, "/get_load": dict}
 
     def _tokenize(self, body: bytes) -> Any:
         """One token per character of the prompt."""

@@ -26,7 +26,10 @@ FILLERS, FILLER_TOKENS = 5, 1024
 EVENTS_OFFSET, TRANSFER_OFFSET, REPLAY_OFFSET = 1, 2, 101
 
 FLAGS: dict[EngineKind, tuple[str, ...]] = {
-    "vllm": ("--max-model-len", str(LONGEST_PROMPT), "--num-gpu-blocks-override", str(CACHE_TOKENS // 32)),
+    "vllm": (
+        *("--max-model-len", str(LONGEST_PROMPT), "--num-gpu-blocks-override", str(CACHE_TOKENS // 32)),
+        "--enable-scale-out",
+    ),
     "sglang": (
         "--context-length", str(LONGEST_PROMPT), "--max-total-tokens", str(CACHE_TOKENS), "--enable-response-store",
     ),

@@ -22,7 +22,8 @@ def _requests(data: bytes) -> Hashable:
         pair.feed(piece)
     pair.check()
     site = pair.sites[0]
-    return len(site.requests), site.connection._repeated is None, site.connection._misses, site.transport.closed
+    reader = site.connection._reader
+    return len(site.requests), reader._repeated is None, reader._misses, site.transport.closed
 
 
 def _apart(data: bytes) -> list[bytes]:

@@ -291,5 +291,5 @@ def test_what_is_counted_is_what_is_held(steps: list[tuple[int, str]]) -> None:
 
 def _held(connection: Connection) -> int:
     requests = [*connection._waiting, *([connection._current] if connection._current else [])]
-    reading = sum(map(len, connection._body))
+    reading = sum(map(len, connection._reader._body))
     return sum(size for size in (reading, *(len(each.body) for each in requests)) if size > LARGE)

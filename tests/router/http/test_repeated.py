@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.http.front import _MOST_MISSES, MAX_HEAD, MAX_PIPELINED
+from router.http.front import MAX_PIPELINED
 from router.http.messages import Request, Response, request_head
+from router.http.reader import _MOST_MISSES, MAX_HEAD
 from router.http.repeated import RepeatedRequest, repeated_request, without_length
 from tests.examples import examples
 from tests.router.http.test_chunked import chunk, pieces_of
@@ -31,7 +32,7 @@ class Pair:
 
     def __init__(self, slow: bool) -> None:
         self.sites = [Site(slow, MAX_BODY), Site(slow, MAX_BODY)]
-        self.sites[1].connection._misses = _MOST_MISSES
+        self.sites[1].connection._reader._misses = _MOST_MISSES
 
     def feed(self, data: bytes) -> None:
         for site in self.sites:
@@ -210,7 +211,7 @@ def remembering(raw: bytes = Message(body=b"hello").raw, slow: bool = False) -> 
     """A site that was sent `raw` once and can parse nothing any more."""
     site = Site(slow, MAX_BODY)
     site.feed(raw)
-    site.connection._parser = cast("httptools.HttpRequestParser", NoParser())
+    site.connection._reader._parser = cast("httptools.HttpRequestParser", NoParser())
     return site
 
 
@@ -237,7 +238,7 @@ def test_a_body_that_comes_in_pieces_is_not_parsed_either() -> None:
 def test_a_body_that_is_refused_is_named_as_its_request(missing: int) -> None:
     site = remembering()
     site.feed(Message(body=b"slow").raw[:-missing])
-    site.connection._refuse_message(408, "too slow")
+    site.connection._refuse_rest(408, "too slow")
     assert b"x-request-id: 7\r\n" in site.transport.written
 
 
@@ -287,7 +288,7 @@ def test_where_more_than_the_head_decides_nothing_is_remembered(raw: bytes) -> N
     site = Site()
     site.feed(raw)
     assert len(site.requests) == 1
-    assert site.connection._repeated is None
+    assert site.connection._reader._repeated is None
 
 
 def test_a_connect_with_a_length_is_read_as_the_parser_reads_it() -> None:
@@ -302,7 +303,7 @@ def test_a_head_in_pieces_is_parsed_and_remembered_no_more_than_it_came_whole() 
     for piece in pieces_of(POST, [20]):
         site.feed(piece)
     assert len(site.requests) == 1
-    assert site.connection._repeated is None
+    assert site.connection._reader._repeated is None
 
 
 # -- smuggling
@@ -390,8 +391,8 @@ def test_a_body_that_is_refused_is_not_kept() -> None:
     site = Site(max_body=MAX_BODY)
     for body in (b"hello", b"hello", b"x" * 2 * MAX_BODY):
         site.feed(Message(body=body).raw)
-    assert site.connection._missing == 0
-    assert site.connection._body == []
+    assert site.connection._reader._missing == 0
+    assert site.connection._reader._body == []
     assert b"HTTP/1.1 413 " in site.transport.written
 
 
@@ -400,7 +401,7 @@ def test_a_connection_whose_heads_keep_changing_remembers_none() -> None:
     for number in range(_MOST_MISSES + 1):
         site.feed(Message(line=b"POST /v1/%d HTTP/1.1" % number, body=b"hello").raw)
     for _ in range(5):
-        assert (site.connection._repeated, site.connection._begins) == (None, b"")
+        assert (site.connection._reader._repeated, site.connection._reader._begins) == (None, b"")
         site.feed(Message(body=b"hello").raw)
     assert len(site.requests) == _MOST_MISSES + 6
 
@@ -410,7 +411,7 @@ def test_a_head_that_is_seen_again_in_time_starts_the_count_anew() -> None:
     for number in range(20):
         for _ in range(2):
             site.feed(Message(line=b"POST /v1/%d HTTP/1.1" % number, body=b"hello").raw)
-    assert site.connection._repeated is not None
+    assert site.connection._reader._repeated is not None
     assert len(site.requests) == 40
 
 
@@ -418,8 +419,8 @@ def test_what_a_message_began_with_is_not_kept_behind_its_end() -> None:
     site = Site()
     for raw in (CHUNKED, GET, POST, POST + CHUNKED):
         site.feed(raw)
-        assert site.connection._begins == b""
-    assert site.connection._body == []
+        assert site.connection._reader._begins == b""
+    assert site.connection._reader._body == []
 
 
 # -- the pure part

@@ -448,7 +448,7 @@ async def test_draining_waits_for_a_request_that_is_being_sent(a: ScriptedWorker
     async with running(a) as router, router.client() as sending, router.client() as never_whole:
         for client in (sending, never_whole):
             client.send(whole[:-1])
-        await until(lambda: sum(one.busy or not one._between for one in router.app._connections) == 2)
+        await until(lambda: sum(one.busy or one._reader.in_part for one in router.app._connections) == 2)
         draining = asyncio.ensure_future(router.app.drain(PATIENCE))
         await asyncio.sleep(0)  # let it begin
         sending.send(whole[-1:])

@@ -35,6 +35,10 @@ def usage(prompt: object, cached: object) -> bytes:
         (b"", b'{"usage":{"input_tokens":1,"cache_read_input_tokens":8,"output_tokens":1}}', (9, 8)),
         (b"", b'"usage":{"input_tokens":1,"cache_creation_input_tokens":3,"cache_read_input_tokens":0}', (4, 0)),
         (b"", b'"usage":{"input_tokens":1,"cache_creation_input_tokens":null,"cache_read_input_tokens":8}', (9, 8)),
+        (b'"text":"a"', b'"meta_info":{"id":"x","prompt_tokens":9,"completion_tokens":1,"cached_tokens":8}}', (9, 8)),
+        (b'data: {"meta_info":{"prompt_tokens":9,"cached_tokens":8}}\n\n', b"data: [DONE]\n\n", (9, 8)),
+        (b"", b'[{"meta_info":{"prompt_tokens":9,"cached_tokens":8}}]\n', (None, None)),
+        (b'"meta_info":{"prompt_tokens":9,"cached_tokens":8},"index":1}', b"data: [DONE]\n\n", (None, None)),
         (usage(9, 8)[:25] + b"9" * 3000, b"9" * 3000, (None, None)),
     ],
 )

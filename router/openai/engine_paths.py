@@ -1,0 +1,66 @@
+"""Engines' own generate requests, and other paths of theirs that are not below /v1.
+
+A generate request's text or token ids are a prompt like any other, so it is read as a completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from engines.shaping import with_rank
+from router.openai.bodies import AsCompletion, SglangGenerate, VllmGenerate
+from router.openai.inference import Inference, check_prompt, is_given, read_as
+
+PASSED_ON = frozenset(
+    (b"/tokenize", b"/detokenize", b"/pooling", b"/classify", b"/score", b"/rerank", b"/v2/rerank", b"/v2/embed")
+)
+"""For clients as those below /v1 are; whatever else an engine has is for its operator."""
+
+_IDS = (b"[", "a list of token ids")
+_EMPTY = (b"[]", b"{}")
+_decode_sglang = msgspec.json.Decoder(SglangGenerate).decode
+_decode_vllm = msgspec.json.Decoder(VllmGenerate).decode
+
+
+def _of_sglang(raw: bytes) -> Inference:
+    given = read_as(_decode_sglang, raw)
+    name = "text"
+    body = AsCompletion(lora_path=given.lora_path, extra_key=given.extra_key)
+    if is_given(given.input_embeds):  # the order in which the engine takes them
+        body.prompt_embeds = given.input_embeds
+    elif is_given(given.input_ids):
+        name, body.prompt = "input_ids", given.input_ids
+        check_prompt(name, body.prompt, *_IDS)
+    else:
+        body.prompt = given.text
+        check_prompt(name, body.prompt)
+    salt = next(iter(given.cache_salt), None) if isinstance(given.cache_salt, list) else given.cache_salt
+    _add_media(body, given.image_data, given.video_data, given.audio_data)
+    return Inference(
+        "completions", given.model or None, salt or None, bool(given.stream), raw, body, name, engine="sglang"
+    )
+
+
+def _of_vllm(raw: bytes) -> Inference:
+    given = read_as(_decode_vllm, raw)
+    check_prompt("token_ids", given.token_ids, *_IDS)
+    body = AsCompletion(prompt=given.token_ids)
+    _add_media(body, given.features, given.content_parts)
+    return Inference(
+        *("completions", given.model or None, given.cache_salt, bool(given.stream), raw, body, "token_ids"),
+        engine="vllm",
+    )
+
+
+def _add_media(body: AsCompletion, *fields: msgspec.Raw) -> None:
+    given = [field for field in fields if is_given(field) and memoryview(field) not in _EMPTY]
+    if given:
+        body.media = msgspec.Raw(msgspec.json.encode({"type": "image", "data": given}))
+
+
+GENERATE: Mapping[bytes, Callable[[bytes], Inference]] = {b"/generate": _of_sglang, b"/inference/v1/generate": _of_vllm}
+"""By path, how a body is read. Each raises BadRequest as `parse_inference` does."""
+RANKS_IN_BODY: Mapping[bytes, Callable[[bytes, int], bytes]] = {b"/generate": with_rank}
+"""Where no header picks the data-parallel rank."""
