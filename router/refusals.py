@@ -69,4 +69,4 @@ def _why_none(up: Sequence[Worker]) -> str:
     """Why no request can be served although workers are up."""
     others = counterparts(up)
     reasons = (f"{worker.id}: {why}" for worker in up if (why := why_unpaired(worker, others)))
-    return next(reasons, "its workers serve /v1/completions and /v1/chat/completions only, in two parts")
+    return next(reasons, "its workers serve only what can be served in two parts")

@@ -51,8 +51,8 @@ class RoutingOptions(NamedTuple):
     """Its arm of a live A/B test."""
     body: bytes | None = None
     """The body of a request that may be served in two parts."""
-    name_rank: Callable[[int], bytes] | None = None
-    """Makes the body that picks a data-parallel rank, where a header does not."""
+    name_rank: Callable[[bytes, int], bytes] | None = None
+    """Puts a data-parallel rank into `body`, where no header picks one."""
     tenant: str = ""
     """By its API key, or by its tenant header; "" for all other requests together."""
     ended: Callable[[], None] | None = None
@@ -74,6 +74,7 @@ class RequestRouting:
         """Workers that run another engine than it is for, or whose context is too short for it."""
         self._routed: Callable[[Leg | Pair | Response], None] = _ignore
         self._bodies = SplitBodies(options.body)
+        self._given = options.body
         self._body: bytes | None = None
         self._name_rank = options.name_rank
         self._migration = options.migration
@@ -155,11 +156,16 @@ class RequestRouting:
         told = self._arm.answer_lines if self._arm else b""
         if self._context.has_store:
             told += b"x-router-store-tokens: %d\r\n" % decision.stored_tokens
-        lines, body = _rank_lines(worker, decision.rank), self._body
-        if lines and self._name_rank:
-            lines, body = b"", self._name_rank(decision.rank.dp_rank)
-        leg = Leg(worker, decision, booking, lines, told, body)
+        lines = _rank_lines(worker, decision.rank)
+        leg = Leg(worker, decision, booking, lines, told, self._ranked(worker, decision.rank, self._body))
         return leg if self._migration is None else self._migration.leg(leg)
+
+    def _ranked(self, worker: Worker, rank: WorkerRank, body: bytes | None) -> bytes | None:
+        """`body` with the rank in it, where that is the way to pick it. None: the body that was given."""
+        given = self._given if body is None else body
+        if self._name_rank is None or given is None or not _has_ranks(worker):
+            return body
+        return self._name_rank(given, rank.dp_rank)
 
     def _sent(self, worker: Worker) -> None:
         if not worker.breaker.quiet:
@@ -170,7 +176,7 @@ class RequestRouting:
     def _pair(self, decision: Decision, booking: Booking) -> Pair:
         leg = self._leg(decision, booking)
         body, together = self._bodies.begin(leg.worker, decision.rank.dp_rank)
-        prefill = leg._replace(body=body, part="prefill")
+        prefill = leg._replace(body=self._ranked(leg.worker, decision.rank, body), part="prefill")
         decode = self._decode(prefill, None, self._exclude) if together else None
         return Pair(prefill, decode, self._bodies.number, self._context.leg_timeout, self._decode_timeout())
 
@@ -204,14 +210,14 @@ class RequestRouting:
         decision = self._as_of_now(prefill, exclude)
         if decision is None:
             return None
-        body = self._bodies.go_on(answer)
+        written = self._bodies.go_on(answer)
         now = context.clock()
         onward = context.scheduler.select_decode(decision, self.matches(), now, prefilled=answer is not None)
         worker = context.fleet.workers[onward.rank.worker_id]
         self._sent(worker)
         self._predict(onward.rank, worker)
         named = b"x-router-prefill-worker: %s\r\n%s" % (prefill.worker.id.encode(), prefill.answer_lines)
-        lines = _rank_lines(worker, onward.rank)
+        lines, body = _rank_lines(worker, onward.rank), self._ranked(worker, onward.rank, written)
         # Booked last: after a fault before this there is nothing to give back.
         tokens = self.prompt.tokens
         booking = context.scheduler.reserve_decode(decision.rank, onward, tokens, now, self.streamed)
@@ -436,7 +442,10 @@ def _ignore(leg: Leg | Pair | Response) -> None:
 
 def _rank_lines(worker: Worker, rank: WorkerRank) -> bytes:
     """Header lines that name the rank; none for an engine with one rank."""
-    description = worker.description
-    if description is None or description.dp_size == 1:
+    if not _has_ranks(worker):
         return b""
-    return header_lines(rank_headers(description.kind, rank.dp_rank))
+    return header_lines(rank_headers(worker.engine, rank.dp_rank))
+
+
+def _has_ranks(worker: Worker) -> bool:
+    return worker.description is not None and worker.description.dp_size > 1

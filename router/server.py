@@ -9,7 +9,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from functools import partial
 from typing import Final
 
 from engines.description import EngineKind
@@ -127,10 +126,8 @@ class Server:
         self._check_model(inference.model, tenant)
         _check_adapter(request.body, tenant)
         options = self._options(request, tenant, inference.streamed)
-        if inference.engine is None:
-            options = options._replace(body=request.body)
-        elif request.head.path in RANKS_IN_BODY:
-            options = options._replace(name_rank=partial(RANKS_IN_BODY[request.head.path], request.body))
+        if inference.engine != "vllm":  # its own form has other fields than those that connectors set
+            options = options._replace(body=request.body, name_rank=RANKS_IN_BODY.get(request.head.path))
         if self._arms and options.pinned is None:  # one that names its worker is no test of a policy
             options = options._replace(arm=self._arms.assign(request.head))
         if self._migrations and inference.streamed and options.pinned is None and _may_move(request, inference):

@@ -26,6 +26,8 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     kv_transfer_params: msgspec.Raw = msgspec.Raw()
+    meta_info: _Details | None = None
+    """Of SGLang's /generate."""
 
 
 class Prefilled(NamedTuple):
@@ -38,18 +40,22 @@ class Prefilled(NamedTuple):
     """The engine gave it up, as vLLM does when it is told to stop: there is no KV to hand over."""
 
 
-_decode = msgspec.json.Decoder(_Answer).decode
+_decode = msgspec.json.Decoder(_Answer | list[_Answer]).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
 def read_answer(body: bytes) -> Prefilled:
-    """Raises ValueError for what is no answer of an OpenAI route."""
+    """Raises ValueError for what is no answer of an OpenAI route, nor of SGLang's /generate."""
     try:
         answer = _decode(body)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    if isinstance(answer, list):  # to several prompts, each with its own
+        if not answer:
+            raise ValueError("empty")
+        return Prefilled()
     params = answer.kv_transfer_params if bytes(answer.kv_transfer_params).startswith(b"{") else None
-    details = answer.usage.prompt_tokens_details if answer.usage else None
+    details = answer.usage.prompt_tokens_details if answer.usage else answer.meta_info
     aborted = any(choice.finish_reason == "abort" for choice in answer.choices or ())
     return Prefilled(params, details.cached_tokens if details else None, aborted)
 

@@ -164,8 +164,8 @@ def raw(value: object) -> msgspec.Raw:
 
 
 def prompts_in(body: Body) -> int:
-    """How many prompts a request holds."""
-    return max(1, _entries(body.get("prompt")))
+    """How many prompts a request holds: of an OpenAI path, or of SGLang's /generate."""
+    return max(1, *(_entries(body.get(name)) for name in ("prompt", "text", "input_ids")))
 
 
 def _entries(given: msgspec.Raw | None) -> int:

@@ -308,6 +308,39 @@ def test_a_batch_for_sglang_has_a_room_for_each_prompt() -> None:
     assert one == [ROOM, ROOM]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [(b'"text":"a"', 1), (b'"text":["a","b"]', 2), (b'"input_ids":[1,2,3]', 1), (b'"input_ids":[[1],[2],[3]]', 3)],
+)
+def test_sglangs_own_requests_are_split_like_others(prompt: bytes, prompts: int) -> None:
+    asked = b'{%s,"sampling_params":{"max_new_tokens":8},"stream":true}' % prompt
+    first, second = (json.loads(leg) for leg in split("sglang", asked))
+    for leg in (first, second):
+        assert leg["bootstrap_room"] == (ROOM if prompts == 1 else [ROOM + number for number in range(prompts)])
+        assert leg["sampling_params"] == {"max_new_tokens": 8}
+    assert (first["stream"], second["stream"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (b'"sampling_params":{"n":2}', "several answers"),
+        (b'"sampling_params":[{"n":1},{"n":2}]', "several answers"),
+        (b'"sampling_params":{"n":1.0}', None),
+        (b'"sampling_params":{"n":null}', None),
+        (b'"sampling_params":null', None),
+        (b'"return_logprob":true', None),
+        (b'"return_logprob":true,"logprob_start_len":-1', None),
+        (b'"return_logprob":true,"logprob_start_len":0', "log probabilities of its prompt"),
+        (b'"return_logprob":[true,true],"logprob_start_len":[-1,0]', "log probabilities of its prompt"),
+        (b'"return_logprob":false,"logprob_start_len":0', None),
+    ],
+)
+def test_which_of_sglangs_own_requests_cannot_be_split(fields: bytes, words: str | None) -> None:
+    why = CONNECTORS["sglang"].refuses(read_body(b'{"text":"x",%s}' % fields))
+    assert (words in why) if why and words else (why, words) == (None, None)
+
+
 def test_sglang_is_told_an_ipv6_address_as_in_a_url() -> None:
     for leg in split("sglang", b'{"prompt":"x"}', P._replace(host="fd00::1")):
         assert json.loads(leg)["bootstrap_host"] == "[fd00::1]"
@@ -510,6 +543,18 @@ def test_what_an_answer_tells(body: bytes, params: bytes | None, cached: int | N
 )
 def test_a_prefill_that_was_aborted(body: bytes, aborted: bool) -> None:
     assert read_answer(body).aborted is aborted
+
+
+@pytest.mark.parametrize(
+    ("body", "cached"),
+    [
+        (b'{"text":"x","meta_info":{"prompt_tokens":9,"cached_tokens":8}}', 8),
+        (b'{"text":"x","meta_info":{"prompt_tokens":9}}', None),
+        (b'[{"text":"x","meta_info":{"cached_tokens":8}},{"text":"y"}]', None),
+    ],
+)
+def test_what_sglangs_own_answer_tells(body: bytes, cached: int | None) -> None:
+    assert read_answer(body) == Prefilled(None, cached)
 
 
 def test_only_a_worker_that_pushes_tells_where_to_register() -> None:

@@ -117,7 +117,6 @@ async def test_a_rank_is_named_in_the_body(of_sglang: Callable[..., Any]) -> Non
     assert sorted(body.pop("routed_dp_rank") for body in bodies) == [0, 1]
     assert sorted(body.pop("data_parallel_rank") for body in bodies) == [0, 1]
     assert bodies == [{"text": "hello", "rid": "r"}] * 2
-    assert not any(request.values(b"x-data-parallel-rank") for request in worker.requests)
 
 
 async def test_what_its_answer_reports_is_counted(of_sglang: Callable[..., Any]) -> None:
@@ -166,3 +165,23 @@ async def test_what_is_for_operators_is_not(a: ScriptedWorker, path: str) -> Non
     async with running(a) as router, router.client() as client:
         assert (await client.ask(post(path, b"{}"))).status == 404
     assert not a.requests
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_it_is_served_in_two_parts(of_sglang: Callable[..., Any], ranks: int) -> None:
+    roles = ("prefill", "decode")
+    p, d = [await of_sglang(role, disaggregation_mode=role, dp_size=ranks) for role in roles]
+    prefilled, decoded = (
+        {"text": "x", "meta_info": {"prompt_tokens": 200, "cached_tokens": cached}} for cached in (7, 0)
+    )
+    p.then(answer(json.dumps(prefilled).encode()))
+    d.then(answer(json.dumps(decoded).encode()))
+    async with running(p, d, router_mode="kv") as router, router.client() as client:
+        answered = await generate(client, {"input_ids": IDS, "sampling_params": {"max_new_tokens": 4}})
+        assert (answered.status, answered.header(b"x-router-prefill-worker")) == (200, b"prefill")
+        assert json.loads(answered.body)["meta_info"]["cached_tokens"] == 7, "where the prompt was computed"
+        assert router.samples("router_reported_cached_tokens_total") == {"prefill": 7}
+    first, second = (json.loads(worker.requests[-1].body) for worker in (p, d))
+    assert first["bootstrap_room"] == second["bootstrap_room"]
+    assert ("routed_dp_rank" in first) == ("routed_dp_rank" in second) == (ranks > 1)
+    assert first.get("routed_dp_rank") == second.get("disagg_prefill_dp_rank")
