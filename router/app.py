@@ -118,7 +118,8 @@ class App:
         self._context = self._make_context(shared.sent if shared else None)
         self._migrations = self._make_migrations(settings.migration_limit)
         self._arms = make_arms(settings)
-        self._clients: Clients[Connection] = Clients(_client_limits(settings), self._metrics.tallies.clients.refused)
+        refused = self._metrics.tallies.clients.refused
+        self._clients: Clients[Connection] = Clients(_client_limits(settings), refused, time.time)
         self._connections = self._clients.open
         self._register_metrics()
         self._sockets = Sockets(member, self._metrics.page) if member else None

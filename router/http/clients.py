@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from router.http.messages import date_line
 
 LARGE: Final = 64 * 1024
 """Bodies above this many bytes are counted; smaller ones are bounded by the number of connections."""
@@ -52,16 +55,29 @@ class Shared:
         self.buffered = 0
         """Bytes of bodies above `LARGE`."""
         self.refused: Counter[str] = Counter() if refused is None else refused
+        self.date = b""
+        """The Date header line of answers that are made here (RFC 9110 section 6.6.1)."""
 
 
 class Clients(Shared, Generic[Connection]):
     """The open connections."""
 
-    def __init__(self, limits: Limits, refused: Counter[str] | None = None) -> None:
+    def __init__(
+        self, limits: Limits, refused: Counter[str] | None = None, wall_clock: Callable[[], float] | None = None
+    ) -> None:
+        """`wall_clock`: for the dates of answers; None: they have none."""
         super().__init__(limits, refused)
         self.open: set[Connection] = set()
+        self._wall_clock = wall_clock
+        self._tell_date()
+
+    def _tell_date(self) -> None:
+        if self._wall_clock:
+            self.date = date_line(self._wall_clock())
 
     async def look(self, now: float) -> None:
+        """To be called once a second."""
+        self._tell_date()
         for number, connection in enumerate(list(self.open), 1):
             if connection in self.open:
                 connection.look(now)

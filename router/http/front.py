@@ -192,7 +192,7 @@ class Connection(protocol.Protocol):
             return
         keep_alive = request.head.keep_alive and not self._closing
         line = connection_line(keep_alive, request.head.http_1_0)
-        self._transport.write(write_response(response, line, request.head.method == b"HEAD"))
+        self._transport.write(write_response(response, line, request.head.method == b"HEAD", self._clients.date))
         self.finish(keep_alive)
 
     def finish(self, keep_alive: bool = True) -> None:
@@ -252,7 +252,7 @@ class Connection(protocol.Protocol):
             return
         self._closing = True
         if self._current is None:
-            self._transport.write(write_response(response, CLOSES))
+            self._transport.write(write_response(response, CLOSES, date=self._clients.date))
             self._linger()
         self._drop_waiting()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Collection, Iterable
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import NamedTuple, TypeAlias
 
@@ -166,9 +167,17 @@ def may_pass(headers: Headers, names: Collection[bytes]) -> Headers:
     return [header for header in headers if header[0] in names and header[0] not in hop]
 
 
-def write_response(response: Response, connection: bytes, head_only: bool = False) -> bytes:
-    """The bytes of a whole answer. `connection`: its Connection header line; `head_only` for HEAD."""
+def date_line(seconds: float) -> bytes:
+    """The Date header for a time of the wall clock."""
+    return b"date: %s\r\n" % formatdate(seconds, usegmt=True).encode()
+
+
+def write_response(response: Response, connection: bytes, head_only: bool = False, date: bytes = b"") -> bytes:
+    """The bytes of a whole answer. `connection`: its Connection header line; `head_only` for HEAD; `date`: its Date
+    header line, which an answer of a worker's has already."""
     head = status_line(response.status) + header_lines(response.headers)
+    if not any(name == b"date" for name, _ in response.headers):
+        head += date
     head += b"content-type: %s\r\ncontent-length: %d\r\n" % (response.content_type, len(response.body))
     head += connection + b"\r\n"
     return head if head_only else head + response.body

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.http.clients import _PIECE, LARGE, READ_AHEAD, SPARE, Clients, Limits
 from router.http.front import MAX_PIPELINED, Connection
-from router.http.messages import Response
+from router.http.messages import Response, write_response
 from tests.router.http.test_chunked import chunk
 from tests.router.http.test_front import CHUNKED, GET, POST, Site
 
@@ -293,3 +293,20 @@ def _held(connection: Connection) -> int:
     requests = [*connection._waiting, *([connection._current] if connection._current else [])]
     reading = sum(map(len, connection._reader._body))
     return sum(size for size in (reading, *(len(each.body) for each in requests)) if size > LARGE)
+
+
+async def test_answers_made_here_have_the_date_of_the_last_look() -> None:
+    clock = iter((0.0, 86_400.0))
+    clients: Clients[Connection] = Clients(Limits(1000), wall_clock=lambda: next(clock))
+    one = site(clients=clients)
+    one.feed(GET)
+    await clients.look(1.0)
+    one.feed(GET)
+    one.feed(b"nonsense\r\n\r\n")
+    dates = [line for line in one.transport.written.split(b"\r\n") if line.startswith(b"date: ")]
+    assert dates == [b"date: Thu, 01 Jan 1970 00:00:00 GMT", *([b"date: Fri, 02 Jan 1970 00:00:00 GMT"] * 2)]
+
+
+def test_a_workers_answer_keeps_its_own_date() -> None:
+    theirs = Response(400, b"no", headers=((b"date", b"theirs"),))
+    assert write_response(theirs, b"", date=b"date: ours\r\n").count(b"date: ") == 1

@@ -136,7 +136,7 @@ async def test_what_a_prefill_worker_says_beside_its_refusal(p: ScriptedWorker, 
     async with router_of("nixl", p, d) as router:
         got = await ask(router, BODY, b"x-request-id: mine")
         assert (got.status, got.body) == (status, b"no")
-        assert sorted(got.headers) == [
+        assert sorted(header for header in got.headers if header[0] != b"date") == [
             *((b"content-length", b"2"), (b"content-type", b"text/plain")),
             *((b"retry-after", b"7"), (b"x-request-id", b"mine")),
         ]
