@@ -110,6 +110,7 @@ class _Measured(NamedTuple):
     cost: Cost
     refused: list[str]
     workers: int
+    """0: which worker served a request is not known."""
 
 
 async def _run(plan: Plan, access: WorkerAccess, loads: Loads, console: Console, measured: list[_Measured]) -> None:
@@ -117,6 +118,8 @@ async def _run(plan: Plan, access: WorkerAccess, loads: Loads, console: Console,
     _cancel_on_signals()
     runs = [_Run(label, rate, seed, loads[seed]) for rate in plan.rates for seed in plan.seeds for label in plan.modes]
     try:
+        for name, url in plan.peers.items():
+            await workers.check_reached(f"--peer {name}", Address.parse(url))
         for run in runs:
             measured.append(await _measure(plan, access, run, console))  # noqa: PERF401 -- they stay when one fails
     finally:
@@ -144,7 +147,7 @@ async def _measure(plan: Plan, access: WorkerAccess, run: _Run, console: Console
             with progress(console, run_name(run.label, run.rate, run.seed, plan.single), len(run.rows)) as advance:
                 records = await replay(run.rows, targets, Pace(run.rate, plan.speedup), prompts, advance)
     cost = meter.read(sum(record.chunks for record in records))
-    return _Measured(run, records, cost, refused, len(named))
+    return _Measured(run, records, cost, refused, 0 if run.label in plan.peers else len(named))
 
 
 @asynccontextmanager
@@ -161,8 +164,11 @@ async def _fleet(plan: Plan) -> AsyncIterator[Sequence[str]]:
 
 @asynccontextmanager
 async def _targets(plan: Plan, run: _Run, named: Sequence[str], access: WorkerAccess) -> AsyncIterator[list[Address]]:
-    """The addresses that requests go to in a mode: the router's, or the workers' own."""
+    """The addresses that requests go to in a mode: the router's, another router's, or the workers' own."""
     mode = mode_of(run.label)
+    if mode in plan.peers:
+        yield [Address.parse(plan.peers[mode])]
+        return
     if mode == UNROUTED:
         yield [Address.parse(url_of(worker), access) for worker in named]
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar, get_args
 
@@ -39,6 +40,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     modes: tuple[str, ...]
     workers: tuple[str, ...] = ()
     """Workers, as in the router's `--worker`; empty for a simulated fleet."""
+    peers: dict[str, str] = {}
+    """URLs of other routers in front of these workers, by their names among the modes."""
     worker_api_key_file: str | None = None
     worker_ca: str | None = None
     worker_cert: str | None = None
@@ -105,6 +108,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return without_reuse(kept) if self.no_reuse else kept
 
 
+_NAME = re.compile(r"[\w.-]{1,40}")
 _ACCESS_FILES = ("worker_api_key_file", "worker_ca", "worker_cert", "worker_key")
 _SIMULATED = ("sim_workers", "cache_tokens", "block_size", "sim_arg")
 """Flags that only a simulated fleet takes."""
@@ -113,12 +117,15 @@ _SIMULATED = ("sim_workers", "cache_tokens", "block_size", "sim_arg")
 def read_plan(argv: Sequence[str]) -> Plan:
     """Raises RunError for flags that cannot be used; `--help` prints and raises SystemExit(0)."""
     given = vars(make_parser().parse_args(argv))
-    modes = _labelled(given.pop("modes").split(","))
+    peers = _peers(given.pop("peer"))
+    modes = (*_labelled(given.pop("modes").split(",")), *peers)
     workers = tuple(_worker(text) for text in given.pop("worker"))
     simulated = {name: given.pop(name) for name in _SIMULATED}
     stated = [name for name, value in simulated.items() if value]
     if workers and stated:
         raise RunError(f"--{stated[0].replace('_', '-')} is for a simulated fleet, and --worker names another")
+    if peers and not workers:
+        raise RunError("--peer names a router in front of workers that run already; name them with --worker")
     if given["out"] is not None and given["out"] == given["html"]:
         raise RunError("--out and --html name the same file; give each its own")
     speedup = given.pop("speedup") or (1.0 if workers else SIM_SPEEDUP)
@@ -128,6 +135,7 @@ def read_plan(argv: Sequence[str]) -> Plan:
     return Plan(
         modes=modes,
         workers=workers,
+        peers=peers,
         speedup=speedup,
         baseline=baseline,
         sim_args=tuple(simulated.pop("sim_arg")),
@@ -185,6 +193,14 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="an engine, as for the router's --worker; repeat for each",
     )
+    real.add_argument(
+        "--peer",
+        action="append",
+        type=_peer,
+        default=[],
+        metavar="NAME=URL",
+        help="another router in front of the same workers, which is compared, too; repeat for each",
+    )
     real.add_argument("--worker-api-key-file", metavar="FILE", help="file with the API key of the engines")
     real.add_argument(
         "--worker-ca", metavar="FILE", help="the authorities (PEM) of https:// engines (default: the system's)"
@@ -223,6 +239,22 @@ def _labelled(names: Sequence[str]) -> tuple[str, ...]:
 def mode_of(label: str) -> str:
     """The mode of a name in the report, as the router calls it."""
     return label.partition("#")[0]
+
+
+def _peer(text: str) -> tuple[str, str]:
+    name, _, url = text.partition("=")
+    if not _NAME.fullmatch(name) or name in MODES or not url.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=http://HOST:PORT, with a name that is no mode's")
+    return name, url
+
+
+def _peers(given: Sequence[tuple[str, str]]) -> dict[str, str]:
+    peers: dict[str, str] = {}
+    for name, url in given:
+        if name in peers:
+            raise RunError(f"--peer names {name} twice")
+        peers[name] = url
+    return peers
 
 
 def _worker(text: str) -> str:

@@ -34,6 +34,7 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     seed: int
     workers: int
+    """0: which one served a request is not known."""
     summary: Summary
     cost: Cost
     warnings: tuple[str, ...]

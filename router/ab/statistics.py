@@ -107,7 +107,10 @@ def spread(values: Iterable[float | None]) -> Spread:
 
 
 def imbalance(per_worker: Mapping[str, float], workers: int) -> float:
-    """The largest value over the mean of `workers` workers, idle ones included. 1 when nothing was routed."""
+    """The largest value over the mean of `workers` workers, idle ones included. 1 when nothing was routed, NaN without
+    workers."""
+    if not workers:
+        return math.nan
     total = sum(per_worker.values())
     return max(per_worker.values()) * max(workers, len(per_worker)) / total if total else 1.0
 
@@ -139,7 +142,10 @@ WINDOWS = 24
 
 
 def balance(records: Sequence[Record], workers: int) -> list[tuple[float, float]]:
-    """The windows of a run: the start of each, and the imbalance of uncached prompt tokens arriving in it."""
+    """The windows of a run: the start of each, and the imbalance of uncached prompt tokens arriving in it. None where
+    `workers` is 0: it is not known which served a request."""
+    if not workers:
+        return []
     fine = [one for one in records if not one.error]
     windows = max(1, min(WINDOWS, len(fine) // (2 * workers)))
     width = max((one.at for one in fine), default=0.0) / windows or 1.0
@@ -151,7 +157,7 @@ def balance(records: Sequence[Record], workers: int) -> list[tuple[float, float]
 
 
 def summarise(records: Sequence[Record], workers: int, ttft_slo: float | None = None) -> Summary:
-    """The records of one mode, run against `workers` workers."""
+    """The records of one mode, run against `workers` workers (0: it is not known which served a request)."""
     fine = [one for one in records if not one.error]
     prefilling, answering = _parts(fine, workers)
     prompt = sum(one.prompt_tokens for one in fine)

@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from publishers.reasons import reason_of
+from router.ab.client import Address
 from router.ab.errors import RunError
 from router.security.worker_access import WorkerAccess
 
@@ -16,6 +17,8 @@ _ANSWER = aiohttp.ClientTimeout(total=10)
 _RESETS = ("/reset_prefix_cache", "/flush_cache")
 """The paths that reset caches in vLLM (with VLLM_SERVER_DEV_MODE=1) and in SGLang."""
 _POLL = 0.05
+_REACHED = 5.0
+"""Seconds to connect in."""
 
 
 class _Model(msgspec.Struct):
@@ -69,6 +72,16 @@ async def _reset(session: aiohttp.ClientSession, url: str) -> bool:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
     return False
+
+
+async def check_reached(flag: str, address: Address) -> None:
+    """Raises RunError, which names `flag`, if nothing listens there."""
+    try:
+        async with asyncio.timeout(_REACHED):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+    except (TimeoutError, OSError) as error:
+        raise RunError(f"{flag}: nothing answers at {address.url} ({reason_of(error)}); start it first") from None
+    writer.close()
 
 
 async def until_ready(url: str) -> None:

@@ -105,6 +105,14 @@ def trace(tmp_path: Path) -> str:
         (["--sim-workers", "2", "--frobnicate"], "unrecognized arguments: --frobnicate"),
         (["--worker", "http://a:1", "--sim-workers", "3"], "--sim-workers is for a simulated fleet"),
         (["--worker", "http://a:1", "--sim-arg=--x"], "--sim-arg is for a simulated fleet"),
+        (["--peer", "x=http://a:1"], "--peer names a router in front of workers that run already; name them"),
+        (["--peer", "http://a:1"], "--peer: http://a:1 is not NAME=http://HOST:PORT"),
+        (
+            ["--peer", "kv=http://a:1"],
+            "--peer: kv=http://a:1 is not NAME=http://HOST:PORT, with a name that is no mode's",
+        ),
+        (["--peer", "x=a:1"], "--peer: x=a:1 is not NAME=http://HOST:PORT"),
+        (["--worker", "http://a:1", "--peer", "x=http://a:1", "--peer", "x=http://b:1"], "--peer names x twice"),
     ],
 )
 def test_mistakes_are_one_sentence(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,6 +153,30 @@ def test_a_run_against_engines(trace: str, tmp_path: Path, capsys: pytest.Captur
     assert found["settings"]["speedup"] == 1.0
     assert [row["cached_tokens"] for row in found["modes"][0]["requests"]] == [4, 4, 4]
     assert "none#2" in capsys.readouterr().out
+
+
+def test_another_router_is_compared(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, page = tmp_path / "ab.json", tmp_path / "ab.html"
+    with engine(resets=True) as (url, heads), engine(resets=True) as (theirs, asked):
+        argv = ["--trace", trace, "--modes", "none", "--worker", url, "--peer", f"theirs={theirs}"]
+        assert main([*argv, "--out", str(out), "--html", str(page)]) == 0
+    assert heads.count(b"POST /v1/completions") == 3
+    assert heads.count(b"POST /flush_cache") == 2, "the workers' caches are emptied before its run, too"
+    assert asked == [b"POST /v1/completions"] * 3
+    none, other = json.loads(out.read_bytes())["modes"]
+    assert (none["mode"], other["mode"]) == ("none", "theirs")
+    assert (none["summary"]["imbalance_requests"], other["summary"]["imbalance_requests"]) == (1.0, None)
+    assert "theirs" in capsys.readouterr().out
+    assert "theirs" in page.read_text("utf-8")
+
+
+def test_another_router_that_is_not_there_is_told_of_first(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with engine(resets=True) as (gone, _):
+        pass
+    with engine(resets=True) as (url, heads):
+        assert main(["--trace", trace, "--modes", "none", "--worker", url, "--peer", f"theirs={gone}"]) == 2
+    assert f"--peer theirs: nothing answers at {gone} (Connection refused); start it first" in capsys.readouterr().err
+    assert heads == []
 
 
 def test_a_series_goes_through_every_rate_seed_and_mode(
