@@ -35,7 +35,7 @@ class Sglang(Connector):
     def refuses(self, body: Body, room: int | None = None) -> str | None:  # noqa: ARG002 -- a Connector
         if max(_answers_wanted(body)) > 1:
             return "it asks for several answers (n), which SGLang gives one bootstrap room"
-        if value_of(body, "return_logprob") and _is_in_prompt(value_of(body, "logprob_start_len")):
+        if value_of(body, "return_logprob") and is_in_prompt(value_of(body, "logprob_start_len")):
             return "it asks for the log probabilities of its prompt, which only the worker knows that computes it"
         return probabilities_of_prompt(body)
 
@@ -58,7 +58,7 @@ def _answers_wanted(body: Body) -> list[int]:
     return [int(n or 1) for n in wanted]
 
 
-def _is_in_prompt(start: object) -> bool:
+def is_in_prompt(start: object) -> bool:
     """Where /generate's log probabilities begin, or a list of that: -1 stands for the prompt's end."""
     return any(isinstance(each, int) and each >= 0 for each in (start if isinstance(start, list) else [start]))
 
