@@ -22,14 +22,10 @@ class _Choice(msgspec.Struct):
     finish_reason: Any = None
 
 
-class _Reason(msgspec.Struct):
-    type: Any = None
-
-
 class _MetaInfo(_Details):
     """Of SGLang's /generate."""
 
-    finish_reason: _Reason | None = None
+    finish_reason: Any = None
 
 
 class _Answer(msgspec.Struct):
@@ -71,7 +67,7 @@ def read_answer(body: bytes) -> Prefilled:
 def _is_aborted(answer: _Answer) -> bool:
     of_generate = answer.meta_info.finish_reason if answer.meta_info else None
     reasons = [choice.finish_reason for choice in answer.choices or ()]
-    return "abort" in reasons or (of_generate is not None and of_generate.type == "abort")
+    return "abort" in reasons or (isinstance(of_generate, dict) and of_generate.get("type") == "abort")
 
 
 def coordinates(params: msgspec.Raw) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from engines.disaggregation.legs import (
     probabilities_of_prompt,
     prompts_in,
     raw,
+    samplings,
     value_of,
 )
 from engines.endpoints import url_host
@@ -52,9 +53,7 @@ class Sglang(Connector):
 
 def _answers_wanted(body: Body) -> list[int]:
     """For each prompt; /generate has it among the sampling parameters, which may be a list."""
-    given = value_of(body, "sampling_params")
-    each = [params for params in (given if isinstance(given, list) else [given]) if isinstance(params, dict)]
-    sampled = [params.get(name) for params in each for name in ("n", "beam_width")]
+    sampled = [params.get(name) for params in samplings(body) for name in ("n", "beam_width")]
     wanted = [count_of(body, "n"), *(n for n in sampled if isinstance(n, int | float))]
     return [int(n or 1) for n in wanted]
 

@@ -543,6 +543,7 @@ def test_what_an_answer_tells(body: bytes, params: bytes | None, cached: int | N
         (b'{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"Aborted"}}}', True),
         (b'{"text":"","meta_info":{"finish_reason":{"type":"length","length":1}}}', False),
         (b'{"text":"","meta_info":{"finish_reason":null}}', False),
+        (b'{"text":"","meta_info":{"finish_reason":"stop"}}', False),
     ],
 )
 def test_a_prefill_that_was_aborted(body: bytes, aborted: bool) -> None:
