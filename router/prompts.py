@@ -180,7 +180,7 @@ class Prompts:
         self, routing: RequestRouting, inference: Inference, base: Model | None, ids: Sequence[int] | Tokens
     ) -> None:
         if base:
-            routing.unfit |= self._too_short(base.id, inference, len(ids))
+            routing.too_short = self._too_short(base.id, inference, len(ids))
         namespace = Namespace(self._context.fleet.lora_name(inference.model), inference.cache_salt)
         routing.prompt = self._context.hash_prompt(ids, namespace)
 

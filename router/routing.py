@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from engines.description import EngineKind
 from engines.disaggregation.answer import Prefilled
 from engines.shaping import rank_headers
 from indexer.matches import Matches
@@ -60,6 +61,10 @@ class RoutingOptions(NamedTuple):
     migration: Migration | None = None
     """Set if another worker may continue its answer."""
     request_id: bytes = b""
+    engine: EngineKind | None = None
+    """The only kind that takes it; None: all do."""
+    recomputed: bool = False
+    """What its engine reports as cached says nothing of what it holds."""
 
 
 class RequestRouting:
@@ -70,8 +75,10 @@ class RequestRouting:
         self._model = model
         self._pinned = options.pinned
         self._exclude: frozenset[str] = frozenset()
-        self.unfit: frozenset[str] = frozenset()
-        """Workers that run another engine than it is for, or whose context is too short for it."""
+        self._engine = options.engine
+        self._recomputed = options.recomputed
+        self.too_short: frozenset[str] = frozenset()
+        """Workers whose context is too short for it."""
         self._routed: Callable[[Leg | Pair | Response], None] = _ignore
         self._bodies = SplitBodies(options.body)
         self._given = options.body
@@ -250,7 +257,7 @@ class RequestRouting:
             self._answer(pinned_worker_cannot(self._pinned, model))
         else:
             why = self._bodies.refusal
-            self._answer(no_worker(fleet, model, why, retried=bool(self._exclude), unfit=self.unfit))
+            self._answer(no_worker(fleet, model, why, retried=bool(self._exclude), unfit=self._unfit()))
 
     def fail(self, error: Exception) -> None:
         """Whatever it is, the client gets an answer."""
@@ -376,8 +383,15 @@ class RequestRouting:
         fleet = self._context.fleet
         if self._pinned is not None:
             return fleet.candidates_of(self._pinned, self._model, exclude)
-        found = fleet.candidates(self._model, exclude | self.unfit if self.unfit else exclude)
+        found = fleet.candidates(self._model, exclude, self._unfit())
         return found if found.split is None or self._bodies.can(found.split, self._tokens_left()) else found.whole
+
+    def _unfit(self) -> frozenset[str]:
+        """Workers that cannot take it, as they are known now: one that was not, or that comes while it waits, may run
+        another engine."""
+        if self._engine is None:
+            return self.too_short
+        return self.too_short | self._context.fleet.other_engines(self._engine)
 
     def _tokens_left(self) -> int | None:
         """Tokens that the prompt leaves of the longest context of any worker; None if that is not known."""
@@ -398,7 +412,8 @@ class RequestRouting:
         context.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
         if self._arm:
             self._arm.tally.routed(decision)
-        if context.audit and self._found is not None and self.prompt.hashes and not self.prompt.guessed:
+        tells = not self._recomputed and not self.prompt.guessed
+        if context.audit and self._found is not None and self.prompt.hashes and tells:
             self._claim = context.audit.claim(decision, self._found, self.prompt.hashes, now)
         self._predict(decision.rank, worker)
 

@@ -18,7 +18,7 @@ from router.forms import form_model
 from router.http.front import Connection
 from router.http.messages import Request, first, new_request_id, with_request_id
 from router.migration.migrating import Migration, Migrations
-from router.openai.engine_paths import GENERATE, PASSED_ON, RANKS_IN_BODY
+from router.openai.engine_paths import GENERATE, MODEL_UNREAD, PASSED_ON, RANKS_IN_BODY
 from router.openai.errors import BadRequest, error_response
 from router.openai.inference import (
     ENDPOINTS,
@@ -124,17 +124,19 @@ class Server:
 
     def _infer(self, request: Request, connection: Connection, inference: Inference, tenant: Tenant | None) -> Exchange:
         self._check_model(inference.model, tenant)
+        if inference.engine:
+            self._check_engine(request, inference.model, inference.engine)
         _check_adapter(request.body, tenant)
         options = self._options(request, tenant, inference.streamed)
         if inference.engine != "vllm":  # its own form has other fields than those that connectors set
             options = options._replace(body=request.body, name_rank=RANKS_IN_BODY.get(request.head.path))
+        if inference.engine or inference.recomputed:
+            options = options._replace(engine=inference.engine, recomputed=inference.recomputed)
         if self._arms and options.pinned is None:  # one that names its worker is no test of a policy
             options = options._replace(arm=self._arms.assign(request.head))
         if self._migrations and inference.streamed and options.pinned is None and _may_move(request, inference):
             options = options._replace(migration=self._migrations.begin(inference))
         routing = RequestRouting(self._context, inference.model, options)
-        if inference.engine:
-            routing.unfit = self._other_engines(request, inference.engine)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
         if self._store and self._prompts:
             pending = self._look_up(self._store, pending, routing, inference)
@@ -184,6 +186,8 @@ class Server:
     def _pass_on(self, request: Request, connection: Connection, tenant: Tenant | None) -> Exchange:
         check_passed_on(request.head, self._own_paths)
         model = _named(request, tenant)
+        if request.head.path in MODEL_UNREAD:
+            self._check_base(model)
         fields = rendered_fields(request.head, request.body) if self._prompts else {}
         options = self._options(request, tenant, fields.get("stream") is True)
         routing = RequestRouting(self._context, self._served(model, tenant), options)
@@ -231,14 +235,24 @@ class Server:
         if model is not None and not fleet.may_serve(model):
             raise no_such_model(fleet, model, tenant)
 
-    def _other_engines(self, request: Request, engine: EngineKind) -> frozenset[str]:
-        """Workers that the request cannot go to. Raises BadRequest if none of its engine is known."""
-        fleet = self._context.fleet
+    def _check_engine(self, request: Request, model: str | None, engine: EngineKind) -> None:
+        """Raises BadRequest if none of the workers that could get the request can run that engine."""
+        fleet, pinned = self._context.fleet, self._pinned(request)
         others = fleet.other_engines(engine)
+        path = f"{request.head.path.decode('latin-1')} is a path of {_NAMES[engine]}"
+        if pinned and pinned.id in others:
+            raise BadRequest(400, f"{path}, which worker {pinned.id} does not run.")
         if fleet.workers and len(others) == len(fleet.workers):
-            path = request.head.path.decode("latin-1")
-            raise BadRequest(404, f"{path} is a path of {_NAMES[engine]}, and no worker runs it.")
-        return others
+            raise BadRequest(404, f"{path}, and no worker runs it.")
+        if engine == "sglang":
+            self._check_base(model)
+
+    def _check_base(self, model: str | None) -> None:
+        """SGLang passes over the model on its own paths: it would answer for the base model, whatever adapter is named,
+        and whether the client's key is for it or not. Raises BadRequest."""
+        if self._context.fleet.names_adapter(model, "sglang"):
+            text = "SGLang takes no adapter as the model on this path: name the base model, and it in 'lora_path'."
+            raise BadRequest(400, text, param="model")
 
     def _served(self, model: str | None, tenant: Tenant | None) -> str | None:
         """The model to choose workers by for a request that is passed on; None: any may judge the name. Engines that do

@@ -22,12 +22,17 @@ class _Choice(msgspec.Struct):
     finish_reason: Any = None
 
 
+class _MetaInfo(_Details):
+    """Of SGLang's /generate."""
+
+    finish_reason: Any = None
+
+
 class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     kv_transfer_params: msgspec.Raw = msgspec.Raw()
-    meta_info: _Details | None = None
-    """Of SGLang's /generate."""
+    meta_info: _MetaInfo | None = None
 
 
 class Prefilled(NamedTuple):
@@ -56,8 +61,13 @@ def read_answer(body: bytes) -> Prefilled:
         return Prefilled()
     params = answer.kv_transfer_params if bytes(answer.kv_transfer_params).startswith(b"{") else None
     details = answer.usage.prompt_tokens_details if answer.usage else answer.meta_info
-    aborted = any(choice.finish_reason == "abort" for choice in answer.choices or ())
-    return Prefilled(params, details.cached_tokens if details else None, aborted)
+    return Prefilled(params, details.cached_tokens if details else None, _is_aborted(answer))
+
+
+def _is_aborted(answer: _Answer) -> bool:
+    of_generate = answer.meta_info.finish_reason if answer.meta_info else None
+    reasons = [choice.finish_reason for choice in answer.choices or ()]
+    return "abort" in reasons or (isinstance(of_generate, dict) and of_generate.get("type") == "abort")
 
 
 def coordinates(params: msgspec.Raw) -> dict[str, Any] | None:

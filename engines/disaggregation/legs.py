@@ -181,10 +181,19 @@ def answers_wanted(body: Body) -> int:
 
 
 def answer_limit(body: Body) -> int | None:
-    """The limit that the request sets for the tokens of each answer; None: it sets none."""
+    """The limit that the request sets for the tokens of each answer, the highest of several; None: it sets none."""
+    if "sampling_params" in body and "prompt" not in body and "messages" not in body:
+        limits = [params.get(name) for params in samplings(body) for name in ("max_new_tokens", "max_tokens")]
+        return max((int(limit) for limit in limits if isinstance(limit, int | float)), default=None)
     names = ("max_completion_tokens", "max_tokens") if "messages" in body else ("max_tokens",)
     given = (count_of(body, name) for name in names)
     return next((limit for limit in given if limit is not None), None)
+
+
+def samplings(body: Body) -> list[dict[str, Any]]:
+    """The sampling parameters of an engine's own generate request, where each prompt may have its own."""
+    given = value_of(body, "sampling_params")
+    return [params for params in (given if isinstance(given, list) else [given]) if isinstance(params, dict)]
 
 
 def several_sequences(body: Body) -> str | None:

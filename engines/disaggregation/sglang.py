@@ -20,6 +20,7 @@ from engines.disaggregation.legs import (
     probabilities_of_prompt,
     prompts_in,
     raw,
+    samplings,
     value_of,
 )
 from engines.endpoints import url_host
@@ -34,8 +35,8 @@ class Sglang(Connector):
 
     def refuses(self, body: Body, room: int | None = None) -> str | None:  # noqa: ARG002 -- a Connector
         if max(_answers_wanted(body)) > 1:
-            return "it asks for several answers (n), which SGLang gives one bootstrap room"
-        if value_of(body, "return_logprob") and _is_in_prompt(value_of(body, "logprob_start_len")):
+            return "it asks for several answers (n) or beams, which SGLang gives one bootstrap room"
+        if value_of(body, "return_logprob") and is_in_prompt(value_of(body, "logprob_start_len")):
             return "it asks for the log probabilities of its prompt, which only the worker knows that computes it"
         return probabilities_of_prompt(body)
 
@@ -52,13 +53,12 @@ class Sglang(Connector):
 
 def _answers_wanted(body: Body) -> list[int]:
     """For each prompt; /generate has it among the sampling parameters, which may be a list."""
-    given = value_of(body, "sampling_params")
-    sampled = [each.get("n") for each in (given if isinstance(given, list) else [given]) if isinstance(each, dict)]
+    sampled = [params.get(name) for params in samplings(body) for name in ("n", "beam_width")]
     wanted = [count_of(body, "n"), *(n for n in sampled if isinstance(n, int | float))]
     return [int(n or 1) for n in wanted]
 
 
-def _is_in_prompt(start: object) -> bool:
+def is_in_prompt(start: object) -> bool:
     """Where /generate's log probabilities begin, or a list of that: -1 stands for the prompt's end."""
     return any(isinstance(each, int) and each >= 0 for each in (start if isinstance(start, list) else [start]))
 

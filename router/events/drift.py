@@ -12,7 +12,7 @@ from typing import Final, Literal
 LIMIT: Final = 0.1
 """Of prompt tokens, and of requests: a few long prompts make no drift. Below it lies what cannot be told from drift:
 events that were longer under way than anybody waits for them, requests that an engine serves without a look at its
-cache (vLLM where the prompt's logprobs are asked for)."""
+cache and that do not show it (most that ask for the prompt's logprobs do)."""
 LEAST_REQUESTS: Final = 50
 LEAST_SECONDS: Final = 30.0
 """Least time above the limit: far longer than a replay takes to put right what was lost."""

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from router.http import protocol
-from router.http.clients import LARGE, READ_AHEAD, SPARE, Activity, ActivityTimer, Clients
+from router.http.clients import READ_AHEAD, SPARE, Activity, ActivityTimer, Clients
 from router.http.messages import CLOSES, Passing, Request, Response, connection_line, write_response
-from router.http.reader import CONTINUE, Admit, RefuseText, RequestReader
+from router.http.reader import CONTINUE, Admit, RefuseText, RequestReader, held
 
 MAX_PIPELINED = 16
 """Requests read ahead on one connection; beyond that reading pauses."""
@@ -135,14 +135,15 @@ class Connection(protocol.Protocol):
                 self._let_continue()
             else:
                 self._refuse_with(read)
+        if self.closing:  # forget what has come behind the last request
+            self._reader.drop()
 
     def _take(self, request: Request) -> None:
         if self._closing:
+            self._clients.buffered -= held(request.body)
             return
         self._closing = self._last
         self._sent += 1
-        if len(request.body) > LARGE:
-            self._clients.buffered += len(request.body)
         if self._current is None and not self._paused:
             self._begin(request)
             return
@@ -268,14 +269,13 @@ class Connection(protocol.Protocol):
     def _end_current(self) -> Exchange | None:
         request, exchange = self._current, self._exchange
         self._current = self._exchange = None
-        if request is not None and len(request.body) > LARGE:
-            self._clients.buffered -= len(request.body)
+        if request is not None:
+            self._clients.buffered -= held(request.body)
         return exchange
 
     def _drop_waiting(self) -> None:
         """Drop the waiting requests and the one being read: none will be answered."""
-        sizes = (len(request.body) for request in self._waiting)
-        self._clients.buffered -= sum(size for size in sizes if size > LARGE)
+        self._clients.buffered -= sum(held(request.body) for request in self._waiting)
         self._waiting.clear()
         self._ahead = 0
         self._reader.drop()

@@ -42,7 +42,7 @@ _MOST_MISSES = 4
 CONTINUE: Final = "continue"
 """The client waits for a word before it sends a body."""
 Read: TypeAlias = Request | Response | Literal["continue"]
-"""A complete request; or the refusal of one, after which nothing is read; or `CONTINUE`."""
+"""A complete request, whose body stays counted; or the refusal of one, after which nothing is read; or `CONTINUE`."""
 RefuseText = Callable[[int, str], Response]
 """Makes the answer (status, message) to a request that cannot be read."""
 Admit = Callable[[bytes, Headers], Response | None]
@@ -258,7 +258,7 @@ class RequestReader:
     def _complete(self, head: RequestHead, body: bytes) -> None:
         if self._refused:
             return
-        self._shared.buffered -= self._counted
+        self._shared.buffered += held(body) - self._counted
         self._counted = 0
         self._read.append(Request(head, body))
 
@@ -291,6 +291,12 @@ class RequestReader:
         if self._repeated and (self._missing or self._body_size):
             return with_request_id(response, self._repeated.head.request_id)
         return response
+
+
+def held(body: bytes) -> int:
+    """Bytes of it that are counted over all connections, from the first one read to the last of the answer."""
+    size = len(body)
+    return size if size > LARGE else 0
 
 
 def _fault(version: str, names: list[bytes]) -> str | None:

@@ -33,7 +33,10 @@ class Extra(msgspec.Struct, gc=False):
 class Steering(msgspec.Struct, gc=False):
     """What no request may say: checked as it is decoded, which costs nothing.
 
-    SGLang's fields name a host to connect to, and a rank of the engine that the router would not know of.
+    SGLang's fields name a host to connect to, and a rank of the engine that the router would not know of. Those from
+    `lora_id` on are what its servers, and gateways, tell each other on its own paths (srt/managers/io_struct.py,
+    0.5.23). The last three let a client put KV of its own under the key of another one's image, and give the scheduler
+    tensors as JSON, of which it dies.
     """
 
     kv_transfer_params: Transfer | None = None
@@ -45,11 +48,6 @@ class Steering(msgspec.Struct, gc=False):
     data_parallel_rank: None = None
     routed_dp_rank: None = None
     disagg_prefill_dp_rank: None = None
-
-
-class SglangSteering(Steering, gc=False):
-    """What servers and gateways of SGLang tell each other in its own form of request."""
-
     lora_id: None = None
     bootstrap_pair_key: None = None
     decode_tp_size: None = None
@@ -58,9 +56,12 @@ class SglangSteering(Steering, gc=False):
     need_wait_for_mm_inputs: None = None
     num_items_assigned: None = None
     kv_hints: None = None
+    mm_hashes: None = None
+    mm_content_hashes: None = None
+    positional_embed_overrides: None = None
 
 
-STEERING = frozenset(SglangSteering.__struct_fields__)
+STEERING = frozenset(Steering.__struct_fields__)
 
 
 class Bounded(Steering, gc=False):
@@ -74,6 +75,8 @@ class Body(Bounded, gc=False):
 
     cache_salt: str | None = None
     stream: bool | None = None
+    prompt_logprobs: msgspec.Raw = ABSENT
+    echo: msgspec.Raw = ABSENT
     add_special_tokens: msgspec.Raw = ABSENT
     truncate_prompt_tokens: msgspec.Raw = ABSENT
     prompt_embeds: msgspec.Raw = ABSENT
@@ -81,6 +84,7 @@ class Body(Bounded, gc=False):
     mm_processor_kwargs: msgspec.Raw = ABSENT
     lora_path: msgspec.Raw = ABSENT
     extra_key: msgspec.Raw = ABSENT
+    session_params: msgspec.Raw = ABSENT
 
 
 LOOSE = frozenset({"n", "best_of", "stream"})
@@ -113,10 +117,24 @@ class Sampling(msgspec.Struct, gc=False):
     """Of engines' own generate requests."""
 
     n: Annotated[float, msgspec.Meta(le=MOST_CHOICES)] | None = None
+    beam_width: Annotated[float, msgspec.Meta(le=MOST_CHOICES)] | None = None
+    extra_args: Extra | None = None
+    prompt_logprobs: msgspec.Raw = ABSENT
+    prompt_logprob_token_ids: msgspec.Raw = ABSENT
+    skip_reading_prefix_cache: msgspec.Raw = ABSENT
+
+
+class Sampled(msgspec.Struct, gc=False):
     extra_args: Extra | None = None
 
 
-class SglangGenerate(SglangSteering, gc=False):
+class VllmSteering(Steering, gc=False):
+    """What no /inference/v1/generate may say."""
+
+    sampling_params: Sampled | None = None
+
+
+class SglangGenerate(Steering, gc=False):
     """Of SGLang's /generate (srt/managers/io_struct.py, 0.5.23). Each prompt of a batch may have its own of all."""
 
     model: str | None = None
@@ -132,6 +150,9 @@ class SglangGenerate(SglangSteering, gc=False):
     cache_salt: str | list[str | None] | None = None
     lora_path: msgspec.Raw = ABSENT
     extra_key: msgspec.Raw = ABSENT
+    session_params: msgspec.Raw = ABSENT
+    return_logprob: msgspec.Raw = ABSENT
+    logprob_start_len: msgspec.Raw = ABSENT
 
 
 class VllmGenerate(Steering, gc=False):

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from engines.answers import UNDECODABLE
+from engines.disaggregation.sglang import is_in_prompt
 from engines.shaping import with_rank
-from router.openai.bodies import AsCompletion, SglangGenerate, VllmGenerate
-from router.openai.inference import Inference, check_prompt, is_given, read_as
+from router.openai.bodies import AsCompletion, Sampling, SglangGenerate, VllmGenerate, VllmSteering
+from router.openai.inference import Inference, check_prompt, decoded_as, is_asked, is_given, read_as
 
 PASSED_ON = frozenset(
     (b"/tokenize", b"/detokenize", b"/pooling", b"/classify", b"/score", b"/rerank", b"/v2/rerank", b"/v2/embed")
@@ -20,38 +22,56 @@ PASSED_ON = frozenset(
 
 _IDS = (b"[", "a list of token ids")
 _EMPTY = (b"[]", b"{}")
+_decode_any = msgspec.json.Decoder().decode
 _decode_sglang = msgspec.json.Decoder(SglangGenerate).decode
 _decode_vllm = msgspec.json.Decoder(VllmGenerate).decode
+_decode_loose_vllm = msgspec.json.Decoder(VllmGenerate, strict=False).decode
+_decode_vllm_steering = msgspec.json.Decoder(VllmSteering).decode
+
+
+def _decode_any_vllm(raw: bytes) -> VllmGenerate:
+    return decoded_as(_decode_vllm, _decode_loose_vllm, raw, _decode_vllm_steering)
 
 
 def _of_sglang(raw: bytes) -> Inference:
     given = read_as(_decode_sglang, raw)
     name = "text"
-    body = AsCompletion(lora_path=given.lora_path, extra_key=given.extra_key)
-    if is_given(given.input_embeds):  # the order in which the engine takes them
-        body.prompt_embeds = given.input_embeds
-    elif is_given(given.input_ids):
+    body = AsCompletion(lora_path=given.lora_path, extra_key=given.extra_key, session_params=given.session_params)
+    if is_given(given.input_ids):  # the order in which the engine takes them: embeddings beside others are dropped
         name, body.prompt = "input_ids", given.input_ids
         check_prompt(name, body.prompt, *_IDS)
+    elif is_given(given.input_embeds) and not is_given(given.text):
+        body.prompt_embeds = given.input_embeds
     else:
         body.prompt = given.text
         check_prompt(name, body.prompt)
     salt = next(iter(given.cache_salt), None) if isinstance(given.cache_salt, list) else given.cache_salt
     _add_media(body, given.image_data, given.video_data, given.audio_data)
-    return Inference(
-        "completions", given.model or None, salt or None, bool(given.stream), raw, body, name, engine="sglang"
-    )
+    said = given.model or None, salt or None, bool(given.stream), raw, body, name
+    return Inference("completions", *said, "sglang", _shows_prompt(given))
 
 
 def _of_vllm(raw: bytes) -> Inference:
-    given = read_as(_decode_vllm, raw)
+    given = read_as(_decode_any_vllm, raw)
     check_prompt("token_ids", given.token_ids, *_IDS)
     body = AsCompletion(prompt=given.token_ids)
     _add_media(body, given.features, given.content_parts)
-    return Inference(
-        *("completions", given.model or None, given.cache_salt, bool(given.stream), raw, body, "token_ids"),
-        engine="vllm",
-    )
+    said = given.model or None, given.cache_salt, bool(given.stream), raw, body, "token_ids"
+    return Inference("completions", *said, "vllm", _passes_over_cache(given.sampling_params or Sampling()))
+
+
+def _shows_prompt(given: SglangGenerate) -> bool:
+    """The engine computes again from where the log probabilities begin."""
+    try:
+        return is_asked(given.return_logprob) and is_in_prompt(_decode_any(given.logprob_start_len))
+    except UNDECODABLE:
+        return False
+
+
+def _passes_over_cache(sampled: Sampling) -> bool:
+    """As SamplingParams.__post_init__ has it."""
+    asked = sampled.prompt_logprobs, sampled.prompt_logprob_token_ids
+    return any(map(is_given, asked)) or is_asked(sampled.skip_reading_prefix_cache)
 
 
 def _add_media(body: AsCompletion, *fields: msgspec.Raw) -> None:
@@ -62,5 +82,7 @@ def _add_media(body: AsCompletion, *fields: msgspec.Raw) -> None:
 
 GENERATE: Mapping[bytes, Callable[[bytes], Inference]] = {b"/generate": _of_sglang, b"/inference/v1/generate": _of_vllm}
 """By path, how a body is read. Each raises BadRequest as `parse_inference` does."""
+MODEL_UNREAD = frozenset((b"/classify",))
+"""Of `PASSED_ON`, where SGLang passes over the model (EmbeddingReqInput has none)."""
 RANKS_IN_BODY: Mapping[bytes, Callable[[bytes, int], bytes]] = {b"/generate": with_rank}
 """Where no header picks the data-parallel rank."""

@@ -18,7 +18,7 @@ from router.tokens import read_ids
 
 Endpoint = Literal["completions", "chat"]
 
-_Body = TypeVar("_Body", bound=Bounded)
+_Body = TypeVar("_Body", bound=Steering)
 _Read = TypeVar("_Read")
 
 ENDPOINTS: dict[bytes, Endpoint] = {b"/v1/completions": "completions", b"/v1/chat/completions": "chat"}
@@ -48,6 +48,8 @@ class Inference(NamedTuple):
     """Of `raw`."""
     engine: EngineKind | None = None
     """The only kind that takes requests of this form; None: all do."""
+    recomputed: bool = False
+    """The engine may compute all of its prompt again, whatever it holds: for the prompt's log probabilities."""
 
     def fields(self) -> dict[str, Any]:
         """What `PromptTokens` reads, as far as it is given; a prompt of token ids may be an array. A completion has
@@ -68,6 +70,7 @@ class Inference(NamedTuple):
 _PLAIN = Body.__struct_fields__.index("add_special_tokens")
 """Fields of `Body` that are decoded at once."""
 _LIST, _NULL = b"[n"
+_NULL_OR_FALSE = b"nf"
 _BATCH = re.compile(rb"\[\s*[\"\[]")
 _decode = msgspec.json.Decoder().decode
 _decode_completion = msgspec.json.Decoder(Completion).decode
@@ -86,13 +89,22 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
     if endpoint == "chat":
         chat = read_as(_decode_any_chat, raw)
         _check("messages", chat.messages, b"[", "a list of messages")
-        return Inference(endpoint, chat.model or None, chat.cache_salt, bool(chat.stream), raw, chat, "messages")
+        again = _recomputed(chat)
+        model, salt, streamed = chat.model or None, chat.cache_salt, bool(chat.stream)
+        return Inference(endpoint, model, salt, streamed, raw, chat, "messages", None, again)
     body = read_as(_decode_any_completion, raw)
     if not is_given(body.prompt) and is_given(body.prompt_embeds):
         body.prompt = ABSENT  # vLLM takes what the prompt would have been embedded as
     else:
         check_prompt("prompt", body.prompt)
-    return Inference(endpoint, body.model or None, body.cache_salt, bool(body.stream), raw, body, "prompt")
+    again, model, streamed = _recomputed(body), body.model or None, bool(body.stream)
+    return Inference(endpoint, model, body.cache_salt, streamed, raw, body, "prompt", None, again)
+
+
+def _recomputed(body: Body) -> bool:
+    if body.prompt_logprobs is ABSENT and body.echo is ABSENT:
+        return False
+    return is_given(body.prompt_logprobs) or is_asked(body.echo)
 
 
 def read_as(decode: Callable[[bytes], _Read], raw: bytes) -> _Read:
@@ -109,6 +121,11 @@ def is_given(field: msgspec.Raw) -> bool:
     return _first(field) != _NULL
 
 
+def is_asked(field: msgspec.Raw) -> bool:
+    """Whether it is given, and not false."""
+    return _first(field) not in _NULL_OR_FALSE
+
+
 def check_prompt(name: str, prompt: msgspec.Raw, kinds: bytes = b'"[', wanted: str = "a string or a list") -> None:
     """Raises BadRequest if the field `name` is no prompt, nor a list of no more than `MOST_PROMPTS`. `kinds`: the first
     bytes that it may have."""
@@ -120,7 +137,7 @@ def model_of(raw: bytes, may_be_other: bool) -> str | None:
     """The model that any other request names in its JSON body. `may_be_other`: it need not be JSON, and is then passed
     over. Raises BadRequest for what is no JSON, and for what no request may say."""
     try:
-        return _decoded_as(_decode_bounded, _decode_loose_bounded, raw).model or None
+        return decoded_as(_decode_bounded, _decode_loose_bounded, raw).model or None
     except msgspec.ValidationError as error:
         if _param(error) is None:  # no object: nothing is said in it
             return None
@@ -153,22 +170,28 @@ def names_adapter(raw: bytes) -> bool:
     return named is not ABSENT and bytes(named) != b"null"
 
 
-def _decoded_as(strict: Callable[[bytes], _Body], loose: Callable[[bytes], _Body], raw: bytes) -> _Body:
+def decoded_as(
+    strict: Callable[[bytes], _Body],
+    loose: Callable[[bytes], _Body],
+    raw: bytes,
+    steering: Callable[[bytes], object] = _decode_steering,
+) -> _Body:
+    """As `loose` reads it if a field of `LOOSE` needs that. `steering` decodes what no request may say."""
     try:
         return strict(raw)
     except msgspec.ValidationError as error:
-        if _param(error) not in LOOSE:
+        if (_param(error) or "").rpartition(".")[2] not in LOOSE:
             raise
-    _decode_steering(raw)  # which stays strict: "null" is none to the loose one
+    steering(raw)  # which stays strict: "null" is none to the loose one
     return loose(raw)
 
 
 def _decode_any_chat(raw: bytes) -> Chat:
-    return _decoded_as(_decode_chat, _decode_loose_chat, raw)
+    return decoded_as(_decode_chat, _decode_loose_chat, raw)
 
 
 def _decode_any_completion(raw: bytes) -> Completion:
-    return _decoded_as(_decode_completion, _decode_loose_completion, raw)
+    return decoded_as(_decode_completion, _decode_loose_completion, raw)
 
 
 def _read_fields(raw: bytes, body: Completion | Chat) -> dict[str, Any]:

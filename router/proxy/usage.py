@@ -17,6 +17,9 @@ _APART = re.compile(rb'"cache_(read|creation)_input_tokens":\s*(\d{1,15})(?!\d)'
 Longer numbers count no tokens: int() refuses very long ones, and no float holds them.
 """
 _OF_SEVERAL = re.compile(rb'"index":|\}\]\s*$')
+_TOLD_FIRST = b'{"request_id":'
+"""So vLLM's /inference/v1/generate begins what is not streamed: with its usage before what it generated."""
+_BEGIN = 1024
 _CACHED_OR_NOT = re.compile(rb'"cached_tokens":\s*(?:\d+|null)')
 CACHED = b'"cached_tokens"'
 
@@ -27,6 +30,10 @@ def read_usage(recent: bytes, latest: bytes) -> tuple[int | None, int | None]:
     start = end.rfind(b'"usage"')
     if start < 0:
         start = _meta_info(end)
+    first = recent or latest
+    if start < 0 and first.startswith(_TOLD_FIRST):
+        end = first[:_BEGIN]
+        start = end.find(b'"usage"')
     prompt = _PROMPT.search(end, start) if start >= 0 else None
     if not prompt:
         return None, None

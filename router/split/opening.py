@@ -12,9 +12,10 @@ from router.http.relay import HELD
 
 _ERROR = re.compile(rb'(?:[0-9a-fA-F]+\r\n)?data: ?\{"(?:error": ?\{|object": ?"error")')
 """The first event of a chunk, as vLLM and SGLang write it when the first token could not be computed."""
-_REQUESTS_OWN = re.compile(rb'"code": ?4(?!29)\d\d\b')
+_REQUESTS_OWN = re.compile(rb'"(?:status_)?code": ?4(?!29)\d\d\b')
 """An error that any other worker would answer too: so SGLang reports an invalid grammar once it streams."""
-_ABORTED = re.compile(rb'"finish_reason": ?"abort"')
+_ABORTED = re.compile(rb'"finish_reason": ?(?:"abort"|\{"type": ?"abort")')
+"""The second form is that of SGLang's /generate, which has no error events for what the scheduler gives up."""
 _ROLE = re.compile(rb'"delta": ?\{"role": ?"assistant"(?:, ?"content": ?(?:""|null))?(?:, ?"[a-z_]+": ?null)*\}')
 
 
@@ -41,12 +42,13 @@ class Opening:
         event, whole = _first(data)
         if _ERROR.match(event):
             return whole and not _REQUESTS_OWN.search(event)
-        return is_aborted(event)
+        return whole and is_aborted(event)
 
 
 def is_aborted(answer: bytes) -> bool:
-    """Whether the engine aborted the request, by its whole answer or one event of it."""
-    return bool(_ABORTED.search(answer))
+    """Whether the engine aborted the request, by its whole answer or one event of it, and another one might not."""
+    found = _ABORTED.search(answer)
+    return found is not None and not _REQUESTS_OWN.search(answer, found.end())
 
 
 def _first(data: bytes) -> tuple[bytes, bool]:

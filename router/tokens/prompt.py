@@ -24,10 +24,11 @@ _NOT_FOLLOWED: Final[Mapping[str, Reason]] = {
     "truncate_prompt_tokens": "untold",
     "lora_path": "untold",
     "extra_key": "untold",
+    "session_params": "untold",
     "media": "multimodal",
 }
 """What changes the prompt's tokens in ways that are not followed here. An engine that is asked for its tokens does not
-tell of all: it cuts them off, or caches them apart, when it computes them."""
+tell of all: it cuts them off, caches them apart, or puts them behind a session's, when it computes them."""
 _SGLANG_DIFFERS = (
     "tools",
     "reasoning_effort",

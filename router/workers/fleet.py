@@ -15,6 +15,7 @@ from router.workers.worker import LOOPS, Worker
 
 logger = logging.getLogger(__name__)
 
+_NONE: Final[frozenset[str]] = frozenset()
 _MOST_EXCLUSIONS: Final = 256
 """Sets of excluded workers for which candidates are cached."""
 
@@ -40,7 +41,7 @@ class Fleet:
 
     def _invalidate(self) -> None:
         self._candidates: dict[str | None, Candidates] = {}
-        self._without: dict[tuple[str | None, frozenset[str]], Candidates] = {}
+        self._without: dict[tuple[str | None, frozenset[str], frozenset[str]], Candidates] = {}
         self._ranks: dict[str, Candidates] = {}
         self._models: dict[str, tuple[Worker, Model]] | None = None
         self._bases: dict[str | None, Model] | None = None
@@ -147,27 +148,35 @@ class Fleet:
             found = self._others[kind] = frozenset(others)
         return found
 
-    def candidates(self, model: str | None, exclude: Collection[str] = ()) -> Candidates:
-        """The ranks of all that are up and serve `model`, less those of the workers in `exclude`."""
+    def candidates(self, model: str | None, exclude: Collection[str] = (), unfit: frozenset[str] = _NONE) -> Candidates:
+        """The ranks of all that are up and serve `model`, less those of the workers in `exclude`, which have failed the
+        request, and in `unfit`, which cannot serve it."""
         found = self._candidates.get(model)
         if found is None:
-            found = self._serving(model, ())
+            found = self._serving(model, _NONE, _NONE)
             if model is None or self.knows(model):  # any name may come from outside: only known ones are kept
                 self._candidates[model] = found
-        if not exclude:
+        if not exclude and not unfit:
             return found
-        return self._without_those(model, frozenset(exclude))
+        return self._without_those(model, frozenset(exclude), unfit)
 
-    def _without_those(self, model: str | None, exclude: frozenset[str]) -> Candidates:
+    def _without_those(self, model: str | None, exclude: frozenset[str], unfit: frozenset[str]) -> Candidates:
         """The same object for all requests that exclude the same workers, so that they wait in one lane."""
-        found = self._without.get((model, exclude))
+        found = self._without.get((model, exclude, unfit))
         if found is None:
-            found = self._serving(model, exclude)
+            found = self._serving(model, exclude, unfit)
             if model in self._candidates:
                 if len(self._without) >= _MOST_EXCLUSIONS:
                     self._without.clear()
-                self._without[model, exclude] = found
+                self._without[model, exclude, unfit] = found
         return found
+
+    def names_adapter(self, model: str | None, kind: EngineKind) -> bool:
+        """Whether `model` is an adapter's name to a worker of that engine, up or not."""
+        if model is None:
+            return False
+        models = (known for worker in self.workers.values() if worker.engine == kind for known in worker.models)
+        return any(known.id == model and known.adapter is not None for known in models)
 
     def candidates_of(self, worker: Worker, model: str | None, exclude: Collection[str] = ()) -> Candidates:
         """The same, of `worker` alone."""
@@ -178,8 +187,9 @@ class Fleet:
             found = self._ranks[worker.id] = ranks_of([worker])
         return found
 
-    def _serving(self, model: str | None, exclude: Collection[str]) -> Candidates:
-        able = [worker for worker in self.up if worker.serves(model) and worker.id not in exclude]
+    def _serving(self, model: str | None, exclude: frozenset[str], unfit: frozenset[str]) -> Candidates:
+        out = exclude | unfit
+        able = [worker for worker in self.up if worker.serves(model) and worker.id not in out]
         well = _candidates(worker for worker in able if worker.breaker.admits)
         # If no worker with a closed breaker can serve, a first try may go to any: the breakers may all be wrong.
         return well if well or exclude else _candidates(able)

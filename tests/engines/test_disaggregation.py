@@ -326,6 +326,7 @@ def test_sglangs_own_requests_are_split_like_others(prompt: bytes, prompts: int)
     [
         (b'"sampling_params":{"n":2}', "several answers"),
         (b'"sampling_params":[{"n":1},{"n":2}]', "several answers"),
+        (b'"sampling_params":{"n":1,"beam_width":2}', "beams"),
         (b'"sampling_params":{"n":1.0}', None),
         (b'"sampling_params":{"n":null}', None),
         (b'"sampling_params":null', None),
@@ -539,6 +540,10 @@ def test_what_an_answer_tells(body: bytes, params: bytes | None, cached: int | N
         (b'{"choices":[{"finish_reason":"stop","text":"abort"}]}', False),
         (b'{"choices":[{"finish_reason":null},{}]}', False),
         (b'{"choices":null}', False),
+        (b'{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"Aborted"}}}', True),
+        (b'{"text":"","meta_info":{"finish_reason":{"type":"length","length":1}}}', False),
+        (b'{"text":"","meta_info":{"finish_reason":null}}', False),
+        (b'{"text":"","meta_info":{"finish_reason":"stop"}}', False),
     ],
 )
 def test_a_prefill_that_was_aborted(body: bytes, aborted: bool) -> None:

@@ -120,6 +120,8 @@ class Pages:
 
     models: list[str] = field(default_factory=lambda: ["tiny"])
     max_model_len: int = 4096
+    adapters: list[str] = field(default_factory=list)
+    """Of the first model."""
     server_info: dict[str, Any] | None = None
     """SGLang's; None: the worker speaks like vLLM."""
     statuses: dict[str, int | None] = field(default_factory=dict)
@@ -148,6 +150,7 @@ class Pages:
             {"id": name, "object": "model", "owned_by": owner, "root": name, "max_model_len": self.max_model_len}
             for name in self.models
         ]
+        entries += [{"id": name, "owned_by": owner, "parent": self.models[0]} for name in self.adapters]
         return {"object": "list", "data": entries}
 
     def _of_sglang(self) -> dict[str, Callable[[], Any]]:

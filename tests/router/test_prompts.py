@@ -22,6 +22,7 @@ from publishers.logs import JsonFormatter
 from router.context import Prompt, RouterContext
 from router.http.pool import Pool
 from router.metrics.registry import Metrics
+from router.openai.engine_paths import GENERATE
 from router.openai.errors import BadRequest
 from router.openai.inference import Endpoint, parse_inference
 from router.prompts import Prompts
@@ -609,6 +610,13 @@ async def test_workers_that_take_less_than_others_get_no_prompt_that_is_too_long
             routing = RequestRouting(made.context, None)
             assert made.prompts.prepare(inference, routing) is None
             assert len(routing.candidates()) == ranks
+        for path, prompt, limit in ((b"/generate", "input_ids", "max_new_tokens"),
+                                    (b"/inference/v1/generate", "token_ids", "max_tokens")):  # fmt: skip
+            for wanted, ranks in ((5, 2), (6, 1)):
+                inference = GENERATE[path](msgspec.json.encode({prompt: [1] * 5, "sampling_params": {limit: wanted}}))
+                routing = RequestRouting(made.context, None)
+                assert made.prompts.prepare(inference, routing) is None
+                assert len(routing.candidates()) == ranks
         with pytest.raises(BadRequest):
             await made.prompt(prompt=[1] * 21)
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from engines.description import EngineDescription, Model
+from engines.description import EngineDescription, EngineKind, Model
 from engines.disaggregation.answer import Prefilled
 from indexer.events import EventBatch, Stored, pack_hashes
 from indexer.kv_indexer import KVIndexer, hash_prompt
@@ -114,6 +114,31 @@ def test_an_engine_that_leaves_out_a_zero_is_audited_all_the_same() -> None:
     status = audit.status(RANK)
     assert status
     assert status.bias == pytest.approx(8 / 20, abs=0.01)  # of two requests the second had none of what was believed in
+
+
+def test_what_an_engine_computes_again_says_nothing_of_what_it_holds() -> None:
+    indexer = KVIndexer()
+    audit = IndexAudit(indexer, lambda _: None, has_store=False)
+    made = context()._replace(indexer=indexer, audit=audit)
+    indexer.watch(RANK)
+    indexer.on_batch(EventBatch("w", 0, 1, 0, [Stored(Tier.GPU, pack_hashes(HASHES.chains[BLOCK]))]))
+    routing, legs = RequestRouting(made, "m", RoutingOptions(recomputed=True)), list[Leg | Pair | Response]()
+    routing.prompt = Prompt(10, HASHES)
+    routing.route(frozenset(), legs.append)
+    (leg,) = legs
+    assert isinstance(leg, Leg)
+    routing.finished(Outcome(leg, 200, "complete", 0.1, 0.2, 10, 0, None))
+    audit.tick(100.0)
+    assert audit.status(RANK) is None
+
+
+def test_a_worker_that_turns_out_to_run_another_engine_gets_nothing_that_waits() -> None:
+    made = context()
+    routing = RequestRouting(made, "m", RoutingOptions(engine="sglang"))
+    kinds: tuple[tuple[EngineKind, int], ...] = (("unknown", 1), ("vllm", 0), ("sglang", 1))
+    for kind, ranks in kinds:
+        made.fleet.redescribe(made.fleet.workers["w"], EngineDescription(kind, models=(Model("m"),), block_size=BLOCK))
+        assert len(routing.candidates()) == ranks
 
 
 def test_what_cannot_be_sent_is_given_back_and_answered() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from router.openai.engine_paths import GENERATE
 from router.openai.errors import BadRequest
 from router.openai.inference import Endpoint, Inference, model_of, parse_inference
 from router.tokens import read_ids, stand_ins
@@ -24,6 +25,9 @@ def _body(data: bytes) -> Hashable:
     """BadRequest, and nothing else."""
     with suppress(BadRequest):
         model_of(data, may_be_other=True)
+    for read in GENERATE.values():
+        with suppress(BadRequest, msgspec.ValidationError):
+            read(data).fields()
     return tuple(_parsed(endpoint, data) for endpoint in _ENDPOINTS)
 
 
@@ -98,6 +102,15 @@ def _bodies() -> list[bytes]:
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "é"}]}], "tools": [], "documents": []},
         {"prompt": ["a", "b"], "truncate_prompt_tokens": -1, "prompt_embeds": "x"},
         {"model": "", "prompt": None, "prompt_embeds": "x"},
+        {
+            "text": ["a"],
+            "sampling_params": [{"n": 1}],
+            "return_logprob": True,
+            "logprob_start_len": [0],
+            "cache_salt": ["s"],
+        },
+        {"input_ids": [1], "image_data": "x", "sampling_params": {"n": 1, "beam_width": 2}, "session_params": {}},
+        {"token_ids": [1], "stream": 1, "sampling_params": {"n": "1", "extra_args": {}, "prompt_logprobs": 0}},
     ]
     return list(dict.fromkeys(JSON.encode(body) for body in (*found, *made) if isinstance(body, dict)))
 

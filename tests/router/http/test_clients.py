@@ -209,6 +209,21 @@ def test_a_large_body_is_counted_until_its_answers_end(chunked: bool, size: int,
         assert one.clients.buffered == 0
 
 
+def test_bodies_that_come_in_one_piece_count_together() -> None:
+    one = site(slow=True)
+    one.feed(post(3 * LARGE) * 2)
+    assert (len(one.requests), one.clients.buffered, one.clients.refused) == (1, 3 * LARGE, {"max_buffered": 1})
+
+
+def test_what_comes_behind_the_last_request_is_not_kept() -> None:
+    """Its connection may stay open for long, until the client has taken the answer."""
+    one = site()
+    one.feed(POST[:10])
+    one.connection.drain()
+    one.feed(POST[10:] + post(3 * LARGE)[:-1])
+    assert (one.transport.closed, one.clients.buffered, one.connection._reader._body) == (True, 0, [])
+
+
 def test_what_is_read_of_large_bodies_ends_at_the_limit() -> None:
     clients: Clients[Connection] = Clients(LIMITS)
     sites = [site(clients=clients) for _ in range(3)]

@@ -38,6 +38,9 @@ def fields(path: bytes, body: object) -> dict[str, Any]:
         (SGLANG, {"text": "hi", "image_data": [], "video_data": None}, {"prompt": "hi"}),
         (SGLANG, {"text": "hi", "image_data": "x"}, {"prompt": "hi", "media": {"type": "image", "data": ["x"]}}),
         (SGLANG, {"input_embeds": [[0.5]]}, {"prompt_embeds": [[0.5]]}),
+        (SGLANG, {"input_embeds": [[0.5]], "input_ids": [1]}, {"prompt": [1]}),
+        (SGLANG, {"input_embeds": [[0.5]], "text": "hi"}, {"prompt": "hi"}),
+        (SGLANG, {"input_ids": [1], "session_params": {"id": "s"}}, {"prompt": [1], "session_params": {"id": "s"}}),
         (VLLM, {"token_ids": [1, 2], "sampling_params": {}}, {"prompt": [1, 2]}),
         (VLLM, {"token_ids": [1], "features": {}, "content_parts": [{}]},
          {"prompt": [1], "media": {"type": "image", "data": [[{}]]}}),
@@ -76,11 +79,17 @@ def test_what_is_said_about_it(body: object, model: str | None, salt: str | None
         (SGLANG, {"text": "hi", "routed_dp_rank": 1}, "routed_dp_rank"),
         (SGLANG, {"text": "hi", "encoder_urls": ["http://h"]}, "encoder_urls"),
         (SGLANG, {"text": "hi", "kv_hints": {}}, "kv_hints"),
+        (SGLANG, {"text": "hi", "mm_hashes": ["ff"]}, "mm_hashes"),
+        (SGLANG, {"text": "hi", "positional_embed_overrides": {"positions": [1]}}, "positional_embed_overrides"),
+        (SGLANG, {"text": "hi", "sampling_params": {"beam_width": MOST_CHOICES + 1}}, "sampling_params.beam_width"),
         (VLLM, {"token_ids": "hi"}, "token_ids"),
         (VLLM, {"sampling_params": {}}, "token_ids"),
         (VLLM, {"token_ids": [1], "ec_transfer_params": {}}, "ec_transfer_params"),
         (VLLM, {"token_ids": [1], "sampling_params": {"extra_args": {"kv_transfer_params": {}}}},
          "sampling_params.extra_args.kv_transfer_params"),
+        (VLLM, {"token_ids": [1], "stream": 1, "sampling_params": {"extra_args": {"kv_transfer_params": "null"}}},
+         "sampling_params.extra_args.kv_transfer_params"),
+        (VLLM, {"token_ids": [1], "sampling_params": {"n": str(MOST_CHOICES + 1)}}, "sampling_params.n"),
     ],
 )  # fmt: skip
 def test_what_is_refused(path: bytes, body: object, param: str) -> None:
@@ -88,6 +97,32 @@ def test_what_is_refused(path: bytes, body: object, param: str) -> None:
         read(path, body)
     error = msgspec.json.decode(caught.value.response.body)["error"]
     assert (caught.value.response.status, error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(("stream", "n"), [(1, "2"), ("true", 2.0), (True, None)])
+def test_vllm_takes_numbers_and_flags_in_other_forms(stream: object, n: object) -> None:
+    assert read(VLLM, {"token_ids": [1], "stream": stream, "sampling_params": {"n": n}}).streamed
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "recomputed"),
+    [
+        (SGLANG, {"text": "hi"}, False),
+        (SGLANG, {"text": "hi", "return_logprob": True}, False),
+        (SGLANG, {"text": "hi", "return_logprob": True, "logprob_start_len": -1}, False),
+        (SGLANG, {"text": "hi", "return_logprob": False, "logprob_start_len": 0}, False),
+        (SGLANG, {"text": "hi", "return_logprob": True, "logprob_start_len": 0}, True),
+        (SGLANG, {"text": ["hi", "ho"], "return_logprob": [True, True], "logprob_start_len": [-1, 5]}, True),
+        (VLLM, {"token_ids": [1]}, False),
+        (VLLM, {"token_ids": [1], "sampling_params": {"prompt_logprobs": None, "skip_reading_prefix_cache": False}},
+         False),
+        (VLLM, {"token_ids": [1], "sampling_params": {"prompt_logprobs": 0}}, True),
+        (VLLM, {"token_ids": [1], "sampling_params": {"prompt_logprob_token_ids": [[1]]}}, True),
+        (VLLM, {"token_ids": [1], "sampling_params": {"skip_reading_prefix_cache": True}}, True),
+    ],
+)  # fmt: skip
+def test_whether_its_prompt_may_be_computed_again(path: bytes, body: object, recomputed: bool) -> None:
+    assert read(path, body).recomputed is recomputed
 
 
 @pytest.mark.parametrize("path", GENERATE)

@@ -229,7 +229,24 @@ STEERING = [
     b'"data_parallel_rank":1',
     b'"routed_dp_rank":0',
     b'"disagg_prefill_dp_rank":0',
+    b'"http_worker_ipc":"ipc:///tmp/x"',
+    b'"lora_id":"1"',
+    b'"positional_embed_overrides":{"embeds":[],"positions":[]}',
 ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "recomputed"),
+    [
+        (b'"logprobs":1', False),
+        (b'"prompt_logprobs":null,"echo":false', False),
+        (b'"prompt_logprobs":0', True),
+        (b'"echo":true', True),
+    ],
+)
+def test_whether_its_prompt_may_be_computed_again(fields: bytes, recomputed: bool) -> None:
+    body = b'{"prompt":"x","messages":[],%s}' % fields
+    assert [parse_inference(endpoint, body).recomputed for endpoint in ENDPOINTS.values()] == [recomputed] * 2
 
 
 @pytest.mark.parametrize("fields", STEERING, ids=bytes.decode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.fakes.raw_client import Answered, RawClient, get, post
 from tests.fakes.scripted_worker import Pages, ScriptedWorker, answer
 from tests.router.proxy.running import running
+from tests.router.security.files import write_keys
 
 IDS = list(range(5, 205))
 SGLANG = {"page_size": 4, "dp_size": 1, "max_total_num_tokens": 40_000, "version": "0.5.23"}
@@ -89,6 +91,41 @@ async def test_each_path_goes_to_its_own_engine(a: ScriptedWorker, of_sglang: Ca
             assert own.header(b"x-router-worker") == b"a"
 
 
+@pytest.mark.parametrize("model", ["ad", "tiny:ad"])
+async def test_an_adapter_is_no_model_where_the_engine_passes_over_it(
+    a: ScriptedWorker, of_sglang: Callable[..., Any], tmp_path: Path, model: str
+) -> None:
+    """It would answer for the base model, which the key may not even be for."""
+    b = await of_sglang("b")
+    b.pages.adapters = ["ad"]
+    keys = write_keys(tmp_path, {"name": "one", "key": "kvr-one", "models": [model]})
+    async with running(a, b, router_mode="kv", api_keys=keys) as router, router.client() as client:
+        for path in ("/generate", "/classify"):
+            body = json.dumps({"model": model, "text": "x"}).encode()
+            answered = await client.ask(post(path, body, b"x-api-key: kvr-one", b"content-type: application/json"))
+            assert (answered.status, json.loads(answered.body)["error"]["param"]) == (400, "model")
+    assert not [*a.requests, *b.requests]
+
+
+async def test_a_worker_that_is_named_must_run_its_engine(a: ScriptedWorker, of_sglang: Callable[..., Any]) -> None:
+    b = await of_sglang("b")
+    async with running(a, b, router_mode="direct") as router, router.client() as client:
+        for name, status in (("a", 400), ("b", 200)):
+            pinned = post("/generate", b'{"text":"x"}', b"x-router-target-worker: " + name.encode())
+            assert (await client.ask(pinned)).status == status
+    assert not a.requests
+
+
+async def test_a_session_of_the_engine_is_not_known_to_be_cached(of_sglang: Callable[..., Any]) -> None:
+    worker = await of_sglang("a")
+    async with running(worker, router_mode="kv") as router, router.client() as client:
+        for path, prompt in (("/generate", "input_ids"), ("/v1/completions", "prompt")):
+            asked = {prompt: [len(path), *IDS], "session_params": {"id": "s"}}
+            await generate(client, {prompt: asked[prompt]}, path)
+            assert (await generate(client, asked, path)).header(b"x-router-overlap-tokens") == b"0"
+        assert router.total("router_untokenized_requests_total", reason="untold") == 2
+
+
 async def test_without_such_an_engine_it_says_so(a: ScriptedWorker) -> None:
     async with running(a, router_mode="kv") as router, router.client() as client:
         answered = await generate(client, {"text": "hello"})
@@ -159,7 +196,13 @@ async def test_other_paths_for_clients_are_passed_on(a: ScriptedWorker, path: st
 
 @pytest.mark.parametrize(
     "path",
-    ["/flush_cache", "/reset_prefix_cache", "/sleep", "/tokenize/x", "//tokenize", "/v2/x", "/abort_request", "/"],
+    [
+        *("/flush_cache", "/reset_prefix_cache", "/sleep", "/tokenize/x", "//tokenize", "/v2/x", "/abort_request", "/"),
+        *("/%74okenize", "/tokenize/", "/tokenize;x", "/tokenize%2f", "/x/../tokenize", "/./tokenize", "/Tokenize"),
+        *("//generate", "/%67enerate", "/generate;x", "/generate/.", "/generate%00", "/api/generate", "/encode"),
+        *("/inference/v1/generate/", "/inference//v1/generate", "/inference/v1/%67enerate"),
+        *("/inference/v1/abort_requests", "/inference/v1/../../reset_prefix_cache", "/rerank#x", "/v2//rerank"),
+    ],
 )
 async def test_what_is_for_operators_is_not(a: ScriptedWorker, path: str) -> None:
     async with running(a) as router, router.client() as client:

@@ -39,6 +39,10 @@ def usage(prompt: object, cached: object) -> bytes:
         (b'data: {"meta_info":{"prompt_tokens":9,"cached_tokens":8}}\n\n', b"data: [DONE]\n\n", (9, 8)),
         (b"", b'[{"meta_info":{"prompt_tokens":9,"cached_tokens":8}}]\n', (None, None)),
         (b'"meta_info":{"prompt_tokens":9,"cached_tokens":8},"index":1}', b"data: [DONE]\n\n", (None, None)),
+        (b"", b'{"request_id":"x",' + usage(9, 8) + b',"choices":[' + b"9" * 9000, (9, 8)),
+        (b'{"request_id":"x",' + usage(9, 8) + b',"choices":[' + b"9" * 9000, b"9" * 9000, (9, 8)),
+        (b'{"request_id":"x","usage":null,"choices":[' + b"9" * 9000, b"9" * 9000, (None, None)),
+        (b'{"choices":[{"text":"' + b"9" * 9000, b'{"request_id":"x"}', (None, None)),
         (usage(9, 8)[:25] + b"9" * 3000, b"9" * 3000, (None, None)),
     ],
 )

@@ -12,11 +12,18 @@ from tests.router.http.test_chunked import chunk
 ROLE = chunk(b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n')
 TOKEN = chunk(b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n')
 ABORT = chunk(b'data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":"abort"}]}\n\n')
+TEXT = chunk(b'data: {"text":"a","meta_info":{"id":"x","finish_reason":null,"prompt_tokens":9}}\n\n')
 DONE = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 def error(code: int) -> bytes:
     return chunk(b'data: {"error": {"message": "\\"code\\": 500", "type": "x", "code": %d}}\n\n' % code)
+
+
+def given_up(code: str) -> bytes:
+    """By SGLang's /generate."""
+    reason = b'{"type":"abort","message":"\\"status_code\\": 500","status_code":%s,"err_type":null}' % code.encode()
+    return chunk(b'data: {"text":"","meta_info":{"id":"x","finish_reason":%s,"prompt_tokens":9}}\n\n' % reason)
 
 
 def judged(pieces: list[bytes]) -> tuple[bool, bytes]:
@@ -40,6 +47,10 @@ def judged(pieces: list[bytes]) -> tuple[bool, bytes]:
         (error(429), True),
         (error(400), False),
         (ABORT, True),
+        (TEXT + given_up("500"), False),
+        (given_up("500"), True),
+        (given_up("null"), True),
+        (given_up("400"), False),
         (b"", False),
     ],
 )

@@ -53,6 +53,15 @@ def test_candidates_are_ranks_in_order_each_with_its_block_size() -> None:
     assert found.block_sizes == {ASSUMED_BLOCK_SIZE, 32}
 
 
+def test_those_that_cannot_serve_it_do_not_count_when_all_others_keep_failing() -> None:
+    """A first try may go to any worker that could serve the request."""
+    one, two = worker("a", BASE), worker("b", BASE)
+    found = fleet(one, two)
+    found.trip(one, "it fails", 0.0)
+    assert names(found.candidates("m", unfit=frozenset({"b"}))) == ["a#0/16"]
+    assert names(found.candidates("m", {"b"})) == [], "not a first try"
+
+
 def test_only_those_that_serve_the_model() -> None:
     found = fleet(worker("a", BASE, ADAPTER), worker("b", BASE), worker("c", Model("n")), worker("d"))
     assert names(found.candidates("m")) == ["a#0/16", "b#0/16", "d#0/16"]
