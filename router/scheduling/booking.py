@@ -195,7 +195,7 @@ class DecodeBooking(Booking):
             self._scheduler.handing_over[self._source] += 1
 
     def first_token(self, now: float) -> None:
-        if self._begun:
+        if self._begun or self._reservation.released:
             return
         self._begin()
         self._token_at = now

@@ -362,14 +362,16 @@ class Decision:
     @property
     def costs(self) -> Mapping[WorkerRank, float]:
         """The cost of each candidate; {} for policies without costs, and once it is settled."""
-        costs = [] if self._costs is None else self._costs.tolist()
-        return dict(zip(self.candidates.ranks, costs, strict=False))
+        if self._costs is None:
+            return {}
+        return dict(zip(self.candidates.ranks, self._costs.tolist(), strict=False))
 
     def at(self, split: Split, position: int) -> Decision:
-        """The same decision for a fleet that has changed: the chosen rank is now at `position` of `split`."""
+        """The same decision for a fleet that has changed: the chosen rank is now at `position` of `split`. Its costs
+        were those of the former candidates, and are left out."""
         twin = Decision(
             split.prefills,
-            Choice(position, self._costs, self.reason, self.hold),
+            Choice(position, None, self.reason, self.hold),
             self.prompt_tokens,
             self.overlap_tokens,
             self.best_overlap_tokens,
