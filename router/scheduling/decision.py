@@ -42,6 +42,12 @@ class Candidates(RankSet):
     def __bool__(self) -> bool:
         return self.split is not None or len(self) > 0
 
+    @property
+    def parts(self) -> tuple[Candidates, ...]:
+        """The ranks that could serve the request whole and, with `split`, those that could prefill it for others. A
+        choice is a position in one of the two."""
+        return (self.whole,) if self.split is None else (self.whole, self.split.prefills)
+
 
 class Split(NamedTuple):
     """The ranks that could serve a request in two parts. All fields but the first and last have one entry per prefill
@@ -81,6 +87,10 @@ class Onward(NamedTuple):
     @property
     def rank(self) -> WorkerRank:
         return self.candidates.ranks[self.position]
+
+
+HeldWork: TypeAlias = dict[Candidates, Seconds]
+"""Seconds of prefill of held requests, for each rank that they would go to; no entry where there is none."""
 
 
 class QueueState(NamedTuple):

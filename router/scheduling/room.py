@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from router.scheduling.decision import Candidates, Seconds, Split
+from router.scheduling.decision import Candidates, HeldWork, Split
 from router.scheduling.limits import Limits
 from router.scheduling.load import LoadBook
 
@@ -28,15 +28,14 @@ class Roomy(NamedTuple):
     whole: npt.NDArray[np.intp]
     prefills: npt.NDArray[np.intp]
 
-    def of(self, everybody: Candidates, ahead: dict[Candidates, Seconds]) -> dict[Candidates, Seconds]:
-        """`ahead` (held work by candidates) of `everybody`, restricted to these."""
+    def of(self, everybody: Candidates, work: HeldWork) -> HeldWork:
+        """The `work` that is held for `everybody`, restricted to these."""
         found = {}
-        for some, all_, places in (
-            (self.candidates.whole, everybody.whole, self.whole),
-            (_prefills(self.candidates), _prefills(everybody), self.prefills),
-        ):
-            if some is not None and all_ in ahead:
-                found[some] = ahead[all_][places]
+        positions = (self.whole, self.prefills)
+        # Those with room may have only the first part: then nobody can prefill for others.
+        for some, all_, kept in zip(self.candidates.parts, everybody.parts, positions, strict=False):
+            if all_ in work:
+                found[some] = work[all_][kept]
         return found
 
 
@@ -97,10 +96,6 @@ class Room:
 
 
 _NONE: Mask = np.zeros(0, np.bool_)
-
-
-def _prefills(candidates: Candidates) -> Candidates | None:
-    return candidates.split.prefills if candidates.split else None
 
 
 def _select(candidates: Candidates, whole: Mask, prefills: Mask, decodes: dict[Candidates, Mask]) -> Roomy:
