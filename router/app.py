@@ -171,7 +171,7 @@ class App:
         Gauges(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(metrics)
         if self._arms:
             metrics.registry.register(self._arms)
-        metrics.lifecycle.loading = self._scheduler.loads.tokens
+        metrics.lifecycle.loading = self._scheduler.store_loads.tokens
         metrics.tallies.queue.length = self._queue.__len__
         tally.connections, tally.buffered = self._connections.__len__, lambda: self._clients.buffered
 

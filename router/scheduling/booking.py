@@ -96,7 +96,7 @@ class PrefillBooking(Booking):
         predicted = decision.predicted
         if not predicted:
             return None
-        self._load = StoreLoad(self._scheduler.loads, decision.rank, decision.stored_tokens, now)
+        self._load = StoreLoad(self._scheduler.store_loads, decision.rank, decision.stored_tokens, now)
         self._beside_load = predicted.queue + predicted.prefill
         return now + predicted.queue + predicted.load
 

@@ -33,7 +33,7 @@ class Candidates(RankSet):
         pairs = list(ranks)
         super().__init__(rank for rank, _ in pairs)
         self.block_sizes: npt.NDArray[np.int64] = np.array([size for _, size in pairs], np.int64)
-        self.stored = np.array([rank not in without_store for rank, _ in pairs], np.bool_)
+        self.uses_store = np.array([rank not in without_store for rank, _ in pairs], np.bool_)
         """Which of them load from a shared store what they do not hold themselves."""
         self.split = split
         self.whole: Candidates = self if split is None else Candidates(pairs, None, without_store)

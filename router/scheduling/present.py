@@ -95,7 +95,7 @@ class Present:
             blocks,
             gpu_blocks,
             candidates.block_sizes,
-            candidates.stored,
+            candidates.uses_store,
             self.prompt_tokens,
             self._stored,
             LOWER_TIER_CREDIT,
@@ -114,7 +114,7 @@ class Present:
     def _overlaps(self, matches: Matches) -> tuple[Overlaps, Overlaps]:
         """Blocks in any tier, and on the GPU. Blocks that a rank is still loading from the store are of no use to the
         next request, which would load them again; so predicted blocks do not count for ranks that are loading."""
-        candidates, loading = self.candidates, self._scheduler.loads.tokens
+        candidates, loading = self.candidates, self._scheduler.store_loads.tokens
         blocks, gpu_blocks = matches.blocks_of(candidates), matches.gpu_blocks_of(candidates)
         if not (self._stored and loading):
             return blocks, gpu_blocks
@@ -123,7 +123,7 @@ class Present:
         return blocks, np.minimum(blocks, gpu_blocks)
 
     def _estimate_loads(self) -> None:
-        loads, tokens = self._scheduler.loads, self._counts[figures.STORED]
+        loads, tokens = self._scheduler.store_loads, self._counts[figures.STORED]
         own = loads.own_seconds(tokens)
         self._estimates[figures.OWN_LOAD] = own
         self._estimates[figures.LOAD] = own + loads.wait_seconds(self.candidates, self.now) * (tokens > 0)
@@ -230,7 +230,7 @@ class Present:
 
     @property
     def loading(self) -> float:
-        return self._scheduler.loads.busy(self.candidates, self.now)
+        return self._scheduler.store_loads.busy(self.candidates, self.now)
 
     @property
     def whole_prefill_seconds(self) -> float:

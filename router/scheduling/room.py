@@ -124,5 +124,5 @@ def _those(candidates: Candidates, mask: Mask, split: Split | None = None) -> Ca
         return candidates
     kept = np.flatnonzero(mask).tolist()
     ranks, sizes = candidates.ranks, candidates.block_sizes.tolist()
-    without_store = {ranks[place] for place in kept if not candidates.stored[place]}
+    without_store = {ranks[place] for place in kept if not candidates.uses_store[place]}
     return Candidates(((ranks[place], sizes[place]) for place in kept), split, without_store)

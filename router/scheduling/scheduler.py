@@ -1,4 +1,5 @@
-"""Select and reserve. Selecting has no side effects; reserving books the decision, with no `await` between the two."""
+"""Select and reserve. Selecting books nothing, though policies may remember what they chose; reserving books the
+decision. There is no `await` between the two."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Scheduler:
         self.backlog = backlog or Backlog()
         self.latency = latency or LatencyModel()
         self.disaggregation = Disaggregation()
-        self.loads = StoreLoads()
+        self.store_loads = StoreLoads()
         self.handing_over: Counter[WorkerRank] = Counter()
         """By prefill rank: prompts that it has computed and keeps for a decode rank that has not begun to answer."""
         self._unheard: list[tuple[float, int, Booking]] = []
@@ -146,7 +147,7 @@ class Scheduler:
         """Keep books of `rank`, whose reports count blocks of `block_size` tokens."""
         self.book.watch(rank, block_size)
         self.backlog.watch(rank)
-        self.loads.watch(rank)
+        self.store_loads.watch(rank)
         self.latency.watch(rank)
 
     def in_flight(self, rank: WorkerRank) -> int:
@@ -157,7 +158,7 @@ class Scheduler:
         """Bookings in flight stay valid."""
         self.book.forget(rank)
         self.backlog.forget(rank)
-        self.loads.forget(rank)
+        self.store_loads.forget(rank)
         self.latency.forget(rank)
 
 

@@ -167,7 +167,7 @@ async def test_nothing_is_left_of_workers_that_have_left(state: State) -> None:
     assert state.metrics.tallies._workers == {}
     assert state.scheduler.book.get_metrics(0.0) == {}
     assert not state.scheduler.handing_over
-    assert not state.scheduler.loads.tokens
+    assert not state.scheduler.store_loads.tokens
     assert all(watch.ended for watch in state.watches)
     assert not state.roster._leaving
     assert not state.roster._deadlines
