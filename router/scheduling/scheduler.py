@@ -130,9 +130,9 @@ class Scheduler:
         An answer that is not `streamed` shows no first token, so its prefill counts as done when it was predicted to
         be. A worker that only prefills answers when it is done.
         """
-        heard = streamed or decision.split is not None
+        heard = streamed or decision.split is not None  # the end of the prefill
         predicted = decision.predicted if decision.stored_tokens or not heard else None
-        booking = PrefillBooking(self, decision, now, heard, begun=not heard and predicted is None)
+        booking = PrefillBooking(self, decision, now, heard, past_prefill=not heard and predicted is None)
         if predicted and not heard:
             heappush(self._unheard, (now + predicted.ttft, next(self._numbers), booking))
         return booking
