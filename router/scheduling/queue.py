@@ -209,7 +209,7 @@ class Queue:
             waiting.pinned,
             policy=waiting.policy,
             stored=waiting.stored_tokens,
-            limit=self._admission.most(now - waiting.arrived, waiting.ttft_slo),
+            limit=self._admission.ttft_left(now - waiting.arrived, waiting.ttft_slo),
             queue=self._state(candidates, roomy, ahead),
         )
 

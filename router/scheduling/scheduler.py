@@ -180,12 +180,12 @@ def _decision(
 
 def _predict(present: Present, position: int) -> Prediction:
     return Prediction(
-        float(present.queue_seconds[position]),
-        float(present.held_seconds[position]),
-        float(present.prefill_seconds[position]),
-        float(present.step_seconds[position]),
-        not present.requests[position],
-        float(present.load_seconds[position]),
+        queue=float(present.queue_seconds[position]),
+        held=float(present.held_seconds[position]),
+        prefill=float(present.prefill_seconds[position]),
+        step=float(present.step_seconds[position]),
+        idle=not present.requests[position],
+        load=float(present.load_seconds[position]),
     )
 
 
