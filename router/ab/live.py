@@ -173,6 +173,7 @@ def _share(part: float, whole: float) -> float:
 
 
 _FEW = 100
+"""Answers of which the slowest is the p99."""
 
 
 def _warnings(arm: ArmCounts) -> list[str]:

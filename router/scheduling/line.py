@@ -20,13 +20,17 @@ Who = TypeVar("Who")
 Rows = npt.NDArray[np.intp]
 
 _LEAST_WORK: Final = 1e-3
-"""Seconds."""
+"""Seconds that any request counts for, so that response ratios are finite and no tenant is served for nothing."""
+# A request's column in the table of seconds: the fields of its `Entry`, then as of the last look.
 _ARRIVED, _SINCE, _LIMIT, _WORK, _CHARGE = range(5)
+# And in the table of numbers.
 _PRIORITY, _TENANT, _LANE, _PART, _POSITION = range(5)
 _FIRST_ROWS: Final = 16
+"""Requests that there is room for at first."""
 _PIECE: Final = 64
 """Requests of which the order is told at a time."""
 _NOWHERE: Final = -1
+"""The position of a request that had no candidate with room at the last look."""
 
 
 class Target(NamedTuple):

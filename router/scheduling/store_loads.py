@@ -26,7 +26,9 @@ _OUTLIER: Final = 4.0
 """Observations are clipped to this factor from what was expected, except the first `_FEW`, as the prior may be off by
 more."""
 _FEW: Final = 4
+"""Observations."""
 _LEAST: Final = 1e-3
+"""Least factor: observations are differences, whose sum may fall below 0."""
 
 
 class Speed:
