@@ -22,7 +22,7 @@ _KEPT: Final = 64
 
 
 class Roomy(NamedTuple):
-    """The candidates that have room, and their positions among all candidates."""
+    """The candidates that have room, and the positions of both their parts among those of all candidates."""
 
     candidates: Candidates
     whole: npt.NDArray[np.intp]
@@ -83,6 +83,7 @@ class Room:
         )
 
     def _mask(self, candidates: Candidates, now: float) -> Mask:
+        """Which of `candidates` are of workers with room."""
         most = self._limits.max_worker_concurrency
         if most is None:
             return np.ones(len(candidates), np.bool_)
@@ -99,6 +100,7 @@ _NONE: Mask = np.zeros(0, np.bool_)
 
 
 def _select(candidates: Candidates, whole: Mask, prefills: Mask, decodes: dict[Candidates, Mask]) -> Roomy:
+    """The candidates that the masks keep. A prefill rank is kept if it can also hand over to a rank with room."""
     split = candidates.split
     kept = np.array([ok and decodes[to].any() for ok, to in zip(prefills, split.decodes, strict=True)] if split else [])
     places = np.flatnonzero(kept)
@@ -107,6 +109,7 @@ def _select(candidates: Candidates, whole: Mask, prefills: Mask, decodes: dict[C
 
 
 def _split(split: Split, places: npt.NDArray[np.intp], decodes: dict[Candidates, Mask]) -> Split:
+    """The prefill ranks at `places`, with the decode ranks that `decodes` keeps."""
     smaller = {ranks: _those(ranks, mask) for ranks, mask in decodes.items()}
     kept = places.tolist()
     mask = np.isin(np.arange(len(split.prefills)), places)
@@ -120,6 +123,7 @@ def _split(split: Split, places: npt.NDArray[np.intp], decodes: dict[Candidates,
 
 
 def _those(candidates: Candidates, mask: Mask, split: Split | None = None) -> Candidates:
+    """The candidates that `mask` keeps, the same object if it keeps all; with `split`, which is not restricted."""
     if mask.all() and split is None:
         return candidates
     kept = np.flatnonzero(mask).tolist()
