@@ -63,6 +63,7 @@ COMPILED = [
     "router/scheduling/cheapest.py",
     "router/scheduling/copies.py",
     "router/scheduling/decision.py",
+    "router/scheduling/held.py",
     "router/scheduling/lanes.py",
     "router/scheduling/latency.py",
     "router/scheduling/limits.py",

@@ -22,6 +22,7 @@ from router.admin.surface import AdminSurface
 from router.arms import make_arms, reads_prompts
 from router.cli import Source
 from router.context import RouterContext
+from router.draining import Draining
 from router.events.index_audit import IndexAudit
 from router.events.ingest import Ingest
 from router.events.missing_events import MissingEvents
@@ -81,9 +82,6 @@ tried again after a second and more: thousands of clients come at once when anot
 
 _NOT_READ = "With a broker, events= and replay= of a worker are not read: its publisher takes --events and --replay"
 
-_CUT_OFF_GRACE = 1.0
-"""Seconds that clients have to take the end of an answer that was cut off; most have it at once."""
-
 
 class App:
     """The whole router in one object. `start`, then `drain` and `close`."""
@@ -120,12 +118,11 @@ class App:
         self._arms = make_arms(settings)
         refused = self._metrics.tallies.clients.refused
         self._clients: Clients[Connection] = Clients(_client_limits(settings), refused, time.time)
-        self._connections = self._clients.open
+        self._draining = Draining(self._clients.open)
         self._register_metrics()
         self._sockets = Sockets(member, self._metrics.page) if member else None
         self._is_first = member is None or member.number == 0
         self._tasks: list[asyncio.Task[None]] = []
-        self._under_way: set[Exchange] = set()
         self.port = settings.port
         # Made by `start`:
         self._session: aiohttp.ClientSession | None = None
@@ -172,9 +169,9 @@ class App:
         Gauges(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(metrics)
         if self._arms:
             metrics.registry.register(self._arms)
-        metrics.lifecycle.loading = self._scheduler.loads.tokens
+        metrics.lifecycle.loading = self._scheduler.store_loads.tokens
         metrics.tallies.queue.length = self._queue.__len__
-        tally.connections, tally.buffered = self._connections.__len__, lambda: self._clients.buffered
+        tally.connections, tally.buffered = self._clients.open.__len__, lambda: self._clients.buffered
 
     def _make_migrations(self, limit: int) -> Migrations | None:
         if not limit:
@@ -273,8 +270,8 @@ class App:
         if sockets:
             await sockets.start()
         surface = self._make_surface()
-        self._under_way = surface.under_way
-        self._housekeeping = self._make_housekeeping(self._under_way)
+        self._draining.exchanges = surface.under_way
+        self._housekeeping = self._make_housekeeping(surface.under_way)
         self._tasks.append(asyncio.create_task(self._housekeeping.run(), name="housekeeping"))
         if self._store and settings.store:
             self._look_after_store(self._store, settings.store)
@@ -352,39 +349,15 @@ class App:
     def on_signal(self, stop: asyncio.Event) -> None:
         """The first asks to drain, the second to end at once."""
         if stop.is_set():
-            log_event(logger, logging.WARNING, "Second signal: ending at once", in_flight=self._busy)
-            for connection in list(self._connections):
-                connection.abort()
+            log_event(logger, logging.WARNING, "Second signal: ending at once", in_flight=self._draining.busy)
+            self._draining.abort()
         stop.set()
-
-    @property
-    def _busy(self) -> int:
-        return sum(connection.busy for connection in self._connections)
 
     async def drain(self, timeout: float) -> None:
         """Stop accepting, let running requests end, cut off those that outlast `timeout` seconds."""
         if self._server:
             self._server.close()
-        for connection in list(self._connections):
-            connection.drain()
-        if self._busy:
-            log_event(logger, logging.INFO, "Draining", in_flight=self._busy, timeout=timeout)
-        await self._idle_within(timeout)
-        if self._busy:
-            log_event(logger, logging.WARNING, "Requests outlast the drain timeout", cut_off=self._busy)
-            for connection in list(self._connections):
-                connection.drain()  # what is not here whole by now is not waited for
-            reason = f"The router is stopping, and waited {timeout:g} s for the request to end (--drain-timeout)."
-            for exchange in list(self._under_way):
-                exchange.stop(503, reason)
-            await self._idle_within(_CUT_OFF_GRACE)
-        for connection in list(self._connections):
-            connection.abort()
-
-    async def _idle_within(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self._busy and time.monotonic() < deadline:  # noqa: ASYNC110 -- an event would need counting per request
-            await asyncio.sleep(0.02)
+        await self._draining.drain(timeout)
 
     async def close(self) -> None:
         if self._admin:

@@ -83,13 +83,18 @@ class RequestRouting:
         self._bodies = SplitBodies(options.body)
         self._given = options.body
         self._body: bytes | None = None
+        """What is sent to the worker; None: the client's body."""
         self._name_rank = options.name_rank
         self._migration = options.migration
         self.prompt = Prompt()
         self.arrived = self._submitted = context.clock()
+        """When the request came, and when it was last given to the queue (`_submitted`)."""
         self._began: float | None = None
+        """`_submitted` while the queue takes it; None afterwards, when it is held."""
         self._found: Matches | None = None
+        """Who holds how much of the prompt, as of the last look, until the request is sent."""
         self._claim: Claim | None = None
+        """What the audit of the index compares with the engine's report."""
         self.ttft_slo = options.ttft_slo
         self.priority = options.priority
         self.tenant = options.tenant
@@ -159,7 +164,7 @@ class RequestRouting:
 
     def _leg(self, decision: Decision, booking: Booking) -> Leg:
         worker = self._context.fleet.workers[decision.rank.worker_id]
-        self._sent(worker)
+        self._tell_breaker(worker)
         told = self._arm.answer_lines if self._arm else b""
         if self._context.has_store:
             told += b"x-router-store-tokens: %d\r\n" % decision.stored_tokens
@@ -174,7 +179,8 @@ class RequestRouting:
             return body
         return self._name_rank(given, rank.dp_rank)
 
-    def _sent(self, worker: Worker) -> None:
+    def _tell_breaker(self, worker: Worker) -> None:
+        """A request goes there, which may be the probe of a breaker that is half open."""
         if not worker.breaker.quiet:
             self._context.fleet.sent(worker, self._context.clock())
 
@@ -221,7 +227,7 @@ class RequestRouting:
         now = context.clock()
         onward = context.scheduler.select_decode(decision, self.matches(), now, prefilled=answer is not None)
         worker = context.fleet.workers[onward.rank.worker_id]
-        self._sent(worker)
+        self._tell_breaker(worker)
         self._predict(onward.rank, worker)
         named = b"x-router-prefill-worker: %s\r\n%s" % (prefill.worker.id.encode(), prefill.answer_lines)
         lines, body = _rank_lines(worker, onward.rank), self._ranked(worker, onward.rank, written)
@@ -300,17 +306,13 @@ class RequestRouting:
         self._context.fleet.answered(leg.worker, self._context.clock())
 
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
-        worker, tallies = leg.worker, self._context.metrics.tallies
-        self._charge(worker, failure)
+        self._charge(leg.worker, failure)
         if failure.harmless:
             self._retract(leg)
         if retried:
             self._context.retries.take()
-        tally = tallies.worker(worker.id)
-        tally.failures += 1
-        tally.retries += retried
+        self._context.metrics.tallies.failed(leg, retried)
         if leg.part != "whole":
-            tallies.parted.failures[leg.part] += 1
             self._doubt_prefiller(leg, failure)
         log_failure(leg, failure, retried, self.request_id)
 
@@ -352,32 +354,17 @@ class RequestRouting:
             logger.exception("A request could not be counted")
 
     def _count(self, outcome: Outcome) -> None:
-        tallies = self._context.metrics.tallies
-        tally = tallies.worker(outcome.leg.worker.id if outcome.leg else "")
-        tally.ends[outcome.status, outcome.end] += 1
-        tally.duration.observe(outcome.duration)
-        if outcome.first_byte is not None:
-            tally.first_byte.observe(outcome.first_byte)
-        if 400 <= outcome.status < 500 and outcome.leg and _has_refused(outcome.leg, outcome):
-            self._retract(outcome.leg)
-        if outcome.status == CAME_BACK and outcome.leg:
-            self._context.fleet.loop_found(outcome.leg.worker, self._context.clock())
-        if outcome.cached_tokens is not None:
-            reporter = tallies.worker(outcome.parted.prefill_worker) if outcome.parted else tally
-            reporter.reported_tokens += outcome.cached_tokens
-        self._count_parts(outcome)
-        self._context.metrics.lifecycle.finished(outcome)
+        context, leg = self._context, outcome.leg
+        if 400 <= outcome.status < 500 and leg and _has_refused(leg, outcome):
+            self._retract(leg)
+        if outcome.status == CAME_BACK and leg:
+            context.fleet.loop_found(leg.worker, context.clock())
+        context.metrics.tallies.finished(outcome, self.streamed)
+        context.metrics.lifecycle.finished(outcome)
         if self._arm:
             self._arm.tally.finished(outcome)
-        if self._claim and self._context.audit:
-            self._context.audit.finished(self._claim, outcome, self._context.clock())
-
-    def _count_parts(self, outcome: Outcome) -> None:
-        parted = outcome.parted
-        if parted and not self.streamed:  # the first byte comes with the end of the answer
-            parted = parted._replace(transfer=None)
-        decoding = outcome.duration - (outcome.first_byte or outcome.duration)
-        self._context.metrics.tallies.parted.finished(parted, decoding)
+        if self._claim and context.audit:
+            context.audit.finished(self._claim, outcome, context.clock())
 
     def _candidates(self, exclude: frozenset[str]) -> Candidates:
         fleet = self._context.fleet
@@ -404,8 +391,12 @@ class RequestRouting:
 
     def _record(self, decision: Decision, now: float) -> None:
         """Record the decision, which was made at `now`."""
-        context = self._context
-        self._tally(decision, now)
+        context, tallies = self._context, self._context.metrics.tallies
+        if self._began is not None:
+            tallies.decision.observe(now - self._began)
+        else:
+            tallies.queue.wait.observe(now - self._submitted)
+        tallies.routed(decision)
         log_decision(decision, self.request_id)
         worker = context.fleet.workers[decision.rank.worker_id]
         stored = self.stored_tokens if context.has_store else None
@@ -416,19 +407,6 @@ class RequestRouting:
         if context.audit and self._found is not None and self.prompt.hashes and tells:
             self._claim = context.audit.claim(decision, self._found, self.prompt.hashes, now)
         self._predict(decision.rank, worker)
-
-    def _tally(self, decision: Decision, now: float) -> None:
-        tallies = self._context.metrics.tallies
-        if self._began is not None:
-            tallies.decision.observe(now - self._began)
-        else:
-            tallies.queue.wait.observe(now - self._submitted)
-        tally = tallies.worker(decision.rank.worker_id)
-        tally.prompt_tokens += decision.prompt_tokens
-        if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
-            tally.predicted_tokens += decision.overlap_tokens
-            tallies.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
-        tallies.stored_tokens += decision.stored_tokens
 
     def _predict(self, rank: WorkerRank, worker: Worker) -> None:
         hashes = self.prompt.hashes

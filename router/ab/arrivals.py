@@ -1,19 +1,39 @@
-"""Draws other arrival times for the same requests (pure): a recorded trace is one sample, and bursts matter most."""
+"""Prepares a trace's requests for a run (pure): which are sent, when they arrive, what they share.
+
+A recorded trace is one sample, and bursts matter most; so other arrival times can be drawn for the same requests.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
-from router.ab.trace import Row
+from router.ab.trace import Row, stretch, without_reuse
 from router.simulation.traffic import Source, bursts, milliseconds, poisson
 
 Arrivals = Literal["trace", "poisson", "bursts"]
 _DRAWN = {"poisson": poisson, "bursts": bursts}
+
+
+def prepare(
+    rows: Iterable[Row],
+    seed: int,
+    *,
+    duration: float | None,
+    limit: int | None,
+    arrivals: Arrivals,
+    reuse: bool,
+    max_output: int | None = None,
+) -> list[Row]:
+    """The rows to send, if any are left; see `stretch`, `rearrive` and `without_reuse`."""
+    kept = stretch(rows, duration, limit, max_output)
+    if kept:
+        kept = rearrive(kept, arrivals, seed)
+    return kept if reuse else without_reuse(kept)
 
 
 def rearrive(rows: Sequence[Row], arrivals: Arrivals, seed: int) -> list[Row]:

@@ -21,11 +21,12 @@ from router.ab import children, live, workers
 from router.ab.client import Address
 from router.ab.errors import RunError
 from router.ab.figures import ratios
+from router.ab.flags import check_writable
 from router.ab.machine import Cost, Meter
 from router.ab.plan import UNROUTED, Plan, mode_of, read_plan
 from router.ab.progress import progress
 from router.ab.replay import Pace, Prompts, replay
-from router.ab.report import ModeReport, Report, check_writable, comparison, run_name, show, warnings
+from router.ab.report import ModeReport, Report, comparison, run_name, show, warnings
 from router.ab.statistics import NOTHING, Record, Summary, summarise
 from router.ab.trace import Row, describe
 from router.page.html import page

@@ -19,6 +19,7 @@ from publishers.urls import split_url
 from router.security.worker_access import WorkerAccess
 
 _TAIL_KEPT, _TAIL_CUT = 4096, 16_384
+"""Bytes of the end of a stream that are kept, which hold its usage; and how many there are when it is cut to that."""
 WORKER_HEADER, PREFILL_HEADER = b"x-router-worker", b"x-router-prefill-worker"
 
 

@@ -1,9 +1,10 @@
-"""What the command lines of A/B runs and simulations share: the argparse parser, and checks of numbers."""
+"""What the command lines of A/B runs and simulations share: the argparse parser, and checks of numbers and files."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from router.ab.errors import RunError
@@ -53,3 +54,14 @@ def whole(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is below 0")
     return value
+
+
+def check_writable(flag: str, path: str | None) -> None:
+    """Checks that the file that `flag` names can be written, before the run rather than after it."""
+    if path is None:
+        return
+    try:
+        with Path(path).open("ab"):
+            pass
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}; give {flag} another FILE") from None

@@ -18,8 +18,8 @@ from rich.console import Console
 from publishers.credentials import client_context, read_key
 from publishers.urls import split_url
 from router.ab.errors import RunError
-from router.ab.flags import Parser
-from router.ab.report import check_writable, table
+from router.ab.flags import Parser, check_writable
+from router.ab.report import table
 from router.ab.scrape import ArmCounts, Times, fetch, metrics_of, read_arms
 from router.page.html import page
 from router.page.results import HITS, TTFT_MEAN, TTFT_P99, Comparison, Figure, Result
@@ -173,6 +173,7 @@ def _share(part: float, whole: float) -> float:
 
 
 _FEW = 100
+"""Answers of which the slowest is the p99."""
 
 
 def _warnings(arm: ArmCounts) -> list[str]:

@@ -11,8 +11,9 @@ import msgspec
 
 _STAT = Path("/proc/stat")
 _IDLE = (3, 4)
-"""Columns of /proc/stat's first line, after its name: idle, iowait. The last two repeat what user and nice count."""
+"""Columns of /proc/stat's first line, after its name: idle, iowait."""
 _COUNTED = 8
+"""Columns that are added up: the last two, of guests, repeat what user and nice count."""
 
 
 class Cost(msgspec.Struct, frozen=True):

@@ -9,10 +9,10 @@ from typing import TypeVar, get_args
 
 import msgspec
 
-from router.ab.arrivals import Arrivals, rearrive
+from router.ab.arrivals import Arrivals, prepare
 from router.ab.errors import RunError
 from router.ab.flags import Parser, count, number, positive
-from router.ab.trace import SHAPES, Row, stretch, without_reuse
+from router.ab.trace import SHAPES, Row
 from router.ab.trace_file import load
 from router.security.worker_access import WorkerAccess, read_access
 from router.settings import RouterMode
@@ -24,6 +24,7 @@ MODES = (*(mode for mode in get_args(RouterMode) if mode != "direct"), UNROUTED)
 """`direct` needs a worker named in every request, so a trace cannot be replayed in it."""
 
 SIM_SPEEDUP = 4.0
+"""Simulated seconds per real second, unless told otherwise."""
 
 _Value = TypeVar("_Value")
 
@@ -101,11 +102,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def rows(self, seed: int) -> list[Row]:
         """The requests to send. Raises RunError when the trace cannot be used or nothing of it is left."""
-        kept = stretch(load(self.trace, seed), self.duration, self.limit, self.max_output)
+        kept = prepare(
+            load(self.trace, seed),
+            seed,
+            duration=self.duration,
+            limit=self.limit,
+            arrivals=self.arrivals,
+            reuse=not self.no_reuse,
+            max_output=self.max_output,
+        )
         if not kept:
             raise RunError(f"no request of {self.trace} is left; give a longer --duration or a larger --limit")
-        kept = rearrive(kept, self.arrivals, seed)
-        return without_reuse(kept) if self.no_reuse else kept
+        return kept
 
 
 _NAME = re.compile(r"[\w.-]{1,40}")

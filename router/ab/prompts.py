@@ -19,6 +19,7 @@ FIRST_TOKEN, END_TOKEN = 10, 30_000
 """Token ids are drawn from [FIRST_TOKEN, END_TOKEN): below any model's vocabulary size, above the special ids."""
 
 _PHRASE_TOKENS = 8
+"""A divisor of every trace's block."""
 
 
 @cache

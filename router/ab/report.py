@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from router.ab.errors import RunError
 from router.ab.figures import IN_TIME_LINES, LINES, values
 from router.ab.machine import Cost
 from router.ab.plan import Plan
@@ -227,14 +225,3 @@ def show(report: Report, console: Console) -> None:
         for warning in mode.warnings:
             console.print(f"[yellow]warning[/] {run_name(mode.mode, mode.rate, mode.seed, single)}: ", end="")
             console.print(warning, markup=False, highlight=False, soft_wrap=True)
-
-
-def check_writable(flag: str, path: str | None) -> None:
-    """Checks that a file can be written, before the run rather than after it."""
-    if path is None:
-        return
-    try:
-        with Path(path).open("ab"):
-            pass
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}; give {flag} another FILE") from None

@@ -17,6 +17,7 @@ _ANSWER = aiohttp.ClientTimeout(total=10)
 _RESETS = ("/reset_prefix_cache", "/flush_cache")
 """The paths that reset caches in vLLM (with VLLM_SERVER_DEV_MODE=1) and in SGLang."""
 _POLL = 0.05
+"""Seconds between two questions whether a router is ready."""
 _REACHED = 5.0
 """Seconds to connect in."""
 

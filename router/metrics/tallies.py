@@ -15,7 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from router.http.clients import Cause
-from router.proxy.legs import Parted
+from router.proxy.legs import Leg, Parted
+from router.proxy.outcome import Outcome
+from router.scheduling.decision import Decision
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _DECISION_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
@@ -66,12 +68,12 @@ class PartedTally:
         self.transfer = Histogram(_SECONDS)
         self.decode = Histogram(_SECONDS)
 
-    def finished(self, parted: Parted | None, decode: float) -> None:
-        if parted is None:
-            return
+    def finished(self, parted: Parted, decode: float | None) -> None:
+        """`decode`: seconds from the first byte of the answer to its end; None: it was not streamed, so its first byte
+        tells nothing."""
         self.requests += 1
         self.prefill.observe(parted.prefill)
-        if parted.transfer is not None:
+        if decode is not None and parted.transfer is not None:
             self.transfer.observe(parted.transfer)
             self.decode.observe(decode)
 
@@ -143,6 +145,38 @@ class Tallies(Collector):
         if found is None:
             found = self._workers[worker_id] = WorkerTally()
         return found
+
+    def routed(self, decision: Decision) -> None:
+        """A request was sent as decided."""
+        tally = self.worker(decision.rank.worker_id)
+        tally.prompt_tokens += decision.prompt_tokens
+        if decision.overlap_tokens is not None and decision.best_overlap_tokens is not None:
+            tally.predicted_tokens += decision.overlap_tokens
+            self.regret_tokens += decision.best_overlap_tokens - decision.overlap_tokens
+        self.stored_tokens += decision.stored_tokens
+
+    def failed(self, leg: Leg, retried: bool) -> None:
+        """A worker failed a request, or its part of one."""
+        tally = self.worker(leg.worker.id)
+        tally.failures += 1
+        tally.retries += retried
+        if leg.part != "whole":
+            self.parted.failures[leg.part] += 1
+
+    def finished(self, outcome: Outcome, streamed: bool) -> None:
+        """A request has ended."""
+        tally = self.worker(outcome.leg.worker.id if outcome.leg else "")
+        tally.ends[outcome.status, outcome.end] += 1
+        tally.duration.observe(outcome.duration)
+        if outcome.first_byte is not None:
+            tally.first_byte.observe(outcome.first_byte)
+        parted = outcome.parted
+        if outcome.cached_tokens is not None:
+            reporter = self.worker(parted.prefill_worker) if parted else tally
+            reporter.reported_tokens += outcome.cached_tokens
+        if parted:
+            decode = outcome.duration - (outcome.first_byte or outcome.duration)
+            self.parted.finished(parted, decode if streamed else None)
 
     def keep(self, workers: Collection[str]) -> None:
         """Drop the metrics of all workers but these: the others have left."""

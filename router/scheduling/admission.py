@@ -104,7 +104,7 @@ class Admission:
         limit = self._patience if self._action == "queue" else ttft or self.objectives.ttft
         return math.inf if limit is None or not self.concerns(ttft) else limit
 
-    def most(self, waited: float, ttft: float | None = None) -> float:
+    def ttft_left(self, waited: float, ttft: float | None = None) -> float:
         """The longest predicted TTFT, in seconds, at which a request that has `waited` in the router is still taken."""
         limit = ttft or self.objectives.ttft
         return math.inf if limit is None else limit - self._counted(waited)
@@ -124,4 +124,5 @@ class Admission:
         return None
 
     def _counted(self, waited: float) -> float:
+        """How much of the wait counts towards the TTFT; see `Objectives.ttft`."""
         return 0.0 if self._action == "queue" else waited

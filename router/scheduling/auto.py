@@ -61,14 +61,14 @@ class Auto:
         return Cost(values, situation.whole_prefill_seconds, may_go)
 
     def _rent_or_buy(self, situation: Situation, values: Seconds, least: int, other: int, rent: float) -> None:
-        """Make `other` the cheapest once the rent paid for the prefix makes up for its higher cost; else add `rent` to
-        it."""
+        """Make the candidate at `other` the cheapest in `values` once the rent paid for the prefix makes up for its
+        higher cost, unless the request would then miss its objective; until then pay `rent`. See `copies`."""
         prefix = situation.prefix_of(least)
         if prefix is None:
             return
         now, copies = situation.now, self._copies
         paid = copies.paid(prefix, now)
-        if paid > 0.0 and values[other] - paid <= values[least] and _seconds(situation, other) <= situation.limit:
+        if paid > 0.0 and values[other] - paid <= values[least] and _ttft(situation, other) <= situation.limit:
             values[other] = math.nextafter(values[least], -math.inf)
             copies.buy(prefix, now)
         else:
@@ -92,7 +92,7 @@ def _behind(situation: Situation) -> float:
     return min(_MOST_BEHIND, _BEHIND * situation.held_requests)
 
 
-def _seconds(situation: Situation, position: int) -> float:
+def _ttft(situation: Situation, position: int) -> float:
     """Predicted seconds to the first token."""
     before = situation.queue_seconds[position] + situation.held_seconds[position] + situation.load_seconds[position]
     return float(before + situation.prefill_seconds[position] + situation.step_seconds[position])

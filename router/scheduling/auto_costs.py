@@ -130,8 +130,8 @@ def _rent(
         # A step's fixed cost is part of every prefill: its ratio tells how fast a rank is compared with the cheapest.
         quick = (estimates[OWN_PREFILL, at] - estimates[OWN_WORK, at]) / base if base > 0.0 else 1.0
         best = min(best, _seconds(counts, estimates, at, quick * base, quick * work, weights[at], load_delay))
-    paid = _seconds(counts, estimates, least, base, work, weights[least], load_delay) - best
-    return least, other, max(0.0, paid) if other >= 0 else 0.0
+    rent = _seconds(counts, estimates, least, base, work, weights[least], load_delay) - best
+    return least, other, max(0.0, rent) if other >= 0 else 0.0
 
 
 @kernel

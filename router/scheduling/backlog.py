@@ -55,7 +55,7 @@ class Backlog:
         self._places = Places(shared.claim, shared.release) if shared else Places()
         self._lines: dict[int, deque[Entry]] = {}
         self._progress: dict[int, float] = {}
-        """By place, when its latest first token came."""
+        """By place, when its latest first token came: no later prefill began before."""
         self._later: list[tuple[float, int, Entry]] = []
         """A heap of prefills that join their line later, with the time of that."""
         self._numbers = count()

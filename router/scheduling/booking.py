@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Booking:
-    """One request's booking on one rank, with all that follows from it. Its owner releases it however the request
-    ends."""
+    """One request's booking on one rank: its reservation in the load book, and what its tokens teach the latency model.
+    Its owner releases it however the request ends."""
 
     __slots__ = ("_booked", "_rank", "_reservation", "_scheduler", "_token_at")
 
@@ -61,49 +61,55 @@ class Booking:
 
 
 class PrefillBooking(Booking):
-    """The rank that computes the prompt, with its entry in the backlog. If the decode rank is only chosen when the
-    prompt is computed, load is booked at the likely one meanwhile, so that it does not look idle."""
+    """A request's booking on the rank that computes its prompt, and that also decodes unless the request is split. If
+    the decode rank is only chosen when the prompt is computed, load is booked at the likely one meanwhile, so that it
+    does not look idle."""
 
-    __slots__ = ("_ahead", "_begun", "_beside_load", "_entry", "_handed_on", "_load", "_prefill", "_streamed")
+    __slots__ = ("_decode_meanwhile", "_entry", "_handed_on", "_load", "_past_prefill", "_prefill", "_streamed")
 
     def __init__(
-        self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool, begun: bool = False
+        self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool, past_prefill: bool = False
     ) -> None:
-        """`streamed`: the end of the prefill will be seen. `begun`: the first token counts as there from the start,
-        since it will not be seen."""
+        """`streamed`: the end of the prefill will be seen. `past_prefill`: the prefill counts as done from the start,
+        since its end will be neither seen nor predicted."""
         tokens = decision.prefill_tokens
-        prefill_tokens = 0 if begun else tokens
+        prefill_tokens = 0 if past_prefill else tokens
         reservation = scheduler.book.reserve(decision.rank, prefill_tokens, decision.prompt_tokens, decision.new_tokens)
         super().__init__(scheduler, decision.rank, reservation, now)
         self._streamed = streamed
-        self._begun = begun
+        self._past_prefill = past_prefill
         split = decision.split
         self._handed_on = split is not None
+        """Another rank decodes."""
         self._load: StoreLoad | None = None
+        """Its load from the store, while that is under way."""
         self._entry: Entry | None = None
-        if scheduler.backlog.wanted and not begun:
+        """Its prefill in the backlog, while that is to be done."""
+        if scheduler.backlog.wanted and not past_prefill:
             self._prefill = Prefill(tokens, decision.prompt_tokens)
             work = scheduler.latency.prefill_share(self._prefill)
             joins = self._begin_load(decision, now) if decision.stored_tokens else None
             self._entry = scheduler.backlog.add(decision.rank, work, now, joins)
-        self._ahead: DecodeBooking | None = None
+        self._decode_meanwhile: DecodeBooking | None = None
         onward = decision.onward
         if split and onward and not split.pushes[decision.position]:
-            self._ahead = DecodeBooking(scheduler, decision.rank, onward, decision.prompt_tokens, now, streamed)
+            self._decode_meanwhile = DecodeBooking(
+                scheduler, decision.rank, onward, decision.prompt_tokens, now, streamed
+            )
 
     def _begin_load(self, decision: Decision, now: float) -> float | None:
         """Book the load from the store. Returns when it should be done, if that can be predicted."""
         predicted = decision.predicted
         if not predicted:
             return None
-        self._load = StoreLoad(self._scheduler.loads, decision.rank, decision.stored_tokens, now)
-        self._beside_load = predicted.queue + predicted.prefill
+        beside = predicted.queue + predicted.prefill
+        self._load = StoreLoad(self._scheduler.store_loads, decision.rank, decision.stored_tokens, now, beside)
         return now + predicted.queue + predicted.load
 
     def first_token(self, now: float) -> None:
-        if self._begun:
+        if self._past_prefill:
             return
-        entry = self._begin()
+        entry = self._end_prefill()
         if entry is not None:
             seconds = self._scheduler.backlog.done(entry, now)
             if self._streamed:
@@ -113,8 +119,9 @@ class PrefillBooking(Booking):
                 self._learn_from_whole(seconds, now)
         self._scheduler.changed()
 
-    def _begin(self) -> Entry | None:
-        self._begun = True
+    def _end_prefill(self) -> Entry | None:
+        """Give the prefill load back. Returns the prefill's entry in the backlog, which the caller has to take out."""
+        self._past_prefill = True
         self._reservation.first_token()
         entry, self._entry = self._entry, None
         return entry
@@ -123,7 +130,7 @@ class PrefillBooking(Booking):
         """If KV was loaded, the time is a sample of the load, not of the prefill."""
         load, self._load = self._load, None
         if load:
-            load.done(self._beside_load, now)
+            load.done(now)
         elif seconds is not None and self._prefill.prompt:
             self._scheduler.latency.observe_prefill(self._rank, self._prefill, seconds, now)
 
@@ -137,9 +144,9 @@ class PrefillBooking(Booking):
             latency.observe_prefill(rank, self._prefill, seconds, now)
 
     def assume_first_token(self, now: float) -> None:
-        if self._begun:
+        if self._past_prefill:
             return
-        entry = self._begin()
+        entry = self._end_prefill()
         if entry is not None:
             self._drop_load(now)
             self._scheduler.backlog.done(entry, now)
@@ -151,22 +158,23 @@ class PrefillBooking(Booking):
             load.drop(now)
 
     def _ended(self, now: float) -> None:
-        if self._ahead:
-            self._ahead.release(now)
-        if self._begun:
+        if self._decode_meanwhile:
+            self._decode_meanwhile.release(now)
+        if self._past_prefill:
             if not self._handed_on:
                 self._scheduler.latency.observe_residence(now - self._booked)
             return
-        entry = self._begin()
+        entry = self._end_prefill()
         if entry is not None:
             self._drop_load(now)
             self._scheduler.backlog.drop(entry, now)
 
 
 class DecodeBooking(Booking):
-    """The rank that decodes, while another (`source`) computes the prompt and keeps its KV until it was fetched."""
+    """A split request's booking on the rank that decodes. Another rank, the `source`, computes the prompt and keeps its
+    KV until that was fetched."""
 
-    __slots__ = ("_begun", "_handing_over", "_prefilled", "_source", "_streamed", "moved_tokens", "onward")
+    __slots__ = ("_decodes", "_handing_over", "_prefilled", "_source", "_streamed", "moved_tokens", "onward")
 
     def __init__(
         self,
@@ -184,18 +192,22 @@ class DecodeBooking(Booking):
         self._source = source
         self.onward = onward
         self._streamed = streamed
-        self._begun = self._handing_over = False
+        self._decodes = False
+        """The first token has come from here."""
+        self._handing_over = False
+        """The prompt is computed, and its source keeps the KV for this rank (`Scheduler.handing_over`)."""
         self._prefilled: float | None = None
+        """When the prompt was computed."""
 
     def prefilled(self, now: float) -> None:
         """The prompt is computed: from now on the transfer is under way."""
         self._prefilled = now
-        if not (self._begun or self._handing_over or self._reservation.released):
+        if not (self._decodes or self._handing_over or self._reservation.released):
             self._handing_over = True
             self._scheduler.handing_over[self._source] += 1
 
     def first_token(self, now: float) -> None:
-        if self._begun:
+        if self._decodes or self._reservation.released:
             return
         self._begin()
         self._token_at = now
@@ -208,7 +220,7 @@ class DecodeBooking(Booking):
         self._begin()
 
     def _begin(self) -> None:
-        self._begun = True
+        self._decodes = True
         self._let_go()
 
     def _let_go(self) -> None:
@@ -219,5 +231,5 @@ class DecodeBooking(Booking):
 
     def _ended(self, now: float) -> None:
         self._let_go()
-        if self._begun:
+        if self._decodes:
             self._scheduler.latency.observe_residence(now - self._booked)

@@ -33,7 +33,7 @@ class Candidates(RankSet):
         pairs = list(ranks)
         super().__init__(rank for rank, _ in pairs)
         self.block_sizes: npt.NDArray[np.int64] = np.array([size for _, size in pairs], np.int64)
-        self.stored = np.array([rank not in without_store for rank, _ in pairs], np.bool_)
+        self.uses_store = np.array([rank not in without_store for rank, _ in pairs], np.bool_)
         """Which of them load from a shared store what they do not hold themselves."""
         self.split = split
         self.whole: Candidates = self if split is None else Candidates(pairs, None, without_store)
@@ -41,6 +41,12 @@ class Candidates(RankSet):
 
     def __bool__(self) -> bool:
         return self.split is not None or len(self) > 0
+
+    @property
+    def parts(self) -> tuple[Candidates, ...]:
+        """The ranks that could serve the request whole and, with `split`, those that could prefill it for others. A
+        choice is a position in one of the two."""
+        return (self.whole,) if self.split is None else (self.whole, self.split.prefills)
 
 
 class Split(NamedTuple):
@@ -81,6 +87,10 @@ class Onward(NamedTuple):
     @property
     def rank(self) -> WorkerRank:
         return self.candidates.ranks[self.position]
+
+
+HeldWork: TypeAlias = dict[Candidates, Seconds]
+"""Seconds of prefill of held requests, for each rank that they would go to; no entry where there is none."""
 
 
 class QueueState(NamedTuple):
@@ -362,14 +372,16 @@ class Decision:
     @property
     def costs(self) -> Mapping[WorkerRank, float]:
         """The cost of each candidate; {} for policies without costs, and once it is settled."""
-        costs = [] if self._costs is None else self._costs.tolist()
-        return dict(zip(self.candidates.ranks, costs, strict=False))
+        if self._costs is None:
+            return {}
+        return dict(zip(self.candidates.ranks, self._costs.tolist(), strict=False))
 
     def at(self, split: Split, position: int) -> Decision:
-        """The same decision for a fleet that has changed: the chosen rank is now at `position` of `split`."""
+        """The same decision for a fleet that has changed: the chosen rank is now at `position` of `split`. Its costs
+        were those of the former candidates, and are left out."""
         twin = Decision(
             split.prefills,
-            Choice(position, self._costs, self.reason, self.hold),
+            Choice(position, None, self.reason, self.hold),
             self.prompt_tokens,
             self.overlap_tokens,
             self.best_overlap_tokens,

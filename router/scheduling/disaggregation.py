@@ -48,7 +48,7 @@ class Disaggregation:
         return parted < float((self._whole.cost(whole).values + steps + stalls).min())
 
     def onward(self, scheduler: Scheduler, split: Split, position: int, prefills: Present) -> Onward:
-        """The decode rank for a request that is prefilled at `position`."""
+        """The decode rank that is likely for a request that may be prefilled at `position`, before it is sent there."""
         prefill = float(prefills.prefill_seconds[position]) if split.pushes[position] else 0.0
         return self.decode(scheduler, split, position, prefill, prefills.prompt_tokens, prefills.matches, prefills.now)
 
@@ -62,7 +62,8 @@ class Disaggregation:
         matches: Matches | None,
         now: float,
     ) -> Onward:
-        """`hidden`: seconds of transfer that overlap with the prefill, see `prior_seconds`."""
+        """The decode rank of least cost for a request that is prefilled at `position`. `hidden`: seconds of transfer
+        that overlap with the prefill, see `prior_seconds`."""
         candidates, near = split.decodes[position], split.near[position]
         present = Present(scheduler, candidates, prompt_tokens, matches, now)
         new = prompt_tokens - present.overlap_tokens
@@ -73,15 +74,15 @@ class Disaggregation:
         costs = transfers + memory + HORIZON * steps + present.queue_seconds
         best = int(costs.argmin())
         return Onward(
-            candidates,
-            best,
-            float(transfers[best]),
-            float(works[best]),
-            bool(near[best]),
-            float(memory[best]),
-            float(present.queue_seconds[best]),
-            float(steps[best]),
-            bool(memory[best] == 0 or present.own_requests[best] == 0),
-            int(present.overlap_tokens[best]),
-            not present.requests[best],
+            candidates=candidates,
+            position=best,
+            transfer=float(transfers[best]),
+            work=float(works[best]),
+            near=bool(near[best]),
+            memory=float(memory[best]),
+            queue=float(present.queue_seconds[best]),
+            step=float(steps[best]),
+            open=bool(memory[best] == 0 or present.own_requests[best] == 0),
+            overlap_tokens=int(present.overlap_tokens[best]),
+            idle=not present.requests[best],
         )

@@ -1,8 +1,11 @@
 """All figures that a policy may read of its candidates, computed by one compiled loop over the tables of the books.
 
 Calling a kernel costs as much as some hundred candidates in it, and ten times that after the processor has slept
-(docs/hot-path.md). So one call computes everything, whether it is read or not. Table layouts and kernels are in one
-file because numba compiles the constants in (`indexer.jit`); so does `auto_costs`.
+(docs/hot-path.md). So one call computes everything, whether it is read or not.
+
+Table layouts and kernels are in one file because numba compiles the constants in, and caches the result until that file
+changes (`indexer.jit`). `auto_costs` has the rows of the results compiled in, too: whoever changes those has to change
+that file with them, or its cached kernels go on reading the former rows.
 """
 
 from __future__ import annotations
@@ -19,18 +22,21 @@ from router.scheduling.places import Positions
 
 # -- a rank's column in the load book's table
 
-# Own requests and tokens (NEW: tokens that no cache held); the most that was booked at any moment since the last
-# report; foreign load; memory in use by the last report beyond our new tokens; the most that was booked before that
-# report.
-REQUESTS, PREFILL, ACTIVE, NEW, MOST_REQUESTS, MOST_ACTIVE, FOREIGN_REQUESTS, FOREIGN_TOKENS, BEYOND = range(9)
+# What this process has booked: requests, tokens to prefill, tokens of KV that are read, tokens that no cache held.
+REQUESTS, PREFILL, ACTIVE, NEW = range(4)
+# The most requests and active tokens that were booked at any moment since the last report; see `load`.
+MOST_REQUESTS, MOST_ACTIVE = range(4, 6)
+# By the last report: foreign load, and KV memory in use beyond our own new tokens.
+FOREIGN_REQUESTS, FOREIGN_TOKENS, BEYOND = range(6, 9)
+# What MOST_* were when the last report came.
 BEFORE_REQUESTS, BEFORE_ACTIVE = range(9, 11)
 LOAD_ROWS = 11
 """Rows of the load book in a shared table."""
 
 # -- and in the backlog's
 
-# In microseconds: all booked work; the work of the first in line, and since when it is first (on the steady clock); all
-# recent work, done or not, with exponential decay, and when it was last added to.
+# In microseconds: all booked work, and that of the first in line (on a rank of factor 1); since when that is first (on
+# the steady clock); all recent work, done or not, with exponential decay; when that was last added to.
 WORK, HEAD, SINCE, LATELY, ADDED = range(5)
 BACKLOG_ROWS = 5
 MICRO = 1e6
@@ -40,7 +46,8 @@ LATELY_MEMORY = 60.0
 MUCH_LATER = 5.0
 """Seconds beyond twice the expected time after which the prefill under way is late."""
 
-# -- the results: rows of `Situation.counts` and `Situation.estimates`
+# -- the results: rows of `Situation.counts`, in requests or tokens, and of `Situation.estimates`, in seconds (CREDIT in
+# tokens). `Situation` has a property for each.
 
 IN_FLIGHT, TO_PREFILL, TO_READ, OWN, MEMORY, CAPACITY, OVERLAP, STORED = range(8)
 CREDIT, QUEUE, OWN_PREFILL, OWN_WORK, STEP, COMPUTED, LATE, AHEAD, LOAD, OWN_LOAD = range(10)
@@ -146,8 +153,8 @@ def work_out(
     step_shape: Coefficients,
     blocks: Overlaps,
     gpu_blocks: Overlaps,
-    sizes: Counts,
-    takes: npt.NDArray[np.bool_],
+    block_sizes: Counts,
+    uses_store: npt.NDArray[np.bool_],
     prompt: int,
     stored: int,
     lower_tier: float,
@@ -158,18 +165,20 @@ def work_out(
     """Fills `counts` and `estimates`, except the rows from AHEAD on. Returns the longest overlap in tokens, and how
     many ranks have a prefill to do.
 
-    `now`: in seconds. `sizes`: tokens in a block. `takes`: which ranks can load the first `stored` tokens from a store.
-    An engine always computes the last token itself, to get logits, so a prompt that is cached whole counts one block
-    less.
+    The first arguments are what `LoadBook.columns`, `Backlog.columns` and `LatencyModel.columns` return. `blocks`,
+    `gpu_blocks`: leading blocks of the prompt that each rank holds in any tier, and on the GPU. `uses_store`: which
+    ranks can load the prompt's first `stored` tokens from a store. `lower_tier`: credit for a token in a tier below the
+    GPU. `prompt` is in tokens, `now` in seconds. An engine always computes the last token itself, to get logits, so a
+    prompt that is cached whole counts one block less.
     """
-    ranks, best, busy, usable = len(sizes), 0, 0, max(0, prompt - 1)
+    ranks, best, busy, usable = len(block_sizes), 0, 0, max(0, prompt - 1)
     for at in range(ranks):
         _load(counts, at, loads, own, load_places[at], capacity)
 
-        size = sizes[at]
+        size = block_sizes[at]
         most = usable // size * size
         held, gpu = min(blocks[at] * size, most), min(gpu_blocks[at] * size, most)
-        beyond = max(0, min(stored, usable) // size * size - held) if takes[at] else 0
+        beyond = max(0, min(stored, usable) // size * size - held) if uses_store[at] else 0
         credit = gpu + lower_tier * (held - gpu)
         counts[OVERLAP, at], counts[STORED, at], estimates[CREDIT, at] = held, beyond, credit
         best = max(best, held)

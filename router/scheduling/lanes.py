@@ -16,14 +16,15 @@ Who = TypeVar("Who", bound=HasCandidates)
 
 
 class Lanes(Generic[Who]):
-    """A number for each set of candidates, until the last request that waits for them has left."""
+    """Numbers the lanes. A lane is there from the first request that waits for its candidates until the last of them
+    has left; then its number is given to another."""
 
     def __init__(self) -> None:
         self._numbers: dict[Candidates, int] = {}
         self._members: dict[int, dict[Who, None]] = {}
         self._free: list[int] = []
         self._shut: set[int] = set()
-        """Lanes without room at the last look."""
+        """Lanes whose candidates had no room at the last look."""
 
     def __contains__(self, candidates: Candidates) -> bool:
         return candidates in self._numbers
@@ -64,8 +65,8 @@ class Lanes(Generic[Who]):
             self._shut.discard(number)
 
     def open(self, room: Room | None, now: float) -> dict[int, Candidates]:
-        """Lanes in which a candidate has room by now, or in which no candidate is left. `room` None: there are no
-        limits."""
+        """The lanes to look into, with their candidates as of now: those in which a candidate has room, and those in
+        which none is left, whose requests have to be told. `room` None: there are no limits."""
         found = {}
         for number, members in self._members.items():
             candidates = next(iter(members)).candidates()

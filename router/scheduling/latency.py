@@ -48,6 +48,7 @@ _SAME_STEP = 0.5
 _FOLD_SECONDS = 0.25
 """Seconds for which decode steps of a rank are summed up to one sample."""
 _REFRESH = 0.5
+"""Seconds after which factors are computed anew: those of ranks that are not observed move towards the fleet's."""
 _FAST, _SLOW = 5.0, 60.0
 """Seconds after which an observation of a rank's factor counts 1/e: the first to follow a change, the second to
 remember the worker."""

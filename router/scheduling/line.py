@@ -20,25 +20,29 @@ Who = TypeVar("Who")
 Rows = npt.NDArray[np.intp]
 
 _LEAST_WORK: Final = 1e-3
-"""Seconds."""
+"""Seconds that any request counts for, so that response ratios are finite and no tenant is served for nothing."""
+# A request's column in the table of seconds: the fields of its `Entry`, then as of the last look.
 _ARRIVED, _SINCE, _LIMIT, _WORK, _CHARGE = range(5)
+# And in the table of numbers.
 _PRIORITY, _TENANT, _LANE, _PART, _POSITION = range(5)
 _FIRST_ROWS: Final = 16
+"""Requests that there is room for at first."""
 _PIECE: Final = 64
 """Requests of which the order is told at a time."""
 _NOWHERE: Final = -1
+"""The position of a request that had no candidate with room at the last look."""
 
 
-class Place(NamedTuple):
-    """Which of its lane's candidates a request would take."""
+class Target(NamedTuple):
+    """The candidate that a held request would go to."""
 
     part: int
-    """0: among the ranks that serve requests whole; 1: among those that prefill for others."""
+    """An index of `Candidates.parts`: 0 for ranks that serve requests whole, 1 for those that prefill for others."""
     position: int
 
 
 Spot: TypeAlias = tuple[int, int, int]
-"""A held request's lane and, as of the last look, its place: part and position."""
+"""A held request's lane and, as of the last look, its target: part and position (`_NOWHERE`: none had room)."""
 
 
 class Entry(NamedTuple):
@@ -81,12 +85,12 @@ class Line(Generic[Who]):
         self._seconds[:, row] = entry.arrived, entry.since, entry.limit, 0.0, _LEAST_WORK
         self._numbers[:, row] = entry.priority, entry.tenant, lane, 0, _NOWHERE
 
-    def see(self, who: Who, work: float, charge: float, place: Place | None) -> None:
-        """Note what the last look found: its seconds of prefill, those that its tenant would be charged, the candidate
-        that it would take."""
+    def see(self, who: Who, work: float, charge: float, target: Target | None) -> None:
+        """Note what the last look found: the request's seconds of prefill, those that its tenant would be charged, and
+        its target (None: no candidate had room)."""
         row = self._rows[who]
         self._seconds[_WORK, row], self._seconds[_CHARGE, row] = work, max(_LEAST_WORK, charge)
-        self._numbers[_PART, row], self._numbers[_POSITION, row] = place or (0, _NOWHERE)
+        self._numbers[_PART, row], self._numbers[_POSITION, row] = target or (0, _NOWHERE)
 
     def move(self, who: Who, lane: int) -> None:
         """Move to another lane, where it has no preferred candidate yet."""
@@ -169,9 +173,9 @@ class Line(Generic[Who]):
         return tags
 
     def work_before(
-        self, then: float, priority: int, lane: int, place: Place, standing: tuple[int, Seconds] | None
+        self, then: float, priority: int, lane: int, target: Target, standing: tuple[int, Seconds] | None
     ) -> float:
-        """Seconds of work for `place` that will go before a request which arrives now. It is judged at `then`, when it
+        """Seconds of work for `target` that will go before a request which arrives now. It is judged at `then`, when it
         has waited as long as its own work takes. `standing`: its tenant's number and all counters; None if there is
         only one tenant."""
         rows = self._taken()
@@ -184,8 +188,8 @@ class Line(Generic[Who]):
             sooner = np.where(own, sooner, self._tags(rows, ratios, served) <= mine)
         rows = rows[self._first(priorities, sooner, priority)]
         numbers = self._numbers
-        there = (numbers[_LANE, rows] == lane) & (numbers[_PART, rows] == place.part)
-        rows = rows[there & (numbers[_POSITION, rows] == place.position)]
+        there = (numbers[_LANE, rows] == lane) & (numbers[_PART, rows] == target.part)
+        rows = rows[there & (numbers[_POSITION, rows] == target.position)]
         works: list[float] = self._seconds[_WORK, rows].tolist()
         return sum(works)
 

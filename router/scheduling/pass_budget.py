@@ -18,23 +18,25 @@ MOST_IN_ALL: Final = 4 * MOST
 
 
 class PassBudget:
-    """Lanes with the same candidates by now count as one."""
+    """What one pass may still consider, and what it has considered. Lanes whose candidates are the same by now share
+    their budget."""
 
     def __init__(self, open_: Mapping[int, Candidates]) -> None:
-        """`open_`: the lanes that the pass looks into."""
+        """`open_`: the lanes that the pass looks into, with their candidates as of now."""
         self.lanes = open_
         each = min(MOST, MOST_IN_ALL // max(1, len(set(open_.values()))) or 1)
         self._anywhere = dict.fromkeys(open_.values(), each)
         """How many may still be considered wherever they would go."""
         self._by_rank = dict.fromkeys(open_.values(), each)
-        """And how many as the first for their rank."""
+        """And how many as the first for their rank, once the former are spent."""
         self._taken: set[tuple[Candidates, int, int]] = set()
-        """Candidates, part and position for which a request before is held."""
+        """Ranks (as candidates, part and position) for which a request that was considered before is held."""
         self.considered: set[Waiting] = set()
         self.passed_over: dict[int, list[Waiting]] = {}
-        """By lane: not considered, and not counted yet as being ahead of others."""
+        """By lane: not considered, and their work not counted yet as being ahead of others."""
         self.counted: set[Waiting] = set()
-        """Considered, or counted."""
+        """Those whose work is counted, or need not be: the requests that were considered, sent or not, and those that
+        were passed over before one that was."""
         self.cut_short = False
         """Whether requests were passed over for want of budget."""
 
@@ -53,7 +55,8 @@ class PassBudget:
         self.passed_over.setdefault(lane, []).append(waiting)
 
     def spend(self, waiting: Waiting, before: Spot, after: Spot | None, had_room: bool) -> None:
-        """`waiting` was considered. `before`, `after`: where it stood; None: it was sent or refused."""
+        """`waiting` was considered. `before`, `after`: its lane and target then and now; `after` None: it was sent or
+        refused. `had_room`: whether any of its candidates had room; if not, the pass is done with them."""
         candidates = self.lanes[before[0]]
         self.considered.add(waiting)
         self.counted.add(waiting)

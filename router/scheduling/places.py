@@ -49,7 +49,7 @@ class Places:
         return self._high - 1
 
     def drop(self, rank: WorkerRank) -> int | None:
-        """Take its place from `rank` and return it. Nobody else gets that place before `free`."""
+        """Take its place from `rank` and return it. The caller has to `free` it; until then nobody else gets it."""
         self._known.clear()
         return self._places.pop(rank, None)
 

@@ -53,24 +53,24 @@ class Present:
 
     @property
     def counts(self) -> Counts:
-        self._look()
+        self._need_counts()
         return self._counts
 
     @property
     def estimates(self) -> Seconds:
-        self._look_ahead()
+        self._need_estimates()
         return self._estimates
 
-    def _look(self) -> None:
+    def _need_counts(self) -> None:
         if self._counts is _COUNTS:
-            self._work_out()
+            self._compute()
 
-    def _look_ahead(self) -> None:
-        """Backlogs are read: keep them from now on."""
+    def _need_estimates(self) -> None:
+        """Estimates read the backlog, which is kept from then on."""
         self._scheduler.backlog.wanted = True
-        self._look()
+        self._need_counts()
 
-    def _work_out(self) -> None:
+    def _compute(self) -> None:
         scheduler, candidates, matches, now = self._scheduler, self.candidates, self.matches, self.now
         if matches is None:
             blocks = gpu_blocks = np.zeros(len(candidates), np.int32)
@@ -78,7 +78,9 @@ class Present:
             blocks, gpu_blocks = self._overlaps(matches)
         loads, own, load_places, capacity = scheduler.book.columns(candidates, now)
         works, work_places = scheduler.backlog.columns(candidates, now)
-        prefill_factors, step_factors, factor_places, prefill, step = scheduler.latency.columns(candidates, now)
+        prefill_factors, step_factors, factor_places, prefill_shape, step_shape = scheduler.latency.columns(
+            candidates, now
+        )
         self._counts, self._estimates = figures.matrices(len(candidates))
         self._best, self._busy = figures.work_out(
             loads,
@@ -90,12 +92,12 @@ class Present:
             prefill_factors,
             step_factors,
             factor_places,
-            prefill,
-            step,
+            prefill_shape,
+            step_shape,
             blocks,
             gpu_blocks,
             candidates.block_sizes,
-            candidates.stored,
+            candidates.uses_store,
             self.prompt_tokens,
             self._stored,
             LOWER_TIER_CREDIT,
@@ -114,7 +116,7 @@ class Present:
     def _overlaps(self, matches: Matches) -> tuple[Overlaps, Overlaps]:
         """Blocks in any tier, and on the GPU. Blocks that a rank is still loading from the store are of no use to the
         next request, which would load them again; so predicted blocks do not count for ranks that are loading."""
-        candidates, loading = self.candidates, self._scheduler.loads.tokens
+        candidates, loading = self.candidates, self._scheduler.store_loads.tokens
         blocks, gpu_blocks = matches.blocks_of(candidates), matches.gpu_blocks_of(candidates)
         if not (self._stored and loading):
             return blocks, gpu_blocks
@@ -123,7 +125,7 @@ class Present:
         return blocks, np.minimum(blocks, gpu_blocks)
 
     def _estimate_loads(self) -> None:
-        loads, tokens = self._scheduler.loads, self._counts[figures.STORED]
+        loads, tokens = self._scheduler.store_loads, self._counts[figures.STORED]
         own = loads.own_seconds(tokens)
         self._estimates[figures.OWN_LOAD] = own
         self._estimates[figures.LOAD] = own + loads.wait_seconds(self.candidates, self.now) * (tokens > 0)
@@ -171,7 +173,7 @@ class Present:
     @property
     def best_overlap_tokens(self) -> int:
         """The longest overlap of any candidate."""
-        self._look()
+        self._need_counts()
         return self._best
 
     @property
@@ -230,7 +232,7 @@ class Present:
 
     @property
     def loading(self) -> float:
-        return self._scheduler.loads.busy(self.candidates, self.now)
+        return self._scheduler.store_loads.busy(self.candidates, self.now)
 
     @property
     def whole_prefill_seconds(self) -> float:
@@ -242,5 +244,5 @@ class Present:
 
     @property
     def busy(self) -> float:
-        self._look_ahead()
+        self._need_estimates()
         return self._busy / len(self.candidates)

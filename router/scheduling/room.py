@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from router.scheduling.decision import Candidates, Seconds, Split
+from router.scheduling.decision import Candidates, HeldWork, Split
 from router.scheduling.limits import Limits
 from router.scheduling.load import LoadBook
 
@@ -22,21 +22,20 @@ _KEPT: Final = 64
 
 
 class Roomy(NamedTuple):
-    """The candidates that have room, and their positions among all candidates."""
+    """The candidates that have room, and the positions of both their parts among those of all candidates."""
 
     candidates: Candidates
     whole: npt.NDArray[np.intp]
     prefills: npt.NDArray[np.intp]
 
-    def of(self, everybody: Candidates, ahead: dict[Candidates, Seconds]) -> dict[Candidates, Seconds]:
-        """`ahead` (held work by candidates) of `everybody`, restricted to these."""
+    def of(self, everybody: Candidates, work: HeldWork) -> HeldWork:
+        """The `work` that is held for `everybody`, restricted to these."""
         found = {}
-        for some, all_, places in (
-            (self.candidates.whole, everybody.whole, self.whole),
-            (_prefills(self.candidates), _prefills(everybody), self.prefills),
-        ):
-            if some is not None and all_ in ahead:
-                found[some] = ahead[all_][places]
+        positions = (self.whole, self.prefills)
+        # Those with room may have only the first part: then nobody can prefill for others.
+        for some, all_, kept in zip(self.candidates.parts, everybody.parts, positions, strict=False):
+            if all_ in work:
+                found[some] = work[all_][kept]
         return found
 
 
@@ -84,6 +83,7 @@ class Room:
         )
 
     def _mask(self, candidates: Candidates, now: float) -> Mask:
+        """Which of `candidates` are of workers with room."""
         most = self._limits.max_worker_concurrency
         if most is None:
             return np.ones(len(candidates), np.bool_)
@@ -99,11 +99,8 @@ class Room:
 _NONE: Mask = np.zeros(0, np.bool_)
 
 
-def _prefills(candidates: Candidates) -> Candidates | None:
-    return candidates.split.prefills if candidates.split else None
-
-
 def _select(candidates: Candidates, whole: Mask, prefills: Mask, decodes: dict[Candidates, Mask]) -> Roomy:
+    """The candidates that the masks keep. A prefill rank is kept if it can also hand over to a rank with room."""
     split = candidates.split
     kept = np.array([ok and decodes[to].any() for ok, to in zip(prefills, split.decodes, strict=True)] if split else [])
     places = np.flatnonzero(kept)
@@ -112,6 +109,7 @@ def _select(candidates: Candidates, whole: Mask, prefills: Mask, decodes: dict[C
 
 
 def _split(split: Split, places: npt.NDArray[np.intp], decodes: dict[Candidates, Mask]) -> Split:
+    """The prefill ranks at `places`, with the decode ranks that `decodes` keeps."""
     smaller = {ranks: _those(ranks, mask) for ranks, mask in decodes.items()}
     kept = places.tolist()
     mask = np.isin(np.arange(len(split.prefills)), places)
@@ -125,9 +123,10 @@ def _split(split: Split, places: npt.NDArray[np.intp], decodes: dict[Candidates,
 
 
 def _those(candidates: Candidates, mask: Mask, split: Split | None = None) -> Candidates:
+    """The candidates that `mask` keeps, the same object if it keeps all; with `split`, which is not restricted."""
     if mask.all() and split is None:
         return candidates
     kept = np.flatnonzero(mask).tolist()
     ranks, sizes = candidates.ranks, candidates.block_sizes.tolist()
-    without_store = {ranks[place] for place in kept if not candidates.stored[place]}
+    without_store = {ranks[place] for place in kept if not candidates.uses_store[place]}
     return Candidates(((ranks[place], sizes[place]) for place in kept), split, without_store)

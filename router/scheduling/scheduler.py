@@ -1,4 +1,5 @@
-"""Select and reserve. Selecting has no side effects; reserving books the decision, with no `await` between the two."""
+"""Select and reserve. Selecting books nothing, though policies may remember what they chose; reserving books the
+decision. There is no `await` between the two."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Scheduler:
         self.backlog = backlog or Backlog()
         self.latency = latency or LatencyModel()
         self.disaggregation = Disaggregation()
-        self.loads = StoreLoads()
+        self.store_loads = StoreLoads()
         self.handing_over: Counter[WorkerRank] = Counter()
         """By prefill rank: prompts that it has computed and keeps for a decode rank that has not begun to answer."""
         self._unheard: list[tuple[float, int, Booking]] = []
@@ -129,9 +130,9 @@ class Scheduler:
         An answer that is not `streamed` shows no first token, so its prefill counts as done when it was predicted to
         be. A worker that only prefills answers when it is done.
         """
-        heard = streamed or decision.split is not None
+        heard = streamed or decision.split is not None  # the end of the prefill
         predicted = decision.predicted if decision.stored_tokens or not heard else None
-        booking = PrefillBooking(self, decision, now, heard, begun=not heard and predicted is None)
+        booking = PrefillBooking(self, decision, now, heard, past_prefill=not heard and predicted is None)
         if predicted and not heard:
             heappush(self._unheard, (now + predicted.ttft, next(self._numbers), booking))
         return booking
@@ -146,7 +147,7 @@ class Scheduler:
         """Keep books of `rank`, whose reports count blocks of `block_size` tokens."""
         self.book.watch(rank, block_size)
         self.backlog.watch(rank)
-        self.loads.watch(rank)
+        self.store_loads.watch(rank)
         self.latency.watch(rank)
 
     def in_flight(self, rank: WorkerRank) -> int:
@@ -157,7 +158,7 @@ class Scheduler:
         """Bookings in flight stay valid."""
         self.book.forget(rank)
         self.backlog.forget(rank)
-        self.loads.forget(rank)
+        self.store_loads.forget(rank)
         self.latency.forget(rank)
 
 
@@ -179,12 +180,12 @@ def _decision(
 
 def _predict(present: Present, position: int) -> Prediction:
     return Prediction(
-        float(present.queue_seconds[position]),
-        float(present.held_seconds[position]),
-        float(present.prefill_seconds[position]),
-        float(present.step_seconds[position]),
-        not present.requests[position],
-        float(present.load_seconds[position]),
+        queue=float(present.queue_seconds[position]),
+        held=float(present.held_seconds[position]),
+        prefill=float(present.prefill_seconds[position]),
+        step=float(present.step_seconds[position]),
+        idle=not present.requests[position],
+        load=float(present.load_seconds[position]),
     )
 
 

@@ -23,8 +23,11 @@ class Shares:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._served: list[float] = []
+        """Counters, by the tenants' numbers: seconds of prefill."""
         self._waiting: list[int] = []
+        """Held requests, likewise."""
         self._free: list[int] = []
+        """Numbers of tenants that were forgotten."""
 
     @property
     def contested(self) -> bool:
@@ -90,7 +93,8 @@ class Shares:
         return number
 
     def _lift(self, number: int) -> None:
-        """Also forget idle tenants whose counters are below the lift; if there are too many, those with the least."""
+        """Lift its counter to the least of those that wait. Idle tenants whose counters are not above that are
+        forgotten, since they would be lifted as well; if the others are too many, those with the least, too."""
         least = min((self._served[each] for each, waiting in enumerate(self._waiting) if waiting), default=None)
         if least is None:
             return

@@ -26,7 +26,9 @@ _OUTLIER: Final = 4.0
 """Observations are clipped to this factor from what was expected, except the first `_FEW`, as the prior may be off by
 more."""
 _FEW: Final = 4
+"""Observations."""
 _LEAST: Final = 1e-3
+"""Least factor: observations are differences, whose sum may fall below 0."""
 
 
 class Speed:
@@ -84,20 +86,22 @@ class StoreLoads:
 class StoreLoad:
     """One load, booked until its prompt's first token. `done` or `drop` must be called once."""
 
-    __slots__ = ("_entry", "_loads", "_rank", "_tokens")
+    __slots__ = ("_beside", "_entry", "_loads", "_rank", "_tokens")
 
-    def __init__(self, loads: StoreLoads, rank: WorkerRank, tokens: int, now: float) -> None:
+    def __init__(self, loads: StoreLoads, rank: WorkerRank, tokens: int, now: float, beside: float = 0.0) -> None:
+        """`beside`: the seconds until the first token that are expected of everything but the load."""
+        self._beside = beside
         self._loads = loads
         self._rank = rank
         self._tokens = tokens
         self._entry = loads.line.add(rank, prior_seconds(np.array([tokens])).item(), now)
         loads.tokens[rank] += tokens
 
-    def done(self, other: float, now: float) -> None:
-        """The first token is there; `other`: the seconds until then that were expected of everything but the load."""
+    def done(self, now: float) -> None:
+        """The first token is there."""
         seconds = self._loads.line.done(self._entry, now)
         if seconds is not None:
-            self._loads.speed.observe(self._entry.work, seconds - other)
+            self._loads.speed.observe(self._entry.work, seconds - self._beside)
         self._let_go()
 
     def drop(self, now: float) -> None:

@@ -21,7 +21,9 @@ _OUTLIER: Final = 4.0
 """Observations are clipped to this factor from what was expected, either way; the first `_FEW` to its square, as the
 prior may be far off."""
 _FEW: Final = 4
+"""Observations."""
 _LEAST, _MOST = 1e-3, 1e4
+"""Limits of a factor, beyond any hardware: nothing observed may take it where it hardly comes back from."""
 
 Near = npt.NDArray[np.bool_]
 

@@ -77,7 +77,9 @@ class Arrival:
         self._first: float | None = None
         self._failures = 0
         self._parts: Parts | None = None
+        """The request's two parts, if it is split."""
         self._ranks: list[WorkerRank] = []
+        """Where it was sent, if it is not."""
         self._loaded = 0
         """Tokens loaded from the store."""
         self._looked_up: tuple[int | None, int] = None, 0
@@ -167,6 +169,7 @@ class Arrival:
             self._end("failed")
 
     def _drop(self) -> None:
+        """Gives up the current attempt, if there is one: workers and books keep nothing of it."""
         now, parts, ranks = self._fleet.timeline.now(), self._parts, self._ranks
         self._parts, self._ranks = None, []
         if parts:

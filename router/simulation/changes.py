@@ -12,12 +12,13 @@ Kind = Literal["slow", "kill", "join", "drain"]
 
 
 class Change(NamedTuple):
-    """A change at `at` seconds. `number` is that of a worker, or how many join."""
-
     at: float
+    """Seconds from the beginning of the trace."""
     kind: Kind
     number: int
+    """The index of a worker; of `join`, how many workers join."""
     factor: float = 1.0
+    """Of `slow`: see `VirtualFleet.slow_down`."""
 
     def make(self, fleet: VirtualFleet) -> None:
         match self.kind:
@@ -38,7 +39,8 @@ def parse_change(text: str) -> Change:
     if kind not in get_args(Kind) or bool(equals) != (kind == "slow"):
         raise ValueError(text)
     change = Change(float(at), cast("Kind", kind), int(number), float(factor or 1))
-    if not 0 <= change.at < math.inf or change.number < (kind == "join") or not 0 < change.factor < math.inf:
+    least = 1 if kind == "join" else 0
+    if not 0 <= change.at < math.inf or change.number < least or not 0 < change.factor < math.inf:
         raise ValueError(text)
     return change
 
@@ -58,8 +60,9 @@ def plan_changes(fleet: VirtualFleet, changes: Iterable[Change]) -> None:
 
 
 def unknown_worker(workers: int, changes: Iterable[Change]) -> int | None:
-    """A worker that some change names before it exists, if there is one."""
-    for change in sorted(changes):
+    """A worker that some change names before it exists, if there is one. Changes of the same moment are made in the
+    order given."""
+    for change in sorted(changes, key=lambda change: change.at):
         if change.kind == "join":
             workers += change.number
         elif change.number >= workers:

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 
 from router.ab.errors import RunError
+from router.ab.flags import check_writable
 from router.simulation.crediting import credit_table, credit_verdicts, run_credit
 from router.simulation.figures import Figures
 from router.simulation.knee import FURTHEST, GROWTH, LIGHT, Knee
@@ -38,8 +39,8 @@ def main(argv: list[str]) -> int:
     """Returns the exit status: 2 for what cannot be run, 130 when interrupted."""
     try:
         plan = read_plan(argv)
-        for path in filter(None, (plan.out, plan.page)):
-            _check_writable(path)
+        check_writable("--out", plan.out)
+        check_writable("--page", plan.page)
         console = Console(width=None if sys.stdout.isatty() else 140, highlight=False, soft_wrap=True)
         with runner(plan.jobs) as runs:
             found = _study(plan, runs, console, argv)
@@ -128,12 +129,3 @@ def _suite_knees(plan: Plan, runs: Runner, console: Console) -> dict[str, object
         more = "" if case.saturates else ", saturates=False"
         console.print(f'    Case("{case.workload}", {case.seconds}, {case.knee}{more}),')
     return {"knees": knees}
-
-
-def _check_writable(path: str) -> None:
-    """Checks that the report can be written, before the run rather than after it."""
-    try:
-        with Path(path).open("ab"):
-            pass
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}; give another FILE") from None

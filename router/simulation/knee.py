@@ -18,6 +18,7 @@ GROWTH: Final = 3.0
 _FINE: Final = 1.23
 """The search ends when the knee lies between two rates of at most this ratio; the result is their geometric mean."""
 _STRIDE: Final = 1.5
+"""The ratio of one rate to the next, until the knee lies between two."""
 FURTHEST: Final = 16.0
 """The highest rate tried."""
 

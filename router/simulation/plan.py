@@ -124,12 +124,12 @@ def _requests(given: argparse.Namespace) -> Requests:
     if given.workload and given.trace:
         raise RunError("--workload and --trace exclude each other; give one")
     workload = given.workload or (None if given.trace else "chat")
-    unknown = [name for name in (workload or "").split(",") if name and name not in WORKLOADS]
-    if unknown or (workload and "," in workload and not given.suite):
+    names = workload.split(",") if workload else []
+    if any(name not in WORKLOADS for name in names) or (len(names) > 1 and not given.suite):
         raise RunError(f"--workload takes one of {', '.join(WORKLOADS)}, not {workload!r}; with --suite several")
     if given.trace and not given.trace.startswith("synthetic"):
         check_readable(Path(given.trace))
-    first = workload.split(",")[0] if workload else None
+    first = names[0] if names else None
     return Requests(first, given.trace, given.duration, given.limit, given.arrivals, given.reuse)
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from router.ab.arrivals import Arrivals, rearrive
+from router.ab.arrivals import Arrivals, prepare
 from router.ab.errors import RunError
-from router.ab.trace import Row, stretch, without_reuse
+from router.ab.trace import Row
 from router.ab.trace_file import load
 from router.simulation.workloads import WORKLOADS, Workload
 
@@ -38,10 +38,14 @@ class Requests(NamedTuple):
 
 @lru_cache(maxsize=4)
 def _prepared(requests: Requests, seed: int) -> list[Row]:
-    rows = stretch(_all_rows(requests, seed), requests.duration, requests.limit)
-    if rows:
-        rows = rearrive(rows, requests.arrivals, seed)
-    return rows if requests.reuse else without_reuse(rows)
+    return prepare(
+        _all_rows(requests, seed),
+        seed,
+        duration=requests.duration,
+        limit=requests.limit,
+        arrivals=requests.arrivals,
+        reuse=requests.reuse,
+    )
 
 
 def _all_rows(requests: Requests, seed: int) -> list[Row]:

@@ -23,9 +23,11 @@ from router.simulation.workloads import WORKLOADS
 LOADS: Final = (0.6, 0.9, 1.1)
 """Request rates, as multiples of the knee."""
 SATURATED: Final = 0.9
+"""The least of these loads at which requests wait for each other."""
 GOAL_SATURATED: Final = 0.85
 GOAL_WORST: Final = 1.05
 GOAL_NO_REUSE: Final = 1.02
+"""Goals for the three fields of `Verdict`; docs/simulate.md has them, too."""
 JUDGED: Final = "auto"
 CONTROL: Final = "no-reuse"
 CONTROL_POLICY: Final = "least-loaded"

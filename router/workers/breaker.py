@@ -19,6 +19,7 @@ LONGEST: Final = 8.0
 PATIENCE: Final = 5.0
 """Seconds after which a probe without a result makes room for another."""
 FAILURES: Final = 5
+"""Failures within `WINDOW` that open it, unless told otherwise: as many as Envoy's outlier detection takes."""
 WAIT: Final = 2.0
 """Seconds that it stays open the first time."""
 _DOUBLINGS: Final = 16

@@ -83,10 +83,10 @@ class Fleet:
 
     def mark_down(self, worker: Worker, trouble: str) -> None:
         """`worker` gets nothing until it is marked up again; what it has in flight goes on."""
-        if worker.up:
+        was_up, worker.up, worker.trouble = worker.up, False, trouble
+        if was_up:  # each of its requests that fail now says so again
             log_event(logger, logging.WARNING, "Worker is down", worker=worker.id, trouble=trouble)
-        worker.up, worker.trouble = False, trouble
-        self._invalidate()
+            self._invalidate()
 
     # -- breakers
 

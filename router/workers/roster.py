@@ -44,6 +44,18 @@ class _Watched(NamedTuple):
     task: asyncio.Task[None]
 
 
+class _Leaving:
+    """A worker that is to be removed."""
+
+    def __init__(self, deadline: float, task: asyncio.Task[None]) -> None:
+        self.deadline = deadline
+        """When it is removed at the latest."""
+        self.task = task
+        """Removes it."""
+        self.committed = False
+        """There is no way back."""
+
+
 class Roster:
     """A worker that leaves is drained first. One that joins later with the same name inherits nothing from it."""
 
@@ -67,9 +79,7 @@ class Roster:
         self._clock = clock
         self._handed_over = handed_over
         self._watched: dict[str, _Watched] = {}
-        self._leaving: dict[str, asyncio.Task[None]] = {}
-        self._deadlines: dict[str, float] = {}
-        """When each leaving worker is removed at the latest; without those that can no longer be called back."""
+        self._leaving: dict[str, _Leaving] = {}
         self._successors: dict[str, WorkerSpec] = {}
         """By name, the worker that will join as soon as the leaving worker of that name is gone."""
         self._stated: tuple[WorkerSpec, ...] = ()
@@ -119,51 +129,61 @@ class Roster:
         self._fleet.drain(worker, draining)
 
     def _call_back(self, worker: Worker) -> None:
-        task = self._leaving.get(worker.id)
-        if task is None:
+        leaving = self._leaving.get(worker.id)
+        if leaving is None:
             return
-        if worker.id not in self._deadlines:
+        if leaving.committed:
             raise Conflict(f"Worker {worker.id!r} is just leaving.")
         self._refuse_taken(worker.spec.url)
-        del self._leaving[worker.id], self._deadlines[worker.id]
+        del self._leaving[worker.id]
         self._successors.pop(worker.id, None)
-        task.cancel()
+        leaving.task.cancel()
 
     def leave(self, worker: Worker, timeout: float) -> None:
         """Drain it, and remove it when nothing is in flight there, or after `timeout` seconds, when what is left is cut
         off. A second call sets the deadline anew."""
-        if worker.id not in self._leaving or worker.id in self._deadlines:
+        if not self._is_committed(worker):
             self.drain(worker, True)
             self._leave(worker, timeout, None)
 
     def _leave(self, worker: Worker, timeout: float, after: asyncio.Task[None] | None) -> None:
         """It drains when `after` is done."""
-        self._deadlines[worker.id] = self._clock() + timeout
-        if worker.id not in self._leaving:
-            leaving = self._remove_once_idle(worker, after)
-            self._leaving[worker.id] = asyncio.create_task(leaving, name=f"leaving of {worker.id}")
+        deadline = self._clock() + timeout
+        leaving = self._leaving.get(worker.id)
+        if leaving:
+            leaving.deadline = deadline
+            return
+        task = asyncio.create_task(self._remove_once_idle(worker, after), name=f"leaving of {worker.id}")
+        self._leaving[worker.id] = _Leaving(deadline, task)
+
+    def _is_committed(self, worker: Worker) -> bool:
+        """Whether it leaves, and there is no way back."""
+        leaving = self._leaving.get(worker.id)
+        return leaving is not None and leaving.committed
 
     def leaves_in(self, worker: Worker) -> float | None:
         """Seconds until it is removed at the latest; None when it is not leaving."""
-        if worker.id not in self._leaving:
+        leaving = self._leaving.get(worker.id)
+        if leaving is None:
             return None
-        return max(0.0, self._deadlines.get(worker.id, 0.0) - self._clock())
+        return 0.0 if leaving.committed else max(0.0, leaving.deadline - self._clock())
 
     def in_flight(self, worker: Worker) -> int:
         """Requests that it is serving."""
         return sum(self._scheduler.in_flight(rank) for rank in worker.ranks)
 
     async def _remove_once_idle(self, worker: Worker, after: asyncio.Task[None] | None) -> None:
+        leaving = self._leaving[worker.id]
         if after:
-            await asyncio.wait((after,), timeout=max(0.0, self._deadlines[worker.id] - self._clock()))
+            await asyncio.wait((after,), timeout=max(0.0, leaving.deadline - self._clock()))
             self.drain(worker, True)
-        while self.in_flight(worker) and self._clock() < self._deadlines[worker.id]:  # noqa: ASYNC110 -- see _POLL
+        while self.in_flight(worker) and self._clock() < leaving.deadline:  # noqa: ASYNC110 -- see _POLL
             await asyncio.sleep(_POLL)
-        await self._hand_over(worker)
-        del self._deadlines[worker.id]  # from here on there is no way back
-        await self._end_watch(worker)
+        await self._hand_over(worker, leaving)
+        leaving.committed = True
+        await end_tasks([self._watched.pop(worker.id).task])
         cut = await self._cut_off(worker)
-        await self._resources.discard(worker)
+        await self._discard(worker)
         self._fleet.remove(worker)
         self._resources.keep_tallies(self._fleet.workers)
         del self._leaving[worker.id]
@@ -172,18 +192,15 @@ class Roster:
         if successor:
             self._if_free(successor, self.join)
 
-    async def _hand_over(self, worker: Worker) -> None:
+    async def _hand_over(self, worker: Worker, leaving: _Leaving) -> None:
         """Wait for its hot prefixes: engines put what they computed into a shared store only after the request
         ended."""
-        until = min(self._deadlines[worker.id], self._clock() + _HAND_OVER)
+        until = min(leaving.deadline, self._clock() + _HAND_OVER)
         try:
             while self._handed_over and self._clock() < until and not await self._handed_over(worker):  # noqa: ASYNC110
                 await asyncio.sleep(_HAND_OVER_POLL)
         except Exception:  # whatever it is, nobody stays for it
             logger.exception("What a worker holds could not be handed over", extra={"fields": {"worker": worker.id}})
-
-    async def _end_watch(self, worker: Worker) -> None:
-        await end_tasks([self._watched.pop(worker.id).task])
 
     async def _cut_off(self, worker: Worker) -> int:
         """Cut off what is still in flight; returns how many requests that were."""
@@ -194,6 +211,14 @@ class Roster:
                 while self.in_flight(worker):  # noqa: ASYNC110 -- see _POLL
                     await asyncio.sleep(_POLL)
         return cut
+
+    async def _discard(self, worker: Worker) -> None:
+        try:
+            await self._resources.discard(worker)
+        except Exception:  # whatever it is: it would never be gone, and its name never free
+            logger.exception(
+                "What a worker leaves behind is not all discarded", extra={"fields": {"worker": worker.id}}
+            )
 
     # -- all of them
 
@@ -242,7 +267,7 @@ class Roster:
         worker = self._fleet.workers.get(spec.worker_id)
         if worker is None:
             self._if_free(spec, self.join)
-        elif worker.spec.url != spec.url or (worker.id in self._leaving and worker.id not in self._deadlines):
+        elif worker.spec.url != spec.url or self._is_committed(worker):
             self._successors[worker.id] = spec
             self.leave(worker, timeout)
         else:
@@ -267,7 +292,8 @@ class Roster:
 
     async def close(self) -> None:
         """Stop watching all workers at once."""
-        await end_tasks([*self._looks, *self._leaving.values(), *(watched.task for watched in self._watched.values())])
+        leaving = [each.task for each in self._leaving.values()]
+        await end_tasks([*self._looks, *leaving, *(watched.task for watched in self._watched.values())])
         await self._resources.close()
         for worker in self._fleet.workers.values():
             worker.pool.close()

@@ -30,7 +30,7 @@ class Telling(router.app.App):
                 for (rank, tier), blocks in self._indexer.index.dump().items()
             },
             "tasks": Counter(_kind(task) for task in asyncio.all_tasks()),
-            "clients": len(self._connections),
+            "clients": len(self._clients.open),
             "upstream": sum(len(pool._open) for pool in pools),
             "kept": sum(map(len, session.connector._conns.values())) if session and session.connector else 0,
             "queue": len(self._queue),

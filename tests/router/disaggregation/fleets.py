@@ -128,7 +128,7 @@ class Fleet:
             exchange._on_late(0.0)
 
     async def _exchange(self) -> Exchange:
-        connections = self.router.app._connections
+        connections = self.router.app._clients.open
         await until(lambda: any(connection._exchange for connection in connections))
         (exchange,) = (connection._exchange for connection in connections if connection._exchange)
         assert isinstance(exchange, Exchange)

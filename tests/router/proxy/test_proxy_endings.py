@@ -184,7 +184,7 @@ async def test_a_slow_client_slows_its_worker(a: ScriptedWorker) -> None:
         (dialogue,) = a.dialogues
         await _stalled(dialogue)
         assert dialogue.sent < size / 2  # sockets' buffers take some
-        (connection,) = router.app._connections
+        (connection,) = router.app._clients.open
         assert connection._transport.get_write_buffer_size() < 2**20
         left = size
         while left:
@@ -229,7 +229,7 @@ async def test_a_slow_client_that_asks_ahead_is_answered_one_by_one(a: ScriptedW
             await client.head()
             if number == 2:
                 await _stalled(a.dialogues[1])
-                (connection,) = router.app._connections
+                (connection,) = router.app._clients.open
                 assert connection._transport.get_write_buffer_size() < 2**20
             left = size
             while left:
@@ -244,7 +244,7 @@ async def test_draining_waits_until_a_slow_client_has_it_all(a: ScriptedWorker) 
     a.then(answer(body))
     async with running(a) as router, router.client(receive_buffer=4096, limit=4096) as client:
         await client.ask(get("/health"))
-        (connection,) = router.app._connections
+        (connection,) = router.app._clients.open
         connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         client.send(post())
         await until(lambda: router.total("router_requests_total", end="complete") == 1)
@@ -262,12 +262,12 @@ Moment = Callable[[RunningRouter, RawClient, ScriptedWorker, ScriptedWorker], Aw
 
 async def in_its_head(router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker) -> None:
     client.send(post(body=BODY)[:20])
-    await until(lambda: router.app._connections)
+    await until(lambda: router.app._clients.open)
 
 
 async def in_its_body(router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker) -> None:
     client.send(post(body=BODY)[:-3])
-    await until(lambda: router.app._connections)
+    await until(lambda: router.app._clients.open)
 
 
 async def tokenizing(router: RunningRouter, client: RawClient, a: ScriptedWorker, b: ScriptedWorker) -> None:
@@ -397,7 +397,7 @@ async def test_a_client_vanishes(a: ScriptedWorker, b: ScriptedWorker, moment: M
                 client.vanish()
             else:
                 client.leave()
-            await until(lambda: not router.app._connections)
+            await until(lambda: not router.app._clients.open)
         await until(lambda: not router.loads)
         for worker in (a, b):
             for dialogue in worker.dialogues:
@@ -420,7 +420,7 @@ async def test_the_router_is_stopped(a: ScriptedWorker, b: ScriptedWorker, momen
         await moment(router, client, a, b)
         app: App = router.app
         await app.drain(0)
-        await until(lambda: not app._connections)
+        await until(lambda: not app._clients.open)
         assert not router.loads
         for dialogue in a.dialogues + b.dialogues:
             if not dialogue.finished:
@@ -448,7 +448,7 @@ async def test_draining_waits_for_a_request_that_is_being_sent(a: ScriptedWorker
     async with running(a) as router, router.client() as sending, router.client() as never_whole:
         for client in (sending, never_whole):
             client.send(whole[:-1])
-        await until(lambda: sum(one.busy or one._reader.in_part for one in router.app._connections) == 2)
+        await until(lambda: sum(one.busy or one._reader.in_part for one in router.app._clients.open) == 2)
         draining = asyncio.ensure_future(router.app.drain(PATIENCE))
         await asyncio.sleep(0)  # let it begin
         sending.send(whole[-1:])

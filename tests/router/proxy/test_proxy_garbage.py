@@ -53,7 +53,7 @@ async def test_a_request_under_way_keeps_nothing_for_each_worker_that_it_could_h
     ):
         client.send(post(body=STREAMED))
         await until(lambda: a.requests)
-        (exchange,) = router.app._under_way
+        (exchange,) = router.app._draining.exchanges
         assert exchange._leg
         decision = exchange._leg.decision
         assert decision.overlap_tokens is not None, "it was looked up"

@@ -355,7 +355,7 @@ async def test_a_client_that_is_slow_slows_whoever_goes_on_too() -> None:
     ):
         client.send(post(path_of("completions"), json.dumps(asking("completions", max_tokens=4000)).encode()))
         await client.head()
-        (connection,) = (each for each in router.app._connections if each.busy)
+        (connection,) = (each for each in router.app._clients.open if each.busy)
         await until(lambda: connection._paused)
         router.app._fleet.workers["w0"].pool.cut("was removed")
         await until(lambda: workers[1].dialogues)

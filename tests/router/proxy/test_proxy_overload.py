@@ -179,7 +179,7 @@ async def test_503_is_for_when_nobody_serves_not_for_when_all_are_busy(a: Script
 
 
 def connection_of(router: RunningRouter) -> Connection:
-    (connection,) = router.app._connections
+    (connection,) = router.app._clients.open
     return connection
 
 

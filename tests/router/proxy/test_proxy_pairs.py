@@ -514,7 +514,7 @@ async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker,
         p.go_on.set()
         await until(lambda: b.requests)
         assert b.requests[0].body == STREAMED
-        (connection,) = router.app._connections
+        (connection,) = router.app._clients.open
         exchange = connection._exchange
         assert isinstance(exchange, Exchange)
         assert exchange.split is None

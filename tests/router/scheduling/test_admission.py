@@ -76,7 +76,7 @@ def test_one_that_may_take_for_ever_has_no_objective(action: SloAction) -> None:
     """Nor the general ones."""
     admission = Admission(Objectives(1.0, 0.1), action, patience=10.0)
     assert not admission.concerns(math.inf)
-    assert admission.limit(math.inf) == admission.most(99.0, math.inf) == math.inf
+    assert admission.limit(math.inf) == admission.ttft_left(99.0, math.inf) == math.inf
     assert admission.missed(99.0, math.inf) is None
 
 
@@ -88,10 +88,10 @@ def test_when_to_try_again_is_whole_seconds_and_never_at_once(predicted: float, 
 
 
 def test_what_may_be_predicted_of_a_request() -> None:
-    assert Admission(Objectives(ttft=2.0)).most(0.5) == 1.5
-    assert Admission(Objectives(ttft=2.0), "queue").most(0.5) == 2.0
-    assert Admission(Objectives(ttft=2.0)).most(0.5, ttft=4.0) == 3.5
-    assert Admission(Objectives(tbt=2.0)).most(0.5) == math.inf
+    assert Admission(Objectives(ttft=2.0)).ttft_left(0.5) == 1.5
+    assert Admission(Objectives(ttft=2.0), "queue").ttft_left(0.5) == 2.0
+    assert Admission(Objectives(ttft=2.0)).ttft_left(0.5, ttft=4.0) == 3.5
+    assert Admission(Objectives(tbt=2.0)).ttft_left(0.5) == math.inf
 
 
 def test_nothing_is_remembered() -> None:

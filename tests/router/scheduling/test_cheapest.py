@@ -46,6 +46,25 @@ def test_one_that_was_drawn_is_held_if_it_is_not_open(number: float, position: i
     assert choice.reason == "sampled at temperature 1"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_cost_that_is_no_number_or_infinite_is_not_the_least(temperature: float) -> None:
+    """A policy may divide by what is 0 for some candidate."""
+    nan, inf = math.nan, math.inf
+    for values, position in (([nan, 1e4, 1.0], 2), ([nan, nan, 1.0], 2), ([1.0, nan, inf], 0), ([inf, nan, 1.0], 2)):
+        for number in (0.0, 0.999):
+            assert Cheapest(Fixed(values), temperature).choose(THREE, Scripted([number])).position == position
+    for values in ([inf, inf, inf], [nan, nan, nan]):
+        choices = {
+            Cheapest(Fixed(values), 1.0).choose(THREE, Scripted([number])).position for number in (0.0, 0.5, 0.9)
+        }
+        assert choices == {0, 1, 2}
+    assert Cheapest(Fixed([nan, nan, nan])).choose(THREE, Scripted([])).position in range(3)
+
+
+def test_a_whole_prompt_that_costs_nothing_takes_the_least() -> None:
+    assert Cheapest(Fixed([3.0, 1.0, 2.0], prompt=0.0), temperature=1.0).choose(THREE, Scripted([])).position == 1
+
+
 @pytest.mark.parametrize("prompt", [1e-3, 1.0, 1e6])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_a_whole_prompt_more_is_that_much_less_likely_in_any_unit(prompt: float, temperature: float) -> None:

@@ -283,6 +283,26 @@ def test_a_transfer_is_learned_from_streams_alone() -> None:
         assert (factor > 1) == learned
 
 
+def test_nothing_is_learned_of_a_transfer_whose_request_has_ended() -> None:
+    choosing = scheduler()
+    decision = choosing.select(fleet(whole=()), 5000, HeldOnGpu({}), 0.0)
+    onward = choosing.select_decode(decision, HeldOnGpu({}), 0.0, prefilled=True)
+    booking = choosing.reserve_decode(decision.rank, onward, 5000, 0.0, True)
+    booking.prefilled(1.0)
+    booking.release(2.0)
+    booking.first_token(9.0)
+    assert choosing.disaggregation.transfers.factors(np.array([False])).tolist() == [1.0]
+
+
+def test_a_decision_for_a_changed_fleet_keeps_no_costs_of_the_former() -> None:
+    """They would be told of the wrong ranks."""
+    before, after = named(["a", "b", "c"]), named(["b", "c"])
+    decision = Decision(before, Choice(2, np.array([3.0, 2.0, 1.0]), "least"), 100, 0, 0)
+    split = Split(after, (named(["d1"]),) * 2, (np.array([False]),) * 2, (False,) * 2)
+    twin = decision.at(split, 1)
+    assert (twin.rank, twin.reason, dict(twin.costs)) == (rank("c"), "least", {})
+
+
 def test_who_decodes_cannot_be_asked_of_a_request_that_is_whole() -> None:
     choosing = scheduler()
     decision = choosing.select(named(["b"]), 10, HeldOnGpu({}), 0.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.scheduling.line import Entry, Line, Place
+from router.scheduling.line import Entry, Line, Target
 from router.scheduling.shares import Shares
 from tests.router.scheduling.candidates import repeatable
 
@@ -29,7 +29,7 @@ def test_with_one_tenant_it_is_that_of_response_ratios_whoever_leaves(
     line: Line[int] = Line()
     for who, (arrived, priority, work, _, lane) in enumerate(all_):
         line.add(who, Entry(arrived, arrived, NEVER, priority, 0), lane)
-        line.see(who, work, work, Place(0, 0))
+        line.see(who, work, work, Target(0, 0))
     for who, (*_, leaves, _) in enumerate(all_):
         if leaves:
             line.remove(who)

@@ -393,7 +393,8 @@ class Overload(Comings):
         assert self.desk.at_rest
         assert self.desk.clock.timers == []
         queue = self.desk.queue
-        assert (queue._shares._numbers, queue._lanes._numbers, queue._ahead) == ({}, {}, {})
+        held = queue._held
+        assert (held.shares._numbers, held.lanes._numbers, held.work) == ({}, {}, {})
         assert self.desk.ask(prompt=1).fate == "sent", "the next is served at once"
 
 

@@ -740,7 +740,7 @@ class Desks(Comings):
         assert self.desk.at_rest
         self.desk.clock.run(2 * TICK)
         assert self.desk.clock.timers == []
-        assert self.desk.queue._ahead == {}
+        assert self.desk.queue._held.work == {}
 
 
 TestDesksAgainstModel = Desks.TestCase

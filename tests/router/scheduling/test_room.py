@@ -75,7 +75,7 @@ def test_what_is_known_of_those_that_are_left_stays() -> None:
     candidates = Candidates([(rank("a"), 16), (rank("b"), 32), (rank("c"), 64)], without_store=[rank("b")])
     found = Room(Limits(max_worker_concurrency=1), booked(candidates.ranks, {"a": 1})).find(candidates, 0.0)
     assert found
-    assert (found.candidates.block_sizes.tolist(), found.candidates.stored.tolist()) == ([32, 64], [False, True])
+    assert (found.candidates.block_sizes.tolist(), found.candidates.uses_store.tolist()) == ([32, 64], [False, True])
 
 
 def parted(whole: str, prefills: str, decodes: str) -> Candidates:

@@ -70,7 +70,7 @@ def test_what_is_loaded_is_booked_until_it_is_there(ending: str) -> None:
     choosing = scheduler(candidates)
     decision = choosing.select(candidates, 1_000, Held({}), 0.0, stored=320)
     booking = choosing.reserve(decision, 0.0)
-    assert choosing.loads.tokens == {A: 320}
+    assert choosing.store_loads.tokens == {A: 320}
     assert choosing.book.load(A, 0.0) == Load(1, 680, 1_000)
     if ending == "first token":
         booking.first_token(1.0)
@@ -78,7 +78,7 @@ def test_what_is_loaded_is_booked_until_it_is_there(ending: str) -> None:
         booking.assume_first_token(1.0)
     else:
         booking.release(1.0)
-    assert not choosing.loads.tokens
+    assert not choosing.store_loads.tokens
     booking.release(2.0)
     assert choosing.book.load(A, 2.0) == Load()
 
@@ -89,7 +89,7 @@ def test_nothing_stays_booked_of_a_rank_that_has_gone() -> None:
     booking = choosing.reserve(choosing.select(candidates, 1_000, Held({}), 0.0, stored=320), 0.0)
     choosing.forget(A)
     booking.first_token(1.0)
-    assert not choosing.loads.tokens
+    assert not choosing.store_loads.tokens
 
 
 class Predicted(Held):
@@ -120,7 +120,7 @@ def test_a_rank_that_loads_computes_others_meanwhile() -> None:
     candidates = named("a")
     choosing = scheduler(candidates)
     choosing.reserve(choosing.select(candidates, 100_000, Held({}), 0.0, stored=99_000), 0.0)
-    now = choosing.loads.wait_seconds(candidates, 0.0)[0] / 2
+    now = choosing.store_loads.wait_seconds(candidates, 0.0)[0] / 2
     assert now > 0
     behind = choosing.select(candidates, 100, Held({}), now).predicted
     assert behind

@@ -140,3 +140,13 @@ def test_a_change_may_name_a_worker_that_has_joined_by_then() -> None:
     changes = [parse_change("5:kill:2"), parse_change("3:join:1")]
     assert unknown_worker(2, changes) is None
     assert unknown_worker(1, changes) == 2
+
+
+def test_changes_of_one_moment_are_made_in_the_order_given() -> None:
+    """What is checked before the run is what happens in it."""
+    for named_first in (["1:kill:2", "1:join:1"], ["1:slow:2=2", "1:join:1"]):
+        assert unknown_worker(2, map(parse_change, named_first)) == 2
+    joined_first = ["1:join:1", "1:drain:2"]
+    assert unknown_worker(2, map(parse_change, joined_first)) is None
+    (sample,) = run([row(2.0, 0)], *joined_first)
+    assert sample.fate == "answered"

@@ -77,6 +77,8 @@ def test_no_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("--workload none", "--workload takes one of chat"),
         ("--workload chat,rag", "with --suite several"),
+        ("--suite --workload ,", "--workload takes one of chat"),
+        ("--change 3:kill:8 --change 3:join:1", "no worker 8 then"),
         ("--workload chat --trace synthetic", "exclude each other"),
         ("--trace /nowhere", "cannot read the trace /nowhere: No such file or directory"),
         ("--trace /", "cannot read the trace /: Is a directory"),

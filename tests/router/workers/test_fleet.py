@@ -85,6 +85,17 @@ def test_the_same_candidates_are_the_same_object_until_a_worker_goes_or_comes() 
     assert names(before) == ["a#0/16", "b#0/16"]
 
 
+def test_a_worker_that_is_down_already_changes_nothing_for_others() -> None:
+    """A thousand of its requests may fail one after the other, each of which finds it down."""
+    one, two = worker("a", BASE), worker("b", BASE)
+    found = fleet(one, two)
+    found.mark_down(two, "refused")
+    candidates = found.candidates("m")
+    found.mark_down(two, "reset")
+    assert (two.up, two.trouble) == (False, "reset")
+    assert found.candidates("m") is candidates, "who is held for them stays in one lane"
+
+
 def test_candidates_of_one_worker() -> None:
     one, two = worker("a", BASE, dp_size=2, block_size=32), worker("b", BASE)
     found = fleet(one, two)

@@ -167,10 +167,9 @@ async def test_nothing_is_left_of_workers_that_have_left(state: State) -> None:
     assert state.metrics.tallies._workers == {}
     assert state.scheduler.book.get_metrics(0.0) == {}
     assert not state.scheduler.handing_over
-    assert not state.scheduler.loads.tokens
+    assert not state.scheduler.store_loads.tokens
     assert all(watch.ended for watch in state.watches)
     assert not state.roster._leaving
-    assert not state.roster._deadlines
     assert not state.roster._watched
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -322,18 +321,33 @@ async def test_the_deadline_is_kept_though_something_stays_in_flight(
     assert state.roster.in_flight(again) == 0
 
 
+async def test_who_leaves_is_gone_even_if_something_of_it_cannot_be_discarded(
+    state: State, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(worker: Worker) -> None:
+        raise ValueError("of whatever kind")
+
+    worker = state.roster.join(spec("a"))
+    await state.up(worker)
+    monkeypatch.setattr(state.resources, "discard", fail)
+    state.roster.leave(worker, 60.0)
+    await state.gone("a")
+    assert state.roster.join(spec("a")) is not worker
+    assert "is not all discarded" in caplog.text
+
+
 async def test_calling_back(state: State) -> None:
     worker = state.roster.join(spec("a"))
     await state.up(worker)
     reservation = state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
     state.roster.leave(worker, 60.0)
-    leaving = state.roster._leaving["a"]
+    leaving = state.roster._leaving["a"].task
     state.roster.drain(worker, False)
     assert (worker.state, state.roster.leaves_in(worker)) == ("up", None)
     await until(leaving.done)
     assert leaving.cancelled()
     state.roster.leave(worker, 0.0)
-    await until(lambda: not state.roster._deadlines)
+    await until(lambda: state.roster._leaving["a"].committed)
     with pytest.raises(Conflict, match="just leaving"):
         state.roster.drain(worker, False)
     assert state.roster.leaves_in(worker) == 0.0
