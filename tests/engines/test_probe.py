@@ -99,12 +99,12 @@ def test_lora_adapters_name_their_parent() -> None:
     assert found.tokenizer_path == "MODEL"
 
 
-def test_sglangs_adapters_have_a_name_to_ask_for_besides() -> None:
+def test_sglangs_adapters_have_the_names_that_make_it_use_them() -> None:
     adapter = {"id": "ad", "object": "model", "owned_by": "sglang", "root": "/adapters/ad", "parent": "tiny"}
     models = [adapter, *json.loads(SGLANG["/v1/models"].body)["data"]]
     found = describe({**SGLANG, "/v1/models": served_json({"data": models})}).models
-    assert {model.id: model.adapter for model in found} == {"ad": "ad", "tiny:ad": "ad", "tiny": None}
-    assert found[-1] == Model("tiny:ad", "/adapters/ad", None, "tiny")
+    assert {model.id: model.adapter for model in found} == {"tiny:ad": "ad", "tiny": None}
+    assert found[0] == Model("tiny:ad", "/adapters/ad", None, "tiny")
 
 
 def test_vllms_ranks_state_their_own_endpoints() -> None:

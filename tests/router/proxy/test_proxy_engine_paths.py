@@ -91,12 +91,23 @@ async def test_each_path_goes_to_its_own_engine(a: ScriptedWorker, of_sglang: Ca
             assert own.header(b"x-router-worker") == b"a"
 
 
-@pytest.mark.parametrize("model", ["ad", "tiny:ad"])
+async def test_sglangs_adapter_needs_the_name_that_makes_it_use_it(of_sglang: Callable[..., Any]) -> None:
+    """To the bare one, it answers with the base model."""
+    worker = await of_sglang("a")
+    worker.pages.adapters = ["ad"]
+    async with running(worker, router_mode="kv") as router, router.client() as client:
+        for model, status in (("ad", 404), ("tiny:ad", 200)):
+            body = json.dumps({"model": model, "prompt": IDS}).encode()
+            answered = await client.ask(post("/v1/completions", body))
+            assert answered.status == status
+            assert status == 200 or b"these do: tiny, tiny:ad." in answered.body
+
+
 async def test_an_adapter_is_no_model_where_the_engine_passes_over_it(
-    a: ScriptedWorker, of_sglang: Callable[..., Any], tmp_path: Path, model: str
+    a: ScriptedWorker, of_sglang: Callable[..., Any], tmp_path: Path
 ) -> None:
     """It would answer for the base model, which the key may not even be for."""
-    b = await of_sglang("b")
+    b, model = await of_sglang("b"), "tiny:ad"
     b.pages.adapters = ["ad"]
     keys = write_keys(tmp_path, {"name": "one", "key": "kvr-one", "models": [model]})
     async with running(a, b, router_mode="kv", api_keys=keys) as router, router.client() as client:
