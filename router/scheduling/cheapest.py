@@ -13,6 +13,7 @@ class Cheapest:
 
     `temperature` ≥ 0: p ∝ exp(−(cost − least) / (temperature · cost of a whole prompt)); 0 takes the least, ties at
     random. At temperature 1 a candidate that costs one whole prompt more is e times less likely, whatever the unit.
+    Where a whole prompt costs nothing, as of a request that has none, the least is taken too.
     """
 
     def __init__(self, costs: CostPolicy, temperature: float = 0.0) -> None:
@@ -21,7 +22,7 @@ class Cheapest:
 
     def choose(self, situation: Situation, random: Uniform) -> Choice:
         cost = self._costs.cost(situation)
-        if self._temperature == 0:
+        if self._temperature == 0 or cost.prompt <= 0:
             choice = least_cost(cost.values, random)
         else:
             position = sample_softmax(cost.values, self._temperature * cost.prompt, random)
