@@ -13,7 +13,7 @@ class Cheapest:
 
     `temperature` ≥ 0: p ∝ exp(−(cost − least) / (temperature · cost of a whole prompt)); 0 takes the least, ties at
     random. At temperature 1 a candidate that costs one whole prompt more is e times less likely, whatever the unit.
-    Where a whole prompt costs nothing, the least is taken, too.
+    Where a whole prompt costs nothing, as of a request that has none, the least is taken too.
     """
 
     def __init__(self, costs: CostPolicy, temperature: float = 0.0) -> None:

@@ -137,8 +137,9 @@ class Worker:
         return self.description.models if self.description else ()
 
     def reported(self, cached: int | None) -> int | None:
-        """The number of cached tokens that an answer with usage means, `cached` being what it says. SGLang up to
-        0.5.18, and older vLLM, leave out a zero: a worker that has reported numbers, but never 0, means 0 by none."""
+        """The number of cached tokens that an answer with usage means, `cached` being what it says. SGLang before
+        0.5.22, and vLLM before 0.24, leave out a zero: a worker that has reported numbers, but never 0, means 0 by
+        none."""
         if cached is None:
             return 0 if self._leaves_out_zero else None
         if self._leaves_out_zero is None or not cached:

@@ -72,3 +72,9 @@ def test_a_whole_prompt_more_is_that_much_less_likely_in_any_unit(prompt: float,
     edge = 1 / (1 + math.exp(-1 / temperature))
     for number, position in ((edge - 1e-9, 0), (edge + 1e-9, 1)):
         assert policy.choose(situation(named("ab")), Scripted([number])).position == position
+
+
+def test_without_a_prompt_the_least_is_taken_at_any_temperature() -> None:
+    """Of a request that is routed by load only, the policy of docs/policies.md says so."""
+    choice = Cheapest(Fixed([3.0, 1.0, 2.0], prompt=0), temperature=1.0).choose(THREE, Scripted([]))
+    assert choice.position == 1
