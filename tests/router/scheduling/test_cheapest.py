@@ -61,10 +61,6 @@ def test_a_cost_that_is_no_number_or_infinite_is_not_the_least(temperature: floa
     assert Cheapest(Fixed([nan, nan, nan])).choose(THREE, Scripted([])).position in range(3)
 
 
-def test_a_whole_prompt_that_costs_nothing_takes_the_least() -> None:
-    assert Cheapest(Fixed([3.0, 1.0, 2.0], prompt=0.0), temperature=1.0).choose(THREE, Scripted([])).position == 1
-
-
 @pytest.mark.parametrize("prompt", [1e-3, 1.0, 1e6])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_a_whole_prompt_more_is_that_much_less_likely_in_any_unit(prompt: float, temperature: float) -> None:
