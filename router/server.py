@@ -127,11 +127,12 @@ class Server:
         if inference.engine:
             self._check_engine(request, inference.model, inference.engine)
         _check_adapter(request.body, tenant)
-        options = self._options(request, tenant, inference.streamed)
-        if inference.engine != "vllm":  # its own form has other fields than those that connectors set
-            options = options._replace(body=request.body, name_rank=RANKS_IN_BODY.get(request.head.path))
+        # vLLM's own form has other fields than those that connectors set.
+        body = None if inference.engine == "vllm" else request.body
+        options = self._options(request, tenant, inference.streamed, body)
         if inference.engine or inference.recomputed:
-            options = options._replace(engine=inference.engine, recomputed=inference.recomputed)
+            naming = RANKS_IN_BODY.get(request.head.path)
+            options = options._replace(engine=inference.engine, recomputed=inference.recomputed, name_rank=naming)
         if self._arms and options.pinned is None:  # one that names its worker is no test of a policy
             options = options._replace(arm=self._arms.assign(request.head))
         if self._migrations and inference.streamed and options.pinned is None and _may_move(request, inference):
@@ -265,11 +266,14 @@ class Server:
         self._check_model(model, tenant)
         return model
 
-    def _options(self, request: Request, tenant: Tenant | None, streamed: bool = False) -> RoutingOptions:
+    def _options(
+        self, request: Request, tenant: Tenant | None, streamed: bool = False, body: bytes | None = None
+    ) -> RoutingOptions:
+        """`body`: of a request that may be served in two parts."""
         head = request.head
         slo, priority = _read_slo(head.ttft_slo), _read_priority(head.priority)
         named = head.request_id or new_request_id()
-        options = RoutingOptions(self._pinned(request), slo, priority, streamed, request_id=named)
+        options = RoutingOptions(self._pinned(request), slo, priority, streamed, body=body, request_id=named)
         if tenant is not None:
             return options._replace(tenant=tenant.name, ended=tenant.end)
         if self._tenant_header is None:
