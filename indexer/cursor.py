@@ -195,6 +195,7 @@ class Cursor:
     def relearn(self) -> list[Instruction]:
         """What is indexed turned out to be wrong, and so is the publisher's view: keep only what comes from now on."""
         self._anew, self._relearning = False, True
+        self._next_part = 0  # the rest of a snapshot that has begun would pass for all of it
         return [Clear(self.rank), *self._drain()]
 
     def relearned(self) -> None:

@@ -72,6 +72,8 @@ class NatsPlane:
         self._slow = False
         self._told: set[str] = set()
         """Errors logged since the last connection was made."""
+        self._waiting: set[asyncio.Queue[Msg | None]] = set()
+        """For replies; None ends them."""
         self._subscriptions: list[_Subscription] = []
         self._on_reconnect: list[Callable[[], None]] = []
 
@@ -106,17 +108,19 @@ class NatsPlane:
         if client is None or not client.is_connected:
             raise PlaneUnavailable(f"no connection to {self._name}")
         inbox = client.new_inbox()
-        replies: asyncio.Queue[Msg] = asyncio.Queue()
+        replies: asyncio.Queue[Msg | None] = asyncio.Queue()
 
         async def collect(msg: Msg) -> None:
             replies.put_nowait(msg)
 
         subscription = await client.subscribe(inbox, cb=collect)
+        self._waiting.add(replies)
         try:
             self._send(subject, payload, reply=inbox)
             while data := await self._next_reply(subject, replies):
                 yield data
         finally:
+            self._waiting.discard(replies)
             await _unsubscribe(subscription)
 
     async def serve(self, subject: str, on_request: OnRequest) -> Unsubscribe:
@@ -160,12 +164,14 @@ class NatsPlane:
         while client is not None and client.is_connected and client.pending_data_size > self._pending_limit // 2:
             await _round_trip(client)
 
-    async def _next_reply(self, subject: str, replies: asyncio.Queue[Msg]) -> bytes:
+    async def _next_reply(self, subject: str, replies: asyncio.Queue[Msg | None]) -> bytes:
         try:
             async with asyncio.timeout(self._reply_timeout):
                 msg = await replies.get()
         except TimeoutError:
             raise PlaneUnavailable(f"no answer on {subject} within {self._reply_timeout:g} s") from None
+        if msg is None:
+            raise PlaneUnavailable(f"the connection to {self._name} was lost amid an answer on {subject}")
         if not msg.data and msg.headers and msg.headers.get("Status") == _NO_RESPONDERS:
             raise PlaneUnavailable(f"nobody serves {subject}")
         return msg.data
@@ -258,6 +264,8 @@ class NatsPlane:
             log_event(logger, logging.WARNING, message, server=self._name, error=error)
 
     def _went_down(self) -> None:
+        for replies in self._waiting:  # what was on its way is lost
+            replies.put_nowait(None)
         if not self._away:
             self._away = True
             log_event(logger, logging.WARNING, "The connection to NATS is lost", server=self._name)

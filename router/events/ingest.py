@@ -18,6 +18,10 @@ from router.scheduling.load import LoadBook
 
 logger = logging.getLogger(__name__)
 
+MOST_REPLAYS = 8
+"""Replays under way at once; further ones wait for their turn. Their answers gather at the broker, up to 8 MB each, and
+it disconnects a receiver for which 64 MB wait: then all is lost, and asked for again, when a large fleet's router
+starts or reconnects."""
 TICK = 1.0
 """Seconds between two ticks, which `indexer.cursor.SILENCE` counts."""
 
@@ -46,6 +50,7 @@ class Ingest:
         self._metrics = metrics
         self._clock = clock
         self._replays: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(MOST_REPLAYS)
         self._knows = knows
         self._told: set[str] = set()
         self._strangers: set[str] = set()
@@ -131,8 +136,9 @@ class Ingest:
         rank = WorkerRank(request.worker_id, request.dp_rank)
         outcome = "answered"
         try:
-            async for reply in self._plane.request(replay_subject(self._namespace, rank), encode(request)):
-                self._on_batch(reply)
+            async with self._turns:
+                async for reply in self._plane.request(replay_subject(self._namespace, rank), encode(request)):
+                    self._on_batch(reply)
         except PlaneUnavailable:
             outcome = "unanswered"
         except Exception:  # whatever it is, it is over: else the rank would never be asked for again

@@ -405,6 +405,21 @@ def test_half_a_snapshot_is_no_view_and_is_asked_for_whole() -> None:
     assert indexer.on_report(report(0, epoch=5)) == [ReplayRequest("w", 0, -1, 0)]
 
 
+def test_the_rest_of_a_snapshot_is_not_all_where_its_beginning_was_forgotten() -> None:
+    indexer = heard()
+    indexer.on_reconnect()
+    indexer.on_batch(batch(0, stored(6), epoch=5, part=0, parts=2))
+    indexer.relearn(RANK)
+    indexer.on_batch(batch(0, stored(7), epoch=5, part=1, parts=2))
+    indexer.on_replay_end(RANK)
+    assert indexer.view(RANK) is View.RECOVERING
+    assert indexer.on_report(report(0, epoch=5)) == [ReplayRequest("w", 0, -1, 0)]
+    indexer.on_batch(batch(0, stored(6, 7), epoch=5, parts=1))
+    indexer.on_replay_end(RANK)
+    assert held(indexer) == {6, 7}
+    assert indexer.view(RANK) is View.EXACT
+
+
 def test_an_incomplete_publisher_is_not_called_exact() -> None:
     indexer = watching()
     indexer.on_report(report(-1, exact=False))

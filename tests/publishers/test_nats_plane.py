@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import nats.errors
 import pytest
+from nats.aio.msg import Msg
 
 import publishers.nats_plane
 from publishers.embedded_nats import NatsServer
@@ -203,6 +204,26 @@ async def test_a_silent_server_side_is_a_timeout(nats_server: NatsServer) -> Non
     with pytest.raises(PlaneUnavailable, match=r"no answer on deaf within 0\.05 s"):
         await collect(plane.request("deaf", b"x"))
     await plane.close()
+
+
+async def test_an_answer_ends_with_the_connection_over_which_it_came(nats_server: NatsServer) -> None:
+    router, publisher = NatsPlane([nats_server.url], reply_timeout=60), SafeClient()
+    await router.start()
+    await publisher.connect([nats_server.url])
+
+    async def begin(msg: Msg) -> None:
+        await publisher.publish(msg.reply, b"and so on")
+
+    await publisher.subscribe("replay", cb=begin)
+    await publisher.flush()
+    answer = router.request("replay", b"")
+    assert await anext(answer) == b"and so on"
+    await nats_server.stop()
+    with pytest.raises(PlaneUnavailable, match="lost amid an answer"):
+        async with asyncio.timeout(10):
+            await anext(answer)
+    await publisher.close()
+    await router.close()
 
 
 async def test_it_comes_back_when_nats_py_has_given_up(nats_server: NatsServer) -> None:

@@ -26,7 +26,7 @@ from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
 from publishers.local_plane import LocalPlane
 from publishers.plane import events_subject, load_subject, replay_subject
-from router.events.ingest import Ingest
+from router.events.ingest import MOST_REPLAYS, Ingest
 from router.metrics.registry import Metrics
 from router.scheduling.load import Load, LoadBook
 from tests.fakes.waiting import until
@@ -43,6 +43,8 @@ class BreakablePlane(LocalPlane):
         self.reconnected: list[Callable[[], None]] = []
         self.answering = asyncio.Event()
         self.answering.set()
+        self.waiting = 0
+        """Requests that have no answer yet."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self.reconnected.append(callback)
@@ -52,7 +54,9 @@ class BreakablePlane(LocalPlane):
             callback()
 
     async def request(self, subject: str, payload: bytes) -> AsyncIterator[bytes]:
+        self.waiting += 1
         await self.answering.wait()
+        self.waiting -= 1
         async for reply in super().request(subject, payload):
             yield reply
 
@@ -258,6 +262,26 @@ async def test_a_reconnect_asks_every_rank_that_was_ever_heard() -> None:
         await until(lambda: ends.replays("answered") == 3)
         assert ends.publisher.asked == [ReplayRequest(*RANK, 1, 1), ReplayRequest(*RANK, 1, 2)]
         assert ends.other.asked == [ReplayRequest(*OTHER, 1, 1)]
+
+
+async def test_of_a_large_fleet_a_few_ranks_at_a_time_are_asked() -> None:
+    """The broker would disconnect a router for which the answers of all wait, and it would ask all of them again."""
+    ranks = [WorkerRank(f"w{number}", 0) for number in range(5 * MOST_REPLAYS)]
+    async with following() as ends:
+        publishers = [Publisher(ends.plane, rank) for rank in ranks]
+        for publisher in publishers:
+            ends.indexer.watch(publisher.rank)
+            await publisher.serve()
+            await publisher.store(1)
+            publisher.lose(2)
+        ends.plane.answering.clear()
+        ends.plane.reconnect()
+        await until(lambda: ends.plane.waiting > 0)
+        await asyncio.sleep(0.01)
+        assert ends.plane.waiting == MOST_REPLAYS
+        ends.plane.answering.set()
+        await until(lambda: ends.replays("answered") == len(ranks))
+        assert all(ends.held(rank) == {1, 2} for rank in ranks)
 
 
 async def test_closing_ends_the_replays_under_way_and_begins_no_more() -> None:
