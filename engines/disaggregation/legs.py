@@ -15,6 +15,10 @@ Body: TypeAlias = dict[str, msgspec.Raw]
 """A request's fields, each as the client wrote it. Bodies are never changed in place."""
 
 TRANSFER = "kv_transfer_params"
+PROBABILITIES_OF_PROMPT = (
+    "it asks for the log probabilities of its prompt, which only the worker knows that computes it"
+)
+"""Why a request cannot be split, for people."""
 _NULL = b"null"
 _BATCH = re.compile(rb'\[\s*["\[]')
 _NOT_FOR_ONE_TOKEN = ("stream_options", "min_tokens", "n", "best_of")
@@ -238,5 +242,5 @@ def probabilities_of_prompt(body: Body) -> str | None:
     """
     echoed = value_of(body, "echo") and ("messages" in body or value_of(body, "logprobs") is not None)
     if echoed or value_of(body, "prompt_logprobs") is not None:
-        return "it asks for the log probabilities of its prompt, which only the worker knows that computes it"
+        return PROBABILITIES_OF_PROMPT
     return None

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from engines.disaggregation.legs import (
+    PROBABILITIES_OF_PROMPT,
     Body,
     Connector,
     Handover,
@@ -37,7 +38,7 @@ class Sglang(Connector):
         if max(_answers_wanted(body)) > 1:
             return "it asks for several answers (n) or beams, which SGLang gives one bootstrap room"
         if value_of(body, "return_logprob") and is_in_prompt(value_of(body, "logprob_start_len")):
-            return "it asks for the log probabilities of its prompt, which only the worker knows that computes it"
+            return PROBABILITIES_OF_PROMPT
         return probabilities_of_prompt(body)
 
     def prefill(self, body: Body, handover: Handover) -> Body:

@@ -142,8 +142,8 @@ WINDOWS = 24
 
 
 def balance(records: Sequence[Record], workers: int) -> list[tuple[float, float]]:
-    """The windows of a run: the start of each, and the imbalance of uncached prompt tokens arriving in it. None where
-    `workers` is 0: it is not known which served a request."""
+    """The windows of a run: the start of each, and the imbalance of uncached prompt tokens arriving in it. There are
+    no windows where `workers` is 0: it is not known which served a request."""
     if not workers:
         return []
     fine = [one for one in records if not one.error]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from indexer.events import LoadReport
 from indexer.types import WorkerRank
 from router.scheduling.balance import LeastLoaded
-from router.scheduling.booking import Booking
+from router.scheduling.booking import Booking, DecodeBooking
 from router.scheduling.decision import Candidates, Choice, Decision, Prediction, Split
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Load, LoadBook
@@ -270,13 +270,19 @@ def test_who_prefilled_is_needed_until_the_other_begins_to_answer(pushes: bool) 
     assert choosing.in_flight(onward.rank) == 0
 
 
+def decoding(choosing: Scheduler, streamed: bool) -> DecodeBooking:
+    """The second part of a request, whose prompt is computed at 1 s."""
+    decision = choosing.select(fleet(whole=()), 5000, HeldOnGpu({}), 0.0)
+    onward = choosing.select_decode(decision, HeldOnGpu({}), 0.0, prefilled=True)
+    booking = choosing.reserve_decode(decision.rank, onward, 5000, 0.0, streamed)
+    booking.prefilled(1.0)
+    return booking
+
+
 def test_a_transfer_is_learned_from_streams_alone() -> None:
     for streamed, learned in ((True, True), (False, False)):
         choosing = scheduler()
-        decision = choosing.select(fleet(whole=()), 5000, HeldOnGpu({}), 0.0)
-        onward = choosing.select_decode(decision, HeldOnGpu({}), 0.0, prefilled=True)
-        booking = choosing.reserve_decode(decision.rank, onward, 5000, 0.0, streamed)
-        booking.prefilled(1.0)
+        booking = decoding(choosing, streamed)
         booking.first_token(9.0)
         booking.release(10.0)
         factor = float(choosing.disaggregation.transfers.factors(np.array([False]))[0])
@@ -285,10 +291,7 @@ def test_a_transfer_is_learned_from_streams_alone() -> None:
 
 def test_nothing_is_learned_of_a_transfer_whose_request_has_ended() -> None:
     choosing = scheduler()
-    decision = choosing.select(fleet(whole=()), 5000, HeldOnGpu({}), 0.0)
-    onward = choosing.select_decode(decision, HeldOnGpu({}), 0.0, prefilled=True)
-    booking = choosing.reserve_decode(decision.rank, onward, 5000, 0.0, True)
-    booking.prefilled(1.0)
+    booking = decoding(choosing, streamed=True)
     booking.release(2.0)
     booking.first_token(9.0)
     assert choosing.disaggregation.transfers.factors(np.array([False])).tolist() == [1.0]
