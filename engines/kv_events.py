@@ -27,7 +27,6 @@ Reason = Literal[
     "medium",  # held where it is worth nothing, or where the worker is not its only owner
     "group",  # layers whose cached blocks say nothing of where a prompt may go on (cross attention, …)
     "tokens",  # blocks without their tokens: nothing to hash
-    "bigrams",  # EAGLE's pairs of tokens
     "lora",  # a LoRA adapter known by number only
 ]
 
@@ -133,30 +132,32 @@ def read_hashes(packed: msgspec.Raw, numbers: Numbers) -> BlockNames:
     return block_names(_hashes.decode(packed)) if taken is None else taken
 
 
-def read_tokens(packed: msgspec.Raw, numbers: Numbers) -> Tokens | None:
-    """An event's token ids; None for bigrams. May raise UNREADABLE."""
+def read_tokens(packed: msgspec.Raw, numbers: Numbers) -> Tokens:
+    """An event's token ids. May raise UNREADABLE.
+
+    SGLang with EAGLE sends each with the one behind it (`record_store` in sglang/srt/mem_cache/events.py): there a page
+    is found only if the token behind it agrees too. That one is left out, so a prompt that goes on otherwise just where
+    a page ends counts as having one page more than the engine finds.
+    """
     taken = numbers.tokens(packed)
     if taken is not None:
         return taken
     try:
         return pack_tokens(_tokens.decode(packed))
     except msgspec.ValidationError:
-        _bigrams.decode(packed)
-        return None
+        return pack_tokens([token for token, _ in _bigrams.decode(packed)])
 
 
 def stored(
     engine_hashes: BlockNames,
     parent: EngineHash | None,
-    tokens: Tokens | None,
+    tokens: Tokens,
     block_size: int,
     tier: Tier,
     namespace: Namespace,
     extras: tuple[bytes, ...] = (),
 ) -> Outcome:
     """A BlockStored, if there are tokens, and as many as the blocks need."""
-    if tokens is None:
-        return "bigrams"
     if not len(engine_hashes) or block_size < 1 or len(tokens) != len(engine_hashes) * block_size:
         return "tokens"
     return BlockStored(engine_hashes, parent, tokens, block_size, tier, namespace, extras)

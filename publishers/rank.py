@@ -25,6 +25,7 @@ Decode = Callable[[bytes], EngineBatch]
 """Raises MalformedEvent."""
 
 UNREADABLE = "A message of the engine cannot be read; further ones are only counted"
+NUMBERED_ADAPTERS = "The engine's KV events name LoRA adapters by number only: use a newer version to have them found"
 
 
 def warm_up() -> None:
@@ -138,6 +139,8 @@ class EngineRank(RankPublisher):
         self.has_events = True  # before all are here: that there are none would be news to whoever knew the rank before
         if self._unproven is not None:
             self._prove(self._unproven, batch)
+        if "lora" in batch.skipped and not self.relay.counts.skipped["lora"]:
+            log_event(logger, logging.WARNING, NUMBERED_ADAPTERS, worker=self.relay.rank)
         for made in self.relay.apply(batch):
             self.publish(made)
 

@@ -197,8 +197,9 @@ def test_blocks_without_their_tokens_are_skipped(codec: Codec, changes: dict[str
 
 
 @codecs
-def test_bigrams_are_skipped(codec: Codec) -> None:
-    assert reason(codec, two_blocks(codec, token_ids=[(1, 2), (2, 3), (3, 4), (4, 5)])) == "bigrams"
+def test_of_a_token_with_the_one_behind_it_the_first_counts(codec: Codec) -> None:
+    pairs = two_blocks(codec, token_ids=[(1, 2), (2, 3), (3, 4), (4, 5)])
+    assert only(codec, pairs) == BlockStored([11, 12], None, [1, 2, 3, 4], 2, Tier.GPU)
 
 
 @codecs
@@ -210,6 +211,8 @@ def test_bigrams_are_skipped(codec: Codec) -> None:
         {"token_ids": [1, 2, 3, True]},
         {"token_ids": [1, 2, 3, 4.5]},
         {"token_ids": [1, 2, [3, 4], 5]},
+        {"token_ids": [[1, 2], [2, 3], [3, 4], [4]]},
+        {"token_ids": [[1, 2], [2, 3], [3, 4], [4, -1]]},
         {"token_ids": "1234"},
         {"token_ids": None},
         {"token_ids": [[[1, 2]]]},

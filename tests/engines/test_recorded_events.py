@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import msgspec
 import pytest
 
+import engines.sglang.decode
 from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineEvent
 from indexer.handles import BlockHandles
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
@@ -125,3 +127,19 @@ def test_both_sglang_encodings_of_one_run_decode_alike() -> None:
     assert older[:3] == newer[:3]
     salted = Namespace(cache_salt="tenant-a")
     assert [e for e in older if e.namespace == salted] == [e for e in newer if e.namespace == salted] != []
+
+
+def test_with_eagle_each_prompt_is_held_as_far_as_sglang_found_it_or_one_page_further() -> None:
+    """The two prompts part just where the fourth page ends: the engine keeps that page twice, the index once."""
+    first = token_prompt(1, 100)
+    second = first[:64] + token_prompt(2, 60)
+    found = [engines.sglang.decode.decode(payload).events for payload in payloads("sglang-0.5.23-eagle")]
+    handles = BlockHandles()
+    apply(handles, chain.from_iterable(found[:3]))
+    assert [overlap(handles, tokens, 16) for tokens in (first, second, first[:64], first[:65])] == [96, 112, 64, 64]
+    apply(handles, found[3])  # what was of the second alone
+    assert [overlap(handles, tokens, 16) for tokens in (first, second)] == [96, 64]
+
+
+def token_prompt(seed: int, length: int) -> list[int]:
+    return [(i * 7 + seed * 131) % 4000 + 5 for i in range(length)]

@@ -240,6 +240,17 @@ async def test_hostile_messages_are_counted_said_once_and_survived(caplog: pytes
     assert "12345" not in caplog.text
 
 
+async def test_adapters_known_by_number_only_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeEngine() as engine, publishing(engine.source) as (publisher, receiver):
+        await engine.subscribed()
+        await engine.publish(stored(2) | {"lora_id": 7}, stored(1))
+        await engine.publish(stored(3) | {"lora_id": 8}, stored(4))
+        await until(lambda: receiver.held == ours(1) | ours(4))
+        stats = publisher.stats.ranks[0]
+        assert (stats.relay.skipped["lora"], stats.exact) == (2, True)
+    assert caplog.text.count("name LoRA adapters by number only") == 1
+
+
 async def test_an_engine_without_replay_is_followed_inexactly() -> None:
     async with FakeEngine() as engine, publishing(engine.source_without_replay) as (_, receiver):
         await engine.subscribed()
