@@ -107,11 +107,14 @@ def megabytes(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def free_ports(draw: random.Random, offsets: Iterable[int]) -> int:
-    """A port that is free, as are those that lie `offsets` behind it; below those that the kernel gives to clients."""
+def free_ports(offsets: Iterable[int]) -> int:
+    """A port that is free, as are those that lie `offsets` behind it; below those that the kernel gives to clients.
+
+    No seed chooses it: two runs with the same one would get in each other's way.
+    """
     wanted = tuple(offsets)
     for _ in range(200):
-        port = draw.randrange(12_000, 31_000)
+        port = random.randrange(12_000, 31_000)
         if all(_is_free(port + offset) for offset in wanted):
             return port
     raise OSError("no free ports")

@@ -297,6 +297,8 @@ class Faults:
 
     async def _serves_again(self, worker: WorkerActor) -> None:
         self._ward.returning.add(worker.number)
+        # A frozen one takes what it was armed with as it goes on, though nobody waits any longer to see it strike.
+        await worker.disarm(self._fleet.session)
         await self._until_it_serves(worker)
         self._ward.returning.discard(worker.number)
 

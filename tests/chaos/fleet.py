@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -31,10 +30,10 @@ GONE = (aiohttp.ClientError, TimeoutError, OSError)
 class WorkerActor:
     """One simulated engine."""
 
-    def __init__(self, number: int, folder: Path, draw: random.Random) -> None:
+    def __init__(self, number: int, folder: Path) -> None:
         self.name = f"w{number}"
         self.number = number
-        self.port = free_ports(draw, PORTS)
+        self.port = free_ports(PORTS)
         self.actor = Actor(self.name, folder, "engines.sim", "--port", str(self.port), *SIM)
         self.proxy = FaultyProxy("127.0.0.1", self.port, seed=number)
         self._struck: Counter[str] = Counter()
@@ -78,8 +77,8 @@ class WorkerActor:
 class Fleet:
     """`async with Fleet(…) as fleet`: all run."""
 
-    def __init__(self, scenario: Scenario, folder: Path, draw: random.Random) -> None:
-        self.workers = [WorkerActor(number, folder, draw) for number in range(scenario.workers)]
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        self.workers = [WorkerActor(number, folder) for number in range(scenario.workers)]
         self.publishers: list[Actor] = []
         self.nats: NatsServer | None = None
         self.router: RouterActor
@@ -87,7 +86,6 @@ class Fleet:
         self._scenario = scenario
         self._folder = folder
         self._settings = folder / "router.yaml"
-        self._draw = draw
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -132,7 +130,7 @@ class Fleet:
         plane = self.nats.url if self.nats else "local"
         flags = ["--config", str(self._settings), "--health-interval", "1", "--event-plane", plane]
         flags += self._scenario.flags
-        port = free_ports(self._draw, (0,))
+        port = free_ports((0,))
         self.router = RouterActor(self._folder, port, flags, self._scenario.processes)
         opening.push_async_callback(self.router.actor.close)
         await self.router.start()

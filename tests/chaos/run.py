@@ -29,7 +29,7 @@ async def run_scenario(scenario: Scenario, seconds: float, seed: int, folder: Pa
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that all processes are ended
     ledger = Ledger(scenario.name)
     draw = random.Random(f"{seed}/{scenario.name}")
-    async with Fleet(scenario, folder, draw) as fleet:
+    async with Fleet(scenario, folder) as fleet:
         settling, number = Settling(fleet, ledger), 0
         await _warm_up(fleet, scenario, ledger, seed)
         await settling.check()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -25,9 +24,9 @@ ROUTER = ("--router-mode", "kv", "--index-max-memory", INDEX_MEMORY, "--log-leve
 class Engine:
     """One simulated engine on a port that stays its own."""
 
-    def __init__(self, name: str, folder: Path, draw: random.Random) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
         self.name = name
-        self.port = free_ports(draw, PORTS)
+        self.port = free_ports(PORTS)
         self.actor = Actor(name, folder, "engines.sim", "--port", str(self.port), *SIM)
 
     @property
@@ -42,17 +41,16 @@ class Engine:
 class Fleet:
     """`async with Fleet(…) as fleet`: all run."""
 
-    def __init__(self, folder: Path, engines: int, draw: random.Random) -> None:
-        self.engines = [Engine(f"w{number}", folder, draw) for number in range(engines)]
-        self.spare = Engine("spare", folder, draw)
+    def __init__(self, folder: Path, engines: int) -> None:
+        self.engines = [Engine(f"w{number}", folder) for number in range(engines)]
+        self.spare = Engine("spare", folder)
         """Not the router's from the start: it joins and leaves by the admin API."""
         self.router: RouterActor
         self.probe: Actor
         """To be started when there is something to measure."""
         self.session: aiohttp.ClientSession
-        self._admin = f"http://127.0.0.1:{free_ports(draw, (0,))}"
+        self._admin = f"http://127.0.0.1:{free_ports((0,))}"
         self._folder = folder
-        self._draw = draw
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -84,7 +82,7 @@ class Fleet:
         flags = [*ROUTER, "--admin-listen", self._admin.removeprefix("http://"), "--worker", f"{steady},name=steady"]
         for engine in self.engines:
             flags += ["--worker", f"{engine.url},name={engine.name}"]
-        self.router = RouterActor(self._folder, free_ports(self._draw, (0,)), flags)
+        self.router = RouterActor(self._folder, free_ports((0,)), flags)
         opening.push_async_callback(self.router.actor.close)
         await self.router.start()
         await self.router.serving(self.session)

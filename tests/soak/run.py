@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
 async def soak(settings: Settings, folder: Path, say: Say) -> Outcome:
     """Raises TooMuch."""
     draw = random.Random(settings.seed)
-    async with Fleet(folder, settings.engines, draw) as fleet:
+    async with Fleet(folder, settings.engines) as fleet:
         rate = settings.rate or await _rate(fleet, draw, say)
         churn = Churn(fleet, settings.churn, draw)
         load = Load(fleet.router, rate, draw, churn.explains)
