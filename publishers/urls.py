@@ -10,12 +10,17 @@ _IN_BRACKETS = re.compile(r"([^@]*@)?\[[^\[\]]*\](:[0-9]*)?")
 
 
 def split_url(url: str) -> SplitResult:
-    """As `urllib.parse.urlsplit`, which before Python 3.12 drops what stands beside the brackets of an IPv6 address:
-    `http://[::1]8000` had no port. Raises ValueError for that too."""
+    """As `urllib.parse.urlsplit`, which in some versions drops what stands beside the brackets of an IPv6 address
+    (`http://[::1]8000` had no port), and in others refuses it without saying why. Raises ValueError."""
+    _check_brackets(re.split("[/?#]", url.partition("//")[2])[0])
     parts = urlsplit(url)
-    if "[" in parts.netloc and not _IN_BRACKETS.fullmatch(parts.netloc):
-        raise ValueError("something stands beside the brackets of an IPv6 address")
+    _check_brackets(parts.netloc)  # line breaks and tabs are gone
     return parts
+
+
+def _check_brackets(netloc: str) -> None:
+    if "[" in netloc and "]" in netloc and not _IN_BRACKETS.fullmatch(netloc):
+        raise ValueError("something stands beside the brackets of an IPv6 address")
 
 
 def is_host(name: str) -> bool:
