@@ -1,9 +1,14 @@
-# Sourced by the other scripts: makes .venv with the locked dependencies once, and again when the lock changes.
+# Sourced by the other scripts: makes .venv with the locked dependencies once, and again when the lock changes or PYTHON
+# names another interpreter.
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
+made_with_wanted() {
+  [ -z "${PYTHON:-}" ] ||
+    grep -qxF "executable = $("$PYTHON" -c 'import os, sys; print(os.path.realpath(sys.executable))')" .venv/pyvenv.cfg
+}
 venv_ready() {
   local python=${PYTHON:-python3} stamp=.venv/.lock-installed
-  cmp -s requirements.lock "$stamp" && return
+  cmp -s requirements.lock "$stamp" && made_with_wanted && return
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
     echo "Python 3.11 or newer is needed; $("$python" --version) was found. Set PYTHON to another interpreter." >&2
     return 1

@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 
 from router.cli import is_compiled
@@ -19,7 +20,7 @@ def facts() -> list[str]:
         f"Date: {now:%Y-%m-%d %H:%M} UTC, revision {_revision()}",
         (
             f"Machine: {_processor()}, {os.cpu_count()} cores, {_memory()} GiB, Linux, "
-            f"Python {platform.python_version()}"
+            f"Python {platform.python_version()} ({Path(sys.executable).resolve()})"
         ),
         f"Ours: {'compiled, as it is once installed' if is_compiled() else 'not compiled: no C compiler was found'}",
     ]
