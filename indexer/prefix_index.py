@@ -193,10 +193,6 @@ class PrefixIndex:
         slot = self._slots.get(rank)
         return 0 if slot is None else self._tables[tier].count(slot)
 
-    def blocks_of(self, rank: WorkerRank) -> dict[str, int]:
-        """Blocks held, by tier."""
-        return {tier.name.lower(): blocks for tier, blocks in self.blocks_by_tier(rank).items()}
-
     def blocks_by_tier(self, rank: WorkerRank) -> dict[Tier, int]:
         return {tier: self.blocks(rank, tier) for tier in Tier}
 
