@@ -22,8 +22,8 @@ from engines.sim.request import Request
 from engines.sim.scheduler import Scheduler as Engine
 from engines.sim.store import Eviction
 from engines.sim.timing import StepTiming
+from indexer.assumed import AssumedPrefixes
 from indexer.events import LoadReport
-from indexer.expiring import AssumedPrefixes
 from indexer.hashing import SequenceHashes
 from indexer.matches import Matches, MostOfMatches
 from indexer.predicted import PredictedPrefixes
