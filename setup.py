@@ -60,6 +60,7 @@ COMPILED = [
     "router/scheduling/backlog.py",
     "router/scheduling/balance.py",
     "router/scheduling/booking.py",
+    "router/scheduling/candidates.py",
     "router/scheduling/cheapest.py",
     "router/scheduling/copies.py",
     "router/scheduling/decision.py",

@@ -25,7 +25,8 @@ from router.refusals import no_worker, pinned_worker_cannot, too_busy
 from router.routing_log import log_decision, log_failure
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking, DecodeBooking
-from router.scheduling.decision import Candidates, Decision
+from router.scheduling.candidates import Candidates
+from router.scheduling.decision import Decision
 from router.scheduling.waiting import AnyRefusal
 from router.split.bodies import SplitBodies
 from router.workers.worker import Worker

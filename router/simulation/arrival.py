@@ -9,7 +9,8 @@ from indexer.matches import Matches
 from indexer.types import WorkerRank
 from router.ab.trace import Row
 from router.scheduling.booking import Booking
-from router.scheduling.decision import Candidates, Decision, Policy
+from router.scheduling.candidates import Candidates
+from router.scheduling.decision import Decision, Policy
 from router.scheduling.waiting import AnyRefusal
 from router.simulation.parts import HOP, Parts
 from router.simulation.prompts import make_request, sequence_hashes

@@ -31,7 +31,8 @@ from indexer.prefix_index import PrefixIndex
 from indexer.types import Tier, WorkerRank
 from router.ab.trace import Row
 from router.scheduling.admission import Admission
-from router.scheduling.decision import Candidates, Policy, Split
+from router.scheduling.candidates import Candidates, Split
+from router.scheduling.decision import Policy
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
