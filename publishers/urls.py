@@ -6,6 +6,10 @@ import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
 
+from engines.endpoints import url_host
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
 _IN_BRACKETS = re.compile(r"([^@]*@)?\[[^\[\]]*\](:[0-9]*)?")
 
 
@@ -16,6 +20,11 @@ def split_url(url: str) -> SplitResult:
     if "[" in parts.netloc and not _IN_BRACKETS.fullmatch(parts.netloc):
         raise ValueError("something stands beside the brackets of an IPv6 address")
     return parts
+
+
+def host_and_port(parts: SplitResult) -> str:
+    """Of an http or https URL: what a worker there is called, where it has no name."""
+    return f"{url_host(parts.hostname or '')}:{parts.port or DEFAULT_PORTS[parts.scheme]}"
 
 
 def is_host(name: str) -> bool:
