@@ -7,6 +7,9 @@ their slots, 15 bits each; a block with more holders has a row of bits in `rows`
 A block is in `table` or, while a migration is under way, in `old`, where it is changed until its turn to move comes.
 Big tables are in none of the processor's caches, so blocks are worked on in groups: the entries of a group are touched
 all at once, which takes as long as waiting for one of them.
+
+All of it is in one file because numba compiles in what a kernel calls, and looks at that kernel's file alone to see
+whether it has changed (`indexer.jit`).
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from indexer.assumed import AssumedPrefixes, Dropped
 from indexer.cursor import Apply, Clear, Cursor, Instruction, View
 from indexer.events import Cleared, EventBatch, LoadReport, Removed, ReplayRequest, Stored, unpack_hashes
-from indexer.expiring import AssumedPrefixes, Dropped
 from indexer.hashing import HASH_VERSION, SequenceHashes, Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.matches import Matches, MostOfMatches, SumOfMatches
 from indexer.observer import Cause, Observer

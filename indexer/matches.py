@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -99,12 +99,6 @@ class SlotMatches(Matches):
 
     def __len__(self) -> int:
         return len(self._all())
-
-    def items(self) -> ItemsView[WorkerRank, Overlap]:
-        return self._all().items()
-
-    def values(self) -> ValuesView[Overlap]:
-        return self._all().values()
 
     def _all(self) -> dict[WorkerRank, Overlap]:
         if self._mapping is None:

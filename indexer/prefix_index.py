@@ -15,12 +15,10 @@ from typing import Final
 import numpy as np
 
 from indexer.hashing import SequenceHashes, chain_hashes, pack_tokens
-from indexer.kernels import MAX_SLOTS, SLOT_ROWS, Counts, Depths, Rows, go_back, walk_masks
-from indexer.matches import Matches, Overlap, Positions, SlotMatches
+from indexer.kernels import MAX_SLOTS, SLOT_ROWS, Depths, Rows, go_back, walk_masks
+from indexer.matches import Matches, Positions, SlotMatches
 from indexer.packed import PackedTable
 from indexer.types import RankSet, SequenceHash, Tier, WorkerRank
-
-__all__ = ["Matches", "Overlap", "PrefixIndex", "as_hashes", "warm_up"]
 
 LEAST_BYTES = 1 << 16
 """Least memory of an index for each 64 ranks."""
@@ -158,7 +156,10 @@ class PrefixIndex:
     def _go_back(self, hashes: SequenceHashes, depths: Depths) -> int:
         """Shorten the depths of ranks with windows to where all their layers can continue. Shortening for one window
         may make another fail, so it is repeated."""
-        windows = [(window, self._marked(window, hashes), _slots(bound)) for window, bound in self._bound.items()]
+        windows = [
+            (window, self._marked(window, hashes), np.fromiter(bound, np.int64, len(bound)))
+            for window, bound in self._bound.items()
+        ]
         shortened = True
         while shortened:
             shortened = False
@@ -191,10 +192,6 @@ class PrefixIndex:
         """How many blocks `rank` holds in `tier`."""
         slot = self._slots.get(rank)
         return 0 if slot is None else self._tables[tier].count(slot)
-
-    def blocks_of(self, rank: WorkerRank) -> dict[str, int]:
-        """Blocks held, by tier."""
-        return {tier.name.lower(): blocks for tier, blocks in self.blocks_by_tier(rank).items()}
 
     def blocks_by_tier(self, rank: WorkerRank) -> dict[Tier, int]:
         return {tier: self.blocks(rank, tier) for tier in Tier}
@@ -331,10 +328,6 @@ def warm_up() -> None:
     index.find_matches(hashed)
     index.clear(rank)  # begins a migration, which the next `store` continues
     index.store(rank, Tier.GPU, hashed)
-
-
-def _slots(bound: set[int]) -> Counts:
-    return np.fromiter(bound, np.int64, len(bound))
 
 
 def as_hashes(hashes: SequenceHashes | Sequence[SequenceHash]) -> SequenceHashes:

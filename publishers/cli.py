@@ -16,7 +16,7 @@ from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.load_poller import INTERVAL
 from publishers.plane import NAMESPACE_TAKES, is_namespace
-from publishers.urls import is_bare_host, split_url
+from publishers.urls import DEFAULT_PORTS, host_and_port, is_bare_host, split_url
 
 _DESCRIPTION = """\
 Runs beside one engine (vLLM, SGLang or whatever speaks like them): reads its KV cache events and its load, and
@@ -55,7 +55,6 @@ _WORKER_FILES = {
     "key": "The private key of --worker-cert (PEM, not encrypted).",
 }
 
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -91,7 +90,7 @@ class Options(msgspec.Struct, frozen=True):
 def parse(argv: Sequence[str] | None) -> Options:
     """Prints and raises SystemExit: 0 for --help and --version, 2 for what is wrong, naming the flag."""
     given = vars(make_parser().parse_args(argv))
-    return Options(**{**given, "worker_id": given["worker_id"] or host_and_port(given["engine"])})
+    return Options(**{**given, "worker_id": given["worker_id"] or host_and_port(split_url(given["engine"]))})
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -142,13 +141,6 @@ def _log_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def host_and_port(url: str) -> str:
-    """As the router names a worker by its URL."""
-    parts = split_url(url)
-    host = parts.hostname or ""
-    return f"{f'[{host}]' if ':' in host else host}:{parts.port or _DEFAULT_PORTS[parts.scheme]}"
-
-
 def _takes(what: str, valid: Callable[[str], object], text: str) -> str:
     try:
         if valid(text):
@@ -163,7 +155,7 @@ def _engine(text: str) -> str:
         parts = split_url(text)
         _ = parts.port  # raises ValueError for what is no port number
         plain = not parts.query and not parts.fragment and not re.search(r"\s", text)
-        whole = parts.scheme in _DEFAULT_PORTS and bool(parts.hostname)
+        whole = parts.scheme in DEFAULT_PORTS and bool(parts.hostname)
         return plain and whole and not parts.path.rstrip("/").endswith("/v1")  # below which no engine says what it is
 
     if re.match(r"[^/]*//[^/]*@", text):  # and so what is wrong is not shown either

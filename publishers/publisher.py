@@ -19,7 +19,6 @@ from engines.probe import probe
 from engines.problems import BAD_ENDPOINT, FOREIGN_ENDPOINT, OLD_EVENTS, WANTS_KEY, other_block_size
 from engines.rank_load import RankLoad
 from indexer.types import WorkerRank
-from publishers.counts import RelayCounts, SourceCounts
 from publishers.credentials import make_session
 from publishers.dialogue import converse
 from publishers.ending import end_tasks
@@ -51,26 +50,6 @@ BAD_EVENTS = (
 )
 _WHY_NONE = {WANTS_KEY: WANTS_KEY, OLD_EVENTS: OLD_EVENTS, FOREIGN_ENDPOINT: FOREIGN_EVENTS, BAD_ENDPOINT: BAD_EVENTS}
 """By what was found wrong, in the words of our own flags."""
-
-
-class RankStats(msgspec.Struct, frozen=True):
-    """The state of one rank now, with counters that go on counting. `source` is None where no event endpoint is
-    known."""
-
-    epoch: int
-    event_id: int
-    exact: bool
-    blocks: int
-    connected: bool
-    relay: RelayCounts
-    source: SourceCounts | None
-
-
-class PublisherStats(msgspec.Struct, frozen=True):
-    """The state of an engine's publisher. `ranks` is empty until the engine has described itself."""
-
-    ranks: dict[int, RankStats]
-    load: LoadCounts
 
 
 class EnginePublisher:
@@ -116,15 +95,12 @@ class EnginePublisher:
         self._event_hosts = event_hosts
         self._restart_delay = restart_delay
         self._epochs = Epochs(now_ns)
-        self._ranks: dict[int, EngineRank] = {}
-        self._sources: dict[int, ZmqSource] = {}
-        self._load = LoadCounts()
+        self.ranks: dict[int, EngineRank] = {}
+        """By number; none until the engine has described itself."""
+        self.sources: dict[int, ZmqSource] = {}
+        """Of the ranks whose event endpoint is known."""
+        self.load = LoadCounts()
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def stats(self) -> PublisherStats:
-        ranks = {number: self._rank_stats(number) for number in self._ranks}
-        return PublisherStats(ranks, self._load)
 
     async def start(self) -> None:
         """Returns at once: the engine need not be up yet."""
@@ -163,7 +139,7 @@ class EnginePublisher:
                 await self._leave()
         except Exception:
             await self._leave()
-            for rank in self._ranks.values():
+            for rank in self.ranks.values():
                 rank.disown()
             raise
 
@@ -172,7 +148,7 @@ class EnginePublisher:
         if self._description is None:  # otherwise the problems were logged by whoever described it
             self._warn(found, description)
         await self._follow(description)
-        return LoadPoller(self._url, description, session, self._report, self._load_interval, self._load)
+        return LoadPoller(self._url, description, session, self._report, self._load_interval, self.load)
 
     async def _until_changed(
         self, poller: LoadPoller, found: EngineDescription, session: aiohttp.ClientSession
@@ -192,14 +168,14 @@ class EnginePublisher:
     def _doubt_unconnected(self) -> None:
         """After the engine was away and has come back: ranks whose events are not connected (and may never be) are no
         longer taken to hold what they held before."""
-        for number, source in self._sources.items():
+        for number, source in self.sources.items():
             if not source.connected:
-                self._ranks[number].has_events = False
+                self.ranks[number].has_events = False
 
     async def _leave(self) -> None:
-        for source in self._sources.values():
+        for source in self.sources.values():
             await source.close()
-        for rank in self._ranks.values():
+        for rank in self.ranks.values():
             await rank.close()
 
     async def _probe(self, session: aiohttp.ClientSession) -> EngineDescription:
@@ -222,27 +198,27 @@ class EnginePublisher:
             log_event(logger, logging.WARNING, problem, worker=self.worker_id, engine=self._url)
 
     async def _follow(self, description: EngineDescription) -> None:
-        self._ranks, self._sources = {}, {}
+        self.ranks, self.sources = {}, {}
         sources = {source.dp_rank: source for source in description.event_sources}
         for number in sources or range(description.dp_size):
             rank = WorkerRank(self.worker_id, number)
             decoder, size = DECODERS[description.kind], description.block_size
             publisher = EngineRank(rank, self._plane, self._namespace, self._epochs, decoder, size)
             await publisher.start()
-            self._ranks[number] = publisher
+            self.ranks[number] = publisher
             self._listen(number, sources.get(number))
         log_event(
-            logger, logging.INFO, "Publishing", worker=self.worker_id, engine=description.kind, ranks=len(self._ranks)
+            logger, logging.INFO, "Publishing", worker=self.worker_id, engine=description.kind, ranks=len(self.ranks)
         )
 
     def _listen(self, number: int, source: EventSource | None) -> None:
         # Until the engine is connected nobody knows what it holds.
-        self._ranks[number].has_events = self._ranks[number].caught_up = False
+        self.ranks[number].has_events = self.ranks[number].caught_up = False
         if source is None:
             return
         listener = ZmqSource(
             source,
-            self._ranks[number],
+            self.ranks[number],
             replay_timeout=self._replay_timeout,
             connect_patience=self._connect_patience,
             restart_delay=self._restart_delay,
@@ -250,26 +226,14 @@ class EnginePublisher:
         try:
             listener.start()
         except ValueError as error:
-            rank = self._ranks[number].relay.rank
+            rank = self.ranks[number].relay.rank
             log_event(logger, logging.ERROR, "Its events cannot be followed", worker=rank, error=error)
             return
-        self._sources[number] = listener
+        self.sources[number] = listener
 
     def _report(self, loads: dict[int, RankLoad]) -> None:
-        for number, rank in self._ranks.items():
+        for number, rank in self.ranks.items():
             rank.report(loads.get(number, RankLoad()))
-
-    def _rank_stats(self, number: int) -> RankStats:
-        relay, source = self._ranks[number].relay, self._sources.get(number)
-        return RankStats(
-            epoch=relay.epoch,
-            event_id=relay.event_id,
-            exact=relay.exact,
-            blocks=len(relay),
-            connected=source is not None and source.connected,
-            relay=relay.counts,
-            source=None if source is None else source.counts,
-        )
 
 
 DECODERS: dict[EngineKind, Callable[[], Decode]] = {

@@ -6,6 +6,10 @@ import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
 
+from engines.endpoints import url_host
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
 _IN_BRACKETS = re.compile(r"([^@]*@)?\[[^\[\]]*\](:[0-9]*)?")
 
 
@@ -21,6 +25,11 @@ def split_url(url: str) -> SplitResult:
 def _check_brackets(netloc: str) -> None:
     if "[" in netloc and "]" in netloc and not _IN_BRACKETS.fullmatch(netloc):
         raise ValueError("something stands beside the brackets of an IPv6 address")
+
+
+def host_and_port(parts: SplitResult) -> str:
+    """Of an http or https URL: what a worker there is called, where it has no name."""
+    return f"{url_host(parts.hostname or '')}:{parts.port or DEFAULT_PORTS[parts.scheme]}"
 
 
 def is_host(name: str) -> bool:

@@ -335,7 +335,7 @@ class App:
         chores: dict[str, Chore] = {
             "breakers": self._fleet.tick,
             "watchdog": Watchdog(timeouts, self._fleet.trip, under_way).tick,
-            "clients": self._clients.look,
+            "clients": self._clients.tick,
             "index audit": self._audit.tick,
             "sent prompts": lambda _: context.apply_sent(),
             "missing events": self._missing_events.tick,

@@ -25,9 +25,11 @@ from router.refusals import no_worker, pinned_worker_cannot, too_busy
 from router.routing_log import log_decision, log_failure
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking, DecodeBooking
-from router.scheduling.decision import Candidates, Decision
+from router.scheduling.candidates import Candidates
+from router.scheduling.decision import Decision
 from router.scheduling.waiting import AnyRefusal
 from router.split.bodies import SplitBodies
+from router.worker_failures import note_failure
 from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -306,14 +308,13 @@ class RequestRouting:
         self._context.fleet.answered(leg.worker, self._context.clock())
 
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
-        self._charge(leg.worker, failure)
+        context = self._context
+        note_failure(context.fleet, leg, failure, context.clock())
         if failure.harmless:
             self._retract(leg)
         if retried:
-            self._context.retries.take()
-        self._context.metrics.tallies.failed(leg, retried)
-        if leg.part != "whole":
-            self._doubt_prefiller(leg, failure)
+            context.retries.take()
+        context.metrics.tallies.failed(leg, retried)
         log_failure(leg, failure, retried, self.request_id)
 
     def _retract(self, leg: Leg) -> None:
@@ -324,24 +325,6 @@ class RequestRouting:
         hashes, size = self.prompt.hashes, leg.worker.block_size
         if hashes and held is not None:
             self._context.retract(rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
-
-    def _doubt_prefiller(self, leg: Leg, failure: Failure) -> None:
-        prefiller = self._context.fleet.workers.get(leg.decision.rank.worker_id)
-        if prefiller is None:
-            return
-        prefiller.coordinates = {}  # it may have restarted elsewhere; its next answers will tell
-        if leg.part == "decode" and failure.kind == "error":
-            # Perhaps the KV could not be fetched. Both are charged; their other requests will show whose fault it was.
-            self._charge(prefiller, failure)
-
-    def _charge(self, worker: Worker, failure: Failure) -> None:
-        fleet = self._context.fleet
-        if worker.pool.is_cut:  # it is being removed, which is no failure
-            return
-        if failure.kind == "unreachable":  # the next health check may take it back
-            fleet.mark_down(worker, failure.reason)
-        elif failure.kind not in {"busy", "unasked"}:
-            fleet.failed(worker, self._context.clock())
 
     def finished(self, outcome: Outcome) -> None:
         self._routed = _ignore  # breaks a reference cycle

@@ -71,17 +71,7 @@ async def _serve(settings: Settings, source: Source | None, member: Member | Non
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, app.on_signal, stop)
     await asyncio.sleep(0)  # where a Ctrl-C from before the handlers ends it: nothing is open yet
-    try:
-        if member is None:  # of several, the first has looked
-            check_free(settings.host, settings.port)
-        await app.start()
-    except (NatsServerError, CannotAdminister) as error:
-        log_event(logger, logging.ERROR, f"Cannot start: {error}")
-        await app.close()
-        return 1
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
-        reason = getattr(error, "strerror", None) or error
-        log_event(logger, logging.ERROR, f"Cannot listen: {reason}", host=settings.host, port=settings.port)
+    if not await _start(app, settings, member):
         await app.close()
         return 1
     if source:
@@ -94,6 +84,22 @@ async def _serve(settings: Settings, source: Source | None, member: Member | Non
     await app.drain(settings.drain_timeout)
     await app.close()
     return 0
+
+
+async def _start(app: App, settings: Settings, member: Member | None) -> bool:
+    """Whether it has started; if not, the log says why."""
+    try:
+        if member is None:  # of several, the first has looked
+            check_free(settings.host, settings.port)
+        await app.start()
+    except (NatsServerError, CannotAdminister) as error:
+        log_event(logger, logging.ERROR, f"Cannot start: {error}")
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
+        reason = getattr(error, "strerror", None) or error
+        log_event(logger, logging.ERROR, f"Cannot listen: {reason}", host=settings.host, port=settings.port)
+    else:
+        return True
+    return False
 
 
 def _leave_to_itself() -> None:

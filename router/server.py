@@ -136,7 +136,7 @@ class Server:
         if self._arms and options.pinned is None:  # one that names its worker is no test of a policy
             options = options._replace(arm=self._arms.assign(request.head))
         if self._migrations and inference.streamed and options.pinned is None and _may_move(request, inference):
-            options = options._replace(migration=self._migrations.begin(inference))
+            options = options._replace(migration=Migration(self._migrations, inference))
         routing = RequestRouting(self._context, inference.model, options)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
         if self._store and self._prompts:

@@ -1,8 +1,8 @@
 """Limits that concern all client connections: their number, the bytes that they hold together, and time limits.
 
-Time limits are checked by a look at every connection once a second, so that a request needs no timer and no clock. A
-look sees what a client is doing and how far it got; if both are the same as at the last look, the connection has
-been at it since then.
+Time limits are checked at every connection once a second, so that a request needs no timer and no clock. Such a tick
+sees what a client is doing and how far it got; if both are the same as at the last tick, the connection has been at it
+since then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ READ_AHEAD: Final = 64 * 1024
 SPARE: Final = 256
 """Connections beyond the limit that still get an answer (503); further ones are just closed."""
 _PIECE: Final = 256
-"""Connections looked at before others on the event loop get their turn, after a fraction of a millisecond."""
+"""Connections checked before others on the event loop get their turn, after a fraction of a millisecond."""
 
 Cause = Literal["max_connections", "max_buffered", "slow_request", "slow_answer"]
 
@@ -39,11 +39,11 @@ class Limits(NamedTuple):
     """For a connection without a request."""
 
 
-class Looked(Protocol):
-    def look(self, now: float) -> None: ...
+class HasTick(Protocol):
+    def tick(self, now: float) -> None: ...
 
 
-Connection = TypeVar("Connection", bound=Looked)
+Connection = TypeVar("Connection", bound=HasTick)
 
 
 class Shared:
@@ -75,12 +75,12 @@ class Clients(Shared, Generic[Connection]):
         if self._wall_clock:
             self.date = date_line(self._wall_clock())
 
-    async def look(self, now: float) -> None:
+    async def tick(self, now: float) -> None:
         """To be called once a second."""
         self._tell_date()
         for number, connection in enumerate(list(self.open), 1):
             if connection in self.open:
-                connection.look(now)
+                connection.tick(now)
             if number % _PIECE == 0:
                 await asyncio.sleep(0)
 

@@ -282,7 +282,7 @@ class Connection(protocol.Protocol):
 
     # -- time
 
-    def look(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Called once a second: end what has taken too long."""
         activity = self._activity()
         seconds, limits = self._activity_timer.seconds(activity, now), self._limits

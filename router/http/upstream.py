@@ -268,7 +268,7 @@ class WorkerConnection(protocol.Protocol):
         try:
             boundary = body.feed(data)
         except MalformedChunk as error:
-            self._break(str(error))
+            self.cut(str(error))
             return
         receiver.on_chunks(body.chunks)
         receiver.on_body(data[:boundary] if body.done else data, boundary)
@@ -283,12 +283,12 @@ class WorkerConnection(protocol.Protocol):
             if end < 4:
                 self._buffer = data
                 if len(data) > _MAX_HEAD:
-                    self._break("its answer's head is too long")
+                    self.cut("its answer's head is too long")
                 return
             try:
                 head, length = self._heads.read(data[:end], self._head_only)
             except _NO_ANSWER:
-                self._break("its answer is not valid HTTP")
+                self.cut("its answer is not valid HTTP")
                 return
             data = data[end:]
         self._buffer = b""
@@ -333,9 +333,6 @@ class WorkerConnection(protocol.Protocol):
 
     def cut(self, reason: str) -> None:
         """Close at once, and tell the receiver why."""
-        self._break(reason)
-
-    def _break(self, reason: str) -> None:
         receiver, self._receiver = self._receiver, None
         self._transport.abort()
         if receiver:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import get_args
 
+from engines.rank_load import RankLoad
 from indexer.cursor import View
 from indexer.kv_indexer import FATES, KVIndexer
 from indexer.types import Tier, WorkerRank
@@ -16,16 +17,6 @@ from router.scheduling.load import LoadBook
 from router.workers.breaker import STATES
 from router.workers.fleet import Fleet
 from router.workers.worker import State
-
-_REPORTED = (
-    "num_requests_waiting",
-    "gpu_cache_usage_perc",
-    "gpu_prefix_cache_hit_rate",
-    "request_active_slots",
-    "request_total_slots",
-    "kv_active_blocks",
-    "kv_total_blocks",
-)
 
 
 class Gauges:
@@ -107,7 +98,7 @@ class Gauges:
 
     def _reported(self) -> Iterator[Sample]:
         for rank, found in self._book.get_metrics(self._clock()).items():
-            for figure in _REPORTED if found.report else ():
+            for figure in RankLoad.__struct_fields__ if found.report else ():
                 value = getattr(found.report, figure)
                 if value is not None:
                     yield (*_labels(rank), figure), float(value)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from engines.disaggregation.legs import Body, raw, value_of, write_body
 from router.migration.refusal import CARRIED
-from router.openai.inference import Endpoint
+from router.tokens import Endpoint
 
 COMPLETION_TOKENS = 16
 """How long a completion is that states nothing (OpenAI's default, and vLLM's)."""

@@ -9,6 +9,7 @@ import msgspec
 
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 ABSENT = msgspec.Raw()
+NULL = msgspec.Raw(b"null")
 DATA = b"data: "
 _IDS = re.compile(rb'token_ids":\s*(\[[^\]]*\])')
 _FIELD = b'token_ids":'

@@ -47,9 +47,6 @@ class Migrations(Collector):
         self.tokenizer = tokenizer
         self.outcomes: Counter[str] = Counter()
 
-    def begin(self, inference: Inference) -> Migration:
-        return Migration(self, inference)
-
     def collect(self) -> Iterator[Metric]:
         counts = (((outcome,), self.outcomes[outcome]) for outcome in OUTCOMES)
         text = "Streams that broke off, by whether another worker went on, all was there, or neither could be."
@@ -83,7 +80,7 @@ class Migration:
 
     def leg(self, leg: Leg) -> Leg:
         """`leg` with the body that its worker is to be sent."""
-        self._asks = self._refusal is None and can_take_part(leg.worker)
+        self._asks = self._refusal is None and tells_tokens(leg.worker.engine)
         if not self._resumed:
             self._record = None  # nothing of an earlier try was sent
         record = self._record
@@ -152,7 +149,7 @@ class Migration:
 
     def takes(self, worker: Worker) -> bool:
         """Whether `worker` can continue the stream, and its context has room for the rest."""
-        if not can_take_part(worker):
+        if not tells_tokens(worker.engine):
             return False
         record, tokens = self._record, self.tokens
         if record is None or tokens is None or not record.output:  # it is asked as the first was
@@ -187,7 +184,3 @@ class Migration:
 
     def count(self, outcome: Outcome) -> None:
         self._all.outcomes[outcome] += 1
-
-
-def can_take_part(worker: Worker) -> bool:
-    return tells_tokens(worker.engine)

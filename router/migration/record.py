@@ -12,12 +12,11 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from engines.answers import UNDECODABLE
 from router.migration.chunk import (
     ABSENT,
     DATA,
+    NULL,
     Choice,
     Chunk,
     decode_chunk,
@@ -131,7 +130,7 @@ class Record:
         if self.prompt is not None:
             return
         for told in (chunk.prompt_token_ids, *(choice.prompt_token_ids for choice in chunk.choices)):
-            if told is not ABSENT and told != _NULL:
+            if told is not ABSENT and told != NULL:
                 self.prompt = array("I", decode_ids(told))
 
     def _shown(self, event: bytes) -> bytes:
@@ -225,5 +224,4 @@ def _error(chunk: Chunk, event: bytes) -> Any:
         return decode_error(b"{}")
 
 
-_NULL = msgspec.Raw(b"null")
 _NOTHING = decode_chunk(b'{"choices":[{"delta":{}}]}').choices[0].delta

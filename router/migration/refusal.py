@@ -8,7 +8,7 @@ import msgspec
 
 from engines.answers import UNDECODABLE
 from engines.disaggregation.legs import Body, answers_wanted, prompts_in, value_of
-from router.openai.inference import Endpoint
+from router.tokens import Endpoint
 
 CARRIED = frozenset(
     (

@@ -7,12 +7,11 @@ from typing import Any
 
 import msgspec
 
-from router.migration.chunk import DATA, decode_choices, decode_fields, encode, is_data, write_event
+from router.migration.chunk import DATA, NULL, decode_choices, decode_fields, encode, is_data, write_event
 
 Fields = dict[str, msgspec.Raw]
 NAMES = ("id", "object", "created", "model")
 """Fields that are the same in all events of a stream."""
-_NULL = msgspec.Raw(b"null")
 _ZERO = msgspec.Raw(b"0")
 _ROLE = re.compile(rb'"role":')
 _decode_usage = msgspec.json.Decoder(dict[str, int | dict[str, int | None] | None]).decode
@@ -38,7 +37,7 @@ class Rewriting:
         if self._chat and _ROLE.search(fields["choices"]):
             return b""
         fields |= self._names | {"choices": self._choices(fields["choices"])}
-        if fields.get("usage", _NULL) != _NULL:
+        if fields.get("usage", NULL) != NULL:
             fields["usage"] = msgspec.Raw(encode(self.usage(_decode_usage(fields["usage"]))))
         return write_event(fields)
 
@@ -47,12 +46,12 @@ class Rewriting:
 
     def _choice(self, choice: Fields) -> Fields:
         if not self._chat or "text" not in choice:
-            return choice | {name: _NULL for name in ("prompt_token_ids",) if name in choice}
+            return choice | {"prompt_token_ids": NULL} if "prompt_token_ids" in choice else choice
         made = {"index": choice.get("index", _ZERO), "delta": msgspec.Raw(b'{"content":%b}' % choice["text"])}
-        made |= {name: choice.get(name, _NULL) for name in ("logprobs", "finish_reason")}
-        if made["finish_reason"] != _NULL:
-            made["stop_reason"] = choice.get("stop_reason", _NULL)
-        return made | {"token_ids": choice.get("token_ids", _NULL)}
+        made |= {name: choice.get(name, NULL) for name in ("logprobs", "finish_reason")}
+        if made["finish_reason"] != NULL:
+            made["stop_reason"] = choice.get("stop_reason", NULL)
+        return made | {"token_ids": choice.get("token_ids", NULL)}
 
     def usage(self, told: dict[str, Any]) -> dict[str, Any]:
         """Of the whole stream. What was cached was so at the last worker, up to the client's own prompt."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,9 +14,7 @@ from engines.description import EngineKind
 from router.http.messages import RequestHead
 from router.openai.bodies import ABSENT, LOOSE, STEERING, Adapter, Body, Bounded, Chat, Completion, Steering
 from router.openai.errors import BadRequest
-from router.tokens import read_ids
-
-Endpoint = Literal["completions", "chat"]
+from router.tokens import Endpoint, read_ids
 
 _Body = TypeVar("_Body", bound=Steering)
 _Read = TypeVar("_Read")

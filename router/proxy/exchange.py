@@ -18,7 +18,7 @@ from router.http.upstream import Head
 from router.migration.migrating import Migration
 from router.openai.errors import error_event, error_response
 from router.proxy.attempt import Attempt
-from router.proxy.failures import Failure
+from router.proxy.failures import MOST_HARMED, Failure
 from router.proxy.legs import Leg, Pair
 from router.proxy.outcome import End, Outcome, Silence
 from router.proxy.routing import Routing
@@ -26,10 +26,6 @@ from router.split.split_request import SplitRequest
 from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
-
-HARMED = 1
-"""Workers that may fail badly on one request before no other is tried: a request that crashes engines must not crash
-all."""
 
 
 class Exchange:
@@ -290,7 +286,7 @@ class Exchange:
 
     def _other(self, failure: Failure, alternatives: list[frozenset[str]]) -> frozenset[str] | None:
         """The first set that leaves a worker to try; None if there is none."""
-        if not failure.harmless and self._harmed >= HARMED:
+        if not failure.harmless and self._harmed >= MOST_HARMED:
             return None
         wider = (self._excluded | names for names in alternatives)
         return next((names for names in wider if self._routing.can_retry(names)), None)

@@ -13,6 +13,10 @@ BUSY_STATUSES = frozenset((429, 503))
 ERROR_STATUSES = frozenset((500, 502))
 RETRY_STATUSES = BUSY_STATUSES | ERROR_STATUSES
 
+MOST_HARMED = 1
+"""Workers that may fail badly on one request before no other is tried: a request that crashes engines must not crash
+all."""
+
 
 class Failure(NamedTuple):
     kind: Kind

@@ -19,8 +19,9 @@ import math
 from typing import Final
 
 from router.scheduling.auto_costs import auto_costs
+from router.scheduling.candidates import Seconds
 from router.scheduling.copies import Copies
-from router.scheduling.decision import Cost, Seconds, Situation
+from router.scheduling.decision import Cost, Situation
 
 _BUSY_MEMORY: Final = 2.0
 """Seconds over which the fleet's utilisation is averaged. It has to be short enough to notice a cold start, when each

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.jit import inlined, kernel
-from router.scheduling.decision import Figures, Seconds
+from router.scheduling.candidates import Figures, Seconds
 from router.scheduling.figures import (
     AHEAD,
     CAPACITY,

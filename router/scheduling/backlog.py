@@ -19,7 +19,7 @@ from itertools import count
 import numpy as np
 
 from indexer.types import RankSet, WorkerRank
-from router.scheduling.decision import Seconds
+from router.scheduling.candidates import Seconds
 from router.scheduling.figures import (
     ADDED,
     BACKLOG_ROWS,

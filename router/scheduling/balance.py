@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.types import WorkerRank
-from router.scheduling.decision import Candidates, Choice, Situation, Uniform
+from router.scheduling.candidates import Candidates
+from router.scheduling.decision import Choice, Situation, Uniform
 from router.scheduling.least import least
 
 _MOST_TURNS = 1 << 16

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from router.scheduling.balance import least_cost
-from router.scheduling.decision import Choice, CostPolicy, Costs, Situation, Uniform
+from router.scheduling.candidates import Costs
+from router.scheduling.decision import Choice, CostPolicy, Situation, Uniform
 
 
 class Cheapest:

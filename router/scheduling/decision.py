@@ -1,93 +1,15 @@
-"""The input of a choice (candidates, situation) and its output (choice, decision, prediction)."""
+"""What a policy reads (the situation) and answers (costs, a choice), and the decision that is made of its answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from indexer.types import RankSet, SequenceHash, WorkerRank
-
-Figures: TypeAlias = npt.NDArray[np.integer[Any]]
-"""One number for each candidate, in their order."""
-Costs: TypeAlias = npt.NDArray[np.floating[Any]]
-Seconds: TypeAlias = npt.NDArray[np.float64]
-
-
-class Candidates(RankSet):
-    """The ranks that could serve a request, in the order of their names, each with its block size in tokens.
-
-    With `split`, pairs of ranks could also serve it in two parts (prefill and decode). Candidates are truthy when
-    anything can serve the request, even if only such pairs can.
-    """
-
-    def __init__(
-        self,
-        ranks: Iterable[tuple[WorkerRank, int]],
-        split: Split | None = None,
-        without_store: Collection[WorkerRank] = (),
-    ) -> None:
-        """`without_store`: ranks that do not load from a shared store."""
-        pairs = list(ranks)
-        super().__init__(rank for rank, _ in pairs)
-        self.block_sizes: npt.NDArray[np.int64] = np.array([size for _, size in pairs], np.int64)
-        self.uses_store = np.array([rank not in without_store for rank, _ in pairs], np.bool_)
-        """Which of them load from a shared store what they do not hold themselves."""
-        self.split = split
-        self.whole: Candidates = self if split is None else Candidates(pairs, None, without_store)
-        """The ranks that could serve the request alone."""
-
-    def __bool__(self) -> bool:
-        return self.split is not None or len(self) > 0
-
-    @property
-    def parts(self) -> tuple[Candidates, ...]:
-        """The ranks that could serve the request whole and, with `split`, those that could prefill it for others. A
-        choice is a position in one of the two."""
-        return (self.whole,) if self.split is None else (self.whole, self.split.prefills)
-
-
-class Split(NamedTuple):
-    """The ranks that could serve a request in two parts. All fields but the first and last have one entry per prefill
-    rank."""
-
-    prefills: Candidates
-    decodes: tuple[Candidates, ...]
-    """Where each prefill rank can hand over to; never empty. Prefill ranks with the same choice share one object."""
-    near: tuple[npt.NDArray[np.bool_], ...]
-    """Which of these decode ranks are on the prefill rank's host."""
-    pushes: tuple[bool, ...]
-    """Whether KV is sent while it is computed, so that only a tail is left when the prefill is done."""
-    connectors: frozenset[str] = frozenset()
-    """Names of the connectors that move KV between them."""
-
-
-class Onward(NamedTuple):
-    """The decode rank chosen for one prefill rank, with predictions in seconds."""
-
-    candidates: Candidates
-    position: int
-    transfer: float
-    work: float
-    """Seconds of the transfer by the prior, before the learned factor."""
-    near: bool
-    memory: float
-    """Until the request's KV fits there."""
-    queue: float
-    """Until the rank has computed the prompts queued there, during which no stream of it gets a token."""
-    step: float
-    open: bool
-    """Whether it has room now, or no request of this router whose end could be waited for."""
-    overlap_tokens: int
-    idle: bool
-    """Whether nothing is in flight there."""
-
-    @property
-    def rank(self) -> WorkerRank:
-        return self.candidates.ranks[self.position]
-
+from indexer.types import SequenceHash, WorkerRank
+from router.scheduling.candidates import Candidates, Costs, Figures, Seconds, Split
 
 HeldWork: TypeAlias = dict[Candidates, Seconds]
 """Seconds of prefill of held requests, for each rank that they would go to; no entry where there is none."""
@@ -298,6 +220,31 @@ class Prediction(NamedTuple):
     def tbt(self) -> float:
         """Time between two tokens."""
         return self.step
+
+
+class Onward(NamedTuple):
+    """The decode rank chosen for one prefill rank, with predictions in seconds."""
+
+    candidates: Candidates
+    position: int
+    transfer: float
+    work: float
+    """Seconds of the transfer by the prior, before the learned factor."""
+    near: bool
+    memory: float
+    """Until the request's KV fits there."""
+    queue: float
+    """Until the rank has computed the prompts queued there, during which no stream of it gets a token."""
+    step: float
+    open: bool
+    """Whether it has room now, or no request of this router whose end could be waited for."""
+    overlap_tokens: int
+    idle: bool
+    """Whether nothing is in flight there."""
+
+    @property
+    def rank(self) -> WorkerRank:
+        return self.candidates.ranks[self.position]
 
 
 class Decision:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 from indexer.matches import Matches
 from router.scheduling.auto import Auto
 from router.scheduling.auto_costs import memory_waits
-from router.scheduling.decision import Onward, Split
+from router.scheduling.candidates import Split
+from router.scheduling.decision import Onward
 from router.scheduling.present import Present
 from router.scheduling.transfer import Transfers, prior_seconds
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from indexer.jit import inlined, kernel, loop
 from indexer.matches import Overlaps
-from router.scheduling.decision import Seconds
+from router.scheduling.candidates import Seconds
 from router.scheduling.places import Positions
 
 # -- a rank's column in the load book's table

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from router.scheduling.admission import QueueFull
-from router.scheduling.decision import Candidates, HeldWork, Seconds
+from router.scheduling.candidates import Candidates, Seconds
+from router.scheduling.decision import HeldWork
 from router.scheduling.lanes import Lanes
 from router.scheduling.limits import Limits
 from router.scheduling.line import Entry, Line, Target

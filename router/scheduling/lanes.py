@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-from router.scheduling.decision import Candidates
+from router.scheduling.candidates import Candidates
 from router.scheduling.room import Room
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from indexer.types import RankSet, WorkerRank
-from router.scheduling.decision import Seconds
+from router.scheduling.candidates import Seconds
 from router.scheduling.figures import Coefficients
 from router.scheduling.places import Places, Positions
 

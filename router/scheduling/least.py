@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from indexer.jit import inlined, loop
-from router.scheduling.decision import Seconds
+from router.scheduling.candidates import Seconds
 
 
 @inlined

@@ -14,7 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from router.scheduling.decision import Seconds
+from router.scheduling.candidates import Seconds
 
 Who = TypeVar("Who")
 Rows = npt.NDArray[np.intp]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from router.scheduling.decision import Cost, Costs, Situation
+from router.scheduling.candidates import Costs
+from router.scheduling.decision import Cost, Situation
 
 
 class LMetric:

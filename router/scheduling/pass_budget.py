@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from router.scheduling.decision import Candidates
+from router.scheduling.candidates import Candidates
 from router.scheduling.line import Spot
 from router.scheduling.waiting import Waiting
 

@@ -10,7 +10,8 @@ import numpy as np
 from indexer.matches import Matches, Overlaps
 from indexer.types import SequenceHash
 from router.scheduling import figures
-from router.scheduling.decision import NOTHING_HELD, Candidates, Costs, Figures, QueueState, Seconds
+from router.scheduling.candidates import Candidates, Costs, Figures, Seconds
+from router.scheduling.decision import NOTHING_HELD, QueueState
 from router.scheduling.figures import Counts
 from router.scheduling.latency import Prefill
 from router.scheduling.overlap import LOWER_TIER_CREDIT, STORE_CREDIT

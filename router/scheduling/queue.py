@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Final
 
 from router.scheduling.admission import Admission, QueueTimeout, Refusal, Verdict
-from router.scheduling.decision import NOTHING_HELD, Candidates, Decision, HeldWork, QueueState
+from router.scheduling.candidates import Candidates
+from router.scheduling.decision import NOTHING_HELD, Decision, HeldWork, QueueState
 from router.scheduling.held import HeldRequests
 from router.scheduling.latency import Prefill
 from router.scheduling.limits import Limits

@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from router.scheduling.decision import Candidates, HeldWork, Split
+from router.scheduling.candidates import Candidates, Split
+from router.scheduling.decision import HeldWork
 from router.scheduling.limits import Limits
 from router.scheduling.load import LoadBook
 

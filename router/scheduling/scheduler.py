@@ -14,18 +14,8 @@ from indexer.matches import Matches
 from indexer.types import WorkerRank
 from router.scheduling.backlog import Backlog
 from router.scheduling.booking import Booking, DecodeBooking, PrefillBooking
-from router.scheduling.decision import (
-    NOTHING_HELD,
-    Candidates,
-    Choice,
-    Decision,
-    Onward,
-    Policy,
-    Prediction,
-    QueueState,
-    Split,
-    Uniform,
-)
+from router.scheduling.candidates import Candidates, Split
+from router.scheduling.decision import NOTHING_HELD, Choice, Decision, Onward, Policy, Prediction, QueueState, Uniform
 from router.scheduling.disaggregation import Disaggregation
 from router.scheduling.latency import LatencyModel
 from router.scheduling.load import LoadBook

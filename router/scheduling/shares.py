@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from router.scheduling.decision import Seconds
+from router.scheduling.candidates import Seconds
 
 MOST_IDLE: Final = 1024
 """Most tenants that are remembered while they do not wait: names may come from a header, a new one with each

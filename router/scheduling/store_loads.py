@@ -14,7 +14,7 @@ import numpy as np
 
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.backlog import Backlog
-from router.scheduling.decision import Figures, Seconds
+from router.scheduling.candidates import Figures, Seconds
 from router.scheduling.load import subtract
 from router.scheduling.transfer import prior_seconds
 

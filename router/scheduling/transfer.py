@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from router.scheduling.decision import Figures, Seconds
+from router.scheduling.candidates import Figures, Seconds
 
 _BASE: Final = 0.005
 """Seconds: a handshake, and one step of the receiving engine."""

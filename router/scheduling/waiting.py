@@ -7,7 +7,8 @@ from typing import Protocol, TypeAlias
 from indexer.matches import Matches
 from router.scheduling.admission import QueueFull, QueueTimeout, Refusal
 from router.scheduling.booking import Booking
-from router.scheduling.decision import Candidates, Decision, Policy
+from router.scheduling.candidates import Candidates
+from router.scheduling.decision import Decision, Policy
 
 AnyRefusal: TypeAlias = Refusal | QueueFull | QueueTimeout
 

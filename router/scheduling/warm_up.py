@@ -10,8 +10,8 @@ from indexer.matches import SumOfMatches
 from indexer.types import WorkerRank
 from router.scheduling.auto import Auto
 from router.scheduling.auto_costs import memory_waits
+from router.scheduling.candidates import Candidates
 from router.scheduling.cheapest import Cheapest
-from router.scheduling.decision import Candidates
 from router.scheduling.present import Present
 from router.scheduling.scheduler import Scheduler
 

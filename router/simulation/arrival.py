@@ -8,8 +8,10 @@ from engines.sim.request import Request
 from indexer.matches import Matches
 from indexer.types import WorkerRank
 from router.ab.trace import Row
+from router.proxy.failures import MOST_HARMED
 from router.scheduling.booking import Booking
-from router.scheduling.decision import Candidates, Decision, Policy
+from router.scheduling.candidates import Candidates
+from router.scheduling.decision import Decision, Policy
 from router.scheduling.waiting import AnyRefusal
 from router.simulation.parts import HOP, Parts
 from router.simulation.prompts import make_request, sequence_hashes
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 
 BOOK_EVERY: Final = 16
 """Tokens of a stream that are added to the worker's load at a time."""
-RETRIES: Final = 1
-"""The same as `exchange.HARMED`, which is not imported because it would import the HTTP server."""
 
 Fate = Literal["answered", "refused", "failed"]
 
@@ -163,7 +163,7 @@ class Arrival:
             return  # the lost worker only prefilled, and was done with it
         self._drop()
         self._failures += 1
-        if self._first is None and self._failures <= RETRIES:
+        if self._first is None and self._failures <= MOST_HARMED:
             self._fleet.queue.submit(self)
         else:
             self._end("failed")

@@ -22,8 +22,8 @@ from engines.sim.request import Request
 from engines.sim.scheduler import Scheduler as Engine
 from engines.sim.store import Eviction
 from engines.sim.timing import StepTiming
+from indexer.assumed import AssumedPrefixes
 from indexer.events import LoadReport
-from indexer.expiring import AssumedPrefixes
 from indexer.hashing import SequenceHashes
 from indexer.matches import Matches, MostOfMatches
 from indexer.predicted import PredictedPrefixes
@@ -31,7 +31,8 @@ from indexer.prefix_index import PrefixIndex
 from indexer.types import Tier, WorkerRank
 from router.ab.trace import Row
 from router.scheduling.admission import Admission
-from router.scheduling.decision import Candidates, Policy, Split
+from router.scheduling.candidates import Candidates, Split
+from router.scheduling.decision import Policy
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler

@@ -73,18 +73,8 @@ def read_plan(argv: Sequence[str]) -> Plan:
     fleet = _fleet(given, requests)
     for policy in policies:
         find_policy(policy)
-    baseline = given.baseline or next((policy for policy in policies if policy not in {"auto", "kv"}), policies[0])
-    if baseline not in policies:
-        raise RunError(f"the baseline {baseline} is not among the policies {', '.join(policies)}; add it to --policies")
-    unknown = unknown_worker(fleet.workers, given.change)
-    if unknown is not None:
-        raise RunError(f"--change: there is no worker {unknown} then; workers are counted from 0")
-    if given.page and (given.knee or not given.suite):
-        raise RunError("--page is of --suite, without --knee")
-    if given.page and given.page == given.out:
-        raise RunError("--out and --page name the same file; give each its own")
-    if given.store_sweep and not fleet.store_tokens:
-        raise RunError("--store-sweep needs a store; give --store-tokens")
+    baseline = _baseline(given)
+    _check(given, fleet)
     return Plan(
         requests=requests,
         fleet=fleet,
@@ -118,6 +108,27 @@ def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, names: I
     flags = sorted("--" + _NEGATIVE.get(name, name.replace("_", "-")) for name in others)
     if flags:
         raise RunError(f"{why}; leave out {', '.join(flags)}")
+
+
+def _baseline(given: argparse.Namespace) -> str:
+    policies: tuple[str, ...] = given.policies
+    baseline = given.baseline or next((policy for policy in policies if policy not in {"auto", "kv"}), policies[0])
+    if baseline not in policies:
+        raise RunError(f"the baseline {baseline} is not among the policies {', '.join(policies)}; add it to --policies")
+    return str(baseline)
+
+
+def _check(given: argparse.Namespace, fleet: FleetSettings) -> None:
+    """Flags that do not go together."""
+    unknown = unknown_worker(fleet.workers, given.change)
+    if unknown is not None:
+        raise RunError(f"--change: there is no worker {unknown} then; workers are counted from 0")
+    if given.page and (given.knee or not given.suite):
+        raise RunError("--page is of --suite, without --knee")
+    if given.page and given.page == given.out:
+        raise RunError("--out and --page name the same file; give each its own")
+    if given.store_sweep and not fleet.store_tokens:
+        raise RunError("--store-sweep needs a store; give --store-tokens")
 
 
 def _requests(given: argparse.Namespace) -> Requests:

@@ -8,7 +8,7 @@ from functools import cached_property
 from engines.disaggregation import CONNECTORS, Body, Connector, Handover
 from engines.disaggregation.answer import Prefilled, coordinates
 from engines.disaggregation.legs import answer_limit, read_body, write_body
-from router.scheduling.decision import Split
+from router.scheduling.candidates import Split
 from router.workers.worker import Worker
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from engines.description import bases
 from engines.disaggregation import CONNECTORS
-from router.scheduling.decision import Candidates, Split
+from router.scheduling.candidates import Candidates, Split
 from router.workers.worker import Worker
 
 _Kind = tuple[str | None, str, frozenset[str], int]

@@ -8,7 +8,7 @@ than none, since every block after it would look different.
 from router.tokens.engine_tokens import EngineTokens, Post
 from router.tokens.errors import CannotTokenize, Reason
 from router.tokens.ids import read_ids
-from router.tokens.prompt import Fields, PromptTokens, first_prompt
+from router.tokens.prompt import Endpoint, Fields, PromptTokens, first_prompt
 from router.tokens.source import find_tokenizer
 from router.tokens.stand_ins import BYTES_PER_TOKEN, stand_ins
 from router.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -17,6 +17,7 @@ from router.tokens.verify import Mismatch, verify
 __all__ = [
     "BYTES_PER_TOKEN",
     "CannotTokenize",
+    "Endpoint",
     "EngineTokens",
     "Fields",
     "Mismatch",

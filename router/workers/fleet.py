@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from engines.description import EngineDescription, EngineKind, Model, bases
 from publishers.logs import log_event
-from router.scheduling.decision import Candidates, Split
+from router.scheduling.candidates import Candidates, Split
 from router.split.pairing import make_split, ranks_of
 from router.workers.spec import WorkerSpec
 from router.workers.worker import LOOPS, Worker

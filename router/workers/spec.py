@@ -12,12 +12,11 @@ import msgspec
 
 from engines.description import Role
 from engines.disaggregation import CONNECTORS
-from engines.endpoints import is_endpoint, url_host
-from publishers.urls import is_host, split_url
+from engines.endpoints import is_endpoint
+from publishers.urls import DEFAULT_PORTS, host_and_port, is_host, split_url
 
 StatedRole = Role | Literal["auto"]
 
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 _KEYS = ("url", "events", "replay", "block_size", "role", "connector", "bootstrap_port", "host", "store", "name")
 MOST_BLOCK_TOKENS = 2**20
 """More than any context has."""
@@ -69,10 +68,10 @@ def worker_from_mapping(mapping: Mapping[str, object], *, strict: bool = True) -
     _reject_unknown(mapping)
     if "url" not in mapping:
         raise ValueError("a worker needs a url, such as http://127.0.0.1:8000.")
-    url, host_and_port = _normalise(_text(mapping, "url") or "")
+    url, named = _normalise(_text(mapping, "url") or "")
     return WorkerSpec(
         url=url,
-        worker_id=_name(mapping) or host_and_port,
+        worker_id=_name(mapping) or named,
         events=_endpoint(mapping, "events"),
         replay=_endpoint(mapping, "replay"),
         block_size=_number(
@@ -132,16 +131,16 @@ def _normalise(text: str) -> tuple[str, str]:
     """(url without a trailing slash, host:port)."""
     try:
         parts = split_url(text)
-        port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+        _ = parts.port  # raises ValueError for what is no port number
     except ValueError as error:
         raise ValueError(f"{text!r} is not a URL: {error}.") from error
     _check_url(text, parts)
-    host = url_host(parts.hostname or "")
-    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}", f"{host}:{port}"
+    named = host_and_port(parts)
+    return f"{parts.scheme}://{named}{parts.path.rstrip('/')}", named
 
 
 def _check_url(text: str, parts: SplitResult) -> None:
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or re.search(r"\s", text):
+    if parts.scheme not in DEFAULT_PORTS or not parts.hostname or re.search(r"\s", text):
         raise ValueError(f"{text!r} is not an engine's address; it looks like http://HOST:PORT (http or https).")
     if parts.username is not None:
         raise ValueError("a worker's URL must not hold a user or a password: it is shown in logs and metrics.")

@@ -80,7 +80,7 @@ def _rank_status(context: RouterContext, rank: WorkerRank) -> RankStatus:
         dp_rank=rank.dp_rank,
         index=view.value,
         routed="by events" if view.value != "blind" else "by assumption",
-        blocks=context.indexer.index.blocks_of(rank),
+        blocks={tier.name.lower(): held for tier, held in context.indexer.index.blocks_by_tier(rank).items()},
         drift=context.audit.status(rank) if context.audit else None,
         requests=metrics.load.requests if metrics else 0,
         load_age_seconds=round(metrics.age, 3) if metrics and metrics.age is not None else None,

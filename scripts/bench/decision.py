@@ -25,8 +25,8 @@ from indexer.hashing import chain_hashes, pack_tokens
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, SequenceHash, Tier, WorkerRank
 from router.scheduling.auto import Auto
+from router.scheduling.candidates import Candidates
 from router.scheduling.cheapest import Cheapest
-from router.scheduling.decision import Candidates
 from router.scheduling.load import LoadBook
 from router.scheduling.scheduler import Scheduler
 

@@ -97,6 +97,12 @@ class _FakeService(Service):
         self.told.append(f"released {name}")
 
 
+class _SilentService(_FakeService):
+    async def reserve(self, name: str, body: bytes) -> forms.Selection:
+        await asyncio.Event().wait()
+        return await super().reserve(name, body)
+
+
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\ndata: {}\n\n")
@@ -119,6 +125,8 @@ async def test_the_service_hears_of_the_first_byte_and_of_the_end() -> None:
 async def test_a_refused_selection_and_a_dead_worker_are_errors_of_the_request() -> None:
     refused = await Asking(_FakeService(""), timeout=5).send(b'{"prompt":[1]}')
     assert refused.error == "no worker was selected: status 503: no worker"
+    unanswered = await Asking(_SilentService(""), timeout=0).send(b'{"prompt":[1]}')
+    assert unanswered.error == "no worker was selected: no answer in time"
     dead = _FakeService("http://127.0.0.1:1")
     outcome: Outcome = await Asking(dead, timeout=5).send(b'{"prompt":[1]}')
     assert outcome.error.startswith("cannot connect to http://127.0.0.1:1")

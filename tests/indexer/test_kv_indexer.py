@@ -21,7 +21,8 @@ from indexer.events import (
     unpack_hashes,
 )
 from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
-from indexer.prefix_index import Overlap, as_hashes
+from indexer.matches import Overlap
+from indexer.prefix_index import as_hashes
 from indexer.types import PLAIN, Namespace, Tier, WorkerRank
 from tests.examples import examples
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from indexer.expiring import AssumedPrefixes
+from indexer.assumed import AssumedPrefixes
 from indexer.hashing import SequenceHashes
 from indexer.kv_indexer import KVIndexer
 from indexer.lives import BYTES_PER_LIFE

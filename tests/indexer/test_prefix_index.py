@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from indexer.prefix_index import Overlap, PrefixIndex
+from indexer.matches import Overlap
+from indexer.prefix_index import PrefixIndex
 from indexer.types import Tier, WorkerRank
 from tests.examples import examples
 

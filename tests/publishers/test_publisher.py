@@ -102,7 +102,7 @@ async def publishing(
     )
     await publisher.start()
     try:
-        await until(lambda: publisher.stats.ranks)
+        await until(lambda: publisher.ranks)
         yield publisher, receiver
     finally:
         await publisher.close()
@@ -119,8 +119,8 @@ async def test_history_and_live_events_arrive_hashed() -> None:
             await until(lambda: receiver.held == ours(1, 2, 3))
             await engine.publish(removed(3), stored(4, parent=1))
             await until(lambda: receiver.held == ours(1, 2) | ours(1, 4))
-            stats = publisher.stats.ranks[0]
-            assert (stats.exact, stats.connected, stats.blocks, stats.event_id) == (True, True, 3, 2)
+            relay = publisher.ranks[0].relay
+            assert (relay.exact, publisher.sources[0].connected, len(relay), relay.event_id) == (True, True, 3, 2)
             await engine.publish(CLEARED)
             await until(lambda: receiver.held == set())
 
@@ -160,7 +160,7 @@ async def test_a_gap_is_healed_by_the_engines_replay() -> None:
         await engine.lose(stored(2, parent=1))
         await engine.publish(stored(3, parent=2))
         await until(lambda: receiver.held == ours(1, 2, 3))
-        assert publisher.stats.ranks[0].exact
+        assert publisher.ranks[0].relay.exact
         assert len({batch.epoch for batch in receiver.batches}) == 1
 
 
@@ -214,8 +214,7 @@ async def test_a_short_buffer_is_inexact_until_the_next_clear() -> None:
             await engine.publish(CLEARED, stored(4))
             await until(lambda: receiver.reports[-1].exact)
             assert receiver.held == ours(4)
-            assert publisher.stats.ranks[0].source is not None
-            assert publisher.stats.ranks[0].source.lost_track == 1
+            assert publisher.sources[0].counts.lost_track == 1
 
 
 async def test_hostile_messages_are_counted_said_once_and_survived(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,9 +232,9 @@ async def test_hostile_messages_are_counted_said_once_and_survived(caplog: pytes
             await engine.publish_raw(payload)
         await engine.publish({"type": "BlockStored", "token_ids": "12345"}, stored(1))
         await until(lambda: receiver.held == ours(1))
-        stats = publisher.stats.ranks[0]
-        assert stats.relay.malformed == len(hostile) + 1
-        assert not stats.exact
+        relay = publisher.ranks[0].relay
+        assert relay.counts.malformed == len(hostile) + 1
+        assert not relay.exact
     assert caplog.text.count("A message of the engine cannot be read") == 1
     assert "12345" not in caplog.text
 
@@ -246,8 +245,8 @@ async def test_adapters_known_by_number_only_are_said_once(caplog: pytest.LogCap
         await engine.publish(stored(2) | {"lora_id": 7}, stored(1))
         await engine.publish(stored(3) | {"lora_id": 8}, stored(4))
         await until(lambda: receiver.held == ours(1) | ours(4))
-        stats = publisher.stats.ranks[0]
-        assert (stats.relay.skipped["lora"], stats.exact) == (2, True)
+        relay = publisher.ranks[0].relay
+        assert (relay.counts.skipped["lora"], relay.exact) == (2, True)
     assert caplog.text.count("name LoRA adapters by number only") == 1
 
 
@@ -297,7 +296,7 @@ async def test_an_engine_that_wants_a_key_is_not_said_to_have_no_events(caplog: 
     async with running(HttpEngine({"/v1/models": (401, b""), "/metrics": (200, b"sglang:x 1\n")})) as engine:
         publisher = EnginePublisher(worker_id="w", url=engine.url, plane=receiver.plane)
         await publisher.start()
-        await until(lambda: publisher.stats.ranks)
+        await until(lambda: publisher.ranks)
         await publisher.close()
     assert "--worker-api-key-file" in caplog.text
     assert "--kv-events-config" not in caplog.text
@@ -319,7 +318,7 @@ async def test_why_an_engines_events_are_not_followed_is_said(
     async with running(HttpEngine(answers)) as engine:
         publisher = EnginePublisher(worker_id="w", url=engine.url, plane=receiver.plane)
         await publisher.start()
-        await until(lambda: publisher.stats.ranks)
+        await until(lambda: publisher.ranks)
         await publisher.close()
     told = [record.getMessage() for record in caplog.records if "--events tcp://HOST:PORT" in record.getMessage()]
     assert len(told) == 1
@@ -340,7 +339,7 @@ async def test_events_that_are_too_old_are_neither_followed_nor_called_missing(
         )
         await publisher.start()
         await until(lambda: receiver.reports)
-        assert publisher.stats.ranks[0].source is None
+        assert publisher.sources == {}
         await publisher.close()
     assert problems.OLD_EVENTS in caplog.text
     assert "--events tcp://HOST:PORT" not in caplog.text
@@ -353,7 +352,7 @@ async def test_a_block_size_that_is_not_the_engines_is_said(caplog: pytest.LogCa
     async with running(HttpEngine({"/v1/models": models("m"), "/metrics": (200, metrics)})) as engine:
         publisher = EnginePublisher(worker_id="w", url=engine.url, plane=receiver.plane, block_size=64)
         await publisher.start()
-        await until(lambda: publisher.stats.ranks)
+        await until(lambda: publisher.ranks)
         await publisher.close()
     assert "A block size of 64 tokens is stated, but the engine tells 4" in caplog.text
 
@@ -382,7 +381,7 @@ async def test_epochs_grow_even_where_the_clock_stands_still() -> None:
         await engine.subscribed()
         await engine.restart()
         await until(lambda: receiver.reports and receiver.reports[-1].epoch == 8)
-    assert publisher.stats.ranks[0].relay.epochs == 1
+    assert publisher.ranks[0].relay.counts.epochs == 1
 
 
 def vllm_over_http(ranks: list[FakeEngine], behaviour: dict[str, int]) -> web.Application:
@@ -434,7 +433,7 @@ async def test_an_engine_is_found_out_about_and_asked_for_its_load(monkeypatch: 
         publisher = EnginePublisher(worker_id="w", url=url, plane=receiver.plane, load_interval=0.01)
         await publisher.start()
         await until(lambda: behaviour["asked"] > 1)
-        assert publisher.stats.ranks == {}
+        assert publisher.ranks == {}
         behaviour["status"] = 200
         await engine.subscribed()
         await engine.publish(stored(1))
@@ -446,7 +445,7 @@ async def test_an_engine_is_found_out_about_and_asked_for_its_load(monkeypatch: 
         assert (report.gpu_cache_usage_perc, report.gpu_prefix_cache_hit_rate) == (0.5, None)
 
         behaviour["status"] = 500
-        await until(lambda: publisher.stats.load.failures)
+        await until(lambda: publisher.load.failures)
         await until(lambda: receiver.reports[-1].num_requests_waiting is None)
         assert receiver.reports[-1].event_id == 0
         await publisher.close()
@@ -466,9 +465,9 @@ async def test_an_engine_that_comes_back_elsewhere_is_followed_there() -> None:
             await before.subscribed()
             await before.publish(stored(1))
             await until(lambda: receiver.held == ours(1))
-            polls = publisher.stats.load.polls
+            polls = publisher.load.polls
             behaviour["status"] = 503
-            await until(lambda: publisher.stats.load.failures)
+            await until(lambda: publisher.load.failures)
             ranks[:] = [first, second]
             behaviour["status"] = 200
             for engine in ranks:
@@ -477,8 +476,8 @@ async def test_an_engine_that_comes_back_elsewhere_is_followed_there() -> None:
             await until(lambda: receiver.held == ours(2))
             assert receiver.batches[-1].epoch > receiver.batches[0].epoch
             await until(lambda: receiver.reports[-1].dp_rank == 1)
-            assert publisher.stats.ranks.keys() == {0, 1}
-            assert publisher.stats.load.polls > polls
+            assert publisher.ranks.keys() == {0, 1}
+            assert publisher.load.polls > polls
             await publisher.close()
 
 
@@ -494,12 +493,12 @@ async def test_an_engine_that_comes_back_as_it_was_is_followed_on() -> None:
         await engine.publish(stored(1))
         await until(lambda: receiver.held == ours(1))
         behaviour["status"] = 503
-        await until(lambda: publisher.stats.load.failures)
+        await until(lambda: publisher.load.failures)
         behaviour["status"] = 200
-        asked = publisher.stats.load.polls
-        await until(lambda: publisher.stats.load.polls > asked + 2)
+        asked = publisher.load.polls
+        await until(lambda: publisher.load.polls > asked + 2)
         assert receiver.reports[-1].exact
-        assert publisher.stats.ranks[0].relay.epochs == 0
+        assert publisher.ranks[0].relay.counts.epochs == 0
         await engine.publish(stored(2, parent=1))
         await until(lambda: receiver.held == ours(1, 2))
         await publisher.close()
@@ -520,11 +519,11 @@ async def test_an_engine_that_tells_no_load_and_becomes_another_is_followed_as_t
     async with FakeEngine() as engine, running(HttpEngine({"/v1/models": before})) as http:
         publisher = EnginePublisher(worker_id="w", url=http.url, plane=receiver.plane, load_interval=0.001)
         await publisher.start()
-        await until(lambda: publisher.stats.load.polls > 2)
+        await until(lambda: publisher.load.polls > 2)
         if seen_away:
             http.answers = dict.fromkeys(EVERYTHING, (503, b""))
-            polls = publisher.stats.load.polls
-            await until(lambda: publisher.stats.load.polls > polls + 2)
+            polls = publisher.load.polls
+            await until(lambda: publisher.load.polls > polls + 2)
         config = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -721,7 +720,7 @@ async def test_what_an_engine_held_that_came_back_without_events_is_not_taken_fo
         await until(lambda: receiver.held == ours(1) and receiver.reports[-1].exact)
         behaviour["status"] = 503
         await engine._close()
-        await until(lambda: publisher.stats.load.failures and not receiver.reports[-1].exact)
+        await until(lambda: publisher.load.failures and not receiver.reports[-1].exact)
         ranks.clear()
         behaviour["status"] = 200
         await until(lambda: receiver.reports[-1].epoch == NO_EVENTS)

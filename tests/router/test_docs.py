@@ -10,6 +10,7 @@ from typing import NamedTuple, cast, get_args
 import aiohttp
 import pytest
 
+from engines.rank_load import RankLoad
 from indexer.cursor import View
 from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier
@@ -17,7 +18,6 @@ from publishers.local_plane import LocalPlane
 from router.arms import Arms
 from router.cli import make_parser
 from router.events.index_audit import IndexAudit
-from router.metrics.gauges import _REPORTED as FIGURES
 from router.metrics.gauges import Gauges
 from router.metrics.registry import Metrics
 from router.migration.migrating import OUTCOMES, Migrations
@@ -143,7 +143,7 @@ def test_the_metrics_page_mentions_no_metric_that_does_not_exist() -> None:
         *get_args(Reason),
         *get_args(End),
         *get_args(Denial),
-        *FIGURES,
+        *RankLoad.__struct_fields__,
         *OUTCOMES,
     ],
 )

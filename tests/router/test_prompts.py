@@ -24,7 +24,7 @@ from router.http.pool import Pool
 from router.metrics.registry import Metrics
 from router.openai.engine_paths import GENERATE
 from router.openai.errors import BadRequest
-from router.openai.inference import Endpoint, parse_inference
+from router.openai.inference import parse_inference
 from router.prompts import Prompts
 from router.retry_budget import RetryBudget
 from router.routing import RequestRouting
@@ -33,7 +33,7 @@ from router.scheduling.balance import LeastLoaded
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
-from router.tokens import stand_ins
+from router.tokens import Endpoint, stand_ins
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
 from router.workers.worker import Worker

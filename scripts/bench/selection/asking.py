@@ -43,7 +43,7 @@ class Asking:
             async with asyncio.timeout_at(deadline):
                 choice = await self._service.reserve(name, body)
         except (RunError, aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            return Outcome(sent, error=f"no worker was selected: {error or 'no answer in time'}")
+            return Outcome(sent, error=f"no worker was selected: {str(error) or 'no answer in time'}")
         try:
             outcome = await self._ask(Address.parse(choice.endpoint), body, sent, name, deadline)
         finally:

@@ -57,7 +57,7 @@ class _Router:
         for rank in _RANKS:
             self.book.load(rank, 0.0)
             self.index.forget(rank)
-            assert not any(self.index.index.blocks_of(rank).values())
+            assert not any(self.index.index.blocks_by_tier(rank).values())
 
 
 def _messages(data: bytes) -> Hashable:

@@ -12,8 +12,8 @@ import numpy as np
 
 from router.openai.engine_paths import GENERATE
 from router.openai.errors import BadRequest
-from router.openai.inference import Endpoint, Inference, model_of, parse_inference
-from router.tokens import read_ids, stand_ins
+from router.openai.inference import Inference, model_of, parse_inference
+from router.tokens import Endpoint, read_ids, stand_ins
 from tests.engines.recordings import RECORDINGS, exchanges
 from tests.fuzz.target import DEEP_JSON, JSON, Target, place
 

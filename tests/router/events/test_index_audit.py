@@ -15,7 +15,8 @@ from router.events.drift import LEAST_REQUESTS, LEAST_SECONDS
 from router.events.index_audit import EVERY, PATIENCE, Claim, IndexAudit
 from router.proxy.legs import Parted
 from router.proxy.outcome import Outcome
-from router.scheduling.decision import Candidates, Choice, Decision
+from router.scheduling.candidates import Candidates
+from router.scheduling.decision import Choice, Decision
 
 RANK = WorkerRank("w", 0)
 SIZE, BLOCKS = 16, 8

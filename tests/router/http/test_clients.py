@@ -35,9 +35,9 @@ def test_a_request_that_does_not_come_whole_is_given_up(begun: bytes) -> None:
     one = site()
     one.feed(begun)
     for now in (100.0, 105.0, 109.9):
-        one.connection.look(now)
+        one.connection.tick(now)
         assert b" 408 " not in one.transport.written
-    one.connection.look(110.0)
+    one.connection.tick(110.0)
     assert b"HTTP/1.1 408 Request Timeout\r\n" in one.transport.written
     assert one.transport.eof
     one.later[-1]()
@@ -49,7 +49,7 @@ def test_a_byte_now_and_then_gains_no_time() -> None:
     one = site()
     for second in range(11):
         one.feed(POST[second : second + 1])
-        one.connection.look(100.0 + second)
+        one.connection.tick(100.0 + second)
     assert one.transport.status == 408
 
 
@@ -57,7 +57,7 @@ def test_each_request_has_its_own_time() -> None:
     one = site()
     for second in range(0, 100, 5):
         one.feed(POST[:20] if second % 10 == 0 else POST[20:])
-        one.connection.look(100.0 + second)
+        one.connection.tick(100.0 + second)
     assert b" 408 " not in one.transport.written
     assert len(one.requests) == 10
 
@@ -67,7 +67,7 @@ def test_whom_the_router_does_not_read_from_is_not_slow() -> None:
     one.feed(GET * (MAX_PIPELINED + 1) + GET[:5])
     assert not one.transport.reading
     for now in (100.0, 200.0):
-        one.connection.look(now)
+        one.connection.tick(now)
     assert not one.clients.refused
 
 
@@ -75,7 +75,7 @@ def test_one_whose_next_request_is_slow_still_gets_its_answer() -> None:
     one = site(slow=True)
     one.feed(POST + POST[:-1])
     for now in (100.0, 110.0):
-        one.connection.look(now)
+        one.connection.tick(now)
     assert one.transport.written == b""
     one.connection.respond(Response(200, b"whole"))
     assert one.transport.written.endswith(b"whole")
@@ -88,9 +88,9 @@ def test_an_answer_that_is_not_taken_is_cut_and_its_request_cancelled() -> None:
     one.connection.pause_writing()
     one.transport.unsent = 100_000
     for now in (100.0, 109.0):
-        one.connection.look(now)
+        one.connection.tick(now)
         assert not one.transport.aborted
-    one.connection.look(110.0)
+    one.connection.tick(110.0)
     assert one.transport.aborted
     assert one.exchange.calls == ["pause", "cancel"]
     assert one.clients.refused == {"slow_answer": 1}
@@ -102,7 +102,7 @@ def test_one_that_takes_a_little_is_left_alone() -> None:
     one.connection.pause_writing()
     for second in range(50):
         one.transport.unsent = 100_000 - second // 9
-        one.connection.look(100.0 + second)
+        one.connection.tick(100.0 + second)
     assert not one.transport.aborted
 
 
@@ -112,7 +112,7 @@ def test_the_rest_of_an_answer_has_its_time_too_and_more_of_it_gains_none() -> N
     for second in range(11):
         one.transport.unsent = 100 + second
         assert not one.transport.aborted
-        one.connection.look(100.0 + second)
+        one.connection.tick(100.0 + second)
     assert one.transport.aborted
 
 
@@ -120,7 +120,7 @@ def test_an_answer_may_take_as_long_as_its_worker_does() -> None:
     one = site(slow=True)
     one.feed(GET)
     for now in (100.0, 1000.0):
-        one.connection.look(now)
+        one.connection.tick(now)
     assert not one.transport.closed
 
 
@@ -130,9 +130,9 @@ def test_a_connection_without_a_request_is_closed_in_silence(before: bytes) -> N
     one.feed(before)
     written = one.transport.written
     for now in (100.0, 129.9):
-        one.connection.look(now)
+        one.connection.tick(now)
         assert not one.transport.closed
-    one.connection.look(130.0)
+    one.connection.tick(130.0)
     assert one.transport.closed
     assert one.transport.written == written
     assert not one.clients.refused
@@ -141,7 +141,7 @@ def test_a_connection_without_a_request_is_closed_in_silence(before: bytes) -> N
 def test_a_request_between_two_looks_makes_it_another_rest() -> None:
     one = site()
     for second in range(0, 200, 20):
-        one.connection.look(100.0 + second)
+        one.connection.tick(100.0 + second)
         one.feed(POST)
     assert not one.transport.closed
 
@@ -149,10 +149,10 @@ def test_a_request_between_two_looks_makes_it_another_rest() -> None:
 def test_what_is_idle_and_then_begins_has_all_its_time() -> None:
     one = site()
     for now in (100.0, 129.0):
-        one.connection.look(now)
+        one.connection.tick(now)
     one.feed(POST[:5])
     for now in (130.0, 139.0):
-        one.connection.look(now)
+        one.connection.tick(now)
     one.feed(POST[5:])
     assert one.transport.status == 200
 
@@ -160,10 +160,10 @@ def test_what_is_idle_and_then_begins_has_all_its_time() -> None:
 async def test_all_are_looked_at_however_many_and_whoever_leaves_meanwhile() -> None:
     clients: Clients[Connection] = Clients(LIMITS._replace(max_connections=10_000))
     sites = [site(clients=clients) for _ in range(2 * _PIECE + 1)]
-    await clients.look(100.0)
+    await clients.tick(100.0)
     gone = sites.pop()
     gone.connection.connection_lost(None)
-    await clients.look(130.0)
+    await clients.tick(130.0)
     assert all(one.transport.closed for one in sites)
     assert not gone.transport.closed
 
@@ -292,7 +292,7 @@ def test_what_is_counted_is_what_is_held(steps: list[tuple[int, str]]) -> None:
             one.connection.respond(Response(200))
         elif step == "408":
             for now in (0.0, 10.0):
-                one.connection.look(now)
+                one.connection.tick(now)
         elif step == "drain":
             one.connection.drain()
         if step == "lose" or one.transport.closed:
@@ -315,7 +315,7 @@ async def test_answers_made_here_have_the_date_of_the_last_look() -> None:
     clients: Clients[Connection] = Clients(Limits(1000), wall_clock=lambda: next(clock))
     one = site(clients=clients)
     one.feed(GET)
-    await clients.look(1.0)
+    await clients.tick(1.0)
     one.feed(GET)
     one.feed(b"nonsense\r\n\r\n")
     dates = [line for line in one.transport.written.split(b"\r\n") if line.startswith(b"date: ")]

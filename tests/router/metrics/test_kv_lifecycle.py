@@ -16,7 +16,8 @@ from indexer.types import Tier, WorkerRank
 from router.http.pool import Pool
 from router.metrics.registry import Metrics
 from router.model_config import block_bytes, read_config
-from router.scheduling.decision import Candidates, Choice, Decision
+from router.scheduling.candidates import Candidates
+from router.scheduling.decision import Choice, Decision
 from router.workers.spec import parse_worker
 from router.workers.worker import Worker
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from router.openai.inference import Endpoint
+from router.tokens import Endpoint
 
 Json = dict[str, Any]
 PIECES = [*(letter.encode() for letter in 'ab "\\\n'), *(bytes([byte]) for byte in "é日🙂".encode())]

@@ -10,7 +10,7 @@ import pytest
 from engines.disaggregation.legs import read_body
 from router.migration.bodies import continuation, tokens_left, wants_ids, with_ids
 from router.migration.refusal import refusal
-from router.openai.inference import Endpoint
+from router.tokens import Endpoint
 
 TEXT: dict[str, Any] = {"model": "m", "prompt": "x", "stream": True}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}

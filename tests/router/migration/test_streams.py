@@ -14,7 +14,7 @@ from router.http.relay import chunk
 from router.migration.bodies import continuation, tokens_left, with_ids
 from router.migration.record import Record
 from router.migration.relay import FIRST_HELD, RecordedEvents
-from router.openai.inference import Endpoint
+from router.tokens import Endpoint
 from tests.examples import examples
 from tests.router.http.test_chunked import pieces_of
 from tests.router.migration.client import seen

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.openai.errors import BadRequest
-from router.openai.inference import ENDPOINTS, MOST_PROMPTS, Endpoint, model_of, parse_inference
+from router.openai.inference import ENDPOINTS, MOST_PROMPTS, model_of, parse_inference
+from router.tokens import Endpoint
 from tests.router.scheduling.candidates import repeatable
 
 DEEP = b"[" * 100_000 + b"]" * 100_000

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.description import EngineKind
-from router.openai.inference import Endpoint, parse_inference
-from router.tokens import CannotTokenize, PromptTokens, load_tokenizer
+from router.openai.inference import parse_inference
+from router.tokens import CannotTokenize, Endpoint, PromptTokens, load_tokenizer
 from tests.router.tokens.conftest import CONFIG, write_model
 
 TEMPLATE = (

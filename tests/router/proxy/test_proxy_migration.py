@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from router import housekeeping
-from router.openai.inference import Endpoint
+from router.tokens import Endpoint
 from tests.fakes.raw_client import Answered, RawClient, get, post
 from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, never
 from tests.fakes.waiting import until

@@ -191,8 +191,8 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_cut_and_its_worker_l
         connection = connection_of(router)
         await until(lambda: connection._paused)
         (dialogue,) = a.dialogues
-        connection.look(1000.0)
-        connection.look(1000.0 + router.app._settings.client_timeout)
+        connection.tick(1000.0)
+        connection.tick(1000.0 + router.app._settings.client_timeout)
         await until(lambda: dialogue.is_over)
         assert router.total("router_clients_refused_total", cause="slow_answer") == 1
         assert router.total("router_requests_total", end="cancelled") == 1
@@ -205,8 +205,8 @@ async def test_a_request_that_does_not_come_whole_is_answered_with_408(a: Script
         await until(lambda: router.total("router_client_connections") == 1)
         connection = connection_of(router)
         await until(lambda: connection._activity().what == "sending")
-        connection.look(1000.0)
-        connection.look(1000.0 + router.app._settings.client_timeout)
+        connection.tick(1000.0)
+        connection.tick(1000.0 + router.app._settings.client_timeout)
         late = await client.answer()
         assert (late.status, error_of(late)["type"], late.header(b"connection")) == (408, "timeout_error", b"close")
         assert await client.rest() == b""

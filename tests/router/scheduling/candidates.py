@@ -12,7 +12,8 @@ from hypothesis import settings
 
 from indexer.matches import Matches, Overlap, Overlaps, Prefix
 from indexer.types import RankSet, SequenceHash, WorkerRank
-from router.scheduling.decision import UNBOUNDED, Candidates, Choice, Costs, Figures, Seconds
+from router.scheduling.candidates import Candidates, Costs, Figures, Seconds
+from router.scheduling.decision import UNBOUNDED, Choice
 
 repeatable = settings(derandomize=True, deadline=None)
 """The same examples in every run, however slow the machine."""

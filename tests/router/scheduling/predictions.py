@@ -6,7 +6,7 @@ import numpy as np
 
 from indexer.types import RankSet, WorkerRank
 from router.scheduling import figures
-from router.scheduling.decision import Figures, Seconds
+from router.scheduling.candidates import Figures, Seconds
 from router.scheduling.latency import LatencyModel
 
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin, least_cost
-from router.scheduling.decision import Figures, Policy, Uniform
+from router.scheduling.candidates import Figures
+from router.scheduling.decision import Policy, Uniform
 from tests.router.scheduling.candidates import (
     ALMOST_ONE,
     Scripted,

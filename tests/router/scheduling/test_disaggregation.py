@@ -14,7 +14,8 @@ from indexer.events import LoadReport
 from indexer.types import WorkerRank
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.booking import Booking, DecodeBooking
-from router.scheduling.decision import Candidates, Choice, Decision, Prediction, Split
+from router.scheduling.candidates import Candidates, Split
+from router.scheduling.decision import Choice, Decision, Prediction
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.scheduler import Scheduler

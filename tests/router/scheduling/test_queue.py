@@ -16,8 +16,8 @@ from router.scheduling.auto_costs import ENOUGH
 from router.scheduling.backlog import Entry
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.booking import PrefillBooking
+from router.scheduling.candidates import Candidates
 from router.scheduling.cheapest import Cheapest
-from router.scheduling.decision import Candidates
 from router.scheduling.figures import MUCH_LATER
 from router.scheduling.latency import PREFILL_PRIOR, Prefill
 from router.scheduling.limits import Limits

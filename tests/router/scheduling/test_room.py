@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from indexer.types import WorkerRank
-from router.scheduling.decision import Candidates, Split
+from router.scheduling.candidates import Candidates, Split
 from router.scheduling.limits import Limits
 from router.scheduling.load import LoadBook
 from router.scheduling.room import Room, Roomy

@@ -13,8 +13,9 @@ from indexer.events import LoadReport
 from indexer.matches import Overlap
 from indexer.types import WorkerRank
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
+from router.scheduling.candidates import Candidates
 from router.scheduling.cheapest import Cheapest
-from router.scheduling.decision import Candidates, Choice, Decision, Policy, Situation, Uniform
+from router.scheduling.decision import Choice, Decision, Policy, Situation, Uniform
 from router.scheduling.lmetric import LMetric
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.overlap import OverlapCost

@@ -10,8 +10,9 @@ import pytest
 from indexer.matches import Overlap, Overlaps
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.auto import Auto
+from router.scheduling.candidates import Candidates
 from router.scheduling.cheapest import Cheapest
-from router.scheduling.decision import Candidates, CostPolicy
+from router.scheduling.decision import CostPolicy
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.overlap import OverlapCost

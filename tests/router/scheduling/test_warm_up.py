@@ -10,8 +10,8 @@ import pytest
 from router.scheduling import auto_costs, figures
 from router.scheduling.auto import Auto
 from router.scheduling.backlog import Backlog
+from router.scheduling.candidates import Split
 from router.scheduling.cheapest import Cheapest
-from router.scheduling.decision import Split
 from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
 from router.scheduling.limits import Limits
 from router.scheduling.load import LoadBook, SharedTable

@@ -12,8 +12,9 @@ import numpy as np
 from indexer.matches import Matches
 from router.scheduling.admission import Admission
 from router.scheduling.booking import Booking
+from router.scheduling.candidates import Candidates
 from router.scheduling.cheapest import Cheapest
-from router.scheduling.decision import Candidates, Cost, Decision, Policy, Situation
+from router.scheduling.decision import Cost, Decision, Policy, Situation
 from router.scheduling.limits import Limits
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.queue import Queue

@@ -9,7 +9,7 @@ import pytest
 from engines.description import EngineDescription, EventSource, Model
 from indexer.types import WorkerRank
 from router.http.pool import Pool
-from router.scheduling.decision import Candidates
+from router.scheduling.candidates import Candidates
 from router.workers.fleet import ContextLengths, Fleet
 from router.workers.spec import parse_worker
 from router.workers.worker import ASSUMED_BLOCK_SIZE, LOOPS, Worker

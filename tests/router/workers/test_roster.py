@@ -220,7 +220,7 @@ async def test_publishers_end_with_their_workers() -> None:
             worker = state.roster.join(spec("a", ",events=tcp://127.0.0.1:1"))
             await state.up(worker)
             (followed,) = state.resources._followed.values()
-            await until(partial(lambda publisher: publisher.stats.ranks, followed.publisher))
+            await until(partial(lambda publisher: publisher.ranks, followed.publisher))
             state.roster.leave(worker, 0.0)
             await state.gone("a")
             assert state.resources._followed == {}

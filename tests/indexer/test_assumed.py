@@ -9,8 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from indexer.expiring import AssumedPrefixes
-from indexer.prefix_index import Overlap, PrefixIndex
+from indexer.assumed import AssumedPrefixes
+from indexer.matches import Overlap
+from indexer.prefix_index import PrefixIndex
 from indexer.types import Tier, WorkerRank
 from tests.examples import examples
 
