@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -32,6 +33,14 @@ def interrupting(self, *args):
     for number in {numbers}:
         os.kill(os.getpid(), number)
 App.__init__ = interrupting
+"""
+
+WHILE_COMPILING = """
+import os, router.app
+def interrupting(*_):
+    os.kill(os.getpid(), {number})
+    print("Went on")
+router.app.warm_up = interrupting
 """
 
 RELOADED = """
@@ -84,3 +93,9 @@ def test_a_hangup_while_the_router_starts_takes_effect_when_it_has_started() -> 
     status, told, _ = run(RELOADED, *ROUTER)
     assert [line.split()[0] for line in told.splitlines()] == ["Listening", "Read"]
     assert status == 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, INTERRUPTED)])
+def test_a_signal_while_the_router_compiles_ends_it_at_once(number: signal.Signals, status: int) -> None:
+    """Half a minute is more than whoever ends it would wait."""
+    assert run(WHILE_COMPILING.format(number=int(number)), *ROUTER) == (status, "", "")
