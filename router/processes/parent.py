@@ -135,15 +135,20 @@ class _Parent:
             _signal(process, signal.SIGTERM)
 
     def _on_hangup(self) -> None:
-        """Whoever listens reads the settings again; whoever starts later is told of the workers as they are now."""
+        """Whoever listens reads the settings again."""
+        if self._read_workers():
+            for number in self._listening:
+                _signal(self._running[number], signal.SIGHUP)
+
+    def _read_workers(self) -> bool:
+        """Whoever starts from now on is told of the workers as they are now. Returns whether they could be read."""
         try:
             workers = self._source.read().workers
         except SettingsError as error:
             log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
-            return
+            return False
         self._settings = replace(self._settings, workers=workers)
-        for number in self._listening:
-            _signal(self._running[number], signal.SIGHUP)
+        return True
 
     async def _start(self, number: int) -> str:
         """Returns what it says when it listens; "" when it ends before."""
@@ -181,6 +186,8 @@ class _Parent:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), RESTART_DELAY)
                 return
+            if self._settings.watch_config:  # the others look at the file themselves
+                self._read_workers()
             try:
                 await self._start(number)
             except OSError as error:  # what ended it, a lack of memory for one, may last: the next turn tries again
