@@ -297,6 +297,7 @@ class Faults:
 
     async def _serves_again(self, worker: WorkerActor) -> None:
         self._ward.returning.add(worker.number)
+        await worker.disarm(self._fleet.session)  # what it was told while it was frozen it knows only now
         await self._until_it_serves(worker)
         self._ward.returning.discard(worker.number)
 
