@@ -16,7 +16,7 @@ from router.admin.surface import CannotAdminister
 from router.app import App
 from router.arms import check_mode, make_arms, reads_prompts
 from router.cli import Source
-from router.hangups import take_hangups
+from router.early_signals import take_hangups
 from router.open_files import warn_if_few
 from router.policies import make_policy
 from router.port import check_free

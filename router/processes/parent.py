@@ -26,7 +26,7 @@ from publishers.embedded_nats import NatsServerError
 from publishers.logs import configure_logging, log_event
 from publishers.streams import say
 from router.cli import Source
-from router.hangups import take_hangups
+from router.early_signals import take_hangups
 from router.port import check_free
 from router.processes.member import Member, Start, map_memory, memory_size
 from router.settings import Settings, SettingsError
