@@ -8,9 +8,8 @@ import logging
 import signal
 import sys
 
-import uvloop
-
 from publishers.embedded_nats import NatsServerError
+from publishers.event_loop import EventLoop
 from publishers.logs import configure_logging, log_event
 from router.admin.surface import CannotAdminister
 from router.app import App
@@ -51,7 +50,7 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
         return _cannot_listen(settings, error)
     app = App(settings, member, source)  # before the loop: a signal ends it while it compiles
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
         return runner.run(_serve(app, settings, source, member))
 
 
