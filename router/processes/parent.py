@@ -54,7 +54,7 @@ async def supervise(settings: Settings, source: Source) -> int:
         try:
             async with _embedded_server(settings.event_plane) as plane:
                 told = replace(settings, port=port, event_plane=plane)
-                return await _Parent(told, source, columns, memory, folder).run()
+                return await _Parent(told, source, columns, memory, folder, reserved).run()
         except NatsServerError as error:
             log_event(logger, logging.ERROR, f"Cannot start: {error}")
             return 1
@@ -98,13 +98,23 @@ def _reserve(host: str, port: int) -> socket.socket:
 
 
 class _Parent:
-    def __init__(self, settings: Settings, source: Source, columns: int, memory: BinaryIO, folder: str) -> None:
-        """`settings`: what processes are told. `columns`: of `memory`, as in `memory_size`."""
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        columns: int,
+        memory: BinaryIO,
+        folder: str,
+        reserved: socket.socket,
+    ) -> None:
+        """`settings`: what processes are told. `columns`: of `memory`, as in `memory_size`. `reserved`: keeps the port
+        for processes that are started again."""
         self._settings = settings
         self._source = source
         self._columns = columns
         self._memory = memory.fileno()
         self._folder = folder
+        self._reserved = reserved
         self._books = map_memory(self._memory, settings.processes, columns).books
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._listening: set[int] = set()
@@ -129,8 +139,10 @@ class _Parent:
         return 0 if stopped else max(statuses)
 
     def _on_signal(self) -> None:
-        """Passed on each time: the first asks to drain, the second to end at once."""
+        """Passed on each time: the first asks to drain, the second to end at once. Another router may have the port
+        meanwhile."""
         self._stopping.set()
+        self._reserved.close()
         for process in self._running.values():
             _signal(process, signal.SIGTERM)
 

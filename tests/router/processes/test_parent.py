@@ -63,7 +63,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
     settings = Settings(processes=1)
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(1, 8))
-        parent = _Parent(settings, Source([], {}), 8, memory, str(tmp_path))
+        parent = _Parent(settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
         await parent._start(0)
         keeping = asyncio.create_task(parent._keep(0))
         assert children[0]
@@ -90,7 +90,7 @@ async def test_a_process_that_is_started_again_is_told_of_the_workers_that_a_wat
     file.write_text("worker: [http://127.0.0.1:1]")
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(1, 8))
-        parent = _Parent(source.read(), source, 8, memory, str(tmp_path))
+        parent = _Parent(source.read(), source, 8, memory, str(tmp_path), socket.socket())
         await parent._start(0)
         file.write_text("worker: [http://127.0.0.1:2]")
         keeping = asyncio.create_task(parent._keep(0))
@@ -138,5 +138,5 @@ async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monk
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(2, 8))
-        parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path))
+        parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path), socket.socket())
         assert await parent.run() == 0
