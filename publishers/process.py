@@ -11,12 +11,11 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import uvloop
-
 from publishers.cli import Options, parse
 from publishers.connect import make_plane
 from publishers.credentials import client_context, make_session, read_key, warn_of_readable
 from publishers.embedded_nats import NatsServerError
+from publishers.event_loop import EventLoop
 from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
 from publishers.publisher import EnginePublisher
@@ -37,7 +36,7 @@ def run(argv: Sequence[str] | None) -> int:
     warn_of_readable(
         (options.worker_api_key_file, options.worker_key, options.nats_creds, options.nats_nkey_seed, options.nats_key)
     )
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
         return runner.run(_publish(options, access))
 
 

@@ -87,6 +87,7 @@ class App:
     """The whole router in one object. `start`, then `drain` and `close`."""
 
     def __init__(self, settings: Settings, member: Member | None = None, source: Source | None = None) -> None:
+        """Compiles, the first time on a machine, what runs for each request. No signal is handled meanwhile."""
         self._settings = settings
         self._source = source
         self._metrics = Metrics()
@@ -100,6 +101,7 @@ class App:
         self._scheduler = Scheduler(
             make_policy(settings), self._book, self._draw, Backlog(shared.backlog if shared else None)
         )
+        warm_up(self._scheduler, settings.store is not None)
         self._queue = self._make_queue()
         self._ingest = Ingest(
             self._plane,
@@ -182,7 +184,6 @@ class App:
         """Look at the workers, then listen. OSError when the address cannot be listened on."""
         settings = self._settings
         self._security.warn()
-        warm_up(self._scheduler, settings.store is not None)
         self._scheduler.backlog.wanted = reads_prompts(settings)  # other modes do not ask
         self._session = self._security.make_session(self._fleet)
         self._responses = KeptResponses(self._fleet, self._session)

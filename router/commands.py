@@ -13,7 +13,7 @@ from typing import cast
 
 from publishers.logs import configure_logging
 from router.cli import Source
-from router.hangups import hold_hangups
+from router.early_signals import end_at_sigterm, hold_hangups
 from router.open_files import raise_limit
 from router.settings import Settings, SettingsError
 
@@ -30,6 +30,7 @@ def run(arguments: list[str]) -> int:
     if arguments and arguments[0] in COMMANDS:
         other = cast("Callable[[list[str]], int]", importlib.import_module(COMMANDS[arguments[0]]).main)
         return other(arguments[1:])
+    end_at_sigterm()
     hold_hangups()
     source = Source(arguments, os.environ)
     try:

@@ -8,15 +8,14 @@ import logging
 import signal
 import sys
 
-import uvloop
-
 from publishers.embedded_nats import NatsServerError
+from publishers.event_loop import EventLoop
 from publishers.logs import configure_logging, log_event
 from router.admin.surface import CannotAdminister
 from router.app import App
 from router.arms import check_mode, make_arms, reads_prompts
 from router.cli import Source
-from router.hangups import take_hangups
+from router.early_signals import take_hangups
 from router.open_files import warn_if_few
 from router.policies import make_policy
 from router.port import check_free
@@ -45,8 +44,15 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
     every = {"process": member.number} if member else None
     configure_logging(settings.log_level, settings.log_format, every=every)
     warn_if_few(len(settings.workers))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, source, member))
+    try:
+        if member is None:  # of several, the first has looked
+            check_free(settings.host, settings.port)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
+        _cannot_listen(settings, error)
+        return 1
+    app = App(settings, member, source)  # before the loop: a signal ends it while it compiles
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        return runner.run(_serve(app, settings, source, member))
 
 
 def check_tokenizer(settings: Settings) -> None:
@@ -64,14 +70,13 @@ def check_store(settings: Settings) -> None:
         )
 
 
-async def _serve(settings: Settings, source: Source | None, member: Member | None) -> int:
-    app = App(settings, member, source)
+async def _serve(app: App, settings: Settings, source: Source | None, member: Member | None) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, app.on_signal, stop)
     await asyncio.sleep(0)  # where a Ctrl-C from before the handlers ends it: nothing is open yet
-    if not await _start(app, settings, member):
+    if not await _start(app, settings):
         await app.close()
         return 1
     if source:
@@ -86,20 +91,22 @@ async def _serve(settings: Settings, source: Source | None, member: Member | Non
     return 0
 
 
-async def _start(app: App, settings: Settings, member: Member | None) -> bool:
+async def _start(app: App, settings: Settings) -> bool:
     """Whether it has started; if not, the log says why."""
     try:
-        if member is None:  # of several, the first has looked
-            check_free(settings.host, settings.port)
         await app.start()
     except (NatsServerError, CannotAdminister) as error:
         log_event(logger, logging.ERROR, f"Cannot start: {error}")
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
-        reason = getattr(error, "strerror", None) or error
-        log_event(logger, logging.ERROR, f"Cannot listen: {reason}", host=settings.host, port=settings.port)
+    except (OSError, UnicodeError) as error:
+        _cannot_listen(settings, error)
     else:
         return True
     return False
+
+
+def _cannot_listen(settings: Settings, error: Exception) -> None:
+    reason = getattr(error, "strerror", None) or error
+    log_event(logger, logging.ERROR, f"Cannot listen: {reason}", host=settings.host, port=settings.port)
 
 
 def _leave_to_itself() -> None:

@@ -33,7 +33,7 @@ def warm_up(scheduler: Scheduler, with_store: bool) -> None:
 
 @contextmanager
 def _log_after(seconds: float, log: Callable[[], None]) -> Iterator[None]:
-    """From a thread, since compiling blocks the event loop."""
+    """From another thread, since this one compiles."""
     timer = threading.Timer(seconds, log)
     timer.start()
     try:

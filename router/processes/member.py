@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from router.cli import Source
-from router.hangups import hold_hangups
+from router.early_signals import end_at_sigterm, hold_hangups
 from router.processes.columns import Columns
 from router.processes.sent import WORDS, SentPrompts
 from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
@@ -151,6 +151,7 @@ async def parent_ended() -> None:
 
 def main() -> int:
     """Runs a process; the first line of its standard input says how (see `Start`)."""
+    end_at_sigterm()
     hold_hangups()
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as told:  # not a byte beyond the line
         start = msgspec.json.decode(told.readline(), type=Start)

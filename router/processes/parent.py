@@ -26,7 +26,7 @@ from publishers.embedded_nats import NatsServerError
 from publishers.logs import configure_logging, log_event
 from publishers.streams import say
 from router.cli import Source
-from router.hangups import take_hangups
+from router.early_signals import take_hangups
 from router.port import check_free
 from router.processes.member import Member, Start, map_memory, memory_size
 from router.settings import Settings, SettingsError
@@ -54,7 +54,7 @@ async def supervise(settings: Settings, source: Source) -> int:
         try:
             async with _embedded_server(settings.event_plane) as plane:
                 told = replace(settings, port=port, event_plane=plane)
-                return await _Parent(told, source, columns, memory, folder).run()
+                return await _Parent(told, source, columns, memory, folder, reserved).run()
         except NatsServerError as error:
             log_event(logger, logging.ERROR, f"Cannot start: {error}")
             return 1
@@ -98,13 +98,23 @@ def _reserve(host: str, port: int) -> socket.socket:
 
 
 class _Parent:
-    def __init__(self, settings: Settings, source: Source, columns: int, memory: BinaryIO, folder: str) -> None:
-        """`settings`: what processes are told. `columns`: of `memory`, as in `memory_size`."""
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        columns: int,
+        memory: BinaryIO,
+        folder: str,
+        reserved: socket.socket,
+    ) -> None:
+        """`settings`: what processes are told. `columns`: of `memory`, as in `memory_size`. `reserved`: keeps the port
+        for processes that are started again."""
         self._settings = settings
         self._source = source
         self._columns = columns
         self._memory = memory.fileno()
         self._folder = folder
+        self._reserved = reserved
         self._books = map_memory(self._memory, settings.processes, columns).books
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._listening: set[int] = set()
@@ -129,21 +139,28 @@ class _Parent:
         return 0 if stopped else max(statuses)
 
     def _on_signal(self) -> None:
-        """Passed on each time: the first asks to drain, the second to end at once."""
+        """Passed on each time: the first asks to drain, the second to end at once. Another router may have the port
+        meanwhile."""
         self._stopping.set()
+        self._reserved.close()
         for process in self._running.values():
             _signal(process, signal.SIGTERM)
 
     def _on_hangup(self) -> None:
-        """Whoever listens reads the settings again; whoever starts later is told of the workers as they are now."""
+        """Whoever listens reads the settings again."""
+        if self._read_workers():
+            for number in self._listening:
+                _signal(self._running[number], signal.SIGHUP)
+
+    def _read_workers(self) -> bool:
+        """Whoever starts from now on is told of the workers as they are now. Returns whether they could be read."""
         try:
             workers = self._source.read().workers
         except SettingsError as error:
             log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
-            return
+            return False
         self._settings = replace(self._settings, workers=workers)
-        for number in self._listening:
-            _signal(self._running[number], signal.SIGHUP)
+        return True
 
     async def _start(self, number: int) -> str:
         """Returns what it says when it listens; "" when it ends before."""
@@ -181,6 +198,8 @@ class _Parent:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), RESTART_DELAY)
                 return
+            if self._settings.watch_config:  # the others look at the file themselves
+                self._read_workers()
             try:
                 await self._start(number)
             except OSError as error:  # what ended it, a lack of memory for one, may last: the next turn tries again

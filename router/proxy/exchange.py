@@ -347,7 +347,8 @@ class Exchange:
             return True
         if not migration.cut(unbegun=failure.harmless and not attempt.begun):
             return False
-        others = self._routing.resume(migration, self._excluded | {leg.worker.id})
+        before = _NOBODY if attempt.begun else self._excluded  # who failed before it went on may be well again
+        others = self._routing.resume(migration, before | {leg.worker.id})
         if others is None:
             migration.count("failed")
             return False

@@ -77,7 +77,7 @@ class Fleet:
     def mark_up(self, worker: Worker) -> None:
         """`worker` serves, as its description now says."""
         worker.up, worker.trouble = True, ""
-        worker.coordinates = {}  # it may be another process; its next answers tell
+        worker.forget_answers()
         worker.breaker.reset()
         self._invalidate()
 

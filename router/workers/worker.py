@@ -146,6 +146,11 @@ class Worker:
             self._leaves_out_zero = cached > 0
         return cached
 
+    def forget_answers(self) -> None:
+        """It may be another process by now, or another engine: its next answers tell."""
+        self.coordinates = {}
+        self._leaves_out_zero = None
+
     def note_loop(self, now: float) -> bool:
         """A request that was sent there has come back to a router that it had passed. Returns whether it is the first
         in a while."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -32,6 +33,25 @@ def interrupting(self, *args):
     for number in {numbers}:
         os.kill(os.getpid(), number)
 App.__init__ = interrupting
+"""
+
+WHILE_COMPILING = """
+import os, router.app
+def interrupting(*_):
+    os.kill(os.getpid(), {number})
+    print("Went on")
+router.app.warm_up = interrupting
+"""
+
+NAMES_HANG = """
+import os, signal, socket, threading, router.serve
+known = socket.getaddrinfo
+def look_up(host, *rest, **more):
+    if not host.endswith(".hangs"):
+        return known(host, *rest, **more)
+    threading.Event().wait()
+socket.getaddrinfo = look_up
+router.serve._leave_to_itself = lambda: os.kill(os.getpid(), signal.SIGTERM)
 """
 
 RELOADED = """
@@ -84,3 +104,17 @@ def test_a_hangup_while_the_router_starts_takes_effect_when_it_has_started() -> 
     status, told, _ = run(RELOADED, *ROUTER)
     assert [line.split()[0] for line in told.splitlines()] == ["Listening", "Read"]
     assert status == 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, INTERRUPTED)])
+def test_a_signal_while_the_router_compiles_ends_it_at_once(number: signal.Signals, status: int) -> None:
+    """Half a minute is more than whoever ends it would wait."""
+    assert run(WHILE_COMPILING.format(number=int(number)), *ROUTER) == (status, "", "")
+
+
+def test_names_that_are_being_looked_up_keep_a_router_neither_from_listening_nor_from_ending() -> None:
+    """A name server that does not answer takes a minute or more for each."""
+    workers = [part for number in range(9) for part in ("--worker", f"http://{number}.hangs:1")]
+    status, told, log = run(NAMES_HANG, *ROUTER, *workers)
+    assert (status, told.split()[:2]) == (0, ["Listening", "on"])
+    assert "cannot be reached" in log or "did not answer" in log

@@ -212,6 +212,23 @@ def test_a_port_that_another_router_serves_is_not_joined(untold: Router, logs: P
     assert get(f"{untold.url}/health")[0] == 200
 
 
+async def test_the_port_of_a_router_that_drains_is_free_for_another(slow: Sim, logs: Path) -> None:
+    with Router(slow.urls, *TWO, log=logs) as first:
+        async with AsyncExitStack() as stack:
+            await stream(first, stack)
+            port = first.url.rpartition(":")[2]
+            first.process.terminate()
+            wait_for(lambda: refuses(int(port)))
+            with Child("router", "--worker", slow.urls[0], "--port", port, *TWO, log=logs) as second:
+                assert second.first_line().startswith("Listening on ")
+                assert first.process.poll() is None
+
+
+def refuses(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
 def test_a_port_in_use_is_said_in_one_line(logs: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.cli import Source
@@ -25,9 +26,11 @@ class Child:
     def __init__(self) -> None:
         self.stdin = self.stdout = self
         self.ended = asyncio.Event()
+        self.told = b""
 
     def write(self, data: bytes) -> None:
         assert data.endswith(b"\n")
+        self.told = data
 
     async def readline(self) -> bytes:
         return b"Listening on http://127.0.0.1:1\n"
@@ -60,7 +63,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
     settings = Settings(processes=1)
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(1, 8))
-        parent = _Parent(settings, Source([], {}), 8, memory, str(tmp_path))
+        parent = _Parent(settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
         await parent._start(0)
         keeping = asyncio.create_task(parent._keep(0))
         assert children[0]
@@ -69,6 +72,37 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
         assert not keeping.done()
         parent._on_signal()
         await keeping
+
+
+async def test_a_process_that_is_started_again_is_told_of_the_workers_that_a_watched_file_states_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would look for those that have left, and answer 503 until it has read the file too."""
+    file, children = tmp_path / "router.yaml", [Child(), Child()]
+    left = list(children)
+
+    async def start(*_: object, **__: Any) -> Child:
+        return left.pop(0)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
+    source = Source(["--config", str(file), "--watch-config"], {})
+    file.write_text("worker: [http://127.0.0.1:1]")
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(memory_size(1, 8))
+        parent = _Parent(source.read(), source, 8, memory, str(tmp_path), socket.socket())
+        await parent._start(0)
+        file.write_text("worker: [http://127.0.0.1:2]")
+        keeping = asyncio.create_task(parent._keep(0))
+        children[0].ended.set()
+        await until(lambda: children[1].told)
+        parent._on_signal()
+        await keeping
+    workers = [msgspec.json.decode(child.told)["settings"]["workers"] for child in children]
+    assert [[worker["url"] for worker in each] for each in workers] == [
+        ["http://127.0.0.1:1"],
+        ["http://127.0.0.1:2"],
+    ]
 
 
 def test_a_port_with_connections_that_have_ended_is_taken() -> None:
@@ -104,5 +138,5 @@ async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monk
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(2, 8))
-        parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path))
+        parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path), socket.socket())
         assert await parent.run() == 0

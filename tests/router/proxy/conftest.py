@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
-import uvloop
 
+from publishers.event_loop import EventLoop
 from tests.fakes.scripted_worker import ScriptedWorker
 
 
@@ -15,7 +15,7 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """uvloop as in production; where transports matter most, asyncio's own too, which serves where there is none."""
-    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": EventLoop}
     if item.path.stem == "test_proxy_endings":
         factories["asyncio"] = asyncio.new_event_loop
     return factories

@@ -228,6 +228,28 @@ async def test_one_stream_may_go_on_twice() -> None:
         assert [len(worker.requests) for worker in workers] == [1, 1, 1]
 
 
+async def test_a_stream_may_go_on_where_it_broke_off_before() -> None:
+    """As when workers are started anew one after the other: the first is well again when the second is ended."""
+    ways = iter([engine("a", 3), engine("c")])
+
+    async def first(dialogue: Dialogue) -> None:
+        asked = dialogue.request.target.decode() in PATHS
+        await (next(ways) if asked else engine("a"))(dialogue)
+
+    async with fleet(first, engine("b", 4), migration_limit=2) as (router, client, workers):
+        assert_whole((await ask(client, workers, "chat"))[1], "chat")
+        assert migrations(router) == {"continued": 2}
+        assert [len(worker.requests) for worker in workers] == [2, 1]
+
+
+async def test_but_not_where_it_broke_off_just_now() -> None:
+    scripts = [engine("a", 3), engine("b", 0)]  # the second is given up before its first token
+    async with fleet(*scripts, migration_limit=3) as (router, client, workers):
+        assert len((await ask(client, workers, "chat"))[1].errors) == 1
+        assert migrations(router) == {"failed": 1}
+        assert [len(worker.requests) for worker in workers] == [1, 1]
+
+
 async def test_no_more_often_than_the_limit() -> None:
     async with fleet(engine("a", 3), engine("b", 4), engine("c")) as (router, client, workers):
         _, found = await ask(client, workers, "completions")

@@ -341,3 +341,14 @@ def test_a_worker_that_leads_back_is_warned_of_once_and_again_after_a_while(capl
     assert not a.loops(701.0)
     found.loop_found(a, 701.0)
     assert caplog.messages == [LOOPS] * 2
+
+
+def test_a_worker_that_is_back_is_not_taken_to_leave_out_zeros_before_it_has_told_a_number() -> None:
+    """It may have been started without the flag that makes it tell them: zeros from then on would be taken for drift of
+    the index."""
+    one = worker("a", BASE)
+    found = fleet(one)
+    assert [one.reported(cached) for cached in (None, 8, None)] == [None, 8, 0]
+    found.mark_down(one, "it restarts")
+    found.mark_up(one)
+    assert [one.reported(cached) for cached in (None, 8, None)] == [None, 8, 0]
