@@ -420,8 +420,8 @@ class Exchange:
             split.cancel()
             parted = split.parted
             leg = leg or split.pair.prefill
-        if parted and cached is not None and parted.answer.cached_tokens is not None:
-            cached = parted.answer.cached_tokens
+            if cached is not None:  # that is what the decode worker took from the other, who may not have told
+                cached = parted.answer.cached_tokens if parted else None
         self._attempt = self.split = self._interrupted = None  # they refer to this object
         self._routing.finished(Outcome(leg, status, end, self.first_byte, now - self.began, prompt, cached, parted))
 
