@@ -63,7 +63,7 @@ async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) ->
     """Whether the store has the hottest prefixes that a worker holds, so that it may leave; also where nothing can be
     known."""
     for _, lookup, prompts in store.hot_prompts(MOST):
-        for prompt in prompts if lookup.healthy else ():
+        for prompt in prompts if store.master.healthy else ():
             last = PromptHashes(lookup.block_size, {lookup.block_size: prompt.chain[-1:]})
             held = any(rank.worker_id == worker.id for rank in indexer.find_matches(last))
             if held and await lookup.keys_there(prompt) is None:

@@ -8,7 +8,6 @@ If anything goes wrong the answer is that nothing is there, and requests are rou
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +18,9 @@ from engines.store import Digest, Layout, Verdict, verify
 from indexer.hashing import SequenceHashes, Tokens
 from indexer.types import Namespace, SequenceHash
 from publishers.ending import end_tasks
-from publishers.logs import log_event
 from router.metrics.tallies import Histogram
 from router.store.hot_prompts import HotPrompt
 from router.store.master import Query, StoreMaster, Unanswered
-
-logger = logging.getLogger(__name__)
 
 KNOWN: Final = 100_000
 """Blocks whose names in the store are remembered; each costs some 200 bytes."""
@@ -39,8 +35,6 @@ the time is over at least the first parts are known."""
 AT_ONCE: Final = 4
 """Questions about one prompt under way at a time: a master answers several at once, but a long prompt must not take up
 all of it."""
-FAILURES, PAUSE = 3, 2.0
-"""After this many failures in a row, nothing is asked for this many seconds."""
 LOOKUP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 
 Outcome = Literal["answered", "late", "failed", "paused", "known"]
@@ -92,8 +86,6 @@ class StoreLookup:
         """The engine's digests of blocks, by the router's own sequence hashes."""
         self._seen: OrderedDict[Digest, float] = OrderedDict()
         """When each block was last found, those found last at the end."""
-        self._failures = 0
-        self._paused_until = 0.0
         self._running: set[asyncio.Task[_Found]] = set()
         self.lookups = dict.fromkeys(OUTCOMES, 0)
         self._seconds = seconds
@@ -101,10 +93,6 @@ class StoreLookup:
     @property
     def block_size(self) -> int:
         return self._keys.block_size
-
-    @property
-    def healthy(self) -> bool:
-        return not self._failures
 
     def keys_of(self, sequence_hash: SequenceHash) -> tuple[str, ...]:
         """The objects of a block that was looked up recently; () for any other."""
@@ -120,7 +108,7 @@ class StoreLookup:
     async def lookup(self, tokens: Tokens, chain: SequenceHashes, namespace: Namespace) -> int:
         """Leading tokens of the prompt that the store has. `chain`: its sequence hashes in blocks of `block_size`."""
         began = self._clock()
-        if began < self._paused_until:
+        if self._master.is_left_alone(began):
             self.lookups["paused"] += 1
             return 0
         prompt = _Prompt(tokens, chain.tolist(), namespace)
@@ -185,12 +173,12 @@ class StoreLookup:
                     under_way.append(another)
                     await asyncio.sleep(0)  # names take time that others may need
         except Unanswered as error:
-            self._fail(error)
+            self._master.failed(error, self._clock())
             return _Found(there, failed=True)
         finally:
             for part in under_way:
                 part.query.drop()
-        self._failures = 0
+        self._master.answered()
         return _Found(there, failed=False)
 
     def _may_ask(self, under_way: int) -> bool:
@@ -241,15 +229,8 @@ class StoreLookup:
         try:
             return verify(await self._master.some_keys(), self._keys)
         except Unanswered as error:
-            self._fail(error)
+            self._master.failed(error, self._clock())
             return Verdict(None, f"The store's keys cannot be listed: {error}.")
-
-    def _fail(self, error: Unanswered) -> None:
-        self._failures += 1
-        if self._failures % FAILURES == 0:
-            self._paused_until = self._clock() + PAUSE
-        if self._failures == FAILURES:
-            log_event(logger, logging.WARNING, "The store cannot be asked: routing goes on without it", reason=error)
 
     async def close(self) -> None:
         await end_tasks(self._running)

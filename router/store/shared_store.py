@@ -137,8 +137,7 @@ class SharedStore(Collector):
 
     @property
     def healthy(self) -> bool:
-        lookups = [lookup for lookup in self._lookups.values() if lookup]
-        return bool(lookups) and all(lookup.healthy for lookup in lookups)
+        return any(self._lookups.values()) and self.master.healthy
 
     # -- prometheus_client's Collector
 

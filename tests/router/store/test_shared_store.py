@@ -8,6 +8,7 @@ from typing import Final
 
 import aiohttp
 import pytest
+from aiohttp import web
 from msgspec.structs import replace
 
 from engines.description import EngineDescription, EngineKind, Model
@@ -48,9 +49,9 @@ class Scene:
         self.fleet.add(one)
         self.fleet.mark_up(one)
 
-    async def found(self) -> int:
+    async def found(self, model: str = "m") -> int:
         hashes = hash_prompt(IDS, self.fleet.block_sizes, PLAIN)
-        return await self.store.leading_tokens(Prompt(len(IDS), hashes, pack_tokens(IDS), PLAIN), "m")
+        return await self.store.leading_tokens(Prompt(len(IDS), hashes, pack_tokens(IDS), PLAIN), model)
 
 
 @asynccontextmanager
@@ -161,3 +162,18 @@ async def test_whatever_goes_wrong_in_a_look_up_the_store_has_nothing(
         assert "A prompt could not be looked up in the store" in caplog.messages
         monkeypatch.undo()
         assert await made.found() == len(IDS)
+
+
+async def test_the_store_is_up_while_its_master_answers_whatever_it_was_asked_about() -> None:
+    async with scene(block_size=16) as made:
+        await made.comes_up(worker("w", 16))
+        other = worker("other", 16)
+        other.description = EngineDescription("vllm", models=(Model("n"),), block_size=16)
+        await made.comes_up(other)
+        made.master.answer = lambda: web.Response(status=500)
+        await made.found("n")
+        assert not made.store.healthy
+        made.master.answer = None
+        made.fleet.remove(other)  # so that nobody asks for its model any more
+        assert await made.found() == len(IDS)
+        assert made.store.healthy
