@@ -88,6 +88,8 @@ class StoreLookup:
         """When each block was last found, those found last at the end."""
         self._running: set[asyncio.Task[_Found]] = set()
         self.lookups = dict.fromkeys(OUTCOMES, 0)
+        self.agrees = False
+        """Whether keys were seen that are named as those asked for."""
         self._seconds = seconds
 
     @property
@@ -227,10 +229,12 @@ class StoreLookup:
     async def check(self) -> Verdict:
         """Whether the keys in the store look like those that look-ups will ask for."""
         try:
-            return verify(await self._master.some_keys(), self._keys)
+            verdict = verify(await self._master.some_keys(), self._keys)
         except Unanswered as error:
             self._master.failed(error, self._clock())
             return Verdict(None, f"The store's keys cannot be listed: {error}.")
+        self.agrees = verdict.agrees is True
+        return verdict
 
     async def close(self) -> None:
         await end_tasks(self._running)

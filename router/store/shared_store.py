@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import aiohttp
 from msgspec.structs import replace
@@ -13,7 +14,16 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engines.description import Model, bases
-from engines.store import Layout, SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout, names_model, seed_of
+from engines.store import (
+    Layout,
+    SchedulerBlockSize,
+    SglangLayout,
+    Verdict,
+    VllmGroup,
+    VllmLayout,
+    names_model,
+    seed_of,
+)
 from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
 from router.context import Prompt
@@ -28,6 +38,11 @@ from router.workers.fleet import Fleet
 from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
+
+AGAIN: Final = 10.0
+LONGEST: Final = 600.0
+"""Seconds until names are compared again that could not be or did not agree, the first time and at most. In between
+each time takes twice as long as the last, because a master lists all its keys for that."""
 
 
 class SharedStore(Collector):
@@ -116,24 +131,49 @@ class SharedStore(Collector):
         )
         return not any(other is not None and _plain(other) == _plain(known) for other in others)
 
+    async def run(self) -> None:
+        """Until cancelled: a store is empty at first, and may get keys of other names, or the right ones, later."""
+        pause = AGAIN
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST)
+            try:
+                await self.compare()
+            except Exception:  # else names would never be compared again
+                logger.exception("The names of the store's keys could not be compared")
+
+    async def compare(self) -> None:
+        """Compare the names of all models again that were not found to agree."""
+        for name, lookup in list(self._lookups.items()):
+            async with self._learning:
+                if lookup and not lookup.agrees and lookup is self._lookups[name]:
+                    self._judge(name, await lookup.check())
+
     async def _make(self, layout: Layout | None, model: Model) -> StoreLookup | None:
         spec = self._spec
         self.problems.pop(model.id, None)
         if layout is None or layout.problem:
-            self._say(model, layout.problem if layout and layout.problem else "its engine is none whose keys are known")
+            why = layout.problem if layout and layout.problem else "its engine is none whose keys are known"
+            self._say(model.id, why)
             return None
         lookup = StoreLookup(self.master, spec.budget_ms / 1000, layout, self._clock, self._seconds)
         verdict = await lookup.check()
-        if verdict.agrees is False:
-            self._say(model, verdict.why)
+        self._judge(model.id, verdict)
         log_event(
             logger, logging.INFO, "Looking up blocks in the store", model=model.id, store=spec.url, keys=verdict.why
         )
         return lookup
 
-    def _say(self, model: Model, problem: str) -> None:
-        self.problems[model.id] = problem
-        log_event(logger, logging.ERROR, "The store may not help this model", model=model.id, reason=problem)
+    def _judge(self, name: str, verdict: Verdict) -> None:
+        if verdict.agrees is False:
+            self._say(name, verdict.why)
+        elif verdict.agrees and self.problems.pop(name, None):
+            log_event(logger, logging.INFO, "The store helps this model after all", model=name, reason=verdict.why)
+
+    def _say(self, name: str, problem: str) -> None:
+        if self.problems.get(name) != problem:
+            log_event(logger, logging.ERROR, "The store may not help this model", model=name, reason=problem)
+        self.problems[name] = problem
 
     @property
     def healthy(self) -> bool:

@@ -177,3 +177,25 @@ async def test_the_store_is_up_while_its_master_answers_whatever_it_was_asked_ab
         made.fleet.remove(other)  # so that nobody asks for its model any more
         assert await made.found() == len(IDS)
         assert made.store.healthy
+
+
+async def test_names_are_compared_until_they_agree(caplog: pytest.LogCaptureFixture) -> None:
+    """A store is empty at first."""
+    async with scene(block_size=16) as made:
+        ours, made.master.there = made.master.there, set()
+        await made.comes_up(worker("w", 16))
+        assert not made.store.problems
+        made.master.there = {key.replace("m@tp", "other@tp") for key in ours}
+        for _ in range(2):
+            await made.store.compare()
+            assert "'other'" in made.store.problems["m"]
+        assert caplog.messages.count("The store may not help this model") == 1
+        made.master.there = set()
+        await made.store.compare()
+        assert made.store.problems, "what is empty tells nothing new"
+        made.master.there = ours
+        await made.store.compare()
+        assert not made.store.problems
+        listed = made.master.listed
+        await made.store.compare()
+        assert made.master.listed == listed, "which takes a master long"
