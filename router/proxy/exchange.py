@@ -215,6 +215,20 @@ class Exchange:
         self._drop()
         self.answer(refusal)
 
+    def start_over(self) -> bool:
+        """A worker had closed the connection over which it was sent its part, but may have received it: KV under the
+        name of this pair may have been fetched and be gone, or be kept for nobody. Make another pair, which may be of
+        the same workers; returns False if that is too late, or enough was tried."""
+        late = self._over or self.first_byte is not None or (self.split and self.split.decoded)
+        if late or self._harmed >= HARMED:
+            return False
+        self._harmed += 1  # it may have been the request that broke it
+        self._drop()
+        self._drop_split()
+        self.split = None
+        self.start()
+        return True
+
     def _drop(self) -> None:
         """Give up the attempt at the answering worker."""
         attempt, self._attempt = self._attempt, None
