@@ -72,8 +72,15 @@ async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) ->
 
 
 async def warm(session: aiohttp.ClientSession, worker: Worker, store: SharedStore, number: int) -> int:
-    """Have a worker that joins take the hottest prefixes in before it serves; returns how many it took."""
-    wanted = [_request(model, prompt) for model, _, prompts in store.hot_prompts(number) for prompt in prompts]
+    """Have a worker that joins take the hottest prefixes of its models in before it serves; returns how many it
+    took."""
+    names = {(model.parent or model.id, model.adapter): model.id for model in worker.models}
+    wanted = [
+        _request(name, prompt)
+        for model, _, prompts in store.hot_prompts(number)
+        for prompt in prompts
+        if (name := names.get((model, prompt.namespace.lora_name)))
+    ]
     if not wanted or worker.role == "decode" or not worker.spec.store:
         return 0
     done = 0
@@ -90,6 +97,6 @@ async def warm(session: aiohttp.ClientSession, worker: Worker, store: SharedStor
 
 
 def _request(model: str, prompt: HotPrompt) -> dict[str, Any]:
-    body = {"model": prompt.namespace.lora_name or model, "prompt": prompt.tokens.tolist(), "max_tokens": 1}
+    body = {"model": model, "prompt": prompt.tokens.tolist(), "max_tokens": 1}
     salt = prompt.namespace.cache_salt
     return body | ({"cache_salt": salt} if salt else {})

@@ -23,7 +23,7 @@ from router.store.shared_store import SharedStore
 from router.store.spec import StoreSpec
 from router.workers.fleet import Fleet
 from tests.fakes.raw_client import RawClient, post
-from tests.fakes.scripted_worker import ScriptedWorker, answer, drop, never
+from tests.fakes.scripted_worker import Pages, ScriptedWorker, answer, drop, never
 from tests.fakes.store_master import Master, serving
 from tests.fakes.waiting import until
 from tests.router.proxy.running import RunningRouter, running
@@ -44,9 +44,9 @@ def spec(master: Master, keep: int = 0, warm: int = 0) -> StoreSpec:
     return StoreSpec(url=master.url, block_size=SIZE, budget_ms=10_000.0, keep=keep, warm=warm)
 
 
-async def make_hot(client: RawClient, salt: str | None = None, times: int = 9) -> None:
+async def make_hot(client: RawClient, salt: str | None = None, times: int = 9, model: str = "tiny") -> None:
     for number in range(times):
-        body = {"model": "tiny", "prompt": [*SYSTEM, *[1000 + number] * SIZE]} | ({"cache_salt": salt} if salt else {})
+        body = {"model": model, "prompt": [*SYSTEM, *[1000 + number] * SIZE]} | ({"cache_salt": salt} if salt else {})
         assert (await client.ask(post(body=json.dumps(body).encode()))).status == 200
 
 
@@ -70,6 +70,31 @@ async def test_a_worker_that_joins_takes_in_what_is_asked_for_most(a: ScriptedWo
             {"model": "tiny", "prompt": SYSTEM, "max_tokens": 1},
             {"model": "tiny", "prompt": SYSTEM, "max_tokens": 1, "cache_salt": "tenant"},
         ]
+
+
+async def test_a_worker_takes_in_only_what_is_for_its_models(a: ScriptedWorker, master: Master) -> None:
+    """Others would be computed, by an engine that takes any model's name."""
+    async with (
+        ScriptedWorker("b", Pages(models=["small"])) as b,
+        running(a, b, router_mode="kv", store=spec(master, warm=2)) as router,
+        router.client() as client,
+    ):
+        await make_hot(client)
+        await rejoin(router, b)
+        assert not b.requests
+
+
+async def test_an_adapters_prompts_are_taken_in_by_the_name_that_makes_the_engine_use_it(master: Master) -> None:
+    said = {"page_size": SIZE, "dp_size": 1, "max_total_num_tokens": 40_000, "version": "0.5.23"}
+    async with (
+        ScriptedWorker("a", Pages(server_info=said, adapters=["poet"])) as a,
+        running(a, router_mode="kv", store=spec(master, warm=2)) as router,
+        router.client() as client,
+    ):
+        await make_hot(client, model="tiny:poet")
+        asked = len(a.requests)
+        await rejoin(router, a)
+        assert [json.loads(request.body)["model"] for request in a.requests[asked:]] == ["tiny:poet"]
 
 
 async def test_without_being_told_nothing_is_replayed(a: ScriptedWorker, master: Master) -> None:
