@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Literal, NamedTuple, get_args
 
+from msgspec.structs import replace
+
 from engines.store import Digest, Layout, Verdict, verify
 from indexer.hashing import SequenceHashes, Tokens
 from indexer.types import Namespace, SequenceHash
@@ -95,6 +97,15 @@ class StoreLookup:
     @property
     def block_size(self) -> int:
         return self._keys.block_size
+
+    def adapt(self, adapter: str, path: str) -> None:
+        """The adapter of that name was loaded from `path`."""
+        known = self._keys.loras.get(adapter)
+        if known == path:
+            return
+        self._keys = replace(self._keys, loras={**self._keys.loras, adapter: path})
+        if known is not None:  # another one had its name
+            self._names.clear()
 
     def keys_of(self, sequence_hash: SequenceHash) -> tuple[str, ...]:
         """The objects of a block that was looked up recently; () for any other."""

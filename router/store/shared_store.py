@@ -81,11 +81,18 @@ class SharedStore(Collector):
         if chain is None:  # no worker's own blocks are of that size
             chain = chain_hashes(prompt.ids, lookup.block_size, root_hash(prompt.namespace))
         try:
+            self._tell_adapter(lookup, model)
             self._hot[base.id].ask(prompt.ids, chain, prompt.namespace, self._clock())
             return await lookup.lookup(prompt.ids, chain, prompt.namespace)
         except Exception:  # whatever it is, workers serve the request without the store
             logger.exception("A prompt could not be looked up in the store")
             return 0
+
+    def _tell_adapter(self, lookup: StoreLookup, model: str | None) -> None:
+        """Engines load adapters while they run, and hash their paths into blocks."""
+        _, found = self._fleet.models().get(model or "", (None, None))
+        if found and found.adapter and found.root:
+            lookup.adapt(found.adapter, found.root)
 
     def hottest(self, number: int, now: float) -> Iterator[tuple[str, StoreLookup, list[HotPrefix]]]:
         """For each base model its hottest prefixes."""
@@ -107,7 +114,7 @@ class SharedStore(Collector):
                 await self._learn(worker, model)
 
     async def _learn(self, worker: Worker, model: Model) -> None:
-        layout = _adapted(layout_of(worker, model, self._spec, self._folders), self._layouts.get(model.id))
+        layout = self._layout_of(worker, model)
         if model.id in self._lookups and not self._is_new(layout, worker, model):
             return
         before, found = self._lookups.get(model.id), await self._make(layout, model)
@@ -121,15 +128,19 @@ class SharedStore(Collector):
         known = self._layouts[model.id]
         if layout is None or layout == known:
             return False
-        if known is None or self._lookups[model.id] is None or _plain(layout) == _plain(known):
+        if known is None or self._lookups[model.id] is None:
             return True
-        others = (
-            layout_of(one, own, self._spec, self._folders)
+        return known not in (
+            self._layout_of(one, own)
             for one in self._fleet.up
             for own in one.models
             if own.id == model.id and one is not worker and one.spec.store
         )
-        return not any(other is not None and _plain(other) == _plain(known) for other in others)
+
+    def _layout_of(self, worker: Worker, model: Model) -> Layout | None:
+        """As the model's own blocks are named: its adapters are told when they are asked for."""
+        layout = layout_of(worker, model, self._spec, self._folders)
+        return layout and replace(layout, loras={})
 
     async def run(self) -> None:
         """Until cancelled: a store is empty at first, and may get keys of other names, or the right ones, later."""
@@ -194,17 +205,6 @@ class SharedStore(Collector):
             if lookup:
                 await lookup.close()
         self.master.close()
-
-
-def _plain(layout: Layout) -> Layout:
-    return replace(layout, loras={})
-
-
-def _adapted(layout: Layout | None, known: Layout | None) -> Layout | None:
-    """`layout` with the adapters that other workers named, whose blocks have the same names otherwise."""
-    if layout is None or known is None or _plain(layout) != _plain(known):
-        return layout
-    return replace(layout, loras={**known.loras, **layout.loras})
 
 
 def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[str] = ()) -> Layout | None:

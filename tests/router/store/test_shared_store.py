@@ -15,7 +15,7 @@ from engines.description import EngineDescription, EngineKind, Model
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.kv_indexer import hash_prompt
-from indexer.types import PLAIN
+from indexer.types import PLAIN, Namespace
 from router.context import Prompt
 from router.http.pool import Pool
 from router.store.master import Query
@@ -50,8 +50,9 @@ class Scene:
         self.fleet.mark_up(one)
 
     async def found(self, model: str = "m") -> int:
-        hashes = hash_prompt(IDS, self.fleet.block_sizes, PLAIN)
-        return await self.store.leading_tokens(Prompt(len(IDS), hashes, pack_tokens(IDS), PLAIN), model)
+        namespace = Namespace(self.fleet.lora_name(model))
+        hashes = hash_prompt(IDS, self.fleet.block_sizes, namespace)
+        return await self.store.leading_tokens(Prompt(len(IDS), hashes, pack_tokens(IDS), namespace), model)
 
 
 @asynccontextmanager
@@ -116,16 +117,36 @@ def test_sglang_names_its_model_in_keys_since_0_5_17(version: str | None, start:
     assert layout.keys(digests[0])[0].startswith(start + digests[0].hex())
 
 
+def with_adapter(name: str, path: str) -> EngineDescription:
+    return EngineDescription("vllm", models=(Model("m"), Model(name, root=path, parent="m")), block_size=16)
+
+
+def put_of_adapter(master: Master, name: str, path: str) -> None:
+    master.layout = VllmLayout(model="m", block_size=SchedulerBlockSize(16), loras={name: path})
+    master.put(pack_tokens(IDS), len(IDS) // 16, Namespace(name))
+
+
 async def test_adapters_of_all_workers_are_known() -> None:
     async with scene(block_size=16) as made:
-        for name in ("a", "b", "c"):
+        for name in ("a", "b"):
+            put_of_adapter(made.master, name, f"/adapters/{name}")
             one = worker(name, 16)
-            adapters = [Model(name, root=f"/adapters/{name}", parent="m")] if name != "c" else []
-            one.description = EngineDescription("vllm", models=(Model("m"), *adapters), block_size=16)
+            one.description = with_adapter(name, f"/adapters/{name}")
             await made.comes_up(one)
-        layout = made.store._layouts["m"]
-        assert layout
-        assert layout.loras == {"a": "/adapters/a", "b": "/adapters/b"}
+        await made.comes_up(worker("c", 16))
+        assert [await made.found(name) for name in ("a", "b", "m")] == [len(IDS)] * 3
+        assert made.master.listed == 1
+
+
+async def test_an_adapter_may_be_loaded_while_its_worker_serves_and_from_elsewhere_later() -> None:
+    async with scene(block_size=16) as made:
+        one = worker("w", 16)
+        await made.comes_up(one)
+        for path in ("/adapters/first", "/adapters/second"):
+            made.fleet.redescribe(one, with_adapter("poet", path))
+            assert await made.found("poet") == 0
+            put_of_adapter(made.master, "poet", path)
+            assert await made.found("poet") == len(IDS)
 
 
 async def test_a_model_may_come_while_the_master_is_asked_for_what_is_hot() -> None:
