@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -26,6 +27,8 @@ INTERVAL: Final = 2.5
 """Seconds between two renewals: half of Mooncake's default lease (`default_kv_lease_ttl`)."""
 MOST: Final = 64
 """Prefixes of each model that are looked at."""
+AT_ONCE: Final = 4
+"""Leases that are asked for at a time. One after the other, thousands would take longer than a lease lasts."""
 WARM_LIMIT: Final = 10.0
 """Seconds after which a worker that joins serves, warm or not."""
 
@@ -55,8 +58,13 @@ class StoreKeeper:
                 left = self._budget - renewed
                 keys = await lookup.keys_there(prompt) if len(prompt.chain) <= left else None
                 if keys and len(keys) <= left:
-                    renewed += [await self._store.master.lease(key) for key in keys].count(True)
+                    renewed += await self._lease(keys)
         return renewed
+
+    async def _lease(self, keys: Sequence[str]) -> int:
+        """How many are there."""
+        parts = (keys[at : at + AT_ONCE] for at in range(0, len(keys), AT_ONCE))
+        return sum([sum(await asyncio.gather(*map(self._store.master.lease, part))) for part in parts])
 
 
 async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) -> bool:

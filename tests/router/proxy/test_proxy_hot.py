@@ -18,6 +18,7 @@ from router.store.copies import StoreCopies
 from router.store.hot_prompts import HotPrompt
 from router.store.keeper import StoreKeeper, handed_over
 from router.store.lookup import StoreLookup
+from router.store.master import StoreMaster
 from router.store.mooncake_client import MooncakeClient
 from router.store.shared_store import SharedStore
 from router.store.spec import StoreSpec
@@ -133,6 +134,25 @@ async def test_hot_prefixes_that_are_there_get_leases_within_the_budget(
         assert await StoreKeeper(store, budget).renew() == leased
         digests = LAYOUT.hashes(pack_tokens(SYSTEM), Namespace()) or []
         assert sorted(master.leased) == sorted(key for digest in digests for key in LAYOUT.keys(digest))[:leased]
+
+
+async def test_leases_do_not_wait_for_each_other(
+    a: ScriptedWorker, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else thousands would take longer than one lasts."""
+    asked: list[str] = []
+
+    async def lease(_: StoreMaster, key: str) -> bool:
+        asked.append(key)
+        await until(lambda: len(asked) == 4)
+        return True
+
+    master.put(pack_tokens(SYSTEM), 4)
+    monkeypatch.setattr(StoreMaster, "lease", lease)
+    async with running(a, router_mode="kv", store=spec(master)) as router, router.client() as client:
+        await make_hot(client)
+        assert router.app._store
+        assert await StoreKeeper(router.app._store, budget=4).renew() == 4
 
 
 class _FailingOnce(SharedStore):
