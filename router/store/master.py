@@ -121,7 +121,9 @@ class StoreMaster:
             async with self._get(ALL_KEYS) as answer:
                 if answer.status != 200:
                     raise Unanswered(f"it answered {answer.status}")
-                listed = await answer.content.read(MOST_KEYS)
+                listed = b""
+                while len(listed) < MOST_KEYS and (piece := await answer.content.readany()):
+                    listed += piece
             return read_keys(listed.rpartition(b"\n")[0])
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise _unanswered(error) from None
