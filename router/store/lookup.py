@@ -90,8 +90,8 @@ class StoreLookup:
         """When each block was last found, those found last at the end."""
         self._running: set[asyncio.Task[_Found]] = set()
         self.lookups = dict.fromkeys(OUTCOMES, 0)
-        self.agrees = False
-        """Whether keys were seen that are named as those asked for."""
+        self.agrees: bool | None = None
+        """Whether keys are named as those asked for; None: none were seen yet."""
         self._seconds = seconds
 
     @property
@@ -212,6 +212,8 @@ class StoreLookup:
     def _take(self, part: _Part, present: set[str]) -> int:
         """How many leading blocks of the part are there; the first that is missing ends the prefix."""
         there = next((at for at, keys in enumerate(part.keys) if not present.issuperset(keys)), len(part.keys))
+        if there and self.agrees is None:
+            self.agrees = True
         now = self._clock()
         seen = self._seen
         for digest in part.digests[:there]:
@@ -244,7 +246,7 @@ class StoreLookup:
         except Unanswered as error:
             self._master.failed(error, self._clock())
             return Verdict(None, f"The store's keys cannot be listed: {error}.")
-        self.agrees = verdict.agrees is True
+        self.agrees = self.agrees if verdict.agrees is None else verdict.agrees
         return verdict
 
     async def close(self) -> None:

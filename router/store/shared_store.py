@@ -154,7 +154,7 @@ class SharedStore(Collector):
                 logger.exception("The names of the store's keys could not be compared")
 
     async def compare(self) -> None:
-        """Compare the names of all models again that were not found to agree."""
+        """Compare the names of all models again that were not found to agree, be it by a look-up that found some."""
         for name, lookup in list(self._lookups.items()):
             async with self._learning:
                 if lookup and not lookup.agrees and lookup is self._lookups[name]:

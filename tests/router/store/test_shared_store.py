@@ -185,6 +185,17 @@ async def test_whatever_goes_wrong_in_a_look_up_the_store_has_nothing(
         assert await made.found() == len(IDS)
 
 
+async def test_what_is_found_has_the_names_that_are_asked_for() -> None:
+    """No list of all keys is needed to know that."""
+    async with scene(block_size=16) as made:
+        ours, made.master.there = made.master.there, set()
+        await made.comes_up(worker("w", 16))
+        made.master.there = ours
+        assert await made.found() == len(IDS)
+        await made.store.compare()
+        assert made.master.listed == 1
+
+
 async def test_the_store_is_up_while_its_master_answers_whatever_it_was_asked_about() -> None:
     async with scene(block_size=16) as made:
         await made.comes_up(worker("w", 16))
