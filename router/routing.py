@@ -312,7 +312,7 @@ class RequestRouting:
         if retried:
             self._context.retries.take()
         self._context.metrics.tallies.failed(leg, retried)
-        if leg.part != "whole":
+        if leg.part != "whole" and not failure.harmless:
             self._doubt_prefiller(leg, failure)
         log_failure(leg, failure, retried, self.request_id)
 
