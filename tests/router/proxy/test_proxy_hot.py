@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
@@ -211,6 +212,17 @@ async def test_a_worker_may_leave_when_the_store_has_what_is_hot_there(a: Script
         master.put(pack_tokens(SYSTEM), 3)
         assert not await handed_over(worker, store, indexer)
         master.put(pack_tokens(SYSTEM), 4)
+        assert await handed_over(worker, store, indexer)
+
+
+async def test_a_worker_that_puts_nothing_into_the_store_may_leave_at_once(a: ScriptedWorker, master: Master) -> None:
+    settings: dict[str, Any] = {"router_mode": "kv", "store": spec(master), "options": f",block_size={SIZE}"}
+    async with running(a, **settings) as router, router.client() as client:
+        store, indexer, worker = router.app._store, router.app._indexer, router.app._fleet.workers["a"]
+        assert store
+        await make_hot(client)
+        assert not await handed_over(worker, store, indexer)
+        router.app._fleet.restate(worker, structs.replace(worker.spec, store=False))
         assert await handed_over(worker, store, indexer)
 
 
