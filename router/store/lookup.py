@@ -37,6 +37,9 @@ the time is over at least the first parts are known."""
 AT_ONCE: Final = 4
 """Questions about one prompt under way at a time: a master answers several at once, but a long prompt must not take up
 all of it."""
+MOST_LISTED: Final = 100_000
+"""Keys of a store up to which they are listed. A master lists all, and answers nothing else meanwhile: for half a
+second or more with so many (0.3.13, on two cores)."""
 LOOKUP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 
 Outcome = Literal["answered", "late", "failed", "paused", "known"]
@@ -242,6 +245,8 @@ class StoreLookup:
     async def check(self) -> Verdict:
         """Whether the keys in the store look like those that look-ups will ask for."""
         try:
+            if (held := await self._master.keys_held()) > MOST_LISTED:
+                return Verdict(None, f"The store has {held:,} keys, too many to have them listed while it serves.")
             verdict = verify(await self._master.some_keys(), self._keys)
         except Unanswered as error:
             self._master.failed(error, self._clock())

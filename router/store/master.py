@@ -17,7 +17,17 @@ from typing import Final, TypeVar
 import aiohttp
 from yarl import URL
 
-from engines.store import Segment, Stored, query_path, read_keys, read_present, read_query, read_segments
+from engines.store import (
+    Segment,
+    Stored,
+    query_path,
+    read_counted,
+    read_keys,
+    read_present,
+    read_query,
+    read_segments,
+)
+from engines.store.master import METRICS
 from engines.store.query import ALL_KEYS, SEGMENTS, in_parts, lease_path
 from publishers.dialogue import MOST_BYTES, read_whole
 from publishers.logs import log_event
@@ -114,6 +124,10 @@ class StoreMaster:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _unanswered(error) from None
+
+    async def keys_held(self) -> int:
+        """How many there are; 0 if it does not tell."""
+        return (await self._read(METRICS, read_counted)).keys or 0
 
     async def some_keys(self) -> list[str]:
         """That are there: the first of all."""

@@ -18,7 +18,7 @@ from indexer.types import Namespace
 from router.metrics.tallies import Histogram
 from router.store import lookup as store_lookup
 from router.store import master as store_master
-from router.store.lookup import AT_ONCE, FIRST, LOOKUP_BOUNDS, PART, SEEN_LIFE, StoreLookup
+from router.store.lookup import AT_ONCE, FIRST, LOOKUP_BOUNDS, MOST_LISTED, PART, SEEN_LIFE, StoreLookup
 from router.store.master import FAILURES, PAUSE, StoreMaster
 from tests.fakes.store_master import PLAIN, Master, serving
 from tests.fakes.waiting import until
@@ -225,6 +225,19 @@ async def test_a_master_that_answers_badly_counts_as_an_empty_store(name: str) -
         asking.now += PAUSE + 0.1
         assert await asking.ask() == 10 * SIZE
         assert asking.asked.healthy
+
+
+async def test_a_master_that_has_many_keys_is_not_kept_busy_listing_them() -> None:
+    async with desk() as asking:
+        asking.master.put(PROMPT, 2)
+        asking.master.counts["master_key_count"] = MOST_LISTED + 1
+        assert await asking.lookup.check() == (
+            None,
+            "The store has 100,001 keys, too many to have them listed while it serves.",
+        )
+        assert not asking.master.listed
+        asking.master.counts["master_key_count"] = MOST_LISTED
+        assert (await asking.lookup.check()).agrees
 
 
 async def test_keys_of_another_model_are_found_out() -> None:
