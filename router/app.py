@@ -319,6 +319,7 @@ class App:
         )
 
     def _look_after_store(self, store: SharedStore, spec: StoreSpec) -> None:
+        self._tasks.append(asyncio.create_task(store.run(), name="store names"))
         if spec.keep:
             keeper = StoreKeeper(store, spec.keep)
             self._tasks.append(asyncio.create_task(keeper.run(), name="store keeper"))

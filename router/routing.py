@@ -406,7 +406,7 @@ def _with_implied_zero(outcome: Outcome) -> Outcome:
     """The outcome with cached tokens of 0 if the worker leaves zeros out; not for two parts, where the prefill worker
     reports."""
     leg, told = outcome.leg, outcome.cached_tokens
-    if leg is None or outcome.prompt_tokens is None or outcome.parted:
+    if leg is None or outcome.prompt_tokens is None or leg.part != "whole":
         return outcome
     meant = leg.worker.reported(told)
     return outcome if meant == told else outcome._replace(cached_tokens=meant)

@@ -12,7 +12,7 @@ def note_failure(fleet: Fleet, leg: Leg, failure: Failure, now: float) -> None:
     """The leg's worker has failed the request, or its part of it."""
     _count(fleet, leg.worker, failure, now)
     prefiller = fleet.workers.get(leg.decision.rank.worker_id)
-    if leg.part == "whole" or prefiller is None:
+    if leg.part == "whole" or failure.harmless or prefiller is None:
         return
     prefiller.coordinates = {}  # it may have restarted elsewhere; its next answers will tell
     if leg.part == "decode" and failure.kind == "error":

@@ -188,8 +188,15 @@ class Attempt:
             exchange.end_stream()
         elif self.begun:
             exchange.fail(Failure("broken", f"broke off its answer: {reason}"))
-        elif sending and (self._head is not None or not sending.again(exchange.clock() - self._sent_at)):
+        elif sending and (self._head is not None or not self._again(sending)):
             exchange.fail(Failure("broken", f"broke off before its first byte: {reason}"))
+
+    def _again(self, sending: Sending) -> bool:
+        """Whether the request is sent again, because the worker had closed the connection while it was idle."""
+        after = self._exchange.clock() - self._sent_at
+        if self._exchange.split:
+            return sending.was_stale(after) and self._exchange.start_over()
+        return sending.again(after)
 
     def _is_done(self) -> bool:
         upstream, relay = self._sending and self._sending.connection, self.relay

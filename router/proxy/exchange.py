@@ -211,6 +211,20 @@ class Exchange:
         self._drop()
         self.answer(refusal)
 
+    def start_over(self) -> bool:
+        """A worker had closed the connection over which it was sent its part, but may have received it: KV under the
+        name of this pair may have been fetched and be gone, or be kept for nobody. Make another pair, which may be of
+        the same workers; returns False if that is too late, or enough was tried."""
+        late = self._over or self.first_byte is not None or (self.split and self.split.decoded)
+        if late or self._harmed >= MOST_HARMED:
+            return False
+        self._harmed += 1  # it may have been the request that broke it
+        self._drop()
+        self._drop_split()
+        self.split = None
+        self.start()
+        return True
+
     def _drop(self) -> None:
         """Give up the attempt at the answering worker."""
         attempt, self._attempt = self._attempt, None
@@ -417,8 +431,8 @@ class Exchange:
             split.cancel()
             parted = split.parted
             leg = leg or split.pair.prefill
-        if parted and cached is not None and parted.answer.cached_tokens is not None:
-            cached = parted.answer.cached_tokens
+            if cached is not None:  # that is what the decode worker took from the other, who may not have told
+                cached = parted.answer.cached_tokens if parted else None
         self._attempt = self.split = self._interrupted = None  # they refer to this object
         self._routing.finished(Outcome(leg, status, end, self.first_byte, now - self.began, prompt, cached, parted))
 

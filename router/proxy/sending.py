@@ -2,7 +2,8 @@
 
 A worker may close an idle connection just as it is reused. That is no failure, so the request is sent once more, over a
 new connection. But since the worker may have received it the first time, a failure after that counts as if it had begun
-to work on the request.
+to work on the request. For the same reason no part of a split request is sent once more: `Exchange.start_over` has both
+made anew.
 """
 
 from __future__ import annotations
@@ -73,11 +74,14 @@ class Sending:
         else:
             self._connect()
 
+    def was_stale(self, after: float) -> bool:
+        """The connection broke before any answer, so many seconds `after` sending: whether the worker may have closed
+        it while it was idle."""
+        return self._reused and after <= STALE_WITHIN and not (self.connection and self.connection.heard)
+
     def again(self, after: float) -> bool:
-        """The connection broke before any answer, so many seconds `after` sending. If the worker had closed it while it
-        was idle, send the request again and return True."""
-        connection = self.connection
-        if not self._reused or after > STALE_WITHIN or (connection and connection.heard):
+        """If it `was_stale`, send the request again and return True."""
+        if not self.was_stale(after):
             return False
         self._reused, self._resent = False, True
         self.connection = None

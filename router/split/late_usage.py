@@ -67,8 +67,7 @@ class LateUsage:
             self._hold(self._receiver.on_end)
 
     def on_broken(self, reason: str) -> None:
-        if self._held:  # else the request may be sent again, over another connection
-            self.release()
+        self.release()
         self._receiver.on_broken(reason)
 
     # -- inside

@@ -24,7 +24,7 @@ _TYPE = b"content-type"
 
 
 class Owner(Protocol):
-    """Told of the leg's end: exactly one method is called, unless the leg is cancelled."""
+    """Told of the leg's end: exactly one method is called, unless it cancels the leg."""
 
     def on_prefilled(self, answer: Prefilled) -> None: ...
 
@@ -33,6 +33,9 @@ class Owner(Protocol):
 
     def on_prefill_refused(self, refusal: Response) -> None:
         """The worker says that the request is wrong, so another would say the same."""
+
+    def start_over(self) -> bool:
+        """As `Exchange.start_over`; the leg goes on if it returns False."""
 
 
 class PrefillLeg:
@@ -113,7 +116,8 @@ class PrefillLeg:
 
     def on_broken(self, reason: str) -> None:
         sending = None if self._over or self._head else self._sending
-        if sending is None or not sending.again(self._clock() - self.began):
+        stale = sending is not None and sending.was_stale(self._clock() - self.began)
+        if not (stale and self._owner.start_over()):
             self.fail(Failure("broken", f"broke off: {reason}"))
 
     # -- inside

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -26,6 +27,8 @@ INTERVAL: Final = 2.5
 """Seconds between two renewals: half of Mooncake's default lease (`default_kv_lease_ttl`)."""
 MOST: Final = 64
 """Prefixes of each model that are looked at."""
+AT_ONCE: Final = 4
+"""Leases that are asked for at a time. One after the other, thousands would take longer than a lease lasts."""
 WARM_LIMIT: Final = 10.0
 """Seconds after which a worker that joins serves, warm or not."""
 
@@ -55,15 +58,20 @@ class StoreKeeper:
                 left = self._budget - renewed
                 keys = await lookup.keys_there(prompt) if len(prompt.chain) <= left else None
                 if keys and len(keys) <= left:
-                    renewed += [await self._store.master.lease(key) for key in keys].count(True)
+                    renewed += await self._lease(keys)
         return renewed
+
+    async def _lease(self, keys: Sequence[str]) -> int:
+        """How many are there."""
+        parts = (keys[at : at + AT_ONCE] for at in range(0, len(keys), AT_ONCE))
+        return sum([sum(await asyncio.gather(*map(self._store.master.lease, part))) for part in parts])
 
 
 async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) -> bool:
     """Whether the store has the hottest prefixes that a worker holds, so that it may leave; also where nothing can be
-    known."""
-    for _, lookup, prompts in store.hot_prompts(MOST):
-        for prompt in prompts if lookup.healthy else ():
+    known, and of a worker that does not use the store."""
+    for _, lookup, prompts in store.hot_prompts(MOST) if worker.spec.store else ():
+        for prompt in prompts if store.master.healthy else ():
             last = PromptHashes(lookup.block_size, {lookup.block_size: prompt.chain[-1:]})
             held = any(rank.worker_id == worker.id for rank in indexer.find_matches(last))
             if held and await lookup.keys_there(prompt) is None:
@@ -72,8 +80,15 @@ async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) ->
 
 
 async def warm(session: aiohttp.ClientSession, worker: Worker, store: SharedStore, number: int) -> int:
-    """Have a worker that joins take the hottest prefixes in before it serves; returns how many it took."""
-    wanted = [_request(model, prompt) for model, _, prompts in store.hot_prompts(number) for prompt in prompts]
+    """Have a worker that joins take the hottest prefixes of its models in before it serves; returns how many it
+    took."""
+    names = {(model.parent or model.id, model.adapter): model.id for model in worker.models}
+    wanted = [
+        _request(name, prompt)
+        for model, _, prompts in store.hot_prompts(number)
+        for prompt in prompts
+        if (name := names.get((model, prompt.namespace.lora_name)))
+    ]
     if not wanted or worker.role == "decode" or not worker.spec.store:
         return 0
     done = 0
@@ -90,6 +105,6 @@ async def warm(session: aiohttp.ClientSession, worker: Worker, store: SharedStor
 
 
 def _request(model: str, prompt: HotPrompt) -> dict[str, Any]:
-    body = {"model": prompt.namespace.lora_name or model, "prompt": prompt.tokens.tolist(), "max_tokens": 1}
+    body = {"model": model, "prompt": prompt.tokens.tolist(), "max_tokens": 1}
     salt = prompt.namespace.cache_salt
     return body | ({"cache_salt": salt} if salt else {})

@@ -8,23 +8,21 @@ If anything goes wrong the answer is that nothing is there, and requests are rou
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Literal, NamedTuple, get_args
 
+from msgspec.structs import replace
+
 from engines.store import Digest, Layout, Verdict, verify
 from indexer.hashing import SequenceHashes, Tokens
 from indexer.types import Namespace, SequenceHash
 from publishers.ending import end_tasks
-from publishers.logs import log_event
 from router.metrics.tallies import Histogram
 from router.store.hot_prompts import HotPrompt
 from router.store.master import Query, StoreMaster, Unanswered
-
-logger = logging.getLogger(__name__)
 
 KNOWN: Final = 100_000
 """Blocks whose names in the store are remembered; each costs some 200 bytes."""
@@ -39,8 +37,9 @@ the time is over at least the first parts are known."""
 AT_ONCE: Final = 4
 """Questions about one prompt under way at a time: a master answers several at once, but a long prompt must not take up
 all of it."""
-FAILURES, PAUSE = 3, 2.0
-"""After this many failures in a row, nothing is asked for this many seconds."""
+MOST_LISTED: Final = 100_000
+"""Keys of a store up to which they are listed. A master lists all, and answers nothing else meanwhile: for half a
+second or more with so many (0.3.13, on two cores)."""
 LOOKUP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 
 Outcome = Literal["answered", "late", "failed", "paused", "known"]
@@ -92,19 +91,24 @@ class StoreLookup:
         """The engine's digests of blocks, by the router's own sequence hashes."""
         self._seen: OrderedDict[Digest, float] = OrderedDict()
         """When each block was last found, those found last at the end."""
-        self._failures = 0
-        self._paused_until = 0.0
         self._running: set[asyncio.Task[_Found]] = set()
         self.lookups = dict.fromkeys(OUTCOMES, 0)
+        self.agrees: bool | None = None
+        """Whether keys are named as those asked for; None: none were seen yet."""
         self._seconds = seconds
 
     @property
     def block_size(self) -> int:
         return self._keys.block_size
 
-    @property
-    def healthy(self) -> bool:
-        return not self._failures
+    def adapt(self, adapter: str, path: str) -> None:
+        """The adapter of that name was loaded from `path`."""
+        known = self._keys.loras.get(adapter)
+        if known == path:
+            return
+        self._keys = replace(self._keys, loras={**self._keys.loras, adapter: path})
+        if known is not None:  # another one had its name
+            self._names.clear()
 
     def keys_of(self, sequence_hash: SequenceHash) -> tuple[str, ...]:
         """The objects of a block that was looked up recently; () for any other."""
@@ -120,7 +124,7 @@ class StoreLookup:
     async def lookup(self, tokens: Tokens, chain: SequenceHashes, namespace: Namespace) -> int:
         """Leading tokens of the prompt that the store has. `chain`: its sequence hashes in blocks of `block_size`."""
         began = self._clock()
-        if began < self._paused_until:
+        if self._master.is_left_alone(began):
             self.lookups["paused"] += 1
             return 0
         prompt = _Prompt(tokens, chain.tolist(), namespace)
@@ -185,12 +189,12 @@ class StoreLookup:
                     under_way.append(another)
                     await asyncio.sleep(0)  # names take time that others may need
         except Unanswered as error:
-            self._fail(error)
+            self._master.failed(error, self._clock())
             return _Found(there, failed=True)
         finally:
             for part in under_way:
                 part.query.drop()
-        self._failures = 0
+        self._master.answered()
         return _Found(there, failed=False)
 
     def _may_ask(self, under_way: int) -> bool:
@@ -211,6 +215,8 @@ class StoreLookup:
     def _take(self, part: _Part, present: set[str]) -> int:
         """How many leading blocks of the part are there; the first that is missing ends the prefix."""
         there = next((at for at, keys in enumerate(part.keys) if not present.issuperset(keys)), len(part.keys))
+        if there and self.agrees is None:
+            self.agrees = True
         now = self._clock()
         seen = self._seen
         for digest in part.digests[:there]:
@@ -239,17 +245,14 @@ class StoreLookup:
     async def check(self) -> Verdict:
         """Whether the keys in the store look like those that look-ups will ask for."""
         try:
-            return verify(await self._master.some_keys(), self._keys)
+            if (held := await self._master.keys_held()) > MOST_LISTED:
+                return Verdict(None, f"The store has {held:,} keys, too many to have them listed while it serves.")
+            verdict = verify(await self._master.some_keys(), self._keys)
         except Unanswered as error:
-            self._fail(error)
+            self._master.failed(error, self._clock())
             return Verdict(None, f"The store's keys cannot be listed: {error}.")
-
-    def _fail(self, error: Unanswered) -> None:
-        self._failures += 1
-        if self._failures % FAILURES == 0:
-            self._paused_until = self._clock() + PAUSE
-        if self._failures == FAILURES:
-            log_event(logger, logging.WARNING, "The store cannot be asked: routing goes on without it", reason=error)
+        self.agrees = self.agrees if verdict.agrees is None else verdict.agrees
+        return verdict
 
     async def close(self) -> None:
         await end_tasks(self._running)

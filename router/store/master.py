@@ -8,6 +8,7 @@ rarely, by aiohttp.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -16,18 +17,33 @@ from typing import Final, TypeVar
 import aiohttp
 from yarl import URL
 
-from engines.store import Segment, Stored, query_path, read_keys, read_present, read_query, read_segments
+from engines.store import (
+    Segment,
+    Stored,
+    query_path,
+    read_counted,
+    read_keys,
+    read_present,
+    read_query,
+    read_segments,
+)
+from engines.store.master import METRICS
 from engines.store.query import ALL_KEYS, SEGMENTS, in_parts, lease_path
 from publishers.dialogue import MOST_BYTES, read_whole
+from publishers.logs import log_event
 from publishers.reasons import reason_of
 from router.http.chunked import decode_chunks
 from router.http.pool import Pool
 from router.http.upstream import Head, WorkerConnection
 
+logger = logging.getLogger(__name__)
+
 _T = TypeVar("_T")
 
 PATIENCE: Final = 1.0
 """Seconds that the master has for an answer."""
+FAILURES, PAUSE = 3, 2.0
+"""After this many failures in a row, it is left alone for this many seconds."""
 MANY: Final = 32
 """Questions at a time: a master answers with a few threads."""
 MOST_KEYS: Final = 1024**2
@@ -43,6 +59,9 @@ class StoreMaster:
         self._url = url
         self._session = session
         self._pool = Pool(url, PATIENCE, tls)
+        self._failures = 0
+        """Since its last answer."""
+        self._paused_until = 0.0
         address = self._pool.address
         self._request = b"GET " + address.base + b"%b HTTP/1.1\r\nHost: " + address.authority + b"\r\n\r\n"
 
@@ -52,6 +71,27 @@ class StoreMaster:
         if path is None or not keys:
             return Query(self._pool, None)
         return Query(self._pool, self._request % path.encode())
+
+    # Its failures count together, whichever model was asked about: it is one master that answers or does not.
+
+    @property
+    def healthy(self) -> bool:
+        return not self._failures
+
+    def is_left_alone(self, now: float) -> bool:
+        return now < self._paused_until
+
+    def answered(self) -> None:
+        """A look-up was answered."""
+        self._failures = 0
+
+    def failed(self, error: Unanswered, now: float) -> None:
+        """One was not."""
+        self._failures += 1
+        if self._failures % FAILURES == 0:
+            self._paused_until = now + PAUSE
+        if self._failures == FAILURES:
+            log_event(logger, logging.WARNING, "The store cannot be asked: routing goes on without it", reason=error)
 
     @property
     def crowded(self) -> bool:
@@ -85,13 +125,19 @@ class StoreMaster:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _unanswered(error) from None
 
+    async def keys_held(self) -> int:
+        """How many there are; 0 if it does not tell."""
+        return (await self._read(METRICS, read_counted)).keys or 0
+
     async def some_keys(self) -> list[str]:
         """That are there: the first of all."""
         try:
             async with self._get(ALL_KEYS) as answer:
                 if answer.status != 200:
                     raise Unanswered(f"it answered {answer.status}")
-                listed = await answer.content.read(MOST_KEYS)
+                listed = b""
+                while len(listed) < MOST_KEYS and (piece := await answer.content.readany()):
+                    listed += piece
             return read_keys(listed.rpartition(b"\n")[0])
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise _unanswered(error) from None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import aiohttp
 from msgspec.structs import replace
@@ -13,7 +14,16 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engines.description import Model, bases
-from engines.store import Layout, SchedulerBlockSize, SglangLayout, VllmGroup, VllmLayout, names_model, seed_of
+from engines.store import (
+    Layout,
+    SchedulerBlockSize,
+    SglangLayout,
+    Verdict,
+    VllmGroup,
+    VllmLayout,
+    names_model,
+    seed_of,
+)
 from indexer.hashing import chain_hashes, root_hash
 from publishers.logs import log_event
 from router.context import Prompt
@@ -28,6 +38,11 @@ from router.workers.fleet import Fleet
 from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
+
+AGAIN: Final = 10.0
+LONGEST: Final = 600.0
+"""Seconds until names are compared again that could not be or did not agree, the first time and at most. In between
+each time takes twice as long as the last, because a master lists all its keys for that."""
 
 
 class SharedStore(Collector):
@@ -66,11 +81,18 @@ class SharedStore(Collector):
         if chain is None:  # no worker's own blocks are of that size
             chain = chain_hashes(prompt.ids, lookup.block_size, root_hash(prompt.namespace))
         try:
+            self._tell_adapter(lookup, model)
             self._hot[base.id].ask(prompt.ids, chain, prompt.namespace, self._clock())
             return await lookup.lookup(prompt.ids, chain, prompt.namespace)
         except Exception:  # whatever it is, workers serve the request without the store
             logger.exception("A prompt could not be looked up in the store")
             return 0
+
+    def _tell_adapter(self, lookup: StoreLookup, model: str | None) -> None:
+        """Engines load adapters while they run, and hash their paths into blocks."""
+        _, found = self._fleet.models().get(model or "", (None, None))
+        if found and found.adapter and found.root:
+            lookup.adapt(found.adapter, found.root)
 
     def hottest(self, number: int, now: float) -> Iterator[tuple[str, StoreLookup, list[HotPrefix]]]:
         """For each base model its hottest prefixes."""
@@ -92,7 +114,7 @@ class SharedStore(Collector):
                 await self._learn(worker, model)
 
     async def _learn(self, worker: Worker, model: Model) -> None:
-        layout = _adapted(layout_of(worker, model, self._spec, self._folders), self._layouts.get(model.id))
+        layout = self._layout_of(worker, model)
         if model.id in self._lookups and not self._is_new(layout, worker, model):
             return
         before, found = self._lookups.get(model.id), await self._make(layout, model)
@@ -106,39 +128,67 @@ class SharedStore(Collector):
         known = self._layouts[model.id]
         if layout is None or layout == known:
             return False
-        if known is None or self._lookups[model.id] is None or _plain(layout) == _plain(known):
+        if known is None or self._lookups[model.id] is None:
             return True
-        others = (
-            layout_of(one, own, self._spec, self._folders)
+        return known not in (
+            self._layout_of(one, own)
             for one in self._fleet.up
             for own in one.models
             if own.id == model.id and one is not worker and one.spec.store
         )
-        return not any(other is not None and _plain(other) == _plain(known) for other in others)
+
+    def _layout_of(self, worker: Worker, model: Model) -> Layout | None:
+        """As the model's own blocks are named: its adapters are told when they are asked for."""
+        layout = layout_of(worker, model, self._spec, self._folders)
+        return layout and replace(layout, loras={})
+
+    async def run(self) -> None:
+        """Until cancelled: a store is empty at first, and may get keys of other names, or the right ones, later."""
+        pause = AGAIN
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST)
+            try:
+                await self.compare()
+            except Exception:  # else names would never be compared again
+                logger.exception("The names of the store's keys could not be compared")
+
+    async def compare(self) -> None:
+        """Compare the names of all models again that were not found to agree, be it by a look-up that found some."""
+        for name, lookup in list(self._lookups.items()):
+            async with self._learning:
+                if lookup and not lookup.agrees and lookup is self._lookups[name]:
+                    self._judge(name, await lookup.check())
 
     async def _make(self, layout: Layout | None, model: Model) -> StoreLookup | None:
         spec = self._spec
         self.problems.pop(model.id, None)
         if layout is None or layout.problem:
-            self._say(model, layout.problem if layout and layout.problem else "its engine is none whose keys are known")
+            why = layout.problem if layout and layout.problem else "its engine is none whose keys are known"
+            self._say(model.id, why)
             return None
         lookup = StoreLookup(self.master, spec.budget_ms / 1000, layout, self._clock, self._seconds)
         verdict = await lookup.check()
-        if verdict.agrees is False:
-            self._say(model, verdict.why)
+        self._judge(model.id, verdict)
         log_event(
             logger, logging.INFO, "Looking up blocks in the store", model=model.id, store=spec.url, keys=verdict.why
         )
         return lookup
 
-    def _say(self, model: Model, problem: str) -> None:
-        self.problems[model.id] = problem
-        log_event(logger, logging.ERROR, "The store may not help this model", model=model.id, reason=problem)
+    def _judge(self, name: str, verdict: Verdict) -> None:
+        if verdict.agrees is False:
+            self._say(name, verdict.why)
+        elif verdict.agrees and self.problems.pop(name, None):
+            log_event(logger, logging.INFO, "The store helps this model after all", model=name, reason=verdict.why)
+
+    def _say(self, name: str, problem: str) -> None:
+        if self.problems.get(name) != problem:
+            log_event(logger, logging.ERROR, "The store may not help this model", model=name, reason=problem)
+        self.problems[name] = problem
 
     @property
     def healthy(self) -> bool:
-        lookups = [lookup for lookup in self._lookups.values() if lookup]
-        return bool(lookups) and all(lookup.healthy for lookup in lookups)
+        return any(self._lookups.values()) and self.master.healthy
 
     # -- prometheus_client's Collector
 
@@ -155,17 +205,6 @@ class SharedStore(Collector):
             if lookup:
                 await lookup.close()
         self.master.close()
-
-
-def _plain(layout: Layout) -> Layout:
-    return replace(layout, loras={})
-
-
-def _adapted(layout: Layout | None, known: Layout | None) -> Layout | None:
-    """`layout` with the adapters that other workers named, whose blocks have the same names otherwise."""
-    if layout is None or known is None or _plain(layout) != _plain(known):
-        return layout
-    return replace(layout, loras={**known.loras, **layout.loras})
 
 
 def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[str] = ()) -> Layout | None:

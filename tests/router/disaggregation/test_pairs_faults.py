@@ -80,6 +80,20 @@ async def test_a_leg_that_hangs(connector: str, leg: str, expected: dict[str, st
             await pairs.settled()
 
 
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_both_parts_are_begun_anew_where_a_kept_connection_breaks(
+    connector: str, leg: str, expected: dict[str, str]
+) -> None:
+    """Its worker may have got the request all the same: then its KV was fetched and is gone, or is kept for nobody."""
+    async with fleet(connector) as pairs:
+        assert await ask(pairs, stream=False) == (200, expected[connector])
+        await pairs.settled()
+        pairs.strike(leg[0], "break_after_tokens", after=0)
+        assert await ask(pairs, stream=False) == (200, expected[connector])
+        assert pairs.failures() == {}
+
+
 async def test_a_fault_in_what_a_prefill_teaches_costs_no_answer(
     expected: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
@@ -18,12 +19,13 @@ from router.store.copies import StoreCopies
 from router.store.hot_prompts import HotPrompt
 from router.store.keeper import StoreKeeper, handed_over
 from router.store.lookup import StoreLookup
+from router.store.master import StoreMaster
 from router.store.mooncake_client import MooncakeClient
 from router.store.shared_store import SharedStore
 from router.store.spec import StoreSpec
 from router.workers.fleet import Fleet
 from tests.fakes.raw_client import RawClient, post
-from tests.fakes.scripted_worker import ScriptedWorker, answer, drop, never
+from tests.fakes.scripted_worker import Pages, ScriptedWorker, answer, drop, never
 from tests.fakes.store_master import Master, serving
 from tests.fakes.waiting import until
 from tests.router.proxy.running import RunningRouter, running
@@ -44,9 +46,9 @@ def spec(master: Master, keep: int = 0, warm: int = 0) -> StoreSpec:
     return StoreSpec(url=master.url, block_size=SIZE, budget_ms=10_000.0, keep=keep, warm=warm)
 
 
-async def make_hot(client: RawClient, salt: str | None = None, times: int = 9) -> None:
+async def make_hot(client: RawClient, salt: str | None = None, times: int = 9, model: str = "tiny") -> None:
     for number in range(times):
-        body = {"model": "tiny", "prompt": [*SYSTEM, *[1000 + number] * SIZE]} | ({"cache_salt": salt} if salt else {})
+        body = {"model": model, "prompt": [*SYSTEM, *[1000 + number] * SIZE]} | ({"cache_salt": salt} if salt else {})
         assert (await client.ask(post(body=json.dumps(body).encode()))).status == 200
 
 
@@ -70,6 +72,31 @@ async def test_a_worker_that_joins_takes_in_what_is_asked_for_most(a: ScriptedWo
             {"model": "tiny", "prompt": SYSTEM, "max_tokens": 1},
             {"model": "tiny", "prompt": SYSTEM, "max_tokens": 1, "cache_salt": "tenant"},
         ]
+
+
+async def test_a_worker_takes_in_only_what_is_for_its_models(a: ScriptedWorker, master: Master) -> None:
+    """Others would be computed, by an engine that takes any model's name."""
+    async with (
+        ScriptedWorker("b", Pages(models=["small"])) as b,
+        running(a, b, router_mode="kv", store=spec(master, warm=2)) as router,
+        router.client() as client,
+    ):
+        await make_hot(client)
+        await rejoin(router, b)
+        assert not b.requests
+
+
+async def test_an_adapters_prompts_are_taken_in_by_the_name_that_makes_the_engine_use_it(master: Master) -> None:
+    said = {"page_size": SIZE, "dp_size": 1, "max_total_num_tokens": 40_000, "version": "0.5.23"}
+    async with (
+        ScriptedWorker("a", Pages(server_info=said, adapters=["poet"])) as a,
+        running(a, router_mode="kv", store=spec(master, warm=2)) as router,
+        router.client() as client,
+    ):
+        await make_hot(client, model="tiny:poet")
+        asked = len(a.requests)
+        await rejoin(router, a)
+        assert [json.loads(request.body)["model"] for request in a.requests[asked:]] == ["tiny:poet"]
 
 
 async def test_without_being_told_nothing_is_replayed(a: ScriptedWorker, master: Master) -> None:
@@ -108,6 +135,25 @@ async def test_hot_prefixes_that_are_there_get_leases_within_the_budget(
         assert await StoreKeeper(store, budget).renew() == leased
         digests = LAYOUT.hashes(pack_tokens(SYSTEM), Namespace()) or []
         assert sorted(master.leased) == sorted(key for digest in digests for key in LAYOUT.keys(digest))[:leased]
+
+
+async def test_leases_do_not_wait_for_each_other(
+    a: ScriptedWorker, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else thousands would take longer than one lasts."""
+    asked: list[str] = []
+
+    async def lease(_: StoreMaster, key: str) -> bool:
+        asked.append(key)
+        await until(lambda: len(asked) == 4)
+        return True
+
+    master.put(pack_tokens(SYSTEM), 4)
+    monkeypatch.setattr(StoreMaster, "lease", lease)
+    async with running(a, router_mode="kv", store=spec(master)) as router, router.client() as client:
+        await make_hot(client)
+        assert router.app._store
+        assert await StoreKeeper(router.app._store, budget=4).renew() == 4
 
 
 class _FailingOnce(SharedStore):
@@ -166,6 +212,17 @@ async def test_a_worker_may_leave_when_the_store_has_what_is_hot_there(a: Script
         master.put(pack_tokens(SYSTEM), 3)
         assert not await handed_over(worker, store, indexer)
         master.put(pack_tokens(SYSTEM), 4)
+        assert await handed_over(worker, store, indexer)
+
+
+async def test_a_worker_that_puts_nothing_into_the_store_may_leave_at_once(a: ScriptedWorker, master: Master) -> None:
+    settings: dict[str, Any] = {"router_mode": "kv", "store": spec(master), "options": f",block_size={SIZE}"}
+    async with running(a, **settings) as router, router.client() as client:
+        store, indexer, worker = router.app._store, router.app._indexer, router.app._fleet.workers["a"]
+        assert store
+        await make_hot(client)
+        assert not await handed_over(worker, store, indexer)
+        router.app._fleet.restate(worker, structs.replace(worker.spec, store=False))
         assert await handed_over(worker, store, indexer)
 
 

@@ -384,6 +384,28 @@ async def test_a_limit_of_tokens_below_0_is_for_the_engine_to_refuse(
         assert failures(router) == (0, 0)
 
 
+PUSHED = answer(
+    b'{"kv_transfer_params":{"transfer_mode":"push","remote_engine_id":"e","remote_host":"h","remote_port":1,"tp_size":1}}'
+)
+
+
+@pytest.mark.parametrize("busy", ["p", "d"])
+async def test_where_a_prefill_worker_is_stays_known_though_a_worker_is_busy(
+    p: ScriptedWorker, d: ScriptedWorker, busy: str
+) -> None:
+    """Else the next request's parts would be sent one after the other, when there is most to do."""
+    p._default = PUSHED
+    async with router_of("nixl-push", p, d) as router, router.client() as client:
+        assert (await client.ask(post(body=BODY))).status == 200
+        {"p": p, "d": d}[busy].then(answer(b"{}", 503))
+        assert (await client.ask(post(body=BODY))).status == 503
+        p.then(once_told(PUSHED))
+        client.send(post(body=b'{"prompt": "the next"}'))
+        await until(lambda: any(b"the next" in request.body for request in d.requests))
+        p.go_on.set()
+        assert (await client.answer()).status == 200
+
+
 @pytest.mark.parametrize("status", [400, 429, 503])
 async def test_a_decode_worker_that_refuses_a_prompt_is_not_thought_to_hold_it(
     p: ScriptedWorker, d: ScriptedWorker, status: int
@@ -648,6 +670,7 @@ async def test_an_answer_that_is_whole_is_the_clients_though_its_prefill_never_t
         if fails:
             p.go_on.set()
         assert (await client.answer()).body == told % b"40"
+        assert router.samples("router_reported_cached_tokens_total") == {}, "what was moved is no prefix hit of anybody"
         assert failures(router) == (int(fails), 0)
         await until(lambda: p.dialogues[0].is_over)
 

@@ -76,15 +76,6 @@ async def test_an_answer_that_breaks_off_does_not_wait(seen: Seen, late: LateUsa
     assert seen.calls == [EVENT, "gone"]
 
 
-async def test_what_is_sent_again_over_another_connection_waits_too(seen: Seen, late: LateUsage) -> None:
-    """One that was kept may turn out to be closed."""
-    late.on_broken("gone")
-    late.on_body(EVENT, 0)
-    assert seen.calls == ["gone"]
-    late.release()
-    assert seen.calls == ["gone", EVENT]
-
-
 async def test_what_was_dropped_does_not_come(seen: Seen, late: LateUsage) -> None:
     late.on_body(EVENT, 0)
     late.drop()

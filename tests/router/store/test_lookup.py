@@ -18,8 +18,8 @@ from indexer.types import Namespace
 from router.metrics.tallies import Histogram
 from router.store import lookup as store_lookup
 from router.store import master as store_master
-from router.store.lookup import AT_ONCE, FAILURES, FIRST, LOOKUP_BOUNDS, PART, PAUSE, SEEN_LIFE, StoreLookup
-from router.store.master import StoreMaster
+from router.store.lookup import AT_ONCE, FIRST, LOOKUP_BOUNDS, MOST_LISTED, PART, SEEN_LIFE, StoreLookup
+from router.store.master import FAILURES, PAUSE, StoreMaster
 from tests.fakes.store_master import PLAIN, Master, serving
 from tests.fakes.waiting import until
 
@@ -29,8 +29,9 @@ PROMPT = pack_tokens(list(range(10, 10 + 10 * SIZE + 5)))
 
 
 class Desk:
-    def __init__(self, master: Master, lookup: StoreLookup) -> None:
+    def __init__(self, master: Master, asked: StoreMaster, lookup: StoreLookup) -> None:
         self.master = master
+        self.asked = asked
         self.lookup = lookup
         self.now = 100.0
 
@@ -42,7 +43,7 @@ class Desk:
 async def desk(budget: float = 10.0) -> AsyncIterator[Desk]:
     async with serving(LAYOUT) as master, aiohttp.ClientSession() as session:
         seconds, asked = Histogram(LOOKUP_BOUNDS), StoreMaster(master.url, session)
-        found = Desk(master, StoreLookup(asked, budget, LAYOUT, lambda: found.now, seconds))
+        found = Desk(master, asked, StoreLookup(asked, budget, LAYOUT, lambda: found.now, seconds))
         try:
             yield found
         finally:
@@ -182,7 +183,7 @@ async def test_each_prompt_has_one_outcome_whatever_comes_late(status: int) -> N
         asking.master.go_on.set()
         await until(lambda: not asking.lookup._running)
         assert {outcome: count for outcome, count in asking.lookup.lookups.items() if count} == {"late": 1}
-        assert asking.lookup.healthy is (status == 200)
+        assert asking.asked.healthy is (status == 200)
 
 
 async def test_what_is_known_by_then_counts_when_the_rest_is_late() -> None:
@@ -216,14 +217,27 @@ async def test_a_master_that_answers_badly_counts_as_an_empty_store(name: str) -
         for _ in range(FAILURES):
             assert await asking.ask() == 0
         assert asking.lookup.lookups["failed"] == FAILURES
-        assert not asking.lookup.healthy
+        assert not asking.asked.healthy
         assert await asking.ask() == 0, "and is left alone for a while"
         assert len(asking.master.asked) == FAILURES
         assert asking.lookup.lookups["paused"] == 1
         asking.master.answer = None
         asking.now += PAUSE + 0.1
         assert await asking.ask() == 10 * SIZE
-        assert asking.lookup.healthy
+        assert asking.asked.healthy
+
+
+async def test_a_master_that_has_many_keys_is_not_kept_busy_listing_them() -> None:
+    async with desk() as asking:
+        asking.master.put(PROMPT, 2)
+        asking.master.counts["master_key_count"] = MOST_LISTED + 1
+        assert await asking.lookup.check() == (
+            None,
+            "The store has 100,001 keys, too many to have them listed while it serves.",
+        )
+        assert not asking.master.listed
+        asking.master.counts["master_key_count"] = MOST_LISTED
+        assert (await asking.lookup.check()).agrees
 
 
 async def test_keys_of_another_model_are_found_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -144,6 +145,23 @@ async def test_what_is_asked_rarely(fake: ScriptedWorker, master: StoreMaster, n
     ask, body, told = RARE[name]
     fake.then(answer(body))
     assert await ask(master) == told
+
+
+async def test_keys_that_come_in_pieces_are_all_seen(fake: ScriptedWorker, master: StoreMaster) -> None:
+    """Of a few alone it would seem that the store lacks a rank's."""
+
+    async def in_pieces(dialogue: Dialogue) -> None:
+        dialogue.head(length=4)
+        dialogue.send(b"a\n")
+        await dialogue.go_on.wait()
+        dialogue.send(b"b\n")
+
+    fake.then(in_pieces)
+    asking = asyncio.create_task(master.some_keys())
+    await until(lambda: fake.dialogues and fake.dialogues[0].sent)
+    await asyncio.sleep(0)
+    fake.go_on.set()
+    assert await asking == ["a", "b"]
 
 
 async def test_who_lists_no_keys_is_no_empty_store(fake: ScriptedWorker, master: StoreMaster) -> None:

@@ -8,13 +8,14 @@ from typing import Final
 
 import aiohttp
 import pytest
+from aiohttp import web
 from msgspec.structs import replace
 
 from engines.description import EngineDescription, EngineKind, Model
 from engines.store import SchedulerBlockSize, VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.kv_indexer import hash_prompt
-from indexer.types import PLAIN
+from indexer.types import PLAIN, Namespace
 from router.context import Prompt
 from router.http.pool import Pool
 from router.store.master import Query
@@ -48,9 +49,10 @@ class Scene:
         self.fleet.add(one)
         self.fleet.mark_up(one)
 
-    async def found(self) -> int:
-        hashes = hash_prompt(IDS, self.fleet.block_sizes, PLAIN)
-        return await self.store.leading_tokens(Prompt(len(IDS), hashes, pack_tokens(IDS), PLAIN), "m")
+    async def found(self, model: str = "m") -> int:
+        namespace = Namespace(self.fleet.lora_name(model))
+        hashes = hash_prompt(IDS, self.fleet.block_sizes, namespace)
+        return await self.store.leading_tokens(Prompt(len(IDS), hashes, pack_tokens(IDS), namespace), model)
 
 
 @asynccontextmanager
@@ -115,16 +117,36 @@ def test_sglang_names_its_model_in_keys_since_0_5_17(version: str | None, start:
     assert layout.keys(digests[0])[0].startswith(start + digests[0].hex())
 
 
+def with_adapter(name: str, path: str) -> EngineDescription:
+    return EngineDescription("vllm", models=(Model("m"), Model(name, root=path, parent="m")), block_size=16)
+
+
+def put_of_adapter(master: Master, name: str, path: str) -> None:
+    master.layout = VllmLayout(model="m", block_size=SchedulerBlockSize(16), loras={name: path})
+    master.put(pack_tokens(IDS), len(IDS) // 16, Namespace(name))
+
+
 async def test_adapters_of_all_workers_are_known() -> None:
     async with scene(block_size=16) as made:
-        for name in ("a", "b", "c"):
+        for name in ("a", "b"):
+            put_of_adapter(made.master, name, f"/adapters/{name}")
             one = worker(name, 16)
-            adapters = [Model(name, root=f"/adapters/{name}", parent="m")] if name != "c" else []
-            one.description = EngineDescription("vllm", models=(Model("m"), *adapters), block_size=16)
+            one.description = with_adapter(name, f"/adapters/{name}")
             await made.comes_up(one)
-        layout = made.store._layouts["m"]
-        assert layout
-        assert layout.loras == {"a": "/adapters/a", "b": "/adapters/b"}
+        await made.comes_up(worker("c", 16))
+        assert [await made.found(name) for name in ("a", "b", "m")] == [len(IDS)] * 3
+        assert made.master.listed == 1
+
+
+async def test_an_adapter_may_be_loaded_while_its_worker_serves_and_from_elsewhere_later() -> None:
+    async with scene(block_size=16) as made:
+        one = worker("w", 16)
+        await made.comes_up(one)
+        for path in ("/adapters/first", "/adapters/second"):
+            made.fleet.redescribe(one, with_adapter("poet", path))
+            assert await made.found("poet") == 0
+            put_of_adapter(made.master, "poet", path)
+            assert await made.found("poet") == len(IDS)
 
 
 async def test_a_model_may_come_while_the_master_is_asked_for_what_is_hot() -> None:
@@ -161,3 +183,51 @@ async def test_whatever_goes_wrong_in_a_look_up_the_store_has_nothing(
         assert "A prompt could not be looked up in the store" in caplog.messages
         monkeypatch.undo()
         assert await made.found() == len(IDS)
+
+
+async def test_what_is_found_has_the_names_that_are_asked_for() -> None:
+    """No list of all keys is needed to know that."""
+    async with scene(block_size=16) as made:
+        ours, made.master.there = made.master.there, set()
+        await made.comes_up(worker("w", 16))
+        made.master.there = ours
+        assert await made.found() == len(IDS)
+        await made.store.compare()
+        assert made.master.listed == 1
+
+
+async def test_the_store_is_up_while_its_master_answers_whatever_it_was_asked_about() -> None:
+    async with scene(block_size=16) as made:
+        await made.comes_up(worker("w", 16))
+        other = worker("other", 16)
+        other.description = EngineDescription("vllm", models=(Model("n"),), block_size=16)
+        await made.comes_up(other)
+        made.master.answer = lambda: web.Response(status=500)
+        await made.found("n")
+        assert not made.store.healthy
+        made.master.answer = None
+        made.fleet.remove(other)  # so that nobody asks for its model any more
+        assert await made.found() == len(IDS)
+        assert made.store.healthy
+
+
+async def test_names_are_compared_until_they_agree(caplog: pytest.LogCaptureFixture) -> None:
+    """A store is empty at first."""
+    async with scene(block_size=16) as made:
+        ours, made.master.there = made.master.there, set()
+        await made.comes_up(worker("w", 16))
+        assert not made.store.problems
+        made.master.there = {key.replace("m@tp", "other@tp") for key in ours}
+        for _ in range(2):
+            await made.store.compare()
+            assert "'other'" in made.store.problems["m"]
+        assert caplog.messages.count("The store may not help this model") == 1
+        made.master.there = set()
+        await made.store.compare()
+        assert made.store.problems, "what is empty tells nothing new"
+        made.master.there = ours
+        await made.store.compare()
+        assert not made.store.problems
+        listed = made.master.listed
+        await made.store.compare()
+        assert made.master.listed == listed, "which takes a master long"
