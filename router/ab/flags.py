@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from publishers.urls import is_host, split_url
 from router.ab.errors import RunError
 
 _T = TypeVar("_T")
@@ -54,6 +56,18 @@ def whole(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is below 0")
     return value
+
+
+def router_url(text: str) -> str:
+    try:
+        parts = split_url(text)
+        _ = parts.port  # raises ValueError for what is no port number
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL: {error}") from None
+    if parts.scheme not in {"http", "https"} or not is_host(parts.hostname or "") or re.search(r"\s", text):
+        form = "it looks like http://HOST:PORT (http or https)"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a router's address; {form}")
+    return text
 
 
 def check_writable(flag: str, path: str | None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import re
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,8 @@ from shlex import join
 from rich.console import Console
 
 from publishers.credentials import client_context, read_key
-from publishers.urls import split_url
 from router.ab.errors import RunError
-from router.ab.flags import Parser, check_writable
+from router.ab.flags import Parser, check_writable, router_url
 from router.ab.report import table
 from router.ab.scrape import ArmCounts, Times, fetch, metrics_of, read_arms
 from router.page.html import page
@@ -50,7 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     about = "Compares the arms of a live A/B test (--ab), by what running routers have counted since their start."
     parser = Parser(prog="kv-router ab report", description=about, allow_abbrev=False)
     parser.add_argument(
-        "url", nargs="+", type=_router, metavar="URL", help="address of a router; the counts of several are added up"
+        "url", nargs="+", type=router_url, metavar="URL", help="address of a router; the counts of several are added up"
     )
     parser.add_argument(
         "--baseline", metavar="ARM", help="arm that the others are compared with (default: the first that is not kv)"
@@ -63,18 +61,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--html", metavar="FILE", help="write the report as a page with charts")
     return parser
-
-
-def _router(text: str) -> str:
-    try:
-        parts = split_url(text)
-        _ = parts.port  # raises ValueError for what is no port number
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a URL: {error}") from None
-    if parts.scheme not in {"http", "https"} or not parts.hostname or re.search(r"\s", text):
-        form = "it looks like http://HOST:PORT (http or https)"
-        raise argparse.ArgumentTypeError(f"{text!r} is not a router's address; {form}")
-    return text
 
 
 def _check_distinct(urls: Sequence[str]) -> None:

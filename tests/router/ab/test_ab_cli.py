@@ -111,7 +111,12 @@ def trace(tmp_path: Path) -> str:
             ["--peer", "kv=http://a:1"],
             "--peer: kv=http://a:1 is not NAME=http://HOST:PORT, with a name that is no mode's",
         ),
-        (["--peer", "x=a:1"], "--peer: x=a:1 is not NAME=http://HOST:PORT"),
+        (["--peer", "x=a:1"], "--peer: 'a:1' is not a router's address; it looks like http://HOST:PORT"),
+        (["--peer", "x=http://"], "--peer: 'http://' is not a router's address"),
+        (["--peer", f"x=http://{'a' * 64}:1"], "is not a router's address"),
+        (["--peer", "x=http://a:b"], "--peer: 'http://a:b' is not a URL: Port could not be cast"),
+        (["--peer", "x=http://a:99999"], "--peer: 'http://a:99999' is not a URL: Port out of range"),
+        (["--peer", "x=http://[::1"], "--peer: 'http://[::1' is not a URL: Invalid IPv6 URL"),
         (["--worker", "http://a:1", "--peer", "x=http://a:1", "--peer", "x=http://b:1"], "--peer names x twice"),
     ],
 )
