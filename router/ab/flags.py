@@ -1,12 +1,15 @@
-"""What the command lines of A/B runs and simulations share: the argparse parser, and checks of numbers and files."""
+"""What the command lines of A/B runs and simulations share: the argparse parser, checks of numbers, and files."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn, TypeVar
+
+from rich.console import Console
 
 from publishers.urls import is_host, split_url
 from router.ab.errors import RunError
@@ -79,3 +82,17 @@ def check_writable(flag: str, path: str | None) -> None:
             pass
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}; give {flag} another FILE") from None
+
+
+def write_all(name: str, files: Mapping[str, bytes], console: Console) -> bool:
+    """Writes what is kept of a run, and says of each file whether it could be. Hours may lie behind it, and a disk may
+    be full by now: one file that cannot be written does not cost the others."""
+    failed = False
+    for path, content in files.items():
+        try:
+            Path(path).write_bytes(content)
+            console.print(f"Written to {path}", markup=False, highlight=False, soft_wrap=True)
+        except OSError as error:
+            sys.stderr.write(f"{name}: cannot write {path}: {error.strerror}\n")
+            failed = True
+    return not failed

@@ -9,14 +9,13 @@ import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from shlex import join
 
 from rich.console import Console
 
 from publishers.credentials import client_context, read_key
 from router.ab.errors import RunError
-from router.ab.flags import Parser, check_writable, router_url
+from router.ab.flags import Parser, check_writable, router_url, write_all
 from router.ab.report import table
 from router.ab.scrape import ArmCounts, Times, fetch, metrics_of, read_arms
 from router.page.html import page
@@ -80,7 +79,7 @@ def _access(given: argparse.Namespace) -> tuple[str | None, ssl.SSLContext | Non
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status: 2 for what cannot be reported."""
+    """Returns the exit status: 2 for what cannot be reported or written."""
     try:
         given = make_parser().parse_args(argv)
         _check_distinct(given.url)
@@ -90,10 +89,10 @@ def main(argv: list[str]) -> int:
     except RunError as error:
         sys.stderr.write(f"kv-router ab report: {error}\n")
         return 2
-    _show(compared, Console(width=None if sys.stdout.isatty() else 120))
-    if given.html:
-        Path(given.html).write_text(page(compared), "utf-8")
-    return 0
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    _show(compared, console)
+    files = {given.html: page(compared).encode()} if given.html else {}
+    return 0 if write_all("kv-router ab report", files, console) else 2
 
 
 def comparison(

@@ -227,6 +227,18 @@ def test_what_was_measured_before_a_run_failed_is_reported(
     assert "<svg" in html.read_text("utf-8")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_costs_one_file_only(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    html = tmp_path / "ab.html"
+    with engine(resets=True) as (url, _):
+        flags = ["--worker", url, "--modes", "none", "--out", "/dev/full", "--html", str(html)]
+        assert main(["--trace", trace, *flags]) == 2
+    said = capsys.readouterr()
+    assert said.err == "kv-router ab: cannot write /dev/full: No space left on device\n"
+    assert said.out.endswith(f"Written to {html}\n")
+    assert "<svg" in html.read_text("utf-8")
+
+
 def test_what_was_measured_before_an_interruption_is_reported(
     trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,12 @@ def test_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert report["settings"]["requests"]["workload"] == "rag"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *SMALL, "--limit", "5", "--policies", "auto", "--out", "/dev/full"]) == 2
+    assert capsys.readouterr().err == "kv-router simulate: cannot write /dev/full: No space left on device\n"
+
+
 def test_the_same_seed_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     told = [main(["simulate", *SMALL, "--policies", "auto"]) or capsys.readouterr().out for _ in range(2)]
     assert told[0] == told[1]
