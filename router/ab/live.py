@@ -24,7 +24,7 @@ from router.page.results import HITS, TTFT_MEAN, TTFT_P99, Comparison, Figure, R
 FIGURES = (
     Figure("requests", "{:,.0f}", compared=False),
     Figure("share of requests %", "{:.2f}", compared=False),
-    Figure("not completed %", "{:.2f}", compared=False),
+    Figure("failed or cancelled %", "{:.2f}", compared=False),
     Figure(TTFT_MEAN),
     *(Figure(f"TTFT s p{cut}") for cut in (50, 90, 99)),
     Figure("E2E s mean"),
@@ -135,7 +135,7 @@ def _values(arm: ArmCounts, whole: float) -> dict[str, float]:
     return {
         "requests": requests,
         "share of requests %": requests / whole * 100,
-        "not completed %": _share(requests - arm.ends["complete"], requests),
+        "failed or cancelled %": _share(requests - arm.first_byte.count, requests),  # which has all others
         **_times("TTFT s", arm.first_byte, (50, 90)),
         TTFT_P99: arm.first_byte.quantile(0.99),
         **_times("E2E s", arm.duration, (50, 99)),
