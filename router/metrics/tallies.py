@@ -175,8 +175,9 @@ class Tallies(Collector):
             tally.first_byte.observe(outcome.first_byte)
         parted = outcome.parted
         if outcome.cached_tokens is not None:
-            reporter = self.worker(parted.prefill_worker) if parted else tally
-            reporter.reported_tokens += outcome.cached_tokens
+            reporter = self._workers.get(parted.prefill_worker) if parted else tally
+            if reporter:  # else it has left since it computed the prompt
+                reporter.reported_tokens += outcome.cached_tokens
         if parted:
             self.parted.prefilled(parted)
             if outcome.first_byte is not None and not outcome.is_error:

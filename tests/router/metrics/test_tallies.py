@@ -336,3 +336,16 @@ def test_workers_that_have_left_are_told_no_more() -> None:
         tallies.worker(name).retries += 1
     tallies.keep({"b", "c"})
     assert {name: tally.retries for name, tally in tallies._workers.items()} == {"": 1, "b": 1}
+
+
+def test_a_prefill_worker_that_has_left_is_told_no_more_when_its_requests_end() -> None:
+    """Its part was over: it may leave while others still decode."""
+    tallies = Tallies()
+    parted = Parted("p", 1.0, 0.5, Prefilled(cached_tokens=64))
+    outcome = Outcome(None, 200, "complete", 2.0, 3.0, 100, 64, parted)
+    tallies.worker("p")
+    tallies.finished(outcome, True)
+    assert tallies.worker("p").reported_tokens == 64
+    tallies.keep({"d"})
+    tallies.finished(outcome, True)
+    assert "p" not in tallies._workers
