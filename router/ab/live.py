@@ -135,7 +135,7 @@ def _values(arm: ArmCounts, whole: float) -> dict[str, float]:
     return {
         "requests": requests,
         "share of requests %": requests / whole * 100,
-        "failed or cancelled %": _share(requests - arm.first_byte.count, requests),  # which has all others
+        "failed or cancelled %": _failed(arm),
         **_times("TTFT s", arm.first_byte, (50, 90)),
         TTFT_P99: arm.first_byte.quantile(0.99),
         **_times("E2E s", arm.duration, (50, 99)),
@@ -143,6 +143,11 @@ def _values(arm: ArmCounts, whole: float) -> dict[str, float]:
         HITS: _share(tokens["reported_cached_tokens"], tokens["reported_prompt_tokens"]),
         "expected cached prompt tokens %": _share(tokens["predicted_cached_tokens"], tokens["prompt_tokens"]),
     }
+
+
+def _failed(arm: ArmCounts) -> float:
+    """In percent. A page of metrics is made while requests end, and tells of times after it told of requests."""
+    return _share(max(0.0, arm.requests - arm.first_byte.count), arm.requests)
 
 
 def _times(title: str, times: Times, cuts: Sequence[int]) -> dict[str, float]:

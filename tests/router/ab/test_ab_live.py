@@ -130,6 +130,13 @@ def test_an_arm_whose_every_answer_is_an_error_has_failed() -> None:
     assert math.isnan(compared.results[1].values[TTFT_MEAN])
 
 
+def test_a_request_that_ends_while_the_page_is_made_has_not_failed() -> None:
+    arm = ArmCounts()
+    arm.ends["complete"], arm.first_byte = 2, observed([0.1, 0.2, 0.3])
+    values = comparison({"kv": arm}, None, ["http://r"], ()).results[0].values
+    assert values["failed or cancelled %"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", [TTFT_MEAN, "TTFT s p50", "TTFT s p99"])
 def test_two_arms_that_are_the_same_do_not_differ(figure: str) -> None:
