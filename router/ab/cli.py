@@ -126,10 +126,12 @@ async def _run(plan: Plan, access: WorkerAccess, loads: Loads, console: Console,
 
 
 def _cancel_on_signals() -> None:
-    """Cancels the task on Ctrl-C and SIGTERM, so that every `finally` runs and no child is left."""
+    """Cancels the task on Ctrl-C, on SIGTERM, and when the terminal is gone (except under `nohup`), so that every
+    `finally` runs and no child is left."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - narrows the type
-    for number in (signal.SIGINT, signal.SIGTERM):
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    for number in (signal.SIGINT, signal.SIGTERM, *(() if nohup else (signal.SIGHUP,))):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
