@@ -80,7 +80,7 @@ class Arms(Collector):
 
     def assign(self, head: RequestHead) -> Arm:
         value = first(head.headers, self._sticky) if self._sticky else None
-        point = self._random.random() if value is None else _point(value)
+        point = _point(value) if value else self._random.random()  # an empty one names no session
         place = bisect_right(self._sums, point * self._sums[-1])
         return self._arms[min(place, len(self._arms) - 1)]  # rounding may leave the point on the upper edge
 

@@ -41,10 +41,17 @@ class Child:
             raise self.failure(f"ended with status {self.process.returncode} before it was up")
         return text.decode(errors="replace")
 
-    async def drain(self) -> None:
-        """Reads the rest of stdout, so that the child is never blocked writing it."""
+    async def watch(self) -> None:
+        """Reads the rest of stdout, so that the child is never blocked writing it. Raises RunError when it ends."""
         while await self.stdout.read(1 << 16):
             pass
+        await self.process.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raises RunError when it has ended."""
+        if self.process.returncode is not None:
+            raise self.failure(f"ended with status {self.process.returncode} during the run")
 
     def failure(self, what: str) -> RunError:
         """An error with `what` happened, and the last line of the process's stderr."""
@@ -60,7 +67,7 @@ async def fleet(flags: Sequence[str]) -> AsyncIterator[list[str]]:
         async with _within(_STARTING, child):
             while (urls := _read_workers(await child.line())) is None:
                 pass
-        async with _draining(child):
+        async with _running(child):
             yield urls
 
 
@@ -73,7 +80,7 @@ async def router(mode: str, workers: Sequence[str], flags: Sequence[str]) -> Asy
         async with _within(_STARTING, child):
             while not (url := read_listening(await child.line())):
                 pass
-        async with _draining(child):
+        async with _running(child):
             async with _within(_STARTING, child):
                 await engines.until_ready(url)
             yield url
@@ -101,8 +108,6 @@ async def _child(name: str, arguments: Sequence[str]) -> AsyncIterator[Child]:
         child = Child(name, process, log)
         try:
             yield child
-            if process.returncode is not None:
-                raise child.failure(f"ended with status {process.returncode} during the run")
         finally:
             await _end(process)
 
@@ -117,12 +122,16 @@ async def _within(seconds: float, child: Child) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _draining(child: Child) -> AsyncIterator[None]:
-    task = asyncio.create_task(child.drain())
+async def _running(child: Child) -> AsyncIterator[None]:
+    """Raises RunError as soon as the child ends: the rest of a run may take hours, and would measure nothing."""
     try:
-        yield
-    finally:
-        task.cancel()
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(child.watch())
+            yield
+            child.check()
+            watch.cancel()
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 async def _end(process: Process) -> None:

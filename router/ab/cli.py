@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -21,7 +20,7 @@ from router.ab import children, live, workers
 from router.ab.client import Address
 from router.ab.errors import RunError
 from router.ab.figures import ratios
-from router.ab.flags import check_writable
+from router.ab.flags import check_writable, write_all
 from router.ab.machine import Cost, Meter
 from router.ab.plan import UNROUTED, Plan, mode_of, read_plan
 from router.ab.progress import progress
@@ -41,7 +40,7 @@ Loads = Mapping[int, list[Row]]
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status: 2 for what cannot be run, 1 when a mode answered no request at all, 130 when
+    """Returns the exit status: 2 for what cannot be run or written, 1 when a mode answered no request at all, 130 when
     interrupted, in which case the runs finished by then are reported."""
     if argv[:1] == ["report"]:
         return live.main(argv[1:])
@@ -62,7 +61,8 @@ def main(argv: list[str]) -> int:
         return status
     report = _report(plan, argv, started, measured)
     show(report, console)
-    _write(plan, report, console)
+    if not write_all("kv-router ab", _files(plan, report), console):
+        return 2
     return status or (1 if any(mode.summary.errors == mode.summary.requests for mode in report.modes) else 0)
 
 
@@ -85,13 +85,10 @@ def _so_far(plan: Plan, measured: Sequence[_Measured]) -> str:
     return f"; reported of {runs} runs: the first {len(measured)}" if measured else ""
 
 
-def _write(plan: Plan, report: Report, console: Console) -> None:
-    if plan.out:
-        Path(plan.out).write_bytes(report.encode())
-    if plan.html:
-        Path(plan.html).write_text(page(comparison(report)), "utf-8")
-    for path in filter(None, (plan.out, plan.html)):
-        console.print(f"Written to {path}", markup=False, highlight=False, soft_wrap=True)
+def _files(plan: Plan, report: Report) -> dict[str, bytes]:
+    """What is to be written, by path."""
+    files = {plan.out: report.encode()} if plan.out else {}
+    return files | ({plan.html: page(comparison(report)).encode()} if plan.html else {})
 
 
 class _Run(NamedTuple):
@@ -129,10 +126,12 @@ async def _run(plan: Plan, access: WorkerAccess, loads: Loads, console: Console,
 
 
 def _cancel_on_signals() -> None:
-    """Cancels the task on Ctrl-C and SIGTERM, so that every `finally` runs and no child is left."""
+    """Cancels the task on Ctrl-C, on SIGTERM, and when the terminal is gone (except under `nohup`), so that every
+    `finally` runs and no child is left."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - narrows the type
-    for number in (signal.SIGINT, signal.SIGTERM):
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    for number in (signal.SIGINT, signal.SIGTERM, *(() if nohup else (signal.SIGHUP,))):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 

@@ -121,7 +121,8 @@ class Exchange(asyncio.Protocol):
             self._finish(f"not an HTTP response: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if b"[DONE]" in self._tail:  # a body without a length ends with its connection
+        # A body without a length ends with its connection. Of an error even the beginning says more than that it broke.
+        if b"[DONE]" in self._tail or self.outcome.status not in {0, 200}:
             self.on_message_complete()
         else:
             self._finish(

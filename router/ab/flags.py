@@ -1,12 +1,17 @@
-"""What the command lines of A/B runs and simulations share: the argparse parser, and checks of numbers and files."""
+"""What the command lines of A/B runs and simulations share: the argparse parser, checks of numbers, and files."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from rich.console import Console
+
+from publishers.urls import is_host, split_url
 from router.ab.errors import RunError
 
 _T = TypeVar("_T")
@@ -56,6 +61,18 @@ def whole(text: str) -> int:
     return value
 
 
+def router_url(text: str) -> str:
+    try:
+        parts = split_url(text)
+        _ = parts.port  # raises ValueError for what is no port number
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL: {error}") from None
+    if parts.scheme not in {"http", "https"} or not is_host(parts.hostname or "") or re.search(r"\s", text):
+        form = "it looks like http://HOST:PORT (http or https)"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a router's address; {form}")
+    return text
+
+
 def check_writable(flag: str, path: str | None) -> None:
     """Checks that the file that `flag` names can be written, before the run rather than after it."""
     if path is None:
@@ -65,3 +82,17 @@ def check_writable(flag: str, path: str | None) -> None:
             pass
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}; give {flag} another FILE") from None
+
+
+def write_all(name: str, files: Mapping[str, bytes], console: Console) -> bool:
+    """Writes what is kept of a run, and says of each file whether it could be. Hours may lie behind it, and a disk may
+    be full by now: one file that cannot be written does not cost the others."""
+    failed = False
+    for path, content in files.items():
+        try:
+            Path(path).write_bytes(content)
+            console.print(f"Written to {path}", markup=False, highlight=False, soft_wrap=True)
+        except OSError as error:
+            sys.stderr.write(f"{name}: cannot write {path}: {error.strerror}\n")
+            failed = True
+    return not failed

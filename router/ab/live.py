@@ -5,20 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import re
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from shlex import join
 
 from rich.console import Console
 
 from publishers.credentials import client_context, read_key
-from publishers.urls import split_url
 from router.ab.errors import RunError
-from router.ab.flags import Parser, check_writable
+from router.ab.flags import Parser, check_writable, router_url, write_all
 from router.ab.report import table
 from router.ab.scrape import ArmCounts, Times, fetch, metrics_of, read_arms
 from router.page.html import page
@@ -27,7 +24,7 @@ from router.page.results import HITS, TTFT_MEAN, TTFT_P99, Comparison, Figure, R
 FIGURES = (
     Figure("requests", "{:,.0f}", compared=False),
     Figure("share of requests %", "{:.2f}", compared=False),
-    Figure("not completed %", "{:.2f}", compared=False),
+    Figure("failed or cancelled %", "{:.2f}", compared=False),
     Figure(TTFT_MEAN),
     *(Figure(f"TTFT s p{cut}") for cut in (50, 90, 99)),
     Figure("E2E s mean"),
@@ -50,7 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
     about = "Compares the arms of a live A/B test (--ab), by what running routers have counted since their start."
     parser = Parser(prog="kv-router ab report", description=about, allow_abbrev=False)
     parser.add_argument(
-        "url", nargs="+", type=_router, metavar="URL", help="address of a router; the counts of several are added up"
+        "url", nargs="+", type=router_url, metavar="URL", help="address of a router; the counts of several are added up"
     )
     parser.add_argument(
         "--baseline", metavar="ARM", help="arm that the others are compared with (default: the first that is not kv)"
@@ -63,18 +60,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--html", metavar="FILE", help="write the report as a page with charts")
     return parser
-
-
-def _router(text: str) -> str:
-    try:
-        parts = split_url(text)
-        _ = parts.port  # raises ValueError for what is no port number
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a URL: {error}") from None
-    if parts.scheme not in {"http", "https"} or not parts.hostname or re.search(r"\s", text):
-        form = "it looks like http://HOST:PORT (http or https)"
-        raise argparse.ArgumentTypeError(f"{text!r} is not a router's address; {form}")
-    return text
 
 
 def _check_distinct(urls: Sequence[str]) -> None:
@@ -94,7 +79,7 @@ def _access(given: argparse.Namespace) -> tuple[str | None, ssl.SSLContext | Non
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status: 2 for what cannot be reported."""
+    """Returns the exit status: 2 for what cannot be reported or written."""
     try:
         given = make_parser().parse_args(argv)
         _check_distinct(given.url)
@@ -104,10 +89,10 @@ def main(argv: list[str]) -> int:
     except RunError as error:
         sys.stderr.write(f"kv-router ab report: {error}\n")
         return 2
-    _show(compared, Console(width=None if sys.stdout.isatty() else 120))
-    if given.html:
-        Path(given.html).write_text(page(compared), "utf-8")
-    return 0
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    _show(compared, console)
+    files = {given.html: page(compared).encode()} if given.html else {}
+    return 0 if write_all("kv-router ab report", files, console) else 2
 
 
 def comparison(
@@ -150,7 +135,7 @@ def _values(arm: ArmCounts, whole: float) -> dict[str, float]:
     return {
         "requests": requests,
         "share of requests %": requests / whole * 100,
-        "not completed %": _share(requests - arm.ends["complete"], requests),
+        "failed or cancelled %": _failed(arm),
         **_times("TTFT s", arm.first_byte, (50, 90)),
         TTFT_P99: arm.first_byte.quantile(0.99),
         **_times("E2E s", arm.duration, (50, 99)),
@@ -158,6 +143,11 @@ def _values(arm: ArmCounts, whole: float) -> dict[str, float]:
         HITS: _share(tokens["reported_cached_tokens"], tokens["reported_prompt_tokens"]),
         "expected cached prompt tokens %": _share(tokens["predicted_cached_tokens"], tokens["prompt_tokens"]),
     }
+
+
+def _failed(arm: ArmCounts) -> float:
+    """In percent. A page of metrics is made while requests end, and tells of times after it told of requests."""
+    return _share(max(0.0, arm.requests - arm.first_byte.count), arm.requests)
 
 
 def _times(title: str, times: Times, cuts: Sequence[int]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import msgspec
 
 from router.ab.arrivals import Arrivals, prepare
 from router.ab.errors import RunError
-from router.ab.flags import Parser, count, number, positive
+from router.ab.flags import Parser, count, number, positive, router_url
 from router.ab.trace import SHAPES, Row
 from router.ab.trace_file import load
 from router.security.worker_access import WorkerAccess, read_access
@@ -250,10 +250,10 @@ def mode_of(label: str) -> str:
 
 
 def _peer(text: str) -> tuple[str, str]:
-    name, _, url = text.partition("=")
-    if not _NAME.fullmatch(name) or name in MODES or not url.startswith(("http://", "https://")):
+    name, equals, url = text.partition("=")
+    if not equals or not _NAME.fullmatch(name) or name in MODES:
         raise argparse.ArgumentTypeError(f"{text} is not NAME=http://HOST:PORT, with a name that is no mode's")
-    return name, url
+    return name, router_url(url)
 
 
 def _peers(given: Sequence[tuple[str, str]]) -> dict[str, str]:

@@ -85,7 +85,7 @@ def warnings(
             f"not to be trusted: this machine was {cost.busy:.0%} busy, {cost.own_busy:.0%} by this run, which adds to "
             f"every time; {_remedy(cost, plan)}"
         )
-    if not (plan.simulated or plan.no_reuse or summary.hit_ratio) and summary.errors < summary.requests:
+    if summary.hit_ratio == 0 and not (plan.simulated or plan.no_reuse):
         found.append(
             "no worker reported cached tokens; vLLM does with --enable-prompt-tokens-details, SGLang with "
             "--enable-cache-report"

@@ -51,12 +51,13 @@ class Summary(msgspec.Struct, frozen=True):
     tpot: Spread
     e2e: Spread
     hit_ratio: float
+    """NaN when nothing was answered, as are the imbalances."""
     imbalance_prefill: float
     """The imbalance of uncached prompt tokens over the workers that compute prompts."""
     imbalance_requests: float
     """The imbalance of requests over the workers that answer."""
     duration: float
-    """Simulated seconds from the first arrival to the last answer."""
+    """Simulated seconds from the first arrival to the last answer, or to the last arrival if that failed later."""
     output_tokens_per_second: float
     requests_per_second: float
     lag_p99: float
@@ -107,9 +108,9 @@ def spread(values: Iterable[float | None]) -> Spread:
 
 
 def imbalance(per_worker: Mapping[str, float], workers: int) -> float:
-    """The largest value over the mean of `workers` workers, idle ones included. 1 when nothing was routed, NaN without
-    workers."""
-    if not workers:
+    """The largest value over the mean of `workers` workers, idle ones included. NaN without workers, or when none of
+    them answered."""
+    if not workers or not per_worker:
         return math.nan
     total = sum(per_worker.values())
     return max(per_worker.values()) * max(workers, len(per_worker)) / total if total else 1.0
@@ -161,7 +162,8 @@ def summarise(records: Sequence[Record], workers: int, ttft_slo: float | None = 
     fine = [one for one in records if not one.error]
     prefilling, answering = _parts(fine, workers)
     prompt = sum(one.prompt_tokens for one in fine)
-    duration = max((one.at + one.lag + (one.e2e or 0.0) for one in fine), default=math.nan)
+    # Failed ones count: else a fleet that breaks down half-way would have answered as many a second as one that lasts.
+    duration = max((one.at + one.lag + (one.e2e or 0.0) for one in records), default=math.nan)
     in_time = math.nan if ttft_slo is None else sum(one.ttft is not None and one.ttft <= ttft_slo for one in fine)
     return Summary(
         requests=len(records),
@@ -169,7 +171,7 @@ def summarise(records: Sequence[Record], workers: int, ttft_slo: float | None = 
         ttft=spread(one.ttft for one in fine),
         tpot=spread(one.tpot for one in fine),
         e2e=spread(one.e2e for one in fine),
-        hit_ratio=sum(one.cached_tokens for one in fine) / prompt if prompt else 0.0,
+        hit_ratio=sum(one.cached_tokens for one in fine) / prompt if prompt else math.nan,
         imbalance_prefill=imbalance(_computed(fine), prefilling),
         imbalance_requests=imbalance(Counter(one.worker for one in fine), answering),
         duration=duration,

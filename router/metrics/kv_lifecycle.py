@@ -80,11 +80,11 @@ class KVLifecycle(Collector):
 
     async def learn(self, worker: Worker, folders: Sequence[str] = ()) -> None:
         """The worker has been described. `folders`: `--model-folder`."""
-        size = block_bytes(worker, folders)
+        size, before = block_bytes(worker, folders), self._block_bytes.pop(worker.id, None)
         if size:
             self._block_bytes[worker.id] = size
-        else:
-            self._block_bytes.pop(worker.id, None)
+        if before and size != before:  # what was counted are other blocks: a sum of both would be wrong, and might fall
+            self._workers.pop(worker.id, None)
 
     def keep(self, workers: Collection[str]) -> None:
         """Drop the metrics of all workers but these: the others have left."""

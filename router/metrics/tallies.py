@@ -68,11 +68,14 @@ class PartedTally:
         self.transfer = Histogram(_SECONDS)
         self.decode = Histogram(_SECONDS)
 
-    def finished(self, parted: Parted, decode: float | None) -> None:
-        """`decode`: seconds from the first byte of the answer to its end; None: it was not streamed, so its first byte
-        tells nothing."""
-        self.requests += 1
+    def prefilled(self, parted: Parted) -> None:
+        """A request has ended of which the first part was served."""
         self.prefill.observe(parted.prefill)
+
+    def decoded(self, parted: Parted, decode: float | None) -> None:
+        """The second part was served, too. `decode`: seconds from the first byte of the answer to its end; None: it was
+        not streamed, so its first byte tells nothing."""
+        self.requests += 1
         if decode is not None and parted.transfer is not None:
             self.transfer.observe(parted.transfer)
             self.decode.observe(decode)
@@ -172,11 +175,13 @@ class Tallies(Collector):
             tally.first_byte.observe(outcome.first_byte)
         parted = outcome.parted
         if outcome.cached_tokens is not None:
-            reporter = self.worker(parted.prefill_worker) if parted else tally
-            reporter.reported_tokens += outcome.cached_tokens
+            reporter = self._workers.get(parted.prefill_worker) if parted else tally
+            if reporter:  # else it has left since it computed the prompt
+                reporter.reported_tokens += outcome.cached_tokens
         if parted:
-            decode = outcome.duration - (outcome.first_byte or outcome.duration)
-            self.parted.finished(parted, decode if streamed else None)
+            self.parted.prefilled(parted)
+            if outcome.first_byte is not None and not outcome.is_error:
+                self.parted.decoded(parted, outcome.duration - outcome.first_byte if streamed else None)
 
     def keep(self, workers: Collection[str]) -> None:
         """Drop the metrics of all workers but these: the others have left."""

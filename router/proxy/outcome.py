@@ -23,6 +23,11 @@ class Outcome(NamedTuple):
     """As the engine reported them; of a split request, the engine that prefilled."""
     parted: Parted | None = None
 
+    @property
+    def is_error(self) -> bool:
+        """Whether the answer, which was passed on completely, is a worker's error."""
+        return self.end == "complete" and self.status >= 400
+
 
 class Silence(NamedTuple):
     """A worker has sent nothing for an exchange since `since`."""

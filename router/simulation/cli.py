@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import msgspec
 from rich.console import Console
 
 from router.ab.errors import RunError
-from router.ab.flags import check_writable
+from router.ab.flags import check_writable, write_all
 from router.simulation.crediting import credit_table, credit_verdicts, run_credit
 from router.simulation.figures import Figures
 from router.simulation.knee import FURTHEST, GROWTH, LIGHT, Knee
 from router.simulation.plan import BASELINES, Plan, read_plan
 from router.simulation.report import as_json, page, suite_table, table, verdicts
 from router.simulation.run import Runner, runner
-from router.simulation.suite import cases, find_knees, judge, run_suite
+from router.simulation.suite import Line, cases, find_knees, judge, run_suite
 
 NAME = "kv-router simulate"
 _NO_KNEE = f"There is no knee up to rate {FURTHEST:g}: mean TTFT stays within {GROWTH:g} times that at rate {LIGHT:g}"
@@ -36,31 +36,38 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status: 2 for what cannot be run, 130 when interrupted."""
+    """Returns the exit status: 2 for what cannot be run or written, 130 when interrupted."""
     try:
         plan = read_plan(argv)
         check_writable("--out", plan.out)
         check_writable("--page", plan.page)
         console = Console(width=None if sys.stdout.isatty() else 140, highlight=False, soft_wrap=True)
         with runner(plan.jobs) as runs:
-            found = _study(plan, runs, console, argv)
+            found = _study(plan, runs, console)
     except RunError as error:
         sys.stderr.write(f"{NAME}: {error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write(f"{NAME}: interrupted\n")
         return 130
+    return 0 if write_all(NAME, _files(plan, found, argv), console) else 2
+
+
+def _files(plan: Plan, found: Mapping[str, object], argv: Sequence[str]) -> dict[str, bytes]:
+    """What is to be written, by path."""
+    files: dict[str, bytes] = {}
+    if plan.page:
+        command = shlex.join(["python", "-m", "router", "simulate", *argv])
+        files[plan.page] = page(cast("Sequence[Line]", found["lines"]), command).encode()
     if plan.out:
-        report = {"command": [*NAME.split(), *argv], "settings": plan, **found}
-        Path(plan.out).write_bytes(as_json(report))
-        console.print(f"Written to {plan.out}", markup=False)
-    return 0
+        files[plan.out] = as_json({"command": [*NAME.split(), *argv], "settings": plan, **found})
+    return files
 
 
-def _study(plan: Plan, runs: Runner, console: Console, argv: Sequence[str]) -> dict[str, object]:
+def _study(plan: Plan, runs: Runner, console: Console) -> dict[str, object]:
     """Runs what was asked for; returns the contents of the JSON report besides the settings."""
     if plan.suite:
-        return _suite_knees(plan, runs, console) if plan.knee else _suite(plan, runs, console, argv)
+        return _suite_knees(plan, runs, console) if plan.knee else _suite(plan, runs, console)
     if plan.knee:
         return {"knee": _knee(plan, runs, console)}
     if plan.store_sweep:
@@ -98,7 +105,7 @@ def _legend(plan: Plan) -> str:
     return f"In brackets: the ratio to {plan.baseline}.{certainty} {good}"
 
 
-def _suite(plan: Plan, runs: Runner, console: Console, argv: Sequence[str]) -> dict[str, object]:
+def _suite(plan: Plan, runs: Runner, console: Console) -> dict[str, object]:
     lines = []
     for line in run_suite(cases(plan.suite_workloads), plan.seeds, runs):
         lines.append(line)
@@ -106,8 +113,6 @@ def _suite(plan: Plan, runs: Runner, console: Console, argv: Sequence[str]) -> d
     console.print(suite_table(lines))
     for text in verdicts(lines):
         console.print(text)
-    if plan.page:
-        Path(plan.page).write_text(page(lines, shlex.join(["python", "-m", "router", "simulate", *argv])), "utf-8")
     return {"lines": lines, "verdict": judge(lines)}
 
 

@@ -33,7 +33,7 @@ class Figures(msgspec.Struct, frozen=True):
     itl: Spread
     """Seconds between two tokens of a stream (inter-token latency), at the worker."""
     hit_ratio: float
-    """The share of prompt tokens found in the workers' own caches."""
+    """The share of prompt tokens found in the workers' own caches; NaN, as the imbalance, when nothing was answered."""
     imbalance: float
     """The imbalance of uncached prompt tokens over the workers that prefill."""
     goodput: float
@@ -58,7 +58,7 @@ def summarise(
     uncached: Counter[str] = Counter()
     for sample in fine:
         uncached[str(sample.worker)] += sample.prompt_tokens - sample.cached_tokens - sample.stored_tokens
-    prompt = max(1, sum(sample.prompt_tokens for sample in fine))
+    prompt = sum(sample.prompt_tokens for sample in fine) or math.nan
     fates = Counter(sample.fate for sample in samples)
     return Figures(
         requests=len(samples),

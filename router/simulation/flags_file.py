@@ -40,6 +40,8 @@ def _read(path: Path, every: Parser) -> list[str]:
     flags = [part for name, value in content.items() for part in _flag(path, name, value)]
     try:
         every.parse_args(flags)
+        for name in (name for name, value in content.items() if value is False):
+            every.parse_args([f"--{name}"])  # nothing is left of it, but a flag that there is not would go unnoticed
     except RunError as error:  # among the command line's flags nothing would tell that it is the file's
         raise RunError(f"{path}: {error}") from None
     return flags

@@ -195,9 +195,10 @@ def test_a_larger_weight_moves_nobody_back() -> None:
     assert all(after.assign(one).name == "kv" for one in early)
 
 
-def test_without_a_value_an_arm_is_drawn() -> None:
+@pytest.mark.parametrize("values", [{}, {"x_session_id": ""}])
+def test_without_a_value_an_arm_is_drawn(values: dict[str, str]) -> None:
     arms = made("kv:1,random:1", ab_sticky="x-session-id")
-    assert len({arms.assign(head()).name for _ in range(50)}) == 2
+    assert len({arms.assign(head(**values)).name for _ in range(50)}) == 2
 
 
 class _Edge:

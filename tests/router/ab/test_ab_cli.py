@@ -111,7 +111,12 @@ def trace(tmp_path: Path) -> str:
             ["--peer", "kv=http://a:1"],
             "--peer: kv=http://a:1 is not NAME=http://HOST:PORT, with a name that is no mode's",
         ),
-        (["--peer", "x=a:1"], "--peer: x=a:1 is not NAME=http://HOST:PORT"),
+        (["--peer", "x=a:1"], "--peer: 'a:1' is not a router's address; it looks like http://HOST:PORT"),
+        (["--peer", "x=http://"], "--peer: 'http://' is not a router's address"),
+        (["--peer", f"x=http://{'a' * 64}:1"], "is not a router's address"),
+        (["--peer", "x=http://a:b"], "--peer: 'http://a:b' is not a URL: Port could not be cast"),
+        (["--peer", "x=http://a:99999"], "--peer: 'http://a:99999' is not a URL: Port out of range"),
+        (["--peer", "x=http://[::1"], "--peer: 'http://[::1' is not a URL: Invalid IPv6 URL"),
         (["--worker", "http://a:1", "--peer", "x=http://a:1", "--peer", "x=http://b:1"], "--peer names x twice"),
     ],
 )
@@ -219,6 +224,18 @@ def test_what_was_measured_before_a_run_failed_is_reported(
     modes = json.loads(out.read_bytes())["modes"]
     assert [(mode["rate"], mode["mode"]) for mode in modes] == [(1, "none"), (1, "none#2"), (2, "none")]
     assert set(modes[2]["ratios"].values()) == {None}
+    assert "<svg" in html.read_text("utf-8")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_costs_one_file_only(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    html = tmp_path / "ab.html"
+    with engine(resets=True) as (url, _):
+        flags = ["--worker", url, "--modes", "none", "--out", "/dev/full", "--html", str(html)]
+        assert main(["--trace", trace, *flags]) == 2
+    said = capsys.readouterr()
+    assert said.err == "kv-router ab: cannot write /dev/full: No space left on device\n"
+    assert said.out.endswith(f"Written to {html}\n")
     assert "<svg" in html.read_text("utf-8")
 
 

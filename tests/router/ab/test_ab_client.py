@@ -71,6 +71,7 @@ async def test_a_long_stream_keeps_only_its_tail() -> None:
     ("response", "error"),
     [
         (plain(b"503 Service Unavailable", b'{"error":\n "busy"}'), 'status 503: {"error": "busy"}'),
+        (b"HTTP/1.0 503 Service Unavailable\r\n\r\nno worker", "status 503: no worker"),
         (chunked(token(), DONE), "the stream ended without usage"),
         (chunked(token(), b'data: {"error":{"message":"boom"}}\n\n', DONE), 'error in the stream: {"message":"boom"}'),
         (chunked(b'data: {"usage"\n\n'), "the last chunk of the stream is not JSON"),

@@ -45,14 +45,15 @@ def test_every_mode_answers_every_request(tmp_path: Path, capsys: pytest.Capture
     assert page.read_text("utf-8").count("<svg") == 6
 
 
-def test_a_signal_ends_every_child(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_every_child(number: signal.Signals) -> None:
     """Interrupted in the middle of a mode: nobody is left, and there is no traceback."""
     command = [sys.executable, "-m", "router", "ab", *SMALL, "--modes", "kv", "--rate", "0.05"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("kv: ")  # requests are being answered
         children = _children(process.pid)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert error == "kv-router ab: interrupted; the fleet and the router were ended\n"

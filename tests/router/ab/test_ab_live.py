@@ -75,8 +75,8 @@ def test_no_times() -> None:
     assert math.isnan(observed([1.0]).mean_error)
 
 
-def outcome(ttft: float, end: str = "complete") -> Outcome:
-    return Outcome(None, 200, end, ttft, ttft + 1, 100, 60)  # type: ignore[arg-type]
+def outcome(ttft: float, end: str = "complete", status: int = 200) -> Outcome:
+    return Outcome(None, status, end, ttft, ttft + 1, 100, 60)  # type: ignore[arg-type]
 
 
 def told(**ttfts: float) -> str:
@@ -105,7 +105,7 @@ def test_arms_side_by_side() -> None:
     assert (compared.policies, compared.baseline) == (["kv", "round-robin"], "round-robin")
     kv = compared.results[0].values
     assert (kv["requests"], kv["share of requests %"]) == (201, 50)
-    assert kv["not completed %"] == pytest.approx(100 / 201)
+    assert kv["failed or cancelled %"] == pytest.approx(100 / 201)
     assert (kv[HITS], kv["expected cached prompt tokens %"]) == (60, 50)
     ratio = compared.ratio(TTFT_MEAN, "kv", 1.0)
     assert ratio.mean == pytest.approx(0.5)
@@ -115,6 +115,26 @@ def test_arms_side_by_side() -> None:
     assert p99.low is not None
     assert p99.low < ratio.low, "less is known of it than of the mean"
     assert compared.mean(TTFT_MEAN, "kv", 1.0).half == pytest.approx(0.1 * 0.6 / math.sqrt(200) * 1.96, rel=0.2)
+
+
+def test_an_arm_whose_every_answer_is_an_error_has_failed() -> None:
+    """The workers' own errors are passed on completely."""
+    arms = [Arm(name, cast("Policy", None)) for name in ("kv", "random")]
+    for status, arm in zip((200, 500), arms, strict=True):
+        for _ in range(3):
+            arm.tally.finished(outcome(0.1, status=status))
+    registry = CollectorRegistry()
+    registry.register(Arms(arms, [1.0, 1.0], None, random.Random(0)))
+    compared = comparison(read_arms([generate_latest(registry).decode()]), None, ["http://r"], ())
+    assert [result.values["failed or cancelled %"] for result in compared.results] == [0, 100]
+    assert math.isnan(compared.results[1].values[TTFT_MEAN])
+
+
+def test_a_request_that_ends_while_the_page_is_made_has_not_failed() -> None:
+    arm = ArmCounts()
+    arm.ends["complete"], arm.first_byte = 2, observed([0.1, 0.2, 0.3])
+    values = comparison({"kv": arm}, None, ["http://r"], ()).results[0].values
+    assert values["failed or cancelled %"] == 0
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_an_error_has_no_times() -> None:
         ({"a": 10.0, "b": 10.0}, 2, 1.0),
         ({"a": 10.0}, 4, 4.0),
         ({"a": 30.0, "b": 10.0}, 2, 1.5),
-        ({}, 4, 1.0),
+        ({"a": 0.0}, 4, 1.0),
     ],
 )
 def test_imbalance(per_worker: dict[str, float], workers: int, value: float) -> None:
@@ -103,8 +103,19 @@ def test_who_computes_prompts_and_who_answers_are_balanced_apart() -> None:
 
 def test_a_summary_of_errors_only() -> None:
     found = summarise([made(error="no")], workers=2)
-    assert (found.errors, found.hit_ratio, found.requests_per_second) == (1, 0.0, 0.0)
-    assert math.isnan(found.ttft.mean)
+    assert (found.errors, found.requests_per_second, found.output_tokens_per_second) == (1, 0.0, 0.0)
+    unknown = (found.ttft.mean, found.hit_ratio, found.imbalance_prefill, found.imbalance_requests)
+    assert all(map(math.isnan, unknown))
+
+
+def test_a_fleet_that_breaks_down_half_way_answers_half_as_many_a_second() -> None:
+    """Each is due in its own second and answered in no time; those from 5 s on fail."""
+    lasting = [msgspec.structs.replace(made(), at=float(second), lag=0.0, e2e=0.0) for second in range(11)]
+    broken = [one if one.at < 5 else msgspec.structs.replace(one, error="x", ttft=None, e2e=None) for one in lasting]
+    whole, half = (summarise(records, 2, ttft_slo=2.0) for records in (lasting, broken))
+    assert (whole.duration, half.duration) == (10, 10)
+    assert (whole.requests_per_second, half.requests_per_second) == (1.1, 0.5)
+    assert (whole.goodput, half.goodput) == (1.1, 0.5)
 
 
 def test_goodput_counts_what_was_in_time() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -151,6 +152,28 @@ async def test_bytes_are_told_where_they_are_known_only(state: State, tmp_path: 
     worker.description = EngineDescription("vllm", models=(Model("m", "elsewhere"),))
     await state.metrics.lifecycle.learn(worker)
     assert state.blocks("stored", unit="bytes") is None
+
+
+async def test_what_is_counted_in_bytes_of_other_blocks_begins_at_zero(state: State, tmp_path: Path) -> None:
+    """A counter that falls to anything but its beginning looks to Prometheus as if all of that had come since."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"torch_dtype": "bfloat16"}))
+    worker = Worker(parse_worker("http://a:1,name=a,block_size=16"), Pool("http://a:1", 1))
+    whole = EngineDescription("vllm", models=(Model("m", str(tmp_path)),))
+    counts = []
+    for described in (whole, whole, msgspec.structs.replace(whole, kv_dtype="fp8")):
+        worker.description = described
+        await state.metrics.lifecycle.learn(worker)
+        state.says(B, stored(4))
+        before = state.blocks("stored"), state.blocks("stored", unit="bytes")
+        state.says(A, stored(1, 2, 3))
+        counts.append((before, state.blocks("stored"), state.blocks("stored", unit="bytes")))
+    block = 16 * 2 * 2 * 2 * 64 * 2
+    assert counts == [
+        ((None, None), 3, 3 * block),
+        ((3, 3 * block), 6, 6 * block),
+        ((None, None), 3, 3 * block / 2),
+    ]
+    assert state.blocks("stored", "b") == 3, "of other workers all is still told"
 
 
 def test_of_a_worker_that_has_left_nothing_is_told(state: State) -> None:

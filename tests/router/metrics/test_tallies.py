@@ -16,6 +16,7 @@ from engines.disaggregation.answer import Prefilled
 from router.metrics.registry import Metrics, merge
 from router.metrics.tallies import _COUNTERS, _DECISION_SECONDS, _PARTS, _SECONDS, Histogram, Tallies
 from router.proxy.legs import Parted
+from router.proxy.outcome import End, Outcome
 
 Families = dict[str, tuple[str, str, dict[tuple[str, frozenset[tuple[str, str]]], float]]]
 """By name: type, text, and each sample by its name and labels."""
@@ -150,7 +151,9 @@ class Both:
         self.theirs.refused.labels(objective).inc()
 
     def part(self, prefill: float, transfer: float | None, decode: float) -> None:
-        self.ours.parted.finished(Parted("p", prefill, transfer, Prefilled()), decode)
+        parted = Parted("p", prefill, transfer, Prefilled())
+        self.ours.parted.prefilled(parted)
+        self.ours.parted.decoded(parted, decode)
         self.theirs.parted.inc()
         self.theirs.parts["prefill"].observe(prefill)
         if transfer is not None:
@@ -221,6 +224,26 @@ def test_answers_that_take_minutes_are_told_apart() -> None:
     bounds = ("60.0", "120.0", "300.0", "600.0", "+Inf")
     counts = [told["router_request_seconds_bucket", frozenset({("worker", "a"), ("le", le)})] for le in bounds]
     assert counts == [1, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("status", "end", "first_byte", "decoded"),
+    [
+        (200, "complete", 2.0, 1),
+        (502, "broken", 2.0, 1),  # after its beginning
+        (499, "cancelled", 2.0, 1),
+        (499, "cancelled", None, 0),  # while its KV was moved
+        (500, "complete", 2.0, 0),  # the decode worker could not fetch its KV
+        (502, "failed", None, 0),
+    ],
+)
+def test_in_two_parts_was_served_what_was_decoded(
+    status: int, end: End, first_byte: float | None, decoded: int
+) -> None:
+    tallies = Tallies()
+    tallies.finished(Outcome(None, status, end, first_byte, 3.0, None, None, Parted("p", 1.0, 0.5, Prefilled())), True)
+    assert tallies.parted.requests == decoded
+    assert (tallies.parted.prefill.sum, tallies.parted.decode.sum) == (1.0, float(decoded))
 
 
 def test_asking_twice_counts_once() -> None:
@@ -313,3 +336,16 @@ def test_workers_that_have_left_are_told_no_more() -> None:
         tallies.worker(name).retries += 1
     tallies.keep({"b", "c"})
     assert {name: tally.retries for name, tally in tallies._workers.items()} == {"": 1, "b": 1}
+
+
+def test_a_prefill_worker_that_has_left_is_told_no_more_when_its_requests_end() -> None:
+    """Its part was over: it may leave while others still decode."""
+    tallies = Tallies()
+    parted = Parted("p", 1.0, 0.5, Prefilled(cached_tokens=64))
+    outcome = Outcome(None, 200, "complete", 2.0, 3.0, 100, 64, parted)
+    tallies.worker("p")
+    tallies.finished(outcome, True)
+    assert tallies.worker("p").reported_tokens == 64
+    tallies.keep({"d"})
+    tallies.finished(outcome, True)
+    assert "p" not in tallies._workers

@@ -33,6 +33,15 @@ def test_a_run_in_numbers() -> None:
     assert figures.itl.mean == pytest.approx(0.0149)
 
 
+def test_without_an_answer_hits_and_balance_are_unknown() -> None:
+    figures = summarise([Sample(0, 1.0, None, 1.0, 100, 0, 11, -1, "refused")], {}, 2, 10.0, Goal(), store=True)
+    assert math.isnan(figures.hit_ratio)
+    assert math.isnan(figures.imbalance)
+    assert figures.store_ratio is not None
+    assert math.isnan(figures.store_ratio)
+    assert figures.goodput == 0
+
+
 def test_time_counts_from_the_first_arrival() -> None:
     assert summarise([sample(0, 0.5)], {}, 2, 10.0, Goal()).seconds == pytest.approx(0.6)
     requests = Requests("chat", duration=20.0, limit=5)

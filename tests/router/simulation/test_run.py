@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +40,25 @@ def test_the_number_of_processes_changes_nothing() -> None:
     runs = [SMALL._replace(policy=policy) for policy in ("auto", "affinity")]
     with runner(1) as here, runner(2) as there:
         assert list(here(runs)) == list(there(runs))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_processes_end_with_the_one_that_was_killed() -> None:
+    """As by `timeout`, or a CI job that is cancelled. They share its output, which ends with the last of them."""
+    rates = ",".join(map(str, range(1, 1000)))
+    command = [sys.executable, "-u", "-m", "router", "simulate", "--workload", "chat", "--duration", "2"]
+    command += ["--policies", "random", "--sweep", rates, "--jobs", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout
+        try:
+            assert process.stdout.readline().startswith(b"rate 1, ")  # many are left
+            process.terminate()
+            process.communicate(timeout=60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGTERM
 
 
 def test_affinity_follows_the_longest_prefix() -> None:

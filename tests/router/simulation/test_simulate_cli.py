@@ -47,6 +47,12 @@ def test_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert report["settings"]["requests"]["workload"] == "rag"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *SMALL, "--limit", "5", "--policies", "auto", "--out", "/dev/full"]) == 2
+    assert capsys.readouterr().err == "kv-router simulate: cannot write /dev/full: No space left on device\n"
+
+
 def test_the_same_seed_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     told = [main(["simulate", *SMALL, "--policies", "auto"]) or capsys.readouterr().out for _ in range(2)]
     assert told[0] == told[1]
@@ -178,7 +184,7 @@ def test_help_names_every_workload(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_flags_come_from_a_file_and_the_command_line_wins(tmp_path: Path) -> None:
     file = tmp_path / "flags.yaml"
-    file.write_text("workers: 4\nseeds: [0, 1]\npush: true\nreuse-not: false\nslow: 1=2.5\n", "utf-8")
+    file.write_text("workers: 4\nseeds: [0, 1]\npush: true\nno-reuse: false\nslow: 1=2.5\n", "utf-8")
     own = plan(f"--flags {file} --workers 3")
     assert (own.fleet.workers, own.seeds, own.fleet.push, own.fleet.slow) == (3, (0, 1), True, {1: 2.5})
 
@@ -219,6 +225,8 @@ def test_the_stores_flags_reach_the_fleet() -> None:
         ("flags: other.yaml", "flags must be a flag's value"),
         ("labourers: 3", "flags.yaml: unrecognized arguments: --labourers 3"),
         ("workers: many", "flags.yaml: argument --workers: it takes a whole number, not 'many'"),
+        ("kv-events: false", "flags.yaml: unrecognized arguments: --kv-events"),
+        ("rate: false", "flags.yaml: argument --rate: expected one argument"),
     ],
 )
 def test_a_flags_file_that_cannot_be_used_is_told(content: str, complaint: str, tmp_path: Path) -> None:
