@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from hypothesis import settings
 
-from indexer.matches import Matches, Overlap, Overlaps, Prefix
+from indexer.hashing import SequenceHashes
+from indexer.matches import Overlap, SlotMatches
 from indexer.types import RankSet, SequenceHash, WorkerRank
 from router.scheduling.candidates import Candidates, Costs, Figures, Seconds
 from router.scheduling.decision import UNBOUNDED, Choice
@@ -198,47 +199,33 @@ def costs_of(choice: Choice) -> list[float]:
     return list(choice.costs.tolist())
 
 
-class Held(Matches):
-    """What each rank holds of a prompt, as given."""
+class _Slots:
+    """`indexer.matches.Places` in the order given; behind the last is one that holds nothing, for everybody else."""
 
-    def __init__(self, overlaps: Mapping[WorkerRank, Overlap]) -> None:
-        self._overlaps = dict(overlaps)
+    def __init__(self, ranks: Iterable[WorkerRank]) -> None:
+        self._slots = {each: slot for slot, each in enumerate(ranks)}
 
-    def blocks_of(self, ranks: RankSet) -> Overlaps:
-        return np.array([self._of(each).blocks for each in ranks.ranks], np.int32)
+    def slots(self) -> Mapping[WorkerRank, int]:
+        return self._slots
 
-    def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
-        return np.array([self._of(each).gpu_blocks for each in ranks.ranks], np.int32)
-
-    def _of(self, each: WorkerRank) -> Overlap:
-        return self._overlaps.get(each, Overlap(0, 0))
-
-    def prefix_of(self, rank: WorkerRank) -> Prefix | None:
-        blocks = self._of(rank).blocks
-        return Prefix(blocks, 1_000 + blocks) if blocks else None
-
-    def __getitem__(self, each: WorkerRank) -> Overlap:
-        return self._overlaps[each]
-
-    def __iter__(self) -> Iterator[WorkerRank]:
-        return iter(self._overlaps)
-
-    def __len__(self) -> int:
-        return len(self._overlaps)
+    def positions(self, ranks: RankSet) -> npt.NDArray[np.intp]:
+        return np.array([self._slots.get(each, -1) for each in ranks.ranks], np.intp)
 
 
-class HeldOnGpu(Held):
+def holding(overlaps: Mapping[WorkerRank, Overlap]) -> SlotMatches:
+    """What each rank holds of a prompt."""
+    blocks, gpu_blocks = np.array([*overlaps.values(), Overlap(0, 0)], np.int32).T.copy()
+    return SlotMatches(_Slots(overlaps), blocks, gpu_blocks, _hashes(blocks))
+
+
+def holding_on_gpu(held: Mapping[WorkerRank, int]) -> SlotMatches:
     """The same where there is no lower tier: one array tells both, as `Matches` says."""
+    blocks = np.array([*held.values(), 0], np.int32)
+    return SlotMatches(_Slots(held), blocks, blocks, _hashes(blocks))
 
-    def __init__(self, blocks: Mapping[WorkerRank, int]) -> None:
-        super().__init__({each: Overlap(count, count) for each, count in blocks.items()})
-        self._arrays: dict[RankSet, Overlaps] = {}
 
-    def blocks_of(self, ranks: RankSet) -> Overlaps:
-        return self._arrays.setdefault(ranks, super().blocks_of(ranks))
-
-    def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
-        return self.blocks_of(ranks)
+def _hashes(blocks: npt.NDArray[np.int32]) -> SequenceHashes:
+    return np.arange(1_001, 1_001 + blocks.max(), dtype=np.uint64)
 
 
 def chi_square(observed: Sequence[int], shares: Sequence[float]) -> float:

@@ -19,7 +19,7 @@ from router.scheduling.decision import Choice, Decision, Prediction
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.scheduler import Scheduler
-from tests.router.scheduling.candidates import HeldOnGpu, Scripted, named, rank
+from tests.router.scheduling.candidates import Scripted, holding_on_gpu, named, rank
 
 P, D1, D2, B = rank("p"), rank("d1"), rank("d2"), rank("b")
 BLOCK = 16
@@ -51,13 +51,13 @@ def occupy(choosing: Scheduler, where: str, tokens: int, requests: int = 1) -> l
 def chosen(
     choosing: Scheduler, candidates: Candidates, tokens: int, held: Mapping[WorkerRank, int] | None = None
 ) -> str:
-    return choosing.select(candidates, tokens, HeldOnGpu(held or {}), 0.0).rank.worker_id
+    return choosing.select(candidates, tokens, holding_on_gpu(held or {}), 0.0).rank.worker_id
 
 
 def decodes(
     choosing: Scheduler, candidates: Candidates, tokens: int, held: Mapping[WorkerRank, int] | None = None
 ) -> str:
-    matches = HeldOnGpu(held or {})
+    matches = holding_on_gpu(held or {})
     decision = choosing.select(candidates, tokens, matches, 0.0)
     assert decision.split
     return choosing.select_decode(decision, matches, 0.0, prefilled=False).rank.worker_id
@@ -153,18 +153,18 @@ def test_a_request_that_nobody_has_room_to_decode_waits(names: tuple[str, ...], 
     for name in ("d1", "d2"):
         occupy(choosing, name, 100)
     full(choosing, *names)
-    assert choosing.select(fleet(whole=()), 8000, HeldOnGpu({}), 0.0).hold is held
+    assert choosing.select(fleet(whole=()), 8000, holding_on_gpu({}), 0.0).hold is held
 
 
 def test_it_does_not_wait_for_what_is_not_ours() -> None:
     choosing = scheduler()
     full(choosing, "d1", "d2")
-    assert not choosing.select(fleet(whole=()), 8000, HeldOnGpu({}), 0.0).hold
+    assert not choosing.select(fleet(whole=()), 8000, holding_on_gpu({}), 0.0).hold
 
 
 def test_a_push_counts_only_the_tail() -> None:
-    pulled = scheduler().select(fleet(whole=()), 50_000, HeldOnGpu({}), 0.0).predicted
-    pushed = scheduler().select(fleet(whole=(), pushes=True), 50_000, HeldOnGpu({}), 0.0).predicted
+    pulled = scheduler().select(fleet(whole=()), 50_000, holding_on_gpu({}), 0.0).predicted
+    pushed = scheduler().select(fleet(whole=(), pushes=True), 50_000, holding_on_gpu({}), 0.0).predicted
     assert pulled
     assert pushed
     assert pushed.prefill == pulled.prefill
@@ -172,7 +172,7 @@ def test_a_push_counts_only_the_tail() -> None:
 
 
 def predicted(choosing: Scheduler, tokens: int) -> Prediction:
-    found = choosing.select(fleet(whole=()), tokens, HeldOnGpu({}), 0.0).predicted
+    found = choosing.select(fleet(whole=()), tokens, holding_on_gpu({}), 0.0).predicted
     assert found
     return found
 
@@ -210,7 +210,7 @@ STEPS = ("first token", "generated", "prefilled", "released")
 def test_whatever_happens_both_bookings_are_given_back(
     steps: list[tuple[bool, str]], streamed: bool, pushes: bool, tokens: int
 ) -> None:
-    choosing, matches = scheduler(), HeldOnGpu({D1: 10})
+    choosing, matches = scheduler(), holding_on_gpu({D1: 10})
     decision = choosing.select(fleet(whole=(), pushes=pushes), tokens, matches, 0.0)
     first = choosing.reserve(decision, 0.0, streamed)
     onward = choosing.select_decode(decision, matches, 0.0, prefilled=not pushes)
@@ -242,9 +242,9 @@ def test_a_prefill_lasts_until_its_worker_says_that_it_is_done(streamed: bool) -
     """It does, whether the answer comes in pieces or not; and that is what is learned from."""
     choosing, prefill = scheduler(), Prefill(50_000, 50_000)
     expected = choosing.latency.prefill_seconds_on(P, prefill)
-    booking = choosing.reserve(choosing.select(fleet(whole=()), 50_000, HeldOnGpu({}), 0.0), 0.0, streamed)
+    booking = choosing.reserve(choosing.select(fleet(whole=()), 50_000, holding_on_gpu({}), 0.0), 0.0, streamed)
     late = 3 * expected
-    choosing.select(fleet(whole=()), 16, HeldOnGpu({}), late)
+    choosing.select(fleet(whole=()), 16, holding_on_gpu({}), late)
     assert choosing.book.load(P, late).prefill_tokens == 50_000
     booking.first_token(late)
     booking.release(late)
@@ -254,9 +254,9 @@ def test_a_prefill_lasts_until_its_worker_says_that_it_is_done(streamed: bool) -
 @pytest.mark.parametrize("pushes", [False, True])
 def test_who_prefilled_is_needed_until_the_other_begins_to_answer(pushes: bool) -> None:
     choosing = scheduler()
-    decision = choosing.select(fleet(whole=(), pushes=pushes), 5000, HeldOnGpu({}), 0.0)
+    decision = choosing.select(fleet(whole=(), pushes=pushes), 5000, holding_on_gpu({}), 0.0)
     first = choosing.reserve(decision, 0.0)
-    onward = choosing.select_decode(decision, HeldOnGpu({}), 0.0, prefilled=not pushes)
+    onward = choosing.select_decode(decision, holding_on_gpu({}), 0.0, prefilled=not pushes)
     assert choosing.in_flight(P) == 1
     second = choosing.reserve_decode(decision.rank, onward, 5000, 0.0, True)
     first.release(1.0)
@@ -273,8 +273,8 @@ def test_who_prefilled_is_needed_until_the_other_begins_to_answer(pushes: bool) 
 
 def decoding(choosing: Scheduler, streamed: bool) -> DecodeBooking:
     """The second part of a request, whose prompt is computed at 1 s."""
-    decision = choosing.select(fleet(whole=()), 5000, HeldOnGpu({}), 0.0)
-    onward = choosing.select_decode(decision, HeldOnGpu({}), 0.0, prefilled=True)
+    decision = choosing.select(fleet(whole=()), 5000, holding_on_gpu({}), 0.0)
+    onward = choosing.select_decode(decision, holding_on_gpu({}), 0.0, prefilled=True)
     booking = choosing.reserve_decode(decision.rank, onward, 5000, 0.0, streamed)
     booking.prefilled(1.0)
     return booking
@@ -309,6 +309,6 @@ def test_a_decision_for_a_changed_fleet_keeps_no_costs_of_the_former() -> None:
 
 def test_who_decodes_cannot_be_asked_of_a_request_that_is_whole() -> None:
     choosing = scheduler()
-    decision = choosing.select(named(["b"]), 10, HeldOnGpu({}), 0.0)
+    decision = choosing.select(named(["b"]), 10, holding_on_gpu({}), 0.0)
     with pytest.raises(LookupError):
         choosing.select_decode(decision, None, 0.0, prefilled=True)

@@ -21,7 +21,7 @@ from router.scheduling.load import LoadBook, SharedTable
 from router.scheduling.pass_budget import MOST
 from router.scheduling.queue import TICK
 from tests.examples import examples
-from tests.router.scheduling.candidates import HeldOnGpu, named, rank, repeatable
+from tests.router.scheduling.candidates import holding_on_gpu, named, rank, repeatable
 from tests.router.scheduling.comings import Comings
 from tests.router.scheduling.waiting import Desk, Request
 
@@ -302,7 +302,7 @@ def test_tenants_take_turns_however_many_each_sends() -> None:
 def test_a_tenant_is_charged_for_what_is_still_to_be_computed_of_its_prompts() -> None:
     """They wait for room, and what is cached shows only when there is some."""
     desk = Desk(limits=Limits(max_concurrency=1))
-    cached = HeldOnGpu({rank("a"): 900})
+    cached = holding_on_gpu({rank("a"): 900})
     desk.ask("r", tenant="running")
     for _ in range(12):
         desk.ask("n", 16_000, tenant="new")

@@ -26,7 +26,7 @@ from router.scheduling.overlap import OverlapCost
 from router.scheduling.pass_budget import MOST
 from router.scheduling.queue import TICK
 from tests.examples import examples
-from tests.router.scheduling.candidates import HeldOnGpu, named, rank, repeatable
+from tests.router.scheduling.candidates import holding_on_gpu, named, rank, repeatable
 from tests.router.scheduling.comings import Comings
 from tests.router.scheduling.predictions import prefill_factors, prefill_seconds, step_seconds
 from tests.router.scheduling.waiting import Desk, Gate, Loyal, Request
@@ -227,7 +227,7 @@ def test_each_look_is_told_how_many_are_held_for_each_of_its_own_candidates() ->
 
 def test_a_queue_for_one_rank_keeps_nobody_from_another() -> None:
     desk = Desk(Cheapest(Loyal()), "ab")
-    at_a, at_b = (HeldOnGpu({rank(name): 5}) for name in "ab")
+    at_a, at_b = (holding_on_gpu({rank(name): 5}) for name in "ab")
     first = desk.ask(matches=at_b)
     desk.ask(matches=at_a)
     waiting = [desk.ask(matches=at_a) for _ in range(10 * MOST)]
@@ -243,7 +243,7 @@ def test_a_queue_for_one_rank_keeps_nobody_from_another() -> None:
 
 def test_of_those_for_one_rank_each_pass_looks_at_the_first_beyond_the_first_few() -> None:
     desk = Desk(Cheapest(Loyal()), "abc")
-    at = {name: HeldOnGpu({rank(name): 5}) for name in "abc"}
+    at = {name: holding_on_gpu({rank(name): 5}) for name in "abc"}
     first = [desk.ask(matches=at[name]) for name in "abc"]
     few = [desk.ask(matches=at["a"]) for _ in range(MOST)]
     others = [desk.ask(matches=at[name]) for name in "bbbcc"]
@@ -258,7 +258,7 @@ def test_of_those_for_one_rank_each_pass_looks_at_the_first_beyond_the_first_few
 def test_those_passed_over_are_ahead_of_those_behind_them_in_the_same_pass() -> None:
     loyal = Loyal()
     desk = Desk(Cheapest(loyal), "ab")
-    at_a, at_b = (HeldOnGpu({rank(name): 5}) for name in "ab")
+    at_a, at_b = (holding_on_gpu({rank(name): 5}) for name in "ab")
     desk.ask(matches=at_a)
     desk.ask(matches=at_b)
     waiting = [desk.ask(matches=at_a) for _ in range(3 * MOST)]
@@ -277,8 +277,8 @@ def test_however_many_ranks_are_waited_for_a_pass_looks_at_a_few_only() -> None:
     names = "abcdefghijklmnopqrstuvwxyz"
     desk = Desk(Cheapest(Loyal()), names)
     for name in names:
-        desk.ask(matches=HeldOnGpu({rank(name): 5}))
-    waiting = [desk.ask(matches=HeldOnGpu({rank(name): 5})) for name in 2 * names]
+        desk.ask(matches=holding_on_gpu({rank(name): 5}))
+    waiting = [desk.ask(matches=holding_on_gpu({rank(name): 5})) for name in 2 * names]
     looks = [request.looks for request in waiting]
     desk.clock.run(TICK)
     assert sum(request.looks for request in waiting) - sum(looks) == 2 * MOST
@@ -331,7 +331,7 @@ def test_what_is_cached_makes_work_short() -> None:
     desk = Desk()
     first = desk.ask("1")
     desk.ask("a", 2_000)
-    desk.ask("b", 8_000, matches=HeldOnGpu({rank("a"): 490}))
+    desk.ask("b", 8_000, matches=holding_on_gpu({rank("a"): 490}))
     desk.clock.run(0.01)
     assert order_of(desk, first) == "ba"
 
@@ -461,7 +461,7 @@ def test_patience_has_an_end() -> None:
 
 
 def test_a_held_one_is_refused_when_it_has_waited_too_long() -> None:
-    """Held by its policy, with the action `reject`: what it waited counts."""
+    """holding by its policy, with the action `reject`: what it waited counts."""
     desk = Desk(objectives=Objectives(1.0))
     first, second = desk.ask(), desk.ask()
     first.first_token()

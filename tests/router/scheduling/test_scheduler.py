@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.events import LoadReport
-from indexer.matches import Overlap
+from indexer.matches import Matches, Overlap
 from indexer.types import WorkerRank
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
 from router.scheduling.candidates import Candidates
@@ -20,7 +20,7 @@ from router.scheduling.lmetric import LMetric
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.overlap import OverlapCost
 from router.scheduling.scheduler import Scheduler
-from tests.router.scheduling.candidates import Held, HeldOnGpu, Scripted, named, rank, repeatable
+from tests.router.scheduling.candidates import Scripted, holding, holding_on_gpu, named, rank, repeatable
 
 A, B, C = rank("a"), rank("b"), rank("c")
 
@@ -46,7 +46,7 @@ def scheduler(policy: Policy, candidates: Candidates, seed: int = 0) -> Schedule
     return watching(Scheduler(policy, LoadBook(), random.Random(seed)), candidates)
 
 
-def shown(size: int, prompt: int, matches: Held | None) -> tuple[float, float]:
+def shown(size: int, prompt: int, matches: Matches | None) -> tuple[float, float]:
     """(overlap, credit) of worker a, in tokens."""
     policy, candidates = Watching(), named("a", size)
     watching(Scheduler(policy, LoadBook(), Scripted([])), candidates).select(candidates, prompt, matches, 0.0)
@@ -87,15 +87,15 @@ def told(decision: Decision) -> tuple[WorkerRank, str, int, int | None, int | No
 def test_an_overlap_is_whole_blocks_and_leaves_a_token_to_compute(
     size: int, prompt: int, blocks: int, tokens: int
 ) -> None:
-    assert shown(size, prompt, Held({A: Overlap(blocks, blocks)})) == (tokens, tokens)
-    assert shown(size, prompt, HeldOnGpu({A: blocks})) == (tokens, tokens)
+    assert shown(size, prompt, holding({A: Overlap(blocks, blocks)})) == (tokens, tokens)
+    assert shown(size, prompt, holding_on_gpu({A: blocks})) == (tokens, tokens)
 
 
 @repeatable
 @given(st.integers(1, 64), st.integers(0, 3000), st.integers(0, 100), st.integers(0, 100))
 def test_overlaps_stay_in_their_bounds(size: int, prompt: int, one: int, other: int) -> None:
     blocks, gpu = max(one, other), min(one, other)
-    overlap, credit = shown(size, prompt, Held({A: Overlap(blocks, gpu)}))
+    overlap, credit = shown(size, prompt, holding({A: Overlap(blocks, gpu)}))
     assert overlap % size == 0
     assert 0 <= overlap <= max(0, prompt - 1)
     assert overlap == max(n for n in range(0, blocks * size + 1, size) if n == 0 or n < prompt)
@@ -103,7 +103,7 @@ def test_overlaps_stay_in_their_bounds(size: int, prompt: int, one: int, other: 
 
 
 def test_lower_tiers_count_less() -> None:
-    assert shown(16, 200, Held({A: Overlap(blocks=10, gpu_blocks=4)})) == (160, 64 + 0.75 * 96)
+    assert shown(16, 200, holding({A: Overlap(blocks=10, gpu_blocks=4)})) == (160, 64 + 0.75 * 96)
 
 
 def test_without_a_look_up_nobody_holds_anything() -> None:
@@ -117,7 +117,7 @@ def test_each_candidate_is_shown_with_its_own_figures() -> None:
     choosing.reserve(booked(candidates, 1, 100), 0.0)
     choosing.reserve(booked(candidates, 2, 7), 0.0)
     choosing.reserve(booked(candidates, 2, 8), 0.0)
-    choosing.select(candidates, 150, Held({C: Overlap(3, 1), B: Overlap(2, 2)}), 0.0)
+    choosing.select(candidates, 150, holding({C: Overlap(3, 1), B: Overlap(2, 2)}), 0.0)
     seen = policy.shown
     assert (seen.candidates, seen.prompt_tokens) == (candidates, 150)
     assert [list(figures) for figures in (seen.requests, seen.prefill_tokens, seen.active_tokens)] == [
@@ -131,7 +131,7 @@ def test_each_candidate_is_shown_with_its_own_figures() -> None:
 
 def test_workers_of_different_block_sizes_are_compared_in_tokens() -> None:
     candidates = Candidates([(A, 16), (B, 32)])
-    matches = HeldOnGpu({A: 4, B: 3})
+    matches = holding_on_gpu({A: 4, B: 3})
     decision = scheduler(Cheapest(OverlapCost(1), 0), candidates).select(candidates, 200, matches, 0.0)
     assert decision.costs == {A: 200 - 64, B: 200 - 96}
     assert told(decision) == (B, "least cost", 200, 96, 96)
@@ -142,7 +142,7 @@ def test_a_decision_explains_itself() -> None:
     choosing = scheduler(Cheapest(OverlapCost(1), 0), candidates)
     for _ in range(2):
         choosing.reserve(Decision(candidates, Choice(0, None, ""), 500, 480, 480), 0.0)
-    decision = choosing.select(candidates, 100, HeldOnGpu({A: 6, C: 2}), 0.0)
+    decision = choosing.select(candidates, 100, holding_on_gpu({A: 6, C: 2}), 0.0)
     assert decision.costs == {A: 2 * 20 + 4 + 1000, B: 100, C: 68}
     assert told(decision) == (C, "least cost", 100, 32, 96)
     assert decision.prefill_tokens == 68
@@ -154,8 +154,8 @@ def test_a_decision_that_nothing_was_added_up_for_has_no_costs() -> None:
     assert scheduler(RoundRobin(), candidates).select(candidates, 100, None, 0.0).costs == {}
 
 
-@pytest.mark.parametrize(("matches", "overlaps"), [(None, (None, None)), (HeldOnGpu({}), (0, 0))])
-def test_no_look_up_is_told_from_no_match(matches: Held | None, overlaps: tuple[int | None, int | None]) -> None:
+@pytest.mark.parametrize(("matches", "overlaps"), [(None, (None, None)), (holding_on_gpu({}), (0, 0))])
+def test_no_look_up_is_told_from_no_match(matches: Matches | None, overlaps: tuple[int | None, int | None]) -> None:
     candidates = named("a")
     for pinned in (False, True):
         decision = scheduler(LeastLoaded(), candidates).select(candidates, 50, matches, 0.0, pinned)
@@ -168,7 +168,7 @@ def test_a_pinned_request_takes_the_least_loaded_rank_of_its_worker() -> None:
     choosing = scheduler(RoundRobin(), candidates)
     seen = []
     for _ in range(6):
-        decision = choosing.select(candidates, 100, HeldOnGpu({rank("a", 0): 2}), 0.0, pinned=True)
+        decision = choosing.select(candidates, 100, holding_on_gpu({rank("a", 0): 2}), 0.0, pinned=True)
         assert decision.reason == "named by the request"
         assert decision.overlap_tokens == (32 if decision.rank.dp_rank == 0 else 0)
         choosing.reserve(decision, 0.0)
@@ -187,7 +187,7 @@ def test_selecting_changes_no_load_and_the_same_seed_selects_the_same(
     state: list[tuple[int, int]], prompt: int, setting: tuple[float, float], seed: int
 ) -> None:
     candidates = named(map(str, range(len(state))))
-    matches = HeldOnGpu({each: blocks for each, (_, blocks) in zip(candidates.ranks, state, strict=True)})
+    matches = holding_on_gpu({each: blocks for each, (_, blocks) in zip(candidates.ranks, state, strict=True)})
     choosing = [scheduler(Cheapest(OverlapCost(setting[0]), setting[1]), candidates, seed) for _ in range(2)]
     for one in choosing:
         for position, (tokens, _) in enumerate(state):
@@ -209,7 +209,7 @@ def test_selecting_changes_no_load_and_the_same_seed_selects_the_same(
 def test_what_is_selected_is_booked_as_it_was_decided(policy: Policy) -> None:
     candidates = named("ab")
     choosing = scheduler(policy, candidates)
-    decision = choosing.select(candidates, 100, Held({A: Overlap(2, 2), B: Overlap(2, 1)}), 0.0)
+    decision = choosing.select(candidates, 100, holding({A: Overlap(2, 2), B: Overlap(2, 1)}), 0.0)
     reservation = choosing.reserve(decision, 0.0)
     assert choosing.book.load(decision.rank, 0.0) == Load(1, 68, 100)
     assert sum(choosing.book.loads(candidates, 0.0).requests) == 1
@@ -235,12 +235,12 @@ def test_a_burst_on_one_prefix_overflows_from_its_holder() -> None:
     """The holder is worth its cache only until its queue costs more than the prefill elsewhere."""
     candidates = named("abcd")
     choosing = scheduler(Cheapest(OverlapCost(1), 0), candidates)
-    chosen = Counter(_route(choosing, candidates, HeldOnGpu({A: 50}), 1000) for _ in range(40))
+    chosen = Counter(_route(choosing, candidates, holding_on_gpu({A: 50}), 1000) for _ in range(40))
     assert chosen[A] > max(count for each, count in chosen.items() if each != A)
     assert len(chosen) == 4
 
 
-def _route(choosing: Scheduler, candidates: Candidates, matches: Held | None, prompt: int = 100) -> WorkerRank:
+def _route(choosing: Scheduler, candidates: Candidates, matches: Matches | None, prompt: int = 100) -> WorkerRank:
     decision = choosing.select(candidates, prompt, matches, 0.0)
     choosing.reserve(decision, 0.0)
     return decision.rank
@@ -262,5 +262,5 @@ def test_the_backlog_is_kept_from_when_somebody_asks_for_estimates(policy: Polic
     candidates = named("ab")
     choosing = scheduler(policy, candidates)
     choosing.backlog.wanted = False
-    choosing.select(candidates, 100, HeldOnGpu({A: 1}), 0.0)
+    choosing.select(candidates, 100, holding_on_gpu({A: 1}), 0.0)
     assert choosing.backlog.wanted is kept

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
-from indexer.matches import Overlap, Overlaps
-from indexer.types import RankSet, WorkerRank
+from indexer.matches import MostOfMatches, Overlap
+from indexer.types import WorkerRank
 from router.scheduling.auto import Auto
 from router.scheduling.candidates import Candidates
 from router.scheduling.cheapest import Cheapest
@@ -19,7 +18,7 @@ from router.scheduling.overlap import OverlapCost
 from router.scheduling.present import Present
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ttft import PredictedTTFT
-from tests.router.scheduling.candidates import Held, named, rank
+from tests.router.scheduling.candidates import holding, named, rank
 
 A, B = rank("a"), rank("b")
 POLICIES = [Auto, PredictedTTFT, lambda: OverlapCost(1.0)]
@@ -36,8 +35,8 @@ def scheduler(candidates: Candidates, policy: CostPolicy | None = None) -> Sched
 def test_a_busy_holder_is_passed_over_when_another_can_load(policy: type[CostPolicy]) -> None:
     candidates, prompt = named("ab"), 8_000
     choosing = scheduler(candidates, policy())
-    held = Held({A: Overlap(400, 400)})
-    choosing.reserve(choosing.select(named("a"), 3_000, Held({}), 0.0), 0.0)
+    held = holding({A: Overlap(400, 400)})
+    choosing.reserve(choosing.select(named("a"), 3_000, holding({}), 0.0), 0.0)
     assert choosing.select(candidates, prompt, held, 0.0).rank == A
     found = choosing.select(candidates, prompt, held, 0.0, stored=6_400)
     assert found.rank == B
@@ -46,22 +45,22 @@ def test_a_busy_holder_is_passed_over_when_another_can_load(policy: type[CostPol
 
 def test_what_a_rank_holds_itself_is_not_loaded() -> None:
     candidates = named("a")
-    found = scheduler(candidates).select(candidates, 1_000, Held({A: Overlap(10, 10)}), 0.0, stored=320)
+    found = scheduler(candidates).select(candidates, 1_000, holding({A: Overlap(10, 10)}), 0.0, stored=320)
     assert (found.overlap_tokens, found.stored_tokens, found.prefill_tokens) == (160, 160, 680)
-    found = scheduler(candidates).select(candidates, 1_000, Held({A: Overlap(40, 40)}), 0.0, stored=320)
+    found = scheduler(candidates).select(candidates, 1_000, holding({A: Overlap(40, 40)}), 0.0, stored=320)
     assert (found.overlap_tokens, found.stored_tokens) == (640, 0)
 
 
 def test_the_last_token_is_always_computed() -> None:
     candidates = named("a")
-    found = scheduler(candidates).select(candidates, 64, Held({}), 0.0, stored=64)
+    found = scheduler(candidates).select(candidates, 64, holding({}), 0.0, stored=64)
     assert (found.stored_tokens, found.prefill_tokens) == (48, 16)
 
 
 @pytest.mark.parametrize(("without", "chosen"), [(A, B), (B, A)])
 def test_ranks_without_the_store_are_not_credited(without: WorkerRank, chosen: WorkerRank) -> None:
     candidates = Candidates([(A, 16), (B, 16)], without_store=[without])
-    found = scheduler(candidates).select(candidates, 8_000, Held({}), 0.0, stored=6_400)
+    found = scheduler(candidates).select(candidates, 8_000, holding({}), 0.0, stored=6_400)
     assert (found.rank, found.stored_tokens) == (chosen, 6_400)
 
 
@@ -69,7 +68,7 @@ def test_ranks_without_the_store_are_not_credited(without: WorkerRank, chosen: W
 def test_what_is_loaded_is_booked_until_it_is_there(ending: str) -> None:
     candidates = named("a")
     choosing = scheduler(candidates)
-    decision = choosing.select(candidates, 1_000, Held({}), 0.0, stored=320)
+    decision = choosing.select(candidates, 1_000, holding({}), 0.0, stored=320)
     booking = choosing.reserve(decision, 0.0)
     assert choosing.store_loads.tokens == {A: 320}
     assert choosing.book.load(A, 0.0) == Load(1, 680, 1_000)
@@ -87,24 +86,18 @@ def test_what_is_loaded_is_booked_until_it_is_there(ending: str) -> None:
 def test_nothing_stays_booked_of_a_rank_that_has_gone() -> None:
     candidates = named("a")
     choosing = scheduler(candidates)
-    booking = choosing.reserve(choosing.select(candidates, 1_000, Held({}), 0.0, stored=320), 0.0)
+    booking = choosing.reserve(choosing.select(candidates, 1_000, holding({}), 0.0, stored=320), 0.0)
     choosing.forget(A)
     booking.first_token(1.0)
     assert not choosing.store_loads.tokens
 
 
-class Predicted(Held):
-    """Nobody has said of any of it that it is there."""
-
-    def known_blocks_of(self, ranks: RankSet) -> Overlaps:
-        return np.zeros(len(ranks), np.int32)
-
-
 def test_what_is_being_loaded_is_not_there_yet() -> None:
     """Whoever comes meanwhile would load it again, after the first."""
-    candidates, held = named("ab"), Predicted({A: Overlap(400, 400), B: Overlap(10, 10)})
+    candidates = named("ab")
+    held = MostOfMatches(holding({}), [holding({A: Overlap(400, 400), B: Overlap(10, 10)})])  # all of it is predicted
     choosing = scheduler(candidates)
-    first = choosing.reserve(choosing.select(named("a"), 8_000, Held({}), 0.0, stored=6_400), 0.0)
+    first = choosing.reserve(choosing.select(named("a"), 8_000, holding({}), 0.0, stored=6_400), 0.0)
 
     def overlaps(stored: int) -> list[int]:
         present = Present(choosing, candidates, 8_000, held, 0.0, stored=stored)
@@ -120,10 +113,10 @@ def test_what_is_being_loaded_is_not_there_yet() -> None:
 def test_a_rank_that_loads_computes_others_meanwhile() -> None:
     candidates = named("a")
     choosing = scheduler(candidates)
-    choosing.reserve(choosing.select(candidates, 100_000, Held({}), 0.0, stored=99_000), 0.0)
+    choosing.reserve(choosing.select(candidates, 100_000, holding({}), 0.0, stored=99_000), 0.0)
     now = choosing.store_loads.wait_seconds(candidates, 0.0)[0] / 2
     assert now > 0
-    behind = choosing.select(candidates, 100, Held({}), now).predicted
+    behind = choosing.select(candidates, 100, holding({}), now).predicted
     assert behind
     assert (behind.queue, behind.load) == (0, 0)
 
@@ -131,8 +124,8 @@ def test_a_rank_that_loads_computes_others_meanwhile() -> None:
 def test_loads_hold_up_nobody_who_takes_nothing_from_the_store() -> None:
     candidates = named("a")
     choosing = scheduler(candidates)
-    choosing.reserve(choosing.select(candidates, 100_000, Held({}), 0.0, stored=99_000), 0.0)
-    whole = Held({A: Overlap(100, 100)})
+    choosing.reserve(choosing.select(candidates, 100_000, holding({}), 0.0, stored=99_000), 0.0)
+    whole = holding({A: Overlap(100, 100)})
     found = choosing.select(candidates, 1_600, whole, 0.0, stored=320)
     assert found.stored_tokens == 0
     assert found.predicted
@@ -142,9 +135,9 @@ def test_loads_hold_up_nobody_who_takes_nothing_from_the_store() -> None:
 def test_loads_that_come_before_delay_the_next() -> None:
     candidates = named("a")
     choosing = scheduler(candidates)
-    alone = choosing.select(candidates, 100_000, Held({}), 0.0, stored=80_000).predicted
-    choosing.reserve(choosing.select(candidates, 100_000, Held({}), 0.0, stored=80_000), 0.0)
-    second = choosing.select(candidates, 100_000, Held({}), 0.0, stored=80_000).predicted
+    alone = choosing.select(candidates, 100_000, holding({}), 0.0, stored=80_000).predicted
+    choosing.reserve(choosing.select(candidates, 100_000, holding({}), 0.0, stored=80_000), 0.0)
+    second = choosing.select(candidates, 100_000, holding({}), 0.0, stored=80_000).predicted
     assert alone
     assert second
     assert second.load > 1.8 * alone.load
@@ -156,12 +149,12 @@ def test_how_long_loading_takes_is_learned_and_prefill_is_not_blamed() -> None:
     before = choosing.latency.prefill_work(Prefill(680, 1_000))
     now = 0.0
     for _ in range(30):
-        decision = choosing.select(candidates, 1_000, Held({}), now, stored=320)
+        decision = choosing.select(candidates, 1_000, holding({}), now, stored=320)
         booking = choosing.reserve(decision, now)
         now += 5.0
         booking.first_token(now)
         booking.release(now)
-    predicted = choosing.select(candidates, 1_000, Held({}), now, stored=320).predicted
+    predicted = choosing.select(candidates, 1_000, holding({}), now, stored=320).predicted
     assert predicted
     assert predicted.load == pytest.approx(5.0, rel=0.3)
     assert choosing.latency.prefill_work(Prefill(680, 1_000)) == before

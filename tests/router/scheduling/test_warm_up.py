@@ -18,7 +18,7 @@ from router.scheduling.load import LoadBook, SharedTable
 from router.scheduling.room import Room
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.warm_up import warm_up
-from tests.router.scheduling.candidates import HeldOnGpu, named
+from tests.router.scheduling.candidates import holding_on_gpu, named
 
 
 def compiled() -> int:
@@ -47,7 +47,7 @@ def test_a_choice_after_warming_up_compiles_nothing(processes: int) -> None:
         scheduler.watch(rank, 16)
     warm_up(scheduler)
     before = compiled()
-    matches = HeldOnGpu({candidates.ranks[0]: 3})
+    matches = holding_on_gpu({candidates.ranks[0]: 3})
     decision = scheduler.select(candidates, 100, matches, 1.0)
     scheduler.reserve(decision, 1.0).release(2.0)
     Room(Limits(max_worker_concurrency=1), scheduler.book).find(candidates, 2.0)

@@ -20,9 +20,9 @@ from router.scheduling.load import Load, LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.waiting import AnyRefusal
-from tests.router.scheduling.candidates import HeldOnGpu, Scripted, named
+from tests.router.scheduling.candidates import Scripted, holding_on_gpu, named
 
-NOTHING_HELD = HeldOnGpu({})
+NOTHING_HELD = holding_on_gpu({})
 
 
 class Clock:
