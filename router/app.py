@@ -178,11 +178,14 @@ class App:
             return None
         return Migrations(limit, self._fleet, lambda model: self._prompts.ends(model) if self._prompts else None)
 
+    def warm_up(self) -> None:
+        """Before `start`: compile what requests would else wait for."""
+        warm_up(self._scheduler, self._settings.store is not None)
+
     async def start(self) -> None:
         """Look at the workers, then listen. OSError when the address cannot be listened on."""
         settings = self._settings
         self._security.warn()
-        warm_up(self._scheduler, settings.store is not None)
         self._scheduler.backlog.wanted = reads_prompts(settings)  # other modes do not ask
         self._session = self._security.make_session(self._fleet)
         self._responses = KeptResponses(self._fleet, self._session)

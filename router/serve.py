@@ -45,8 +45,23 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
     every = {"process": member.number} if member else None
     configure_logging(settings.log_level, settings.log_format, every=every)
     warn_if_few(len(settings.workers))
+    app = App(settings, member, source)
+    try:
+        if member is None:  # of several, the first has looked
+            check_free(settings.host, settings.port)
+    except (OSError, UnicodeError) as error:
+        return _cannot_listen(settings, error)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # not the default: process 1 of a container would go on
+    app.warm_up()  # half a minute at times, which a signal ends: no loop runs yet that would put it off
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, source, member))
+        return runner.run(_serve(app, settings, member))
+
+
+def _cannot_listen(settings: Settings, error: OSError | UnicodeError) -> int:
+    """`error` UnicodeError: a name that none can be."""
+    reason = getattr(error, "strerror", None) or error
+    log_event(logger, logging.ERROR, f"Cannot listen: {reason}", host=settings.host, port=settings.port)
+    return 1
 
 
 def check_tokenizer(settings: Settings) -> None:
@@ -64,28 +79,22 @@ def check_store(settings: Settings) -> None:
         )
 
 
-async def _serve(settings: Settings, source: Source | None, member: Member | None) -> int:
-    app = App(settings, member, source)
+async def _serve(app: App, settings: Settings, member: Member | None) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, app.on_signal, stop)
     await asyncio.sleep(0)  # where a Ctrl-C from before the handlers ends it: nothing is open yet
     try:
-        if member is None:  # of several, the first has looked
-            check_free(settings.host, settings.port)
         await app.start()
     except (NatsServerError, CannotAdminister) as error:
         log_event(logger, logging.ERROR, f"Cannot start: {error}")
         await app.close()
         return 1
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
-        reason = getattr(error, "strerror", None) or error
-        log_event(logger, logging.ERROR, f"Cannot listen: {reason}", host=settings.host, port=settings.port)
+    except OSError as error:
         await app.close()
-        return 1
-    if source:
-        take_hangups(app.on_hangup)
+        return _cannot_listen(settings, error)
+    take_hangups(app.on_hangup)
     _leave_to_itself()
     orphaned = asyncio.create_task(_stop_with_parent(stop)) if member else None
     await stop.wait()

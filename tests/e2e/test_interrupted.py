@@ -33,6 +33,14 @@ def interrupting(self, *args):
         os.kill(os.getpid(), number)
 App.__init__ = interrupting
 """
+WHILE_COMPILING = """
+import os, signal
+import router.warm_up
+def interrupting(*_):
+    os.kill(os.getpid(), {number})
+    print("Compiled")
+router.warm_up.warm_up = interrupting
+"""
 
 RELOADED = """
 import os, signal
@@ -67,6 +75,7 @@ def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
         (WHILE_IMPORTING.format(module="publishers.publisher"), PUBLISHER),
         (ONCE_MADE.format(numbers="[signal.SIGINT]"), ROUTER),
         (ONCE_MADE.format(numbers="[signal.SIGHUP, signal.SIGINT]"), ROUTER),
+        (WHILE_COMPILING.format(number="signal.SIGINT"), ROUTER),
     ],
     ids=[
         "imports before the router's settings",
@@ -74,10 +83,15 @@ def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
         "publisher's imports",
         "router's parts",
         "router's parts, after a hangup",
+        "what the router compiles",
     ],
 )
 def test_nothing_is_said(prelude: str, command: tuple[str, ...]) -> None:
     assert run(prelude, *command) == (INTERRUPTED, "", "")
+
+
+def test_a_router_that_is_to_end_does_not_compile_first() -> None:
+    assert run(WHILE_COMPILING.format(number="signal.SIGTERM"), *ROUTER) == (0, "", "")
 
 
 def test_a_hangup_while_the_router_starts_takes_effect_when_it_has_started() -> None:

@@ -211,6 +211,7 @@ async def running(specs: tuple[WorkerSpec, ...], **changes: Any) -> AsyncIterato
     }
     app = App(Settings(workers=specs, **{**defaults, **changes}))
     try:
+        app.warm_up()
         await app.start()
         router = RunningRouter(app)
         yield router

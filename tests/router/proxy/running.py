@@ -86,6 +86,7 @@ async def running(
     }
     app = App(Settings(workers=specs, **{**defaults, **settings}), source=source)
     try:
+        app.warm_up()
         await app.start()
         router = RunningRouter(app)
         yield router
