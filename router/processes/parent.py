@@ -124,7 +124,8 @@ class _Parent:
             say(listening[0].rstrip("\n"))
             await asyncio.gather(*(self._keep(number) for number in range(count)))
             return 0
-        self._on_signal()
+        if not stopped:  # else they were told, and those that serve may take their time
+            self._on_signal()
         statuses = [abs(await process.wait()) for process in self._running.values()]
         return 0 if stopped else max(statuses)
 

@@ -106,3 +106,33 @@ async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monk
         memory.truncate(memory_size(2, 8))
         parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path))
         assert await parent.run() == 0
+
+
+async def test_a_signal_while_others_start_lets_those_that_serve_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second signal would end them at once."""
+    told: list[Child] = []
+
+    class Starting(Child):
+        async def readline(self) -> bytes:
+            parent._on_signal()
+            return b""
+
+    def signal(child: Child, _: int) -> None:
+        told.append(child)
+        child.ended.set()
+
+    children = [Child(), Starting()]
+    left = list(children)
+
+    async def start(*_: object, **__: Any) -> Child:
+        return left.pop(0)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(processes, "_signal", signal)
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(memory_size(2, 8))
+        parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path))
+        assert await parent.run() == 0
+    assert told == children
