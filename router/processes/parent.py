@@ -47,17 +47,17 @@ async def supervise(settings: Settings, source: Source) -> int:
         reason = f"Cannot listen: {getattr(error, 'strerror', None) or error}"
         log_event(logger, logging.ERROR, reason, host=settings.host, port=settings.port)
         return 1
-    with reserved, _memory() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:
-        columns = max(LEAST_COLUMNS, COLUMNS_PER_WORKER * len(settings.workers))
-        memory.truncate(memory_size(settings.processes, columns))
-        port = reserved.getsockname()[1]
-        try:
+    try:
+        with reserved, _memory() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:
+            columns = max(LEAST_COLUMNS, COLUMNS_PER_WORKER * len(settings.workers))
+            memory.truncate(memory_size(settings.processes, columns))
+            port = reserved.getsockname()[1]
             async with _embedded_server(settings.event_plane) as plane:
                 told = replace(settings, port=port, event_plane=plane)
                 return await _Parent(told, source, columns, memory, folder).run()
-        except NatsServerError as error:
-            log_event(logger, logging.ERROR, f"Cannot start: {error}")
-            return 1
+    except (NatsServerError, OSError) as error:  # OSError: no folder to write to, or no room for another process
+        log_event(logger, logging.ERROR, f"Cannot start: {error}")
+        return 1
 
 
 def _memory() -> BinaryIO:

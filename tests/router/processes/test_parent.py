@@ -14,7 +14,7 @@ import pytest
 from router.cli import Source
 from router.processes import parent as processes
 from router.processes.member import memory_size
-from router.processes.parent import _Parent, _reserve
+from router.processes.parent import _Parent, _reserve, supervise
 from router.settings import Settings
 from tests.fakes.waiting import until
 
@@ -85,6 +85,17 @@ def test_a_port_with_connections_that_have_ended_is_taken() -> None:
 def test_a_port_on_which_somebody_listens_is_not_taken() -> None:
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other, pytest.raises(OSError, match="in use"):
         _reserve("127.0.0.1", other.getsockname()[1])
+
+
+async def test_where_nothing_can_be_written_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container whose file system is read-only, without a volume for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert await supervise(Settings(processes=2, port=0), Source([], {})) == 1
+    (told,) = caplog.messages
+    assert told.startswith("Cannot start: ")
+    assert str(tmp_path) in told
 
 
 async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
