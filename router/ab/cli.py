@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -21,7 +20,7 @@ from router.ab import children, live, workers
 from router.ab.client import Address
 from router.ab.errors import RunError
 from router.ab.figures import ratios
-from router.ab.flags import check_writable
+from router.ab.flags import check_writable, write
 from router.ab.machine import Cost, Meter
 from router.ab.plan import UNROUTED, Plan, mode_of, read_plan
 from router.ab.progress import progress
@@ -61,8 +60,12 @@ def main(argv: list[str]) -> int:
     if not measured:
         return status
     report = _report(plan, argv, started, measured)
+    files = _files(plan, report)
+    written = _write(files)  # before what is printed, which may have nowhere to go
     show(report, console)
-    _write(plan, report, console)
+    for path in written:
+        console.print(f"Written to {path}", markup=False, highlight=False, soft_wrap=True)
+    status = status or int(len(written) < len(files))
     return status or (1 if any(mode.summary.errors == mode.summary.requests for mode in report.modes) else 0)
 
 
@@ -85,13 +88,23 @@ def _so_far(plan: Plan, measured: Sequence[_Measured]) -> str:
     return f"; reported of {runs} runs: the first {len(measured)}" if measured else ""
 
 
-def _write(plan: Plan, report: Report, console: Console) -> None:
-    if plan.out:
-        Path(plan.out).write_bytes(report.encode())
-    if plan.html:
-        Path(plan.html).write_text(page(comparison(report)), "utf-8")
-    for path in filter(None, (plan.out, plan.html)):
-        console.print(f"Written to {path}", markup=False, highlight=False, soft_wrap=True)
+def _files(plan: Plan, report: Report) -> dict[str, bytes]:
+    """What is to be written, by path."""
+    files = {plan.out: report.encode()} if plan.out else {}
+    return files | {plan.html: page(comparison(report)).encode()} if plan.html else files
+
+
+def _write(files: Mapping[str, bytes]) -> list[str]:
+    """Returns those that were written; says which could not be."""
+    written = []
+    for path, content in files.items():
+        try:
+            write(path, content)
+        except RunError as error:
+            sys.stderr.write(f"kv-router ab: {error}\n")
+        else:
+            written.append(path)
+    return written
 
 
 class _Run(NamedTuple):

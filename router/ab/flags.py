@@ -65,3 +65,11 @@ def check_writable(flag: str, path: str | None) -> None:
             pass
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}; give {flag} another FILE") from None
+
+
+def write(path: str, content: bytes) -> None:
+    """Raises RunError: a disk may be full by now."""
+    try:
+        Path(path).write_bytes(content)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from None

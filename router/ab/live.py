@@ -10,7 +10,6 @@ import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from shlex import join
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from rich.console import Console
 from publishers.credentials import client_context, read_key
 from publishers.urls import split_url
 from router.ab.errors import RunError
-from router.ab.flags import Parser, check_writable
+from router.ab.flags import Parser, check_writable, write
 from router.ab.report import table
 from router.ab.scrape import ArmCounts, Times, fetch, metrics_of, read_arms
 from router.page.html import page
@@ -101,12 +100,12 @@ def main(argv: list[str]) -> int:
         check_writable("--html", given.html)
         arms = read_arms(asyncio.run(fetch(given.url, *_access(given))))
         compared = comparison(arms, given.baseline, given.url, ("kv-router", "ab", "report", *argv))
+        if given.html:
+            write(given.html, page(compared).encode())
     except RunError as error:
         sys.stderr.write(f"kv-router ab report: {error}\n")
         return 2
     _show(compared, Console(width=None if sys.stdout.isatty() else 120))
-    if given.html:
-        Path(given.html).write_text(page(compared), "utf-8")
     return 0
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
 from router.ab.errors import RunError
-from router.ab.flags import check_writable
+from router.ab.flags import check_writable, write
 from router.simulation.crediting import credit_table, credit_verdicts, run_credit
 from router.simulation.figures import Figures
 from router.simulation.knee import FURTHEST, GROWTH, LIGHT, Knee
@@ -44,6 +43,8 @@ def main(argv: list[str]) -> int:
         console = Console(width=None if sys.stdout.isatty() else 140, highlight=False, soft_wrap=True)
         with runner(plan.jobs) as runs:
             found = _study(plan, runs, console, argv)
+        if plan.out:
+            write(plan.out, as_json({"command": [*NAME.split(), *argv], "settings": plan, **found}))
     except RunError as error:
         sys.stderr.write(f"{NAME}: {error}\n")
         return 2
@@ -51,8 +52,6 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"{NAME}: interrupted\n")
         return 130
     if plan.out:
-        report = {"command": [*NAME.split(), *argv], "settings": plan, **found}
-        Path(plan.out).write_bytes(as_json(report))
         console.print(f"Written to {plan.out}", markup=False)
     return 0
 
@@ -107,7 +106,7 @@ def _suite(plan: Plan, runs: Runner, console: Console, argv: Sequence[str]) -> d
     for text in verdicts(lines):
         console.print(text)
     if plan.page:
-        Path(plan.page).write_text(page(lines, shlex.join(["python", "-m", "router", "simulate", *argv])), "utf-8")
+        write(plan.page, page(lines, shlex.join(["python", "-m", "router", "simulate", *argv])).encode())
     return {"lines": lines, "verdict": judge(lines)}
 
 

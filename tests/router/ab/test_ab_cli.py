@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +19,10 @@ from router.ab.cli import main
 from router.ab.errors import RunError
 from router.ab.plan import MODES, mode_of, read_plan
 from router.cli import load_settings
+from router.commands import run
 from router.settings import RouterMode
 from tests.certificates import Authority
+from tests.fakes.full_stream import FullStream
 
 from .conftest import scripted
 from .streams import DONE, chunked, plain, token, usage
@@ -177,6 +180,24 @@ def test_another_router_that_is_not_there_is_told_of_first(trace: str, capsys: p
         assert main(["--trace", trace, "--modes", "none", "--worker", url, "--peer", f"theirs={gone}"]) == 2
     assert f"--peer theirs: nothing answers at {gone} (Connection refused); start it first" in capsys.readouterr().err
     assert heads == []
+
+
+def test_a_full_disk_costs_no_result_that_can_be_kept(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, page = tmp_path / "result.json", tmp_path / "page.html"
+    with engine(resets=True) as (url, _):
+        argv = ["--trace", trace, "--modes", "none", "--worker", url]
+        assert main([*argv, "--out", "/dev/full", "--html", str(page)]) == 1
+        told, complaint = capsys.readouterr()
+        assert complaint == "kv-router ab: cannot write /dev/full: No space left on device\n"
+        assert f"Written to {page}" in told
+        assert page.exists()
+        monkeypatch.setattr(sys, "stdout", FullStream())
+        assert run(["ab", *argv, "--out", str(out)]) == 1
+        sys.stdout.close()
+    assert capsys.readouterr().err == "kv-router ab: No space left on device\n"
+    assert len(json.loads(out.read_bytes())["modes"][0]["requests"]) == 3
 
 
 def test_a_series_goes_through_every_rate_seed_and_mode(
