@@ -16,7 +16,7 @@ from router.ab.trace import SHAPES, Row
 from router.ab.trace_file import load
 from router.security.worker_access import WorkerAccess, read_access
 from router.settings import RouterMode
-from router.workers.spec import parse_worker
+from router.workers.spec import parse_worker, worker_from_mapping
 
 UNROUTED = "none"
 """The mode without a router, in which the client takes the workers in turn itself."""
@@ -253,7 +253,10 @@ def _peer(text: str) -> tuple[str, str]:
     name, _, url = text.partition("=")
     if not _NAME.fullmatch(name) or name in MODES or not url.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"{text} is not NAME=http://HOST:PORT, with a name that is no mode's")
-    return name, url
+    try:
+        return name, worker_from_mapping({"url": url}).url
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _peers(given: Sequence[tuple[str, str]]) -> dict[str, str]:

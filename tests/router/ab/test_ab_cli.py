@@ -114,6 +114,8 @@ def trace(tmp_path: Path) -> str:
             ["--peer", "kv=http://a:1"],
             "--peer: kv=http://a:1 is not NAME=http://HOST:PORT, with a name that is no mode's",
         ),
+        (["--peer", "x=http://a:99999"], "--peer: 'http://a:99999' is not a URL: Port out of range"),
+        (["--peer", "x=http://a:1/v1"], "--peer: 'http://a:1/v1' ends in /v1, which the router adds itself"),
         (["--peer", "x=a:1"], "--peer: x=a:1 is not NAME=http://HOST:PORT"),
         (["--worker", "http://a:1", "--peer", "x=http://a:1", "--peer", "x=http://b:1"], "--peer names x twice"),
     ],
