@@ -37,7 +37,7 @@ def find_tokenizer(
         return None
     if setting == "auto":
         return _find_local(_candidates(models, tokenizer_path), environ, within)
-    path = Path(setting).expanduser()
+    path = _expanded(setting)
     if path.exists() or setting.startswith((".", "/", "~")):
         return _stated_folder(path)
     return _find_local([setting], environ) or _download(setting)
@@ -62,13 +62,18 @@ def _find_local(names: Iterable[str], environ: Mapping[str, str], within: Sequen
 def _cached(name: str, environ: Mapping[str, str]) -> Path | None:
     """The snapshot of a model's main branch in the Hugging Face cache."""
     home = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    cache = Path(environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    cache = _expanded(environ.get("HF_HUB_CACHE") or home / "hub")
     repository = cache / f"models--{name.replace('/', '--')}"
     try:
         revision = (repository / "refs" / "main").read_text("utf-8").strip()
     except (OSError, ValueError):
         return None
     return repository / "snapshots" / revision
+
+
+def _expanded(path: str | Path) -> Path:
+    """As it is where a user has no home, as in containers and services; `Path.expanduser` raises RuntimeError then."""
+    return Path(os.path.expanduser(path))
 
 
 def _stated_folder(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -87,6 +88,19 @@ def test_auto_finds_a_name_in_the_cache(tmp_path: Path, environ: dict[str, str],
     assert find_tokenizer("auto", [Model("served", "org/model")], None, environ) == snapshot
     assert find_tokenizer("auto", [Model("org/model")], None, environ) == snapshot
     assert find_tokenizer("org/model", [], None, environ) == snapshot
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one with a number and no name, in a container or a service."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert find_tokenizer("auto", [Model("org/model")], None, {}) is None
+    with pytest.raises(SettingsError, match=r"^--tokenizer: there is no ~/model/tokenizer.json\.$"):
+        find_tokenizer("~/model", [], None, {})
 
 
 def test_auto_never_fetches(tmp_path: Path, no_network: list[object]) -> None:
