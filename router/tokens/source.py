@@ -38,7 +38,7 @@ def find_tokenizer(
     if setting == "auto":
         return _find_local(_candidates(models, tokenizer_path), environ, within)
     path = _expanded(setting)
-    if path.exists() or setting.startswith((".", "/", "~")):
+    if setting.startswith((".", "/", "~")) or os.path.exists(path):  # False where the name is none that a file can have
         return _stated_folder(path)
     return _find_local([setting], environ) or _download(setting)
 
@@ -78,8 +78,13 @@ def _expanded(path: str | Path) -> Path:
 
 def _stated_folder(path: Path) -> Path:
     folder = path.parent if path.name == "tokenizer.json" else path
-    if not (folder / "tokenizer.json").is_file():
-        raise SettingsError(f"--tokenizer: there is no {folder / 'tokenizer.json'}.")
+    file = folder / "tokenizer.json"
+    try:
+        found = file.is_file()
+    except OSError as error:  # any but that it is not there
+        raise SettingsError(f"--tokenizer: {file} cannot be read: {error.strerror}.") from None
+    if not found:
+        raise SettingsError(f"--tokenizer: there is no {file}.")
     return folder
 
 
