@@ -35,6 +35,9 @@ logger = logging.getLogger("router.processes")
 
 RESTART_DELAY = 1.0
 """Seconds between a process's end and its successor's start."""
+_MEMBER = "import sys; sys.path[:] = sys.argv[1:]; from router.processes.member import main; sys.exit(main())"
+"""Imports what this process would, from the folders that it would: without them, Python looks into the working folder
+first, whatever lies there."""
 LEAST_COLUMNS, COLUMNS_PER_WORKER = 4096, 16
 """Ranks that there may be at a time: as many as the workers that are stated may have, and as may join later."""
 
@@ -149,7 +152,7 @@ class _Parent:
     async def _start(self, number: int) -> str:
         """Returns what it says when it listens; "" when it ends before."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", "from router.processes.member import main; raise SystemExit(main())"),
+            *(sys.executable, "-P", "-c", _MEMBER, *sys.path),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[self._memory],
