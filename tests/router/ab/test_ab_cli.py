@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from router.ab import cli
-from router.ab.children import read_listening
+from router.ab.children import fleet, read_listening
 from router.ab.cli import main
 from router.ab.errors import RunError
 from router.ab.plan import MODES, mode_of, read_plan
@@ -139,6 +139,14 @@ def test_a_worker_that_is_down(trace: str, capsys: pytest.CaptureFixture[str]) -
         pass
     assert main(["--trace", trace, "--modes", "none", "--worker", url]) == 2
     assert f"the worker {url} does not answer: Connection refused; start it or leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+async def test_what_lies_in_the_working_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engines.py").write_text("raise SystemExit('of the working folder')")
+    monkeypatch.chdir(tmp_path)
+    async with fleet(["--workers", "1", "--port", "0"]) as urls:
+        assert len(urls) == 1
 
 
 @pytest.mark.slow
