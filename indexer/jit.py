@@ -6,6 +6,7 @@ the functions and constants that a kernel uses belong into the same file.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -35,6 +36,20 @@ def inlined(function: _F) -> _F:
 
 def _compiled(function: _F, **options: bool) -> _F:
     try:
-        return cast("_F", njit(cache=True, **options)(function))
+        compiled = njit(cache=True, **options)(function)
     except RuntimeError:  # numba finds no folder that it may write to: compile at every start
         return cast("_F", njit(**options)(function))
+    cache = getattr(compiled, "_cache", None)  # NUMBA_DISABLE_JIT leaves the function as it is
+    if cache:
+        cache.save_overload = _if_there_is_room(cache.save_overload)
+    return cast("_F", compiled)
+
+
+def _if_there_is_room(save: Callable[..., None]) -> Callable[..., None]:
+    """On a full disk numba would raise what it could not save, though the kernel is compiled by then."""
+
+    def save_or_not(*args: object) -> None:
+        with contextlib.suppress(OSError):
+            save(*args)
+
+    return save_or_not

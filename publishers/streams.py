@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -23,6 +24,8 @@ def open_standard_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, _nowhere())
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale of old may lack what tables and help are written with
+        sys.stdout.reconfigure(errors="replace")
 
 
 def say(line: str) -> None:
@@ -31,9 +34,14 @@ def say(line: str) -> None:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
     except OSError as error:
-        sys.stdout = _nowhere()  # else what is left there is tried again at the end, which then counts as failed
+        lose_output()
         reason = error.strerror or str(error)
         log_event(logger, logging.WARNING, "Standard output cannot be written to", reason=reason, line=line)
+
+
+def lose_output() -> None:
+    """Else what is left there is tried again at the end, which then counts as failed."""
+    sys.stdout = _nowhere()
 
 
 def _nowhere() -> TextIO:

@@ -45,7 +45,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """
     flags = _parse_flags(argv)
     file = _config_file(flags, environ)
-    values = _from_file(file, CONFIG_FLAG if flags.get("config") else CONFIG_VARIABLE) if file else {}
+    values = _from_file(file, CONFIG_FLAG if "config" in flags else CONFIG_VARIABLE) if file else {}
     values |= _from_variables(environ)
     values |= _from_flags({key: value for key, value in flags.items() if key != "config"})
     settings = Settings(**values)
@@ -74,8 +74,10 @@ class Source(NamedTuple):
 
 
 def _config_file(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path | None:
-    name = flags.get("config") or environ.get(CONFIG_VARIABLE)
-    return Path(name) if name else None
+    """An empty variable counts as not set. An empty flag is the folder here, which cannot be read: a shell's variable
+    may be missing, and with it the API keys."""
+    name = flags.get("config", environ.get(CONFIG_VARIABLE) or None)
+    return None if name is None else Path(name)
 
 
 def make_parser() -> argparse.ArgumentParser:

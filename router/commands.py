@@ -12,6 +12,7 @@ from logging.handlers import MemoryHandler
 from typing import cast
 
 from publishers.logs import configure_logging
+from publishers.streams import lose_output
 from router.cli import Source
 from router.early_signals import end_at_sigterm, hold_hangups
 from router.open_files import raise_limit
@@ -29,7 +30,12 @@ def run(arguments: list[str]) -> int:
     """Returns the process's exit status: 2 for settings that cannot be used."""
     if arguments and arguments[0] in COMMANDS:
         other = cast("Callable[[list[str]], int]", importlib.import_module(COMMANDS[arguments[0]]).main)
-        return other(arguments[1:])
+        try:
+            return other(arguments[1:])
+        except OSError as error:  # standard output is full or closed; they tell of all else themselves
+            lose_output()
+            sys.stderr.write(f"kv-router {arguments[0]}: {error.strerror or error}\n")
+            return 1
     end_at_sigterm()
     hold_hangups()
     source = Source(arguments, os.environ)

@@ -101,9 +101,11 @@ def read_listening(line: str) -> str:
 @asynccontextmanager
 async def _child(name: str, arguments: Sequence[str]) -> AsyncIterator[Child]:
     """Starts a process in a session of its own, so that Ctrl-C at the terminal reaches it only through this process."""
+    # It imports what this process would: without -P also what lies in the working folder.
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, stdout=PIPE, stderr=log, start_new_session=True
+            sys.executable, "-P", *arguments, stdout=PIPE, stderr=log, start_new_session=True, env=path
         )
         child = Child(name, process, log)
         try:

@@ -20,7 +20,7 @@ from router.ab import children, live, workers
 from router.ab.client import Address
 from router.ab.errors import RunError
 from router.ab.figures import ratios
-from router.ab.flags import check_writable, write_all
+from router.ab.flags import check_writable, tell_written, write_all
 from router.ab.machine import Cost, Meter
 from router.ab.plan import UNROUTED, Plan, mode_of, read_plan
 from router.ab.progress import progress
@@ -60,8 +60,11 @@ def main(argv: list[str]) -> int:
     if not measured:
         return status
     report = _report(plan, argv, started, measured)
+    files = _files(plan, report)
+    written = write_all("kv-router ab", files)  # before what is printed, which may have nowhere to go
     show(report, console)
-    if not write_all("kv-router ab", _files(plan, report), console):
+    tell_written(written, console)
+    if len(written) < len(files):
         return 2
     return status or (1 if any(mode.summary.errors == mode.summary.requests for mode in report.modes) else 0)
 

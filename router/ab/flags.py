@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -84,15 +84,20 @@ def check_writable(flag: str, path: str | None) -> None:
         raise RunError(f"cannot write {path}: {error.strerror}; give {flag} another FILE") from None
 
 
-def write_all(name: str, files: Mapping[str, bytes], console: Console) -> bool:
-    """Writes what is kept of a run, and says of each file whether it could be. Hours may lie behind it, and a disk may
-    be full by now: one file that cannot be written does not cost the others."""
-    failed = False
+def write_all(name: str, files: Mapping[str, bytes]) -> list[str]:
+    """Writes what is kept of a run. Returns those that were written, and says which could not be: hours may lie behind
+    it, and a disk may be full by now."""
+    written = []
     for path, content in files.items():
         try:
             Path(path).write_bytes(content)
-            console.print(f"Written to {path}", markup=False, highlight=False, soft_wrap=True)
         except OSError as error:
             sys.stderr.write(f"{name}: cannot write {path}: {error.strerror}\n")
-            failed = True
-    return not failed
+        else:
+            written.append(path)
+    return written
+
+
+def tell_written(paths: Iterable[str], console: Console) -> None:
+    for path in paths:
+        console.print(f"Written to {path}", markup=False, highlight=False, soft_wrap=True)

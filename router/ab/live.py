@@ -15,7 +15,7 @@ from rich.console import Console
 
 from publishers.credentials import client_context, read_key
 from router.ab.errors import RunError
-from router.ab.flags import Parser, check_writable, router_url, write_all
+from router.ab.flags import Parser, check_writable, router_url, tell_written, write_all
 from router.ab.report import table
 from router.ab.scrape import ArmCounts, Times, fetch, metrics_of, read_arms
 from router.page.html import page
@@ -90,9 +90,11 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"kv-router ab report: {error}\n")
         return 2
     console = Console(width=None if sys.stdout.isatty() else 120)
-    _show(compared, console)
     files = {given.html: page(compared).encode()} if given.html else {}
-    return 0 if write_all("kv-router ab report", files, console) else 2
+    written = write_all("kv-router ab report", files)  # before what is printed, which may have nowhere to go
+    _show(compared, console)
+    tell_written(written, console)
+    return 0 if len(written) == len(files) else 2
 
 
 def comparison(

@@ -253,6 +253,8 @@ def _peer(text: str) -> tuple[str, str]:
     name, equals, url = text.partition("=")
     if not equals or not _NAME.fullmatch(name) or name in MODES:
         raise argparse.ArgumentTypeError(f"{text} is not NAME=http://HOST:PORT, with a name that is no mode's")
+    if url.rstrip("/").endswith("/v1"):
+        raise argparse.ArgumentTypeError(f"{url!r} ends in /v1, which is added to it; leave it out")
     return name, router_url(url)
 
 

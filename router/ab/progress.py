@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -39,6 +39,7 @@ def _lines(console: Console, mode: str, total: int) -> Callable[[Outcome], None]
         done += 1
         errors += bool(outcome.error)
         if done * 10 // total != (done - 1) * 10 // total:
-            console.print(f"{mode}: {done} of {total} requests done, {errors} errors", highlight=False)
+            with suppress(OSError):  # a full disk does not end what is measured
+                console.print(f"{mode}: {done} of {total} requests done, {errors} errors", highlight=False)
 
     return advance

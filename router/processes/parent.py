@@ -35,6 +35,9 @@ logger = logging.getLogger("router.processes")
 
 RESTART_DELAY = 1.0
 """Seconds between a process's end and its successor's start."""
+_MEMBER = "import sys; sys.path[:] = sys.argv[1:]; from router.processes.member import main; sys.exit(main())"
+"""Imports what this process would, from the folders that it would: without them, Python looks into the working folder
+first, whatever lies there."""
 LEAST_COLUMNS, COLUMNS_PER_WORKER = 4096, 16
 """Ranks that there may be at a time: as many as the workers that are stated may have, and as may join later."""
 
@@ -47,17 +50,17 @@ async def supervise(settings: Settings, source: Source) -> int:
         reason = f"Cannot listen: {getattr(error, 'strerror', None) or error}"
         log_event(logger, logging.ERROR, reason, host=settings.host, port=settings.port)
         return 1
-    with reserved, _memory() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:
-        columns = max(LEAST_COLUMNS, COLUMNS_PER_WORKER * len(settings.workers))
-        memory.truncate(memory_size(settings.processes, columns))
-        port = reserved.getsockname()[1]
-        try:
+    try:
+        with reserved, _memory() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:
+            columns = max(LEAST_COLUMNS, COLUMNS_PER_WORKER * len(settings.workers))
+            memory.truncate(memory_size(settings.processes, columns))
+            port = reserved.getsockname()[1]
             async with _embedded_server(settings.event_plane) as plane:
                 told = replace(settings, port=port, event_plane=plane)
                 return await _Parent(told, source, columns, memory, folder, reserved).run()
-        except NatsServerError as error:
-            log_event(logger, logging.ERROR, f"Cannot start: {error}")
-            return 1
+    except (NatsServerError, OSError) as error:  # OSError: no folder to write to, or no room for another process
+        log_event(logger, logging.ERROR, f"Cannot start: {error}")
+        return 1
 
 
 def _memory() -> BinaryIO:
@@ -134,7 +137,8 @@ class _Parent:
             say(listening[0].rstrip("\n"))
             await asyncio.gather(*(self._keep(number) for number in range(count)))
             return 0
-        self._on_signal()
+        if not stopped:  # else they were told, and those that serve may take their time
+            self._on_signal()
         statuses = [abs(await process.wait()) for process in self._running.values()]
         return 0 if stopped else max(statuses)
 
@@ -165,7 +169,7 @@ class _Parent:
     async def _start(self, number: int) -> str:
         """Returns what it says when it listens; "" when it ends before."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", "from router.processes.member import main; raise SystemExit(main())"),
+            *(sys.executable, "-P", "-c", _MEMBER, *sys.path),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[self._memory],

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     except msgspec.ValidationError:
         sys.stderr.write("kv-router keys: a name takes letters, digits, '_', '.' and '-', 64 at most.\n")
         return 2
-    sys.stdout.write(f"{key}\n")
+    print(key, flush=True)  # noqa: T201 - an OSError comes before the entry of a key that nobody has
     admin = "  admin: true\n" if options.admin else ""
     sys.stderr.write(f'- name: "{options.name}"\n  sha256: {digest}\n{admin}')
     return 0

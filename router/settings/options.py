@@ -133,7 +133,7 @@ class Option(NamedTuple):
         try:
             value = read(value) if read else value
         except ValueError as error:
-            raise SettingsError(f"{place}: {error}") from None
+            raise SettingsError(f"{place}: {_without_password(str(error))}") from None
         try:
             checked: object = msgspec.convert(value, Annotated[self.type, self.meta], strict=not text)
         except msgspec.ValidationError:
@@ -143,12 +143,16 @@ class Option(NamedTuple):
         return checked
 
     def _wrong(self, value: object, place: str) -> SettingsError:
-        shown = re.sub(r"(?<=//)[^/\s]*@", "", repr(value))  # a URL may hold a password
-        return SettingsError(f"{place} takes {self.takes}, not {shown}.")
+        return SettingsError(f"{place} takes {self.takes}, not {_without_password(repr(value))}.")
 
     @property
     def _extra(self) -> dict[str, Any]:
         return self.meta.extra or {}
+
+
+def _without_password(text: str) -> str:
+    """URLs in it may hold one."""
+    return re.sub(r"(?<=//)[^/\s]*@", "", text)
 
 
 def _takes(option: Option) -> str:

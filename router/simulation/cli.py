@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 
 from router.ab.errors import RunError
-from router.ab.flags import check_writable, write_all
+from router.ab.flags import check_writable, tell_written, write_all
 from router.simulation.crediting import credit_table, credit_verdicts, run_credit
 from router.simulation.figures import Figures
 from router.simulation.knee import FURTHEST, GROWTH, LIGHT, Knee
@@ -50,7 +50,10 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"{NAME}: interrupted\n")
         return 130
-    return 0 if write_all(NAME, _files(plan, found, argv), console) else 2
+    files = _files(plan, found, argv)
+    written = write_all(NAME, files)
+    tell_written(written, console)
+    return 0 if len(written) == len(files) else 2
 
 
 def _files(plan: Plan, found: Mapping[str, object], argv: Sequence[str]) -> dict[str, bytes]:

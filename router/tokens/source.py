@@ -37,8 +37,8 @@ def find_tokenizer(
         return None
     if setting == "auto":
         return _find_local(_candidates(models, tokenizer_path), environ, within)
-    path = Path(setting).expanduser()
-    if path.exists() or setting.startswith((".", "/", "~")):
+    path = _expanded(setting)
+    if setting.startswith((".", "/", "~")) or os.path.exists(path):  # False where the name is none that a file can have
         return _stated_folder(path)
     return _find_local([setting], environ) or _download(setting)
 
@@ -62,7 +62,7 @@ def _find_local(names: Iterable[str], environ: Mapping[str, str], within: Sequen
 def _cached(name: str, environ: Mapping[str, str]) -> Path | None:
     """The snapshot of a model's main branch in the Hugging Face cache."""
     home = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    cache = Path(environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    cache = _expanded(environ.get("HF_HUB_CACHE") or home / "hub")
     repository = cache / f"models--{name.replace('/', '--')}"
     try:
         revision = (repository / "refs" / "main").read_text("utf-8").strip()
@@ -71,10 +71,20 @@ def _cached(name: str, environ: Mapping[str, str]) -> Path | None:
     return repository / "snapshots" / revision
 
 
+def _expanded(path: str | Path) -> Path:
+    """As it is where a user has no home, as in containers and services; `Path.expanduser` raises RuntimeError then."""
+    return Path(os.path.expanduser(path))
+
+
 def _stated_folder(path: Path) -> Path:
     folder = path.parent if path.name == "tokenizer.json" else path
-    if not (folder / "tokenizer.json").is_file():
-        raise SettingsError(f"--tokenizer: there is no {folder / 'tokenizer.json'}.")
+    file = folder / "tokenizer.json"
+    try:
+        found = file.is_file()
+    except OSError as error:  # any but that it is not there
+        raise SettingsError(f"--tokenizer: {file} cannot be read: {error.strerror}.") from None
+    if not found:
+        raise SettingsError(f"--tokenizer: there is no {file}.")
     return folder
 
 

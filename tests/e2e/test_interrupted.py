@@ -34,7 +34,6 @@ def interrupting(self, *args):
         os.kill(os.getpid(), number)
 App.__init__ = interrupting
 """
-
 WHILE_COMPILING = """
 import os, router.app
 def interrupting(*_):

@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -21,6 +23,7 @@ from tests.e2e.children import PATIENCE, Child, Router, Sim, get, wait_for
 pytestmark = pytest.mark.slow
 
 BODY = {"model": "sim", "prompt": "hello", "stream": True, "max_tokens": 100_000}
+ROOT = Path(__file__).resolve().parents[2]
 TWO = ("--router-mode", "least-loaded", "--processes", "2")
 UNTOLD = ("--router-mode", "kv", "--processes", "2", "--no-kv-events")
 
@@ -195,6 +198,20 @@ def test_all_end_with_the_parents_signal(logs: Path, number: signal.Signals) -> 
         assert not any(map(alive, started))
         assert set(re.findall(r"Worker is not up process=(\d+) ", router.log)) == {"0", "1"}
         assert "Traceback" not in router.log
+
+
+def test_what_lies_in_the_working_folder_is_not_run(tmp_path: Path) -> None:
+    """The parent, as it is when installed, does not look there."""
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('of the working folder')")
+    command = [sys.executable, "-P", "-m", "router", *TWO, "--port", "0", "--worker", "http://127.0.0.1:1"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
+        assert parent.stdout
+        said = parent.stdout.readline()
+        parent.terminate()
+        told = parent.communicate(timeout=PATIENCE)[1]
+    assert said.startswith(b"Listening on "), told
+    assert parent.returncode == 0
 
 
 def test_all_end_when_the_parent_is_killed(logs: Path) -> None:

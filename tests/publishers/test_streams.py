@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from publishers.streams import say
+from tests.fakes.full_stream import FullStream
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK = """
@@ -33,20 +34,27 @@ def test_closed_ones_are_opened_for_children_too(tmp_path: Path, closed: str, op
     assert all(where.endswith("True") for where in said)
 
 
+def test_an_encoding_that_lacks_a_letter_is_no_reason_to_end() -> None:
+    lines = "from publishers.streams import open_standard_streams; open_standard_streams(); print('2 \u00d7 3')"
+    told = subprocess.run(
+        [sys.executable, "-c", lines],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert told.stdout == b"2 ? 3\n"
+
+
 def test_a_line_is_written_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     say("Listening")
     assert capsys.readouterr().out == "Listening\n"
 
 
-class Full(io.StringIO):
-    def flush(self) -> None:
-        raise OSError(28, "No space left on device")
-
-
 def test_a_line_that_cannot_be_written_is_a_line_of_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sys, "stdout", Full())
+    monkeypatch.setattr(sys, "stdout", FullStream())
     with caplog.at_level(logging.WARNING):
         say("Listening")
     (record,) = caplog.records

@@ -113,6 +113,7 @@ def test_a_switch_has_two_flags() -> None:
         ),
         ([], {"ROUTER_PORT": "x"}, "ROUTER_PORT takes a whole number from 0 to 65535, not 'x'."),
         ([], {"ROUTER_WORKER": "http://a http://a"}, "ROUTER_WORKER: two workers have the URL 'http://a:80'."),
+        (["--config", "", "--worker", "http://a"], {}, "--config: . cannot be read: Is a directory."),
         (["--config", "/nowhere.yaml"], {}, "--config: /nowhere.yaml cannot be read: No such file or directory."),
         (
             [],

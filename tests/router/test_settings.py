@@ -81,6 +81,16 @@ def test_bad_text_is_told_with_what_is_taken(key: str, text: str) -> None:
     assert str(caught.value) == f"{option.flag} takes {option.takes}, not {text!r}."
 
 
+@pytest.mark.parametrize(
+    "worker",
+    ["http://user:secret@a:99999", "ftp://user:secret@a:1", "http://user:secret@a:1,b", "http://a:1,//u:secret@b"],
+)
+def test_a_password_is_not_repeated_whatever_else_is_wrong(worker: str) -> None:
+    with pytest.raises(SettingsError, match=r"^--worker: ") as caught:
+        BY_KEY["worker"].read(worker, "--worker", text=True)
+    assert "secret" not in str(caught.value)
+
+
 def test_a_password_is_not_repeated() -> None:
     with pytest.raises(SettingsError, match="not 'nat://h:4222'") as caught:
         BY_KEY["event_plane"].read("nat://user:secret@h:4222", "--event-plane", text=True)

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +14,15 @@ from typing import Any
 import pytest
 
 from router.ab import cli
-from router.ab.children import read_listening
+from router.ab.children import fleet, read_listening
 from router.ab.cli import main
 from router.ab.errors import RunError
 from router.ab.plan import MODES, mode_of, read_plan
 from router.cli import load_settings
+from router.commands import run
 from router.settings import RouterMode
 from tests.certificates import Authority
+from tests.fakes.full_stream import FullStream
 
 from .conftest import scripted
 from .streams import DONE, chunked, plain, token, usage
@@ -117,6 +120,7 @@ def trace(tmp_path: Path) -> str:
         (["--peer", "x=http://a:b"], "--peer: 'http://a:b' is not a URL: Port could not be cast"),
         (["--peer", "x=http://a:99999"], "--peer: 'http://a:99999' is not a URL: Port out of range"),
         (["--peer", "x=http://[::1"], "--peer: 'http://[::1' is not a URL: Invalid IPv6 URL"),
+        (["--peer", "x=http://a:1/v1"], "--peer: 'http://a:1/v1' ends in /v1, which"),
         (["--worker", "http://a:1", "--peer", "x=http://a:1", "--peer", "x=http://b:1"], "--peer names x twice"),
     ],
 )
@@ -139,6 +143,14 @@ def test_a_worker_that_is_down(trace: str, capsys: pytest.CaptureFixture[str]) -
         pass
     assert main(["--trace", trace, "--modes", "none", "--worker", url]) == 2
     assert f"the worker {url} does not answer: Connection refused; start it or leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+async def test_what_lies_in_the_working_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engines.py").write_text("raise SystemExit('of the working folder')")
+    monkeypatch.chdir(tmp_path)
+    async with fleet(["--workers", "1", "--port", "0"]) as urls:
+        assert len(urls) == 1
 
 
 @pytest.mark.slow
@@ -182,6 +194,24 @@ def test_another_router_that_is_not_there_is_told_of_first(trace: str, capsys: p
         assert main(["--trace", trace, "--modes", "none", "--worker", url, "--peer", f"theirs={gone}"]) == 2
     assert f"--peer theirs: nothing answers at {gone} (Connection refused); start it first" in capsys.readouterr().err
     assert heads == []
+
+
+def test_a_full_disk_costs_no_result_that_can_be_kept(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, page = tmp_path / "result.json", tmp_path / "page.html"
+    with engine(resets=True) as (url, _):
+        argv = ["--trace", trace, "--modes", "none", "--worker", url]
+        assert main([*argv, "--out", "/dev/full", "--html", str(page)]) == 2
+        told, complaint = capsys.readouterr()
+        assert complaint == "kv-router ab: cannot write /dev/full: No space left on device\n"
+        assert f"Written to {page}" in told
+        assert page.exists()
+        monkeypatch.setattr(sys, "stdout", FullStream())
+        assert run(["ab", *argv, "--out", str(out)]) == 1
+        sys.stdout.close()
+    assert capsys.readouterr().err == "kv-router ab: No space left on device\n"
+    assert len(json.loads(out.read_bytes())["modes"][0]["requests"]) == 3
 
 
 def test_a_series_goes_through_every_rate_seed_and_mode(

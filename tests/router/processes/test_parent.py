@@ -15,7 +15,7 @@ import pytest
 from router.cli import Source
 from router.processes import parent as processes
 from router.processes.member import memory_size
-from router.processes.parent import _Parent, _reserve
+from router.processes.parent import _Parent, _reserve, supervise
 from router.settings import Settings
 from tests.fakes.waiting import until
 
@@ -121,6 +121,17 @@ def test_a_port_on_which_somebody_listens_is_not_taken() -> None:
         _reserve("127.0.0.1", other.getsockname()[1])
 
 
+async def test_where_nothing_can_be_written_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container whose file system is read-only, without a volume for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert await supervise(Settings(processes=2, port=0), Source([], {})) == 1
+    (told,) = caplog.messages
+    assert told.startswith("Cannot start: ")
+    assert str(tmp_path) in told
+
+
 async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(Child):
         """As a process that has no handler for the signal yet."""
@@ -140,3 +151,33 @@ async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monk
         memory.truncate(memory_size(2, 8))
         parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path), socket.socket())
         assert await parent.run() == 0
+
+
+async def test_a_signal_while_others_start_lets_those_that_serve_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second signal would end them at once."""
+    told: list[Child] = []
+
+    class Starting(Child):
+        async def readline(self) -> bytes:
+            parent._on_signal()
+            return b""
+
+    def signal(child: Child, _: int) -> None:
+        told.append(child)
+        child.ended.set()
+
+    children = [Child(), Starting()]
+    left = list(children)
+
+    async def start(*_: object, **__: Any) -> Child:
+        return left.pop(0)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(processes, "_signal", signal)
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(memory_size(2, 8))
+        parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path), socket.socket())
+        assert await parent.run() == 0
+    assert told == children

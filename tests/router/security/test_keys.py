@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import yaml
 
 from router.__main__ import main
 from router.security.keys import Key, Keys, read_keys
+from tests.fakes.full_stream import FullStream
 
 A, B = "a" * 64, "b" * 64
 
@@ -33,6 +35,15 @@ def test_a_new_key_is_shown_once_and_its_entry_is_what_the_file_takes(
     found = read_keys(str(file)).find(key.encode())
     assert found
     assert (found.name, found.admin) == ("team-a", True)
+
+
+def test_a_key_that_nobody_has_gets_no_entry(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", FullStream())
+    assert main(["keys", "new", "team-a"]) == 1
+    sys.stdout.close()
+    assert capsys.readouterr().err == "kv-router keys: No space left on device\n"
 
 
 def test_no_two_keys_are_alike(capsys: pytest.CaptureFixture[str]) -> None:

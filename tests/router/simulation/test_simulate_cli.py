@@ -122,6 +122,7 @@ def test_no_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--rate x", "argument --rate: it takes a number, not 'x'"),
         ("--workers 1 --cache-tokens 64 --duration 1 --jobs 1", "does not fit a cache of 64"),
         ("--out /nowhere/x.json", "cannot write /nowhere/x.json"),
+        ("--duration 1 --workers 1 --jobs 1 --out /dev/full", "cannot write /dev/full: No space left on device"),
         ("--suite --out x --page x", "--out and --page name the same file; give each its own"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import pwd
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -87,6 +89,44 @@ def test_auto_finds_a_name_in_the_cache(tmp_path: Path, environ: dict[str, str],
     assert find_tokenizer("auto", [Model("served", "org/model")], None, environ) == snapshot
     assert find_tokenizer("auto", [Model("org/model")], None, environ) == snapshot
     assert find_tokenizer("org/model", [], None, environ) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("/" + "a" * 300, r"/a+/tokenizer.json cannot be read: File name too long\."),
+        ("a" * 300, r"'a+' is no folder and could not be fetched: "),
+    ],
+)
+def test_what_no_file_can_be_named_is_told(setting: str, complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"^--tokenizer: {complaint}"):
+        find_tokenizer(setting, [], None, {"HF_HOME": str(tmp_path)})
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As engines' models may be for a router that runs as another user."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(
+        SettingsError, match=r"^--tokenizer: /models/tokenizer.json cannot be read: Permission denied\.$"
+    ):
+        find_tokenizer("/models", [], None, {})
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one with a number and no name, in a container or a service."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert find_tokenizer("auto", [Model("org/model")], None, {}) is None
+    with pytest.raises(SettingsError, match=r"^--tokenizer: there is no ~/model/tokenizer.json\.$"):
+        find_tokenizer("~/model", [], None, {})
 
 
 def test_auto_never_fetches(tmp_path: Path, no_network: list[object]) -> None:
