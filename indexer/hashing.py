@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from indexer.jit import loop
+from indexer.hash_kernels import chain
 from indexer.types import PLAIN, Namespace, SequenceHash
 
 HASH_VERSION = 1
@@ -26,13 +26,6 @@ HASH_VERSION = 1
 Tokens: TypeAlias = npt.NDArray[np.uint32]
 SequenceHashes: TypeAlias = npt.NDArray[np.uint64]
 
-# Literals in kernels would be signed; all arithmetic here is modulo 2^64.
-_C1 = np.uint64(0x87C37B91114253D5)
-_C2 = np.uint64(0x4CF5AD432745937F)
-_C3 = np.uint64(0x52DCE729)
-_F1 = np.uint64(0xFF51AFD7ED558CCD)
-_F2 = np.uint64(0xC4CEB9FE1A85EC53)
-_5, _27, _31, _33, _37 = (np.uint64(n) for n in (5, 27, 31, 33, 37))
 _NO_EXTRAS = np.zeros(0, np.uint64)
 _PLAIN_ROOT = np.uint64(0)
 """Made once: after sleep it takes half as long as hashing a short prompt (docs/hot-path.md)."""
@@ -64,22 +57,5 @@ def chain_hashes(tokens: Tokens, block_size: int, root: SequenceHash, extras: Se
     if extras:
         digests = np.array([xxhash.xxh3_64_intdigest(e) if e else 0 for e in extras[:blocks]], np.uint64)
     hashes = np.empty(blocks, np.uint64)
-    _chain(tokens, block_size, np.uint64(root) if root else _PLAIN_ROOT, digests, hashes)
+    chain(tokens, block_size, np.uint64(root) if root else _PLAIN_ROOT, digests, hashes)
     return hashes
-
-
-@loop
-def _chain(tokens: Tokens, block_size: int, root: np.uint64, digests: SequenceHashes, hashes: SequenceHashes) -> None:
-    mixed = root
-    for block in range(len(hashes)):
-        if block < len(digests):
-            mixed ^= digests[block]
-        for at in range(block * block_size, (block + 1) * block_size):
-            word = np.uint64(tokens[at]) * _C1
-            word = (word << _31) | (word >> _33)
-            mixed ^= word * _C2
-            mixed = ((mixed << _27) | (mixed >> _37)) * _5 + _C3
-        mixed = (mixed ^ (mixed >> _33)) * _F1
-        mixed = (mixed ^ (mixed >> _33)) * _F2
-        mixed ^= mixed >> _33
-        hashes[block] = mixed

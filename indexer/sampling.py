@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
+from indexer.hash_kernels import pick
 from indexer.hashing import SequenceHashes
-from indexer.jit import loop
 from indexer.types import SequenceHash
-
-ONE_IN: Final = 64
-"""A power of two. Hashes are uniform, and their lowest bits as good as any."""
-_MASK: Final = np.uint64(ONE_IN - 1)
 
 
 def sample(hashes: SequenceHashes) -> list[SequenceHash]:
     """Those of `hashes` that are in the sample, in order. Takes half a microsecond for a batch of events."""
     picked = np.empty(len(hashes), np.uint64)
-    found: list[SequenceHash] = picked[: _pick(hashes, picked)].tolist()
-    return found
-
-
-@loop
-def _pick(hashes: SequenceHashes, picked: SequenceHashes) -> int:
-    found = 0
-    for hash_ in hashes:
-        if not hash_ & _MASK:
-            picked[found] = hash_
-            found += 1
+    found: list[SequenceHash] = picked[: pick(hashes, picked)].tolist()
     return found
 
 

@@ -40,7 +40,7 @@ class EventLoop(uvloop.Loop):
     def _look_up(self, asked: tuple[Any, ...], found: asyncio.Future[_Addresses]) -> None:
         try:
             tell = partial(found.set_result, socket.getaddrinfo(*asked))
-        except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
+        except (OSError, ValueError) as error:  # ValueError: a name that none can be
             tell = partial(found.set_exception, error)
         with contextlib.suppress(RuntimeError):  # the loop has been closed
             self.call_soon_threadsafe(tell)

@@ -88,8 +88,8 @@ class Ingest:
         self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
 
     def _tick(self) -> None:
+        self._tick_later()  # first: whatever goes wrong in one tick, the next one comes
         self.tick()
-        self._tick_later()
 
     def _on_batch(self, payload: bytes) -> None:
         try:

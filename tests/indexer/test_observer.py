@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from indexer.events import Cleared, EventBatch, LoadReport, Removed, Stored, pack_hashes
+from indexer.hash_kernels import ONE_IN
 from indexer.hashing import SequenceHashes
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.observer import Cause
-from indexer.sampling import ONE_IN, sample
+from indexer.sampling import sample
 from indexer.types import PLAIN, Tier, WorkerRank
 
 A, B = WorkerRank("a", 0), WorkerRank("b", 0)

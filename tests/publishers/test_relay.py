@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engines.numbers
+import engines.number_kernels
 import engines.vllm.decode
-import indexer.handles
-import indexer.hashing
+import indexer.handle_kernels
+import indexer.hash_kernels
 import publishers.rank
 import publishers.relay
 from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch, EngineEvent
@@ -319,6 +319,6 @@ def wire_stored(hashes: Any, parent: int | None = None) -> dict[str, Any]:
 
 def compiled() -> dict[str, int]:
     """How many variants of each kernel there are."""
-    modules = (engines.numbers, indexer.handles, indexer.hashing)
+    modules = (engines.number_kernels, indexer.handle_kernels, indexer.hash_kernels)
     kernels = [value for module in modules for value in vars(module).values() if hasattr(value, "signatures")]
     return {kernel.__name__: len(kernel.signatures) for kernel in kernels}

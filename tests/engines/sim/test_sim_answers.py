@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engines.sim import answers
 from engines.sim.answers import answer_start
 from engines.sim.tokens import ByteTokenizer, make_answers
-from indexer import hashing
+from indexer import hash_kernels
 from indexer.hashing import pack_tokens
 from tests.engines.sim.fleets import client
 
@@ -63,7 +63,7 @@ async def test_tokens_are_told_to_those_who_ask() -> None:
 
 async def test_no_request_waits_for_a_compiler() -> None:
     """The kernels begin with none of what other tests have had compiled; a fleet that is up has all that is asked."""
-    kernels: list[Any] = [answers._find, hashing._chain]
+    kernels: list[Any] = [answers._find, hash_kernels.chain]
     for kernel in kernels:
         kernel._reset_overloads()
     async with client() as worker:

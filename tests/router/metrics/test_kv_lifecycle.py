@@ -11,8 +11,8 @@ import pytest
 
 from engines.description import EngineDescription, Model
 from indexer.events import Cleared, EventBatch, Removed, Stored, pack_hashes
+from indexer.hash_kernels import ONE_IN
 from indexer.kv_indexer import KVIndexer, PromptHashes
-from indexer.sampling import ONE_IN
 from indexer.types import Tier, WorkerRank
 from router.http.pool import Pool
 from router.metrics.registry import Metrics
