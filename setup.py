@@ -82,7 +82,6 @@ COMPILED = [
     "router/scheduling/queue.py",
     "router/scheduling/scheduler.py",
     "router/server.py",
-    "router/split/bodies.py",
     "router/tokens/chat_template.py",
     "router/tokens/conversation.py",
     "router/tokens/prompt.py",

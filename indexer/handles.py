@@ -95,7 +95,8 @@ class BlockHandles:
         """
         names = block_names(engine_hashes)
         gone = np.empty(len(names), np.uint64)
-        return gone[: kernels.remove(self._names, self._held, self._size, int(tier), names, gone)]
+        count = kernels.remove(self._names, self._held, self._size, int(tier), names, gone)
+        return gone[:count]
 
     def find(self, engine_hashes: Sequence[EngineHash] | BlockNames) -> tuple[BlockNames, SequenceHashes]:
         """The names of those that are held in any tier, and their sequence hashes. Raises TypeError for anything that
@@ -109,12 +110,14 @@ class BlockHandles:
         """`store` for blocks that another `BlockHandles` knows, as its `find` returned them."""
         self._make_room(len(names))
         hashes = hashes.copy()
-        return hashes[: kernels.store(self._names, self._held, self._size, int(tier), names, hashes)]
+        new = kernels.store(self._names, self._held, self._size, int(tier), names, hashes)
+        return hashes[:new]
 
     def holding(self, hashes: SequenceHashes) -> SequenceHashes:
         """Those of `hashes` that are held in any tier."""
         kept = hashes.copy()
-        return kept[: kernels.keep_held(self._held, kept)]
+        count = kernels.keep_held(self._held, kept)
+        return kept[:count]
 
     def clear(self) -> None:
         # Pages of zeros take no memory until they are written to.
