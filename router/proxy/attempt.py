@@ -195,7 +195,7 @@ class Attempt:
         """Whether the request is sent again, because the worker had closed the connection while it was idle."""
         after = self._exchange.clock() - self._sent_at
         if self._exchange.split:
-            return sending.was_stale(after) and self._exchange.start_over()
+            return sending.was_stale(after) and self._exchange.start_over(self.leg.worker)
         return sending.again(after)
 
     def _is_done(self) -> bool:

@@ -211,14 +211,18 @@ class Exchange:
         self._drop()
         self.answer(refusal)
 
-    def start_over(self) -> bool:
-        """A worker had closed the connection over which it was sent its part, but may have received it: KV under the
-        name of this pair may have been fetched and be gone, or be kept for nobody. Make another pair, which may be of
-        the same workers; returns False if that is too late, or enough was tried."""
+    def start_over(self, worker: Worker) -> bool:
+        """`worker` had closed the connection over which it was sent its part, but may have received it: KV under the
+        name of this pair may have been fetched and be gone, or be kept for nobody. Make another pair, without the
+        worker if there are others, since it may just have died; returns False if that is too late, or enough was
+        tried."""
         late = self._over or self.first_byte is not None or (self.split and self.split.decoded)
         if late or self._harmed >= MOST_HARMED:
             return False
         self._harmed += 1  # it may have been the request that broke it
+        others = self._excluded | {worker.id}
+        if self._routing.can_retry(others):
+            self._excluded = others
         self._drop()
         self._drop_split()
         self.split = None

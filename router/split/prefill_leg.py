@@ -14,6 +14,7 @@ from router.http.upstream import Head
 from router.proxy.failures import Failure, answered
 from router.proxy.legs import Leg
 from router.proxy.sending import Sending
+from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Owner(Protocol):
     def on_prefill_refused(self, refusal: Response) -> None:
         """The worker says that the request is wrong, so another would say the same."""
 
-    def start_over(self) -> bool:
+    def start_over(self, worker: Worker) -> bool:
         """As `Exchange.start_over`; the leg goes on if it returns False."""
 
 
@@ -117,7 +118,7 @@ class PrefillLeg:
     def on_broken(self, reason: str) -> None:
         sending = None if self._over or self._head else self._sending
         stale = sending is not None and sending.was_stale(self._clock() - self.began)
-        if not (stale and self._owner.start_over()):
+        if not (stale and self._owner.start_over(self.leg.worker)):
             self.fail(Failure("broken", f"broke off: {reason}"))
 
     # -- inside

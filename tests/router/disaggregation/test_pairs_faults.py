@@ -94,6 +94,20 @@ async def test_both_parts_are_begun_anew_where_a_kept_connection_breaks(
         assert pairs.failures() == {}
 
 
+@pytest.mark.parametrize(("leg", "prefills", "decodes"), [("prefill", 2, 1), ("decode", 1, 2)])
+async def test_both_parts_are_begun_anew_without_a_worker_that_may_just_have_died(
+    leg: str, prefills: int, decodes: int, expected: dict[str, str]
+) -> None:
+    """Connections are reset for a moment before they are refused."""
+    async with fleet("nixl", prefills=prefills, decodes=decodes) as pairs:
+        for name in (f"{leg[0]}0", f"{leg[0]}1"):
+            assert await ask(pairs, stream=False) == (200, expected["nixl"])
+            pairs.strike(name, "break_after_tokens", after=0, count=2)
+            assert await ask(pairs, stream=False) == (200, expected["nixl"])
+            pairs.worker(name).faults.clear()
+        assert pairs.failures() == {}
+
+
 async def test_a_fault_in_what_a_prefill_teaches_costs_no_answer(
     expected: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
