@@ -87,7 +87,8 @@ class App:
     """The whole router in one object. `start`, then `drain` and `close`."""
 
     def __init__(self, settings: Settings, member: Member | None = None, source: Source | None = None) -> None:
-        """Compiles, the first time on a machine, what runs for each request. No signal is handled meanwhile."""
+        """Compiles, the first time on a machine, what runs for each request. An event loop that handles signals would
+        put them off meanwhile."""
         self._settings = settings
         self._source = source
         self._metrics = Metrics()
