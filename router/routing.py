@@ -88,6 +88,8 @@ class RequestRouting:
         """What is sent to the worker; None: the client's body."""
         self._name_rank = options.name_rank
         self._migration = options.migration
+        self._goes_on = False
+        """Its answer has begun and is being continued: `--migration-limit` bounds that, and no retry budget."""
         self.prompt = Prompt()
         self.arrived = self._submitted = context.clock()
         """When the request came, and when it was last given to the queue (`_submitted`)."""
@@ -302,7 +304,8 @@ class RequestRouting:
             self.prompt = self._context.hash_prompt(tokens, migration.namespace) if hashed else Prompt(len(tokens))
         fleet = self._context.fleet
         exclude |= {worker.id for worker in fleet.workers.values() if not migration.takes(worker)}
-        return exclude if self.can_retry(exclude) else None
+        self._goes_on = True
+        return exclude if self._candidates(exclude) else None
 
     def answered(self, leg: Leg) -> None:
         self._context.fleet.answered(leg.worker, self._context.clock())
@@ -312,7 +315,7 @@ class RequestRouting:
         note_failure(context.fleet, leg, failure, context.clock())
         if failure.harmless:
             self._retract(leg)
-        if retried:
+        if retried and not self._goes_on:
             context.retries.take()
         context.metrics.tallies.failed(leg, retried)
         log_failure(leg, failure, retried, self.request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
@@ -258,6 +259,15 @@ async def test_no_more_often_than_the_limit() -> None:
         assert (TEXT.startswith(found.text), len(found.text) > 2, found.ends) == (True, True, 0)
         assert migrations(router) == {"continued": 1, "failed": 1}
         assert len(workers[2].requests) == 0
+
+
+async def test_however_many_requests_were_sent_again_lately() -> None:
+    async with fleet(engine("a", 3), engine("b")) as (router, client, workers):
+        budget = router.app._context.retries
+        while budget.has(time.monotonic()):
+            budget.take()
+        assert_whole((await ask(client, workers, "chat"))[1], "chat")
+        assert migrations(router) == {"continued": 1}
 
 
 async def test_none_unless_asked_for() -> None:
