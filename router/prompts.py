@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeGuard
 
 import aiohttp
@@ -31,6 +32,7 @@ from router.token_takers import TIMEOUT, TokenTakers
 from router.tokens import (
     BYTES_PER_TOKEN,
     CannotTokenize,
+    Endpoint,
     EngineTokens,
     Fields,
     Post,
@@ -51,6 +53,9 @@ logger = logging.getLogger(__name__)
 _STRICTEST: Final[tuple[EngineKind, ...]] = ("sglang", "vllm")
 _APART: Final = ("lora_path", "extra_key")
 """SGLang's fields that keep equal prompts apart."""
+LONG = 128 * 1024
+"""Bytes of a request from which another thread tokenizes it: while that takes milliseconds, answers go on. Tokenizers
+work without Python's lock. Shorter ones take less time than the way to another thread and back."""
 ENGINE_TIMEOUT = 2.0
 """Seconds an engine has to answer /tokenize; a request that outlasts them is matched by its text."""
 
@@ -79,6 +84,8 @@ class Prompts:
         self._takers = TokenTakers() if send_ids else None
         self._answering = Answering(context.clock)
         self._finding = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "long-prompts")
+        """One, so that many long prompts take turns instead of all processors."""
         self._ids_only = PromptTokens(None)
         read_ids(b"[1]")  # compiles it, before any request
 
@@ -95,19 +102,12 @@ class Prompts:
             self._context.metrics.untokenized.labels("untold").inc()
             return None
         base = self._context.fleet.base_model(inference.model)
+        if inference.endpoint == "completions":
+            fields["prompt"] = self._checked(fields["prompt"], base, inference.prompt_field)
         tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
-        try:
-            if inference.endpoint == "completions":
-                fields["prompt"] = self._checked(fields["prompt"], base, inference.prompt_field)
-            ids = tokens.tokens(inference.endpoint, fields)
-            self._set_prompt(routing, inference, base, ids)
-            if self._takers and base and self._takers.take(base.id):
-                self._send_ids(routing, inference, fields, ids)
-        except CannotTokenize as error:
-            if error.engine_can:
-                return self._ask(inference, base, routing)
-            self._give_up(routing, inference, error.reason, fields)
-        return None
+        if len(inference.raw) >= LONG:
+            return self._prepare_long(tokens, inference, base, routing, fields)
+        return self._take(_tokenized(tokens, inference.endpoint, fields), inference, base, routing, fields)
 
     async def learn(self, worker: Worker) -> None:
         """A worker has been described: load its models' tokenizers, each once, and compare them with its engine."""
@@ -157,6 +157,33 @@ class Prompts:
         return tokenizer.ends_whole if tokenizer else None
 
     # -- one request
+
+    async def _prepare_long(
+        self, tokens: PromptTokens, inference: Inference, base: Model | None, routing: RequestRouting, fields: Fields
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        made = await loop.run_in_executor(self._thread, _tokenized, tokens, inference.endpoint, fields)
+        asked = self._take(made, inference, base, routing, fields)
+        if asked:
+            await asked
+
+    def _take(
+        self,
+        made: Tokens | CannotTokenize,
+        inference: Inference,
+        base: Model | None,
+        routing: RequestRouting,
+        fields: Fields,
+    ) -> Awaitable[None] | None:
+        if isinstance(made, CannotTokenize):
+            if made.engine_can:
+                return self._ask(inference, base, routing)
+            self._give_up(routing, inference, made.reason, fields)
+            return None
+        self._set_prompt(routing, inference, base, made)
+        if self._takers and base and self._takers.take(base.id):
+            self._send_ids(routing, inference, fields, made)
+        return None
 
     def _checked(self, prompt: Any, base: Model | None, param: str) -> Any:
         """`prompt` with its token ids as arrays. Refuses ids that a client made itself: SGLang 0.5 dies of one that its
@@ -327,6 +354,14 @@ class Prompts:
                 return 0, b""
 
         return post
+
+
+def _tokenized(tokens: PromptTokens, endpoint: Endpoint, fields: Fields) -> Tokens | CannotTokenize:
+    """Returns why it cannot be done."""
+    try:
+        return tokens.tokens(endpoint, fields)
+    except CannotTokenize as error:
+        return error
 
 
 def _starts_with_id(prompt: Any) -> TypeGuard[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import tokenizers
 
 from engines.description import EngineDescription, EngineKind, Model
+from indexer.hashing import Tokens, pack_tokens
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Namespace
 from publishers.logs import JsonFormatter
@@ -25,7 +27,7 @@ from router.metrics.registry import Metrics
 from router.openai.engine_paths import GENERATE
 from router.openai.errors import BadRequest
 from router.openai.inference import parse_inference
-from router.prompts import Prompts
+from router.prompts import LONG, Prompts
 from router.retry_budget import RetryBudget
 from router.routing import RequestRouting
 from router.scheduling.admission import Admission
@@ -33,7 +35,7 @@ from router.scheduling.balance import LeastLoaded
 from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
-from router.tokens import Endpoint, stand_ins
+from router.tokens import Endpoint, PromptTokens, Tokenizer, stand_ins
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
 from router.workers.worker import Worker
@@ -215,6 +217,38 @@ async def test_without_a_model_the_only_base_model_is_meant(folder: Path, refere
     async with scene(folder=folder) as made:
         raw = msgspec.json.encode({"prompt": TEXT})
         assert await made.prompt_of("completions", raw) == known(reference.encode(TEXT).ids)
+
+
+async def test_while_a_long_prompt_is_tokenized_everything_goes_on(reference: tokenizers.Tokenizer) -> None:
+    go_on = threading.Event()
+
+    def encode(text: str, special: bool) -> Tokens:
+        assert text == TEXT or go_on.wait(30.0)
+        return pack_tokens(reference.encode(text, add_special_tokens=special).ids)
+
+    text = TEXT * (LONG // len(TEXT) + 1)
+    async with scene() as made:
+        made.prompts._by_model["m"] = PromptTokens(Tokenizer(encode, str, None, "a slow one", 2**20))
+        long = asyncio.ensure_future(made.prompt(prompt=text))
+        for _ in range(3):
+            assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
+        assert not long.done()
+        go_on.set()
+        assert await long == known(reference.encode(text).ids)
+
+
+async def test_of_a_long_prompt_the_same_is_found_out(folder: Path, reference: tokenizers.Tokenizer) -> None:
+    text = TEXT * (LONG // len(TEXT) + 1)
+    async with running(TokenizingEngine(reference)) as engine:
+        async with scene(url=engine.url, folder=folder) as made:
+            assert await made.prompt(prompt=text, suffix="") == guessed(text)
+            chat = [{"role": "user", "content": text}]
+            prompt = await made.prompt("chat", messages=chat, chat_template="{{ messages }}")
+            assert prompt == known(reference.encode(chat_text(chat), add_special_tokens=False).ids)
+            assert (made.untokenized("untold"), made.asked_engine) == (1, 1)
+        async with scene(folder=folder, max_model_len=9) as made:
+            with pytest.raises(BadRequest, match="maximum context length is 9 tokens"):
+                await made.prompt(prompt=text)
 
 
 # -- by an engine
