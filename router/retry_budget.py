@@ -1,7 +1,8 @@
 """How many retries are allowed, in proportion to requests: when everything fails, retries would only add to the load.
 
 As Finagle's RetryBudget (https://twitter.github.io/finagle/guide/Clients.html): a share of the requests of the last
-seconds, and a small flow beside it so that a quiet router retries too.
+seconds, and a small flow beside it so that a quiet router retries too. Where requests take minutes, few of those that a
+dead worker had came lately: the share is of those under way then, as Envoy's budget is.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class RetryBudget:
     def request(self) -> None:
         self._new += 1
 
-    def has(self, now: float) -> bool:
-        """Whether one more retry may be made."""
+    def has(self, now: float, under_way: int) -> bool:
+        """Whether one more retry may be made, with so many requests under way."""
         kept = math.exp((self._at - now) / SECONDS)
         self._at = now
         self._requests = self._requests * kept + self._new
         self._retries *= kept
         self._new = 0
-        return self._retries + 1 <= LEAST * SECONDS + self._share * self._requests
+        return self._retries + 1 <= LEAST * SECONDS + self._share * max(self._requests, under_way)
 
     def take(self) -> None:
         self._retries += 1

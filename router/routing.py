@@ -293,7 +293,9 @@ class RequestRouting:
         return context.fleet.workers[candidates.ranks[idlest].worker_id]
 
     def can_retry(self, exclude: frozenset[str]) -> bool:
-        return bool(self._candidates(exclude)) and self._context.retries.has(self._context.clock())
+        context = self._context
+        has = context.retries.has(context.clock(), context.metrics.tallies.in_flight)
+        return has and bool(self._candidates(exclude))
 
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
         self._bodies = SplitBodies(None)  # one worker continues it alone

@@ -7,10 +7,10 @@ import pytest
 from router.retry_budget import LEAST, SECONDS, RetryBudget
 
 
-def granted(budget: RetryBudget, now: float) -> int:
+def granted(budget: RetryBudget, now: float, under_way: int = 0) -> int:
     """Retries that it allows at once."""
     found = 0
-    while budget.has(now):
+    while budget.has(now, under_way):
         budget.take()
         found += 1
     return found
@@ -26,10 +26,18 @@ def test_where_everything_fails_the_load_grows_by_the_share_and_little_more(shar
     budget, retries, rate = RetryBudget(share, 0.0), 0, 500
     for tick in range(60 * rate):
         budget.request()
-        if budget.has(tick / rate):
+        if budget.has(tick / rate, 0):
             budget.take()
             retries += 1
     assert retries == pytest.approx(60 * (LEAST + share * rate) + LEAST * SECONDS, rel=0.1)
+
+
+def test_a_share_of_many_slow_requests_may_be_sent_again() -> None:
+    budget = RetryBudget(0.2, 0.0)
+    for _ in range(500):
+        budget.request()
+    assert granted(budget, 60.0, under_way=500) == LEAST * SECONDS + 100
+    assert granted(budget, 60.0, under_way=500) == 0
 
 
 def test_what_was_spent_comes_back() -> None:
