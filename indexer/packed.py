@@ -61,6 +61,11 @@ _STEPS_PER_HASH = 8
 is at least half as large and starts at most 40 % full, could need one itself at 70 %."""
 _AT_ONCE = _STEPS_PER_HASH * _MOST_HASHES
 """Places that are left then, at most; and that are migrated with each call while memory is short."""
+_HASHES_PER_PAGE = 1024
+_LAYING = 64
+"""Before a table of huge pages is used, each is written to, one for so many hashes: the first write to a page takes the
+kernel up to milliseconds, and the first few stores would meet all of them. Until then the table before fills up by one
+place in so many words, some twice what the hashes can take."""
 _SPARE = 16
 """One place in so many is still to be had when the next migration begins, if that may have to evict to make room."""
 _GENERATIONS = 4
@@ -87,7 +92,9 @@ class PackedTable:
         """`limit`: bytes that `reserved` may come to by now."""
         self._limit = limit
         self._table = _entries(_SMALLEST)
-        self._old = _NO_ENTRIES
+        self._old = self._next = _NO_ENTRIES
+        self._laid = self._due = 0
+        """Words of the next table that are ready, and hashes since the last page of it was."""
         self._rows = np.zeros((1, 1), np.uint64)
         self._dead = np.zeros(1, np.uint64)
         self._counts = np.zeros(64, np.int64)
@@ -108,18 +115,18 @@ class PackedTable:
 
     @property
     def nbytes(self) -> int:
-        arrays = (self._table, self._old, self._rows, self._dead, self._counts, self._state)
+        arrays = (self._table, self._old, self._next, self._rows, self._dead, self._counts, self._state)
         return sum(array.nbytes for array in arrays)
 
     @property
     def reserved(self) -> int:
         """Bytes with those that the next migration needs if the table may not grow, and with a copy of the rows."""
-        entries = self._table.nbytes + self._old.nbytes
+        entries = self._table.nbytes + self._old.nbytes + self._next.nbytes
         return self.nbytes - entries + self._entries_reserved + min(self._rows.nbytes, _MOST_COPIED)
 
     @property
     def _entries_reserved(self) -> int:
-        return 2 * max(self._table.nbytes, self._old.nbytes)
+        return 2 * max(self._table.nbytes, self._old.nbytes, self._next.nbytes)
 
     @property
     def evicted(self) -> int:
@@ -173,12 +180,14 @@ class PackedTable:
         """`slot` holds nothing any more. It may be used again once it is among the `freed`."""
         self._counts[slot] = 0
         self._condemned.add(slot)
-        if not self._migrating:
+        if not (self._migrating or self._laying):
             self._begin_migration(0)
 
     def go_on(self, hashes: int) -> None:
         """With the migration under way, as far as is due for so many hashes."""
-        if self._migrating and self._migrate(_STEP + _STEPS_PER_HASH * hashes) and self._condemned:
+        if self._laying:
+            self._lay(hashes)
+        elif self._migrating and self._migrate(_STEP + _STEPS_PER_HASH * hashes) and self._condemned:
             self._begin_migration(hashes)
 
     def walk(self, slots: Rows, hashes: Words, depths: Depths) -> int:
@@ -203,6 +212,10 @@ class PackedTable:
     def _migrating(self) -> bool:
         return self._old is not _NO_ENTRIES
 
+    @property
+    def _laying(self) -> bool:
+        return self._next is not _NO_ENTRIES
+
     def _make_room(self, hashes: int) -> None:
         """For as many blocks and rows, where memory allows it; and a part of the migration under way."""
         if self._figures[FREE_ROWS] < hashes:
@@ -218,7 +231,9 @@ class PackedTable:
             if self._spare:
                 self._kept = max(1, min(self._kept, MAX_AGE) - 1)
             self._migrate(_AT_ONCE)
-        if not self._migrating:  # else memory is short, and what is dropped makes room
+        if self._laying:
+            self._use_next(hashes)
+        elif not self._migrating:  # else memory is short, and what is dropped makes room
             self._begin_migration(hashes)
 
     def _size_for(self, hashes: int) -> int:
@@ -238,10 +253,31 @@ class PackedTable:
         return max(size, needed, _SMALLEST)
 
     def _begin_migration(self, hashes: int) -> None:
-        wanted = self._size_for(hashes)
+        meanwhile = len(self._table) // _LAYING
+        wanted = self._size_for(hashes + meanwhile)
         size = min(wanted, self._largest())
         self._spare = size // _SPARE if size < wanted else 0
-        self._table, self._old = _entries(size), self._table
+        self._next = _entries(size)
+        self._laid = self._due = 0
+        if self._spare or size % _HUGE_PAGE or self._figures[ROOM] + meanwhile < hashes:
+            self._use_next(hashes)
+        else:
+            self._figures[ROOM] += meanwhile
+            self._next_generation += meanwhile
+
+    def _lay(self, hashes: int) -> None:
+        self._due += hashes
+        while self._due >= _HASHES_PER_PAGE and self._laid < len(self._next):
+            self._next[self._laid] = 0
+            self._laid += 2 * _HUGE_PAGE
+            self._due -= _HASHES_PER_PAGE
+        if self._laid >= len(self._next):
+            self._use_next(hashes)
+
+    def _use_next(self, hashes: int) -> None:
+        """The migration itself begins."""
+        size = len(self._next) // 2
+        self._table, self._old, self._next = self._next, self._table, _NO_ENTRIES
         self._dying, self._condemned = self._condemned, set()
         self._dead[:] = 0
         for slot in self._dying:

@@ -1,0 +1,59 @@
+"""A large table is laid out page by page before it is used."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from indexer.hashing import SequenceHashes
+from indexer.packed import PackedTable
+
+PART = 1024
+"""Hashes stored at a time, for which one page is laid out."""
+
+
+def hashes(first: int) -> SequenceHashes:
+    """Spread as hashes are, and unlike those of any other `first`."""
+    return np.arange(first + 1, first + PART + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+def is_held(table: PackedTable, first: int) -> bool:
+    masks = np.zeros((PART, table.words), np.uint64)
+    table.mark(hashes(first), masks)
+    return bool(masks.all())
+
+
+def test_pages_are_written_to_one_at_a_time_before_anything_is_stored_in_them() -> None:
+    table, sizes, laid = PackedTable(), [0], list[list[int]]()
+    for first in range(0, 600 * PART, PART):
+        table.store(0, hashes(first))
+        assert is_held(table, first), first
+        assert is_held(table, 0), first
+        if len(table._table) != sizes[-1]:
+            sizes.append(len(table._table))
+            laid.append([])
+        if table._laying:
+            laid[-1].append(table._laid)
+    page = min(each for pages in laid for each in pages)
+    huge = [(size, pages) for size, pages in zip(sizes[2:], laid, strict=False) if size >= 4 * page]
+    assert len(huge) > 1
+    for size, pages in huge:
+        assert pages == list(range(page, size, page)), size
+    for first in range(0, 600 * PART, PART):
+        assert is_held(table, first)
+    assert len(table) == 600 * PART
+
+
+def test_what_a_rank_held_is_gone_though_the_next_table_is_not_ready() -> None:
+    table = PackedTable()
+    for first in range(0, 300 * PART, PART):
+        table.store(0, hashes(first))
+        table.store(1, hashes(first))
+    while table._migrating or table._laying:
+        table.go_on(PART)
+    table.condemn(0)
+    assert (table._laying, table.freed) == (True, set())
+    for _ in range(2000):
+        table.go_on(PART)
+    assert table.freed == {0}
+    assert (table.count(0), table.count(1), len(table)) == (0, 300 * PART, 300 * PART)
+    assert [slot for slot, _ in table.dump()] == [1]
