@@ -25,6 +25,7 @@ from router.scheduling.figures import (
     OWN_WORK,
     QUEUE,
     STEP,
+    UNDONE,
     Counts,
 )
 
@@ -143,7 +144,8 @@ def auto_costs(
     A rank that has no request from this router is always ready, whatever it reports: otherwise other clients of it
     could keep this router away for ever. If the prefill under way is late on every rank (`figures.LATE`), its lateness
     makes none of them less ready: there is no better one to wait for. On a rank without requests no memory is waited
-    for, which nobody would release.
+    for, which nobody would release. Where all slots are taken, a rank gets requests for the next `ENOUGH` seconds, so
+    that none is left empty while the router hears of it; the others wait in the router, where they can go elsewhere.
     """
     ranks = counts.shape[1]
     values, may_go = np.zeros(ranks), np.zeros(ranks, np.bool_)
@@ -158,9 +160,10 @@ def auto_costs(
         spread = _SPREAD / weight * own * estimates[COMPUTED, at] / most
         seconds = queue + held + (own - work) + weights[at] * work + spread + loads + _STEPS * estimates[STEP, at]
         values[at] = seconds * _crowd(counts[IN_FLIGHT, at]) + memory
-        before = queue - estimates[LATE, at] if all_late else queue
+        before = estimates[UNDONE, at] - (estimates[LATE, at] if all_late else 0.0)
         fits = before < max(SOON, _SHARE * own, estimates[STEP, at]) or before + work < ENOUGH
-        ready = fits and memory == 0.0 and held == 0.0
+        slot_soon = queue <= max(ENOUGH, estimates[STEP, at], estimates[UNDONE, at])
+        ready = fits and slot_soon and memory == 0.0 and held == 0.0
         may_go[at] = ready or counts[OWN, at] == 0
     least, other, rent = _rent(counts, estimates, values, may_go, weights, load_delay)
     return values, may_go, least, other, rent

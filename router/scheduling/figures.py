@@ -47,10 +47,10 @@ MUCH_LATER = 5.0
 """Seconds beyond twice the expected time after which the prefill under way is late."""
 
 # -- the results: rows of `Situation.counts`, in requests or tokens, and of `Situation.estimates`, in seconds (CREDIT in
-# tokens). `Situation` has a property for each.
+# tokens). `Situation` has a property for each but SLOTS and UNDONE (of QUEUE, what is prefill and no wait for a slot).
 
-IN_FLIGHT, TO_PREFILL, TO_READ, OWN, MEMORY, CAPACITY, OVERLAP, STORED = range(8)
-CREDIT, QUEUE, OWN_PREFILL, OWN_WORK, STEP, COMPUTED, LATE, AHEAD, LOAD, OWN_LOAD = range(10)
+IN_FLIGHT, TO_PREFILL, TO_READ, OWN, MEMORY, CAPACITY, SLOTS, OVERLAP, STORED = range(9)
+CREDIT, QUEUE, UNDONE, OWN_PREFILL, OWN_WORK, STEP, COMPUTED, LATE, AHEAD, LOAD, OWN_LOAD = range(11)
 
 Tables = npt.NDArray[np.int64]
 """[process, row, place]"""
@@ -60,7 +60,7 @@ Coefficients = tuple[float, float, float]
 
 
 @inlined
-def _load(counts: Counts, at: int, tables: Tables, own: int, place: int, capacity: Counts) -> None:
+def _load(counts: Counts, at: int, tables: Tables, own: int, place: int, limits: Counts) -> None:
     """Writes the rows of `load.Loads`. Own load is the sum over all processes; foreign load is the same in each."""
     ours, prefill, active, new = 0, 0, 0, 0
     for table in tables:
@@ -70,7 +70,8 @@ def _load(counts: Counts, at: int, tables: Tables, own: int, place: int, capacit
         new += table[NEW, place]
     counts[IN_FLIGHT, at], counts[OWN, at] = ours + tables[own, FOREIGN_REQUESTS, place], ours
     counts[TO_PREFILL, at], counts[TO_READ, at] = prefill, active + tables[own, FOREIGN_TOKENS, place]
-    counts[MEMORY, at], counts[CAPACITY, at] = max(0, new + tables[own, BEYOND, place]), capacity[place]
+    counts[MEMORY, at] = max(0, new + tables[own, BEYOND, place])
+    counts[CAPACITY, at], counts[SLOTS, at] = limits[0, place], limits[1, place]
 
 
 @inlined
@@ -89,6 +90,12 @@ def _left(tables: Tables, place: int, factor: float, base: float, now: float) ->
     remains = abs(expected - passed) if head else 0.0
     late = remains if passed > 2.0 * expected + MUCH_LATER * MICRO else 0.0
     return max(0.0, (work - head) * factor + remains) / MICRO, late / MICRO
+
+
+@inlined
+def _slot_wait(requests: int, slots: int, residence: float) -> float:
+    """Seconds until enough of the `requests` have ended for one more to be run, at the mean rate of release."""
+    return max(0, requests + 1 - slots) * residence / max(1, requests)
 
 
 @inlined
@@ -116,11 +123,11 @@ def _step(shape: Coefficients, requests: int, active: int, prompt: int) -> float
 
 
 @kernel
-def sum_loads(tables: Tables, own: int, places: Positions, capacity: Counts) -> Counts:
+def sum_loads(tables: Tables, own: int, places: Positions, limits: Counts) -> Counts:
     """The rows of `load.Loads`."""
-    found = np.zeros((CAPACITY + 1, len(places)), np.int64)
+    found = np.zeros((SLOTS + 1, len(places)), np.int64)
     for at, place in enumerate(places):
-        _load(found, at, tables, own, place, capacity)
+        _load(found, at, tables, own, place, limits)
     return found
 
 
@@ -143,7 +150,7 @@ def work_out(
     loads: Tables,
     own: int,
     load_places: Positions,
-    capacity: Counts,
+    limits: Counts,
     works: Tables,
     work_places: Positions,
     prefill_factors: Seconds,
@@ -158,6 +165,7 @@ def work_out(
     prompt: int,
     stored: int,
     lower_tier: float,
+    residence: float,
     now: float,
     counts: Counts,
     estimates: Seconds,
@@ -168,12 +176,12 @@ def work_out(
     The first arguments are what `LoadBook.columns`, `Backlog.columns` and `LatencyModel.columns` return. `blocks`,
     `gpu_blocks`: leading blocks of the prompt that each rank holds in any tier, and on the GPU. `uses_store`: which
     ranks can load the prompt's first `stored` tokens from a store. `lower_tier`: credit for a token in a tier below the
-    GPU. `prompt` is in tokens, `now` in seconds. An engine always computes the last token itself, to get logits, so a
-    prompt that is cached whole counts one block less.
+    GPU. `prompt` is in tokens, `now` in seconds, as is `residence`: how long a request stays at a rank. An engine
+    always computes the last token itself, to get logits, so a prompt that is cached whole counts one block less.
     """
     ranks, best, busy, usable = len(block_sizes), 0, 0, max(0, prompt - 1)
     for at in range(ranks):
-        _load(counts, at, loads, own, load_places[at], capacity)
+        _load(counts, at, loads, own, load_places[at], limits)
 
         size = block_sizes[at]
         most = usable // size * size
@@ -190,7 +198,8 @@ def work_out(
         step = _step(step_shape, counts[IN_FLIGHT, at], counts[TO_READ, at], prompt)
         estimates[STEP, at] = step_factors[place] * step
         left, late = _left(works, work_places[at], factor, base, now * MICRO)
-        estimates[QUEUE, at], estimates[LATE, at] = left, late
+        slot = _slot_wait(counts[IN_FLIGHT, at], counts[SLOTS, at], residence)
+        estimates[QUEUE, at], estimates[UNDONE, at], estimates[LATE, at] = max(left, slot), left, late
         estimates[COMPUTED, at] = _lately(works, work_places[at], now * MICRO)
         busy += left > 0.0
     return best, busy

@@ -42,7 +42,8 @@ _ANCHOR = 0.05
 _LEAST = 0.02
 """Least share of its prior that a coefficient may have."""
 _RESIDENCE_GAIN = 0.02
-"""Weight of one request in the mean residence."""
+"""Least weight of one request in the mean residence. The first ones weigh more, and the prior as much as one of them:
+otherwise requests of 0.2 s would seem to take seconds until a hundred of them have ended."""
 _SAME_STEP = 0.5
 """Share of a step's fixed cost: a first token that comes sooner than this after another came out of the same step."""
 _FOLD_SECONDS = 0.25
@@ -226,6 +227,7 @@ class LatencyModel:
         """By place: the latest step, which is not a sample yet."""
         self._steps: dict[int, tuple[int, float, float]] = {}
         """By place: decode steps that are not a sample yet, their seconds, and since when they are summed."""
+        self._ended = 0
         self.residence = RESIDENCE_PRIOR
         """Mean seconds from booking to release: how long a request occupies memory."""
 
@@ -314,4 +316,5 @@ class LatencyModel:
 
     def observe_residence(self, seconds: float) -> None:
         """A request has ended `seconds` after it was booked."""
-        self.residence += _RESIDENCE_GAIN * (seconds - self.residence)
+        self._ended += 1
+        self.residence += max(_RESIDENCE_GAIN, 1 / (1 + self._ended)) * (seconds - self.residence)

@@ -70,6 +70,8 @@ class Loads(NamedTuple):
     """KV memory in use by requests in flight; shared blocks count once as far as reports tell."""
     capacity_tokens: npt.NDArray[np.int64]
     """KV memory in all; `UNBOUNDED` where none was reported."""
+    slots: npt.NDArray[np.int64]
+    """Requests that the rank runs at a time; `UNBOUNDED` where that was not reported."""
 
 
 class Reservation:
@@ -134,7 +136,8 @@ class LoadBook:
         self._block_sizes: dict[WorkerRank, int] = {}
         self._reports: dict[WorkerRank, LoadReport] = {}
         self._reported_at = np.full(1, -np.inf)
-        self._capacity = np.full(1, UNBOUNDED)
+        self._limits = np.full((2, 1), UNBOUNDED)
+        """Rows: tokens of KV memory in all, and requests that are run at a time."""
         self._oldest = np.inf
         """When the oldest of the reports with foreign load came."""
         self._table = shared.tables[shared.own] if shared else np.zeros((LOAD_ROWS, 1), np.int64)
@@ -148,9 +151,9 @@ class LoadBook:
         old = len(self._reported_at) - 1
         times[:old] = self._reported_at[:old]
         self._reported_at = times
-        capacity = np.full(columns + 1, UNBOUNDED)
-        capacity[:old] = self._capacity[:old]
-        self._capacity = capacity
+        limits = np.full((2, columns + 1), UNBOUNDED)
+        limits[:, :old] = self._limits[:, :old]
+        self._limits = limits
         if self._all_tables is None:
             table = np.zeros((LOAD_ROWS, columns + 1), np.int64)
             table[:, :old] = self._table[:, :old]
@@ -176,7 +179,7 @@ class LoadBook:
         del self._block_sizes[rank]
         self._reports.pop(rank, None)
         self._reported_at[place] = -np.inf
-        self._capacity[place] = UNBOUNDED
+        self._limits[:, place] = UNBOUNDED
         self._table[FOREIGN_REQUESTS : BEYOND + 1, place] = 0
         if self._rows[REQUESTS][place]:
             self._retired.add(place)
@@ -222,7 +225,9 @@ class LoadBook:
         self._reports[rank] = report
         self._reported_at[place] = now
         if report.kv_total_blocks:
-            self._capacity[place] = report.kv_total_blocks * self._block_sizes[rank]
+            self._limits[0, place] = report.kv_total_blocks * self._block_sizes[rank]
+        if report.request_total_slots:
+            self._limits[1, place] = report.request_total_slots
         rows = self._rows
         reported = (report.request_active_slots or 0) + (report.num_requests_waiting or 0)
         requests = max(0, reported - self._most(MOST_REQUESTS, BEFORE_REQUESTS, place))
@@ -249,7 +254,7 @@ class LoadBook:
         """For `sum_loads`."""
         if now - self._oldest > REPORT_LIFE:
             self._expire(now)
-        return self._tables, self._own, self._places.of(ranks), self._capacity
+        return self._tables, self._own, self._places.of(ranks), self._limits
 
     def loads(self, ranks: RankSet, now: float) -> Loads:
         """The load of each of `ranks`, in their order; `now` on the same clock as the reports' times."""

@@ -77,7 +77,7 @@ class Present:
             blocks = gpu_blocks = np.zeros(len(candidates), np.int32)
         else:
             blocks, gpu_blocks = self._overlaps(matches)
-        loads, own, load_places, capacity = scheduler.book.columns(candidates, now)
+        loads, own, load_places, limits = scheduler.book.columns(candidates, now)
         works, work_places = scheduler.backlog.columns(candidates, now)
         prefill_factors, step_factors, factor_places, prefill_shape, step_shape = scheduler.latency.columns(
             candidates, now
@@ -87,7 +87,7 @@ class Present:
             loads,
             own,
             load_places,
-            capacity,
+            limits,
             works,
             work_places,
             prefill_factors,
@@ -102,6 +102,7 @@ class Present:
             self.prompt_tokens,
             self._stored,
             LOWER_TIER_CREDIT,
+            scheduler.latency.residence,
             now,
             self._counts,
             self._estimates,

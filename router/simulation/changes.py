@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Final, Literal, NamedTuple, cast, get_args
 
 from router.simulation.fleet import VirtualFleet
 
 Kind = Literal["slow", "kill", "join", "drain"]
+
+
+SLOWEST: Final = 1e4
+"""Greatest factor: a step takes minutes then, and with far greater ones an answer would never end."""
 
 
 class Change(NamedTuple):
@@ -40,7 +44,7 @@ def parse_change(text: str) -> Change:
         raise ValueError(text)
     change = Change(float(at), cast("Kind", kind), int(number), float(factor or 1))
     least = 1 if kind == "join" else 0
-    if not 0 <= change.at < math.inf or change.number < least or not 0 < change.factor < math.inf:
+    if not 0 <= change.at < math.inf or change.number < least or not 0 < change.factor <= SLOWEST:
         raise ValueError(text)
     return change
 
@@ -49,7 +53,7 @@ def parse_slow(text: str) -> tuple[int, float]:
     """Parses INDEX=FACTOR. Raises ValueError."""
     index, _, factor = text.partition("=")
     found = int(index), float(factor)
-    if found[0] < 0 or not 0 < found[1] < math.inf:
+    if found[0] < 0 or not 0 < found[1] <= SLOWEST:
         raise ValueError(text)
     return found
 

@@ -308,6 +308,7 @@ def _report_of(rank: WorkerRank, engine: Engine) -> LoadReport:
         exact=True,
         num_requests_waiting=len(engine.waiting),
         request_active_slots=len(engine.running),
+        request_total_slots=engine.max_num_seqs,
         kv_active_blocks=cache.capacity - cache.free_blocks,
         kv_total_blocks=cache.capacity,
     )

@@ -19,7 +19,7 @@ from router.ab.errors import RunError
 from router.ab.flags import Parser, count, number, positive, taking, whole
 from router.ab.trace_file import check_readable
 from router.scheduling.admission import SloAction
-from router.simulation.changes import Change, parse_change, parse_slow, unknown_worker
+from router.simulation.changes import SLOWEST, Change, parse_change, parse_slow, unknown_worker
 from router.simulation.figures import Goal
 from router.simulation.flags_file import with_flags_file
 from router.simulation.fleet import FleetSettings
@@ -247,10 +247,11 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     ):
         flag, usual = "--" + name.replace("_", "-"), getattr(default, name)
         add(flag, type=positive, default=usual, metavar=unit, help=f"{what} (default: %(default)s)")
-    slow = taking("INDEX=FACTOR, such as 0=2", parse_slow)
+    slow = taking(f"INDEX=FACTOR, such as 0=2, with a FACTOR of {SLOWEST:.0f} at most", parse_slow)
     text = "make worker INDEX (from 0) FACTOR times as slow; repeat for each"
     add("--slow", action="append", default=[], type=slow, metavar="INDEX=FACTOR", help=text)
-    change = taking("T:slow:INDEX=FACTOR, T:kill:INDEX, T:drain:INDEX or T:join:COUNT", parse_change)
+    forms = "T:slow:INDEX=FACTOR, T:kill:INDEX, T:drain:INDEX or T:join:COUNT"
+    change = taking(f"{forms}, in which FACTOR is {SLOWEST:.0f} at most", parse_change)
     text = "a change in second T: slow:INDEX=FACTOR, kill:INDEX, drain:INDEX or join:COUNT; repeat for each"
     add("--change", action="append", default=[], type=change, metavar="T:WHAT", help=text)
     text = "most requests that a worker runs at a time (default: %(default)s)"

@@ -62,6 +62,7 @@ class Plain:
     memory_tokens: Figures
     capacity_tokens: Figures
     queue_seconds: Seconds
+    undone_seconds: Seconds
     late_seconds: Seconds
     computed_seconds: Seconds
     held_seconds: Seconds
@@ -93,6 +94,7 @@ class Plain:
                 self.own_requests,
                 self.memory_tokens,
                 self.capacity_tokens,
+                [UNBOUNDED] * len(self.candidates),
                 self.overlap_tokens,
                 self.stored_tokens,
             ],
@@ -105,6 +107,7 @@ class Plain:
             [
                 self.credit_tokens,
                 self.queue_seconds,
+                self.undone_seconds,
                 self.prefill_seconds,
                 self.work_seconds,
                 self.step_seconds,
@@ -131,6 +134,7 @@ def situation(
     memory: Sequence[int] = (),
     capacity: Sequence[int] = (),
     queue: Sequence[float] = (),
+    undone: Sequence[float] = (),
     late: Sequence[float] = (),
     computed: Sequence[float] = (),
     held: Sequence[float] = (),
@@ -149,7 +153,7 @@ def situation(
     held_requests: float = 0.0,
 ) -> Plain:
     """Numbers in the order of the candidates; none: 0 each, or as `requests`, `active`, `overlap`
-    and `prefill` say for `own`, `memory`, `credit`, `work` and `whole`."""
+    `queue` and `prefill` say for `own`, `memory`, `credit`, `undone`, `work` and `whole`."""
 
     def figures(numbers: Sequence[int], otherwise: int = 0) -> Figures:
         return np.array(numbers or [otherwise] * len(candidates), np.int64)
@@ -170,6 +174,7 @@ def situation(
         figures(memory or active),
         figures(capacity, UNBOUNDED),
         seconds(queue),
+        seconds(undone or queue),
         seconds(late),
         seconds(computed),
         seconds(held),

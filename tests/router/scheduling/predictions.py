@@ -7,6 +7,7 @@ import numpy as np
 from indexer.types import RankSet, WorkerRank
 from router.scheduling import figures
 from router.scheduling.candidates import Figures, Seconds
+from router.scheduling.decision import UNBOUNDED
 from router.scheduling.latency import LatencyModel
 
 
@@ -57,7 +58,7 @@ def _estimate(
         loads,
         0,
         places,
-        ones,
+        np.full((2, count), UNBOUNDED),
         works,
         places,
         prefills,
@@ -71,6 +72,7 @@ def _estimate(
         ones < 0,
         prompt,
         0,
+        1.0,
         1.0,
         now,
         counts,

@@ -198,6 +198,10 @@ def test_how_full_it_is_is_averaged_over_seconds() -> None:
         ({"queue": [9.0, 8.0], "late": [0.0, 8.0]}, False),
         ({"queue": [9.0, 8.0], "late": [8.0, 7.0]}, False),
         ({"queue": [9.0] * 2, "late": [9.0] * 2, "active": [9_000] * 2}, False),
+        # For a slot, not for prefills.
+        ({"queue": [0.3] * 2, "undone": [0.01] * 2}, True),
+        ({"queue": [0.4] * 2, "undone": [0.01] * 2}, False),
+        ({"queue": [0.4] * 2, "undone": [0.01] * 2, "step": [0.5] * 2}, True),
         ({"held": [0.01] * 2}, False),
         ({"active": [9_000] * 2}, False),
         ({"active": [8_000] * 2}, True),

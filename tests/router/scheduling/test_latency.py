@@ -323,11 +323,19 @@ def test_steps_of_a_quarter_second_make_one_sample() -> None:
 
 def test_residence_follows_slowly() -> None:
     model = learning()
-    model.observe_residence(1.0)
-    assert RESIDENCE_PRIOR - 1 < model.residence < RESIDENCE_PRIOR
     for _ in range(500):
         model.observe_residence(1.0)
     assert model.residence == pytest.approx(1.0, abs=0.1)
+    model.observe_residence(20.0)
+    assert 1.0 < model.residence < 2.0
+
+
+def test_the_first_residences_count_more_than_the_prior() -> None:
+    """Else a wait for the end of requests of 0.2 s is taken for one of seconds."""
+    model = learning()
+    for _ in range(20):
+        model.observe_residence(0.2)
+    assert model.residence < RESIDENCE_PRIOR / 10
 
 
 samples = st.tuples(st.integers(0, 50_000), st.integers(0, 50_000), st.floats(0, 1e4))

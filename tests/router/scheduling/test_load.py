@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -13,6 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from indexer.events import LoadReport
 from indexer.types import RankSet, WorkerRank
+from router.scheduling.decision import UNBOUNDED
 from router.scheduling.figures import LOAD_ROWS
 from router.scheduling.load import REPORT_LIFE, Load, LoadBook, Reservation, SharedTable
 from tests.examples import examples
@@ -245,6 +247,16 @@ def test_of_one_rank_there_is_as_much_to_tell_without_a_look_at_the_others() -> 
     book.on_report(report(running=4), 100.0)
     assert book.metrics(A, 101.0) == book.get_metrics(101.0)[A]
     assert book.metrics(B, 101.0) is None
+
+
+def test_slots_are_as_many_as_were_reported_until_the_rank_is_forgotten() -> None:
+    book, both = watching(A, B), RankSet([A, B])
+    book.on_report(msgspec.structs.replace(report(), request_total_slots=16), 0.0)
+    book.on_report(report(), 1.0)
+    assert book.loads(both, 100.0).slots.tolist() == [16, UNBOUNDED]
+    book.forget(A)
+    book.watch(A, BLOCK)
+    assert book.loads(both, 100.0).slots.tolist() == [UNBOUNDED] * 2
 
 
 def test_metrics_without_a_report_have_no_age() -> None:

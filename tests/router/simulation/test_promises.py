@@ -184,6 +184,28 @@ def test_an_objective_makes_goodput_at_overload_and_clears_by_itself() -> None:
     assert max(refused) < 20 + 5
 
 
+def test_an_objective_is_kept_where_slots_are_what_is_short() -> None:
+    """A worker that runs eight requests at a time has hardly any prefill queued, however many wait for a slot."""
+    kind, rate = WORKLOADS["chat"], 2.5
+    trace, few = faster(kind.rows(1, 20 * rate), rate), COARSE._replace(max_num_seqs=8)
+    free, refusing = (
+        VirtualFleet(few, auto(), 0, admission).run(trace) for admission in (NEVER, Admission(Objectives(ttft=SLO)))
+    )
+    assert goodput(refusing) >= 1.5 * goodput(free)
+    late = sum(sample.ttft is not None and sample.ttft > SLO for sample in refusing)
+    assert late < 0.1 * goodput(refusing)
+
+
+@pytest.mark.slow
+def test_quick_workers_get_no_more_than_they_can_run() -> None:
+    """By their steps alone, those that are twice as quick would get sixteen times as many answers to decode."""
+    kind, rate = WORKLOADS["long-answers"], 0.9
+    trace = faster(kind.rows(0, 60 * rate), rate)
+    few = COARSE._replace(max_num_seqs=16, slow={1: 2.0, 4: 2.0, 6: 2.0})
+    ours, theirs = (VirtualFleet(few, policy).run(trace) for policy in (auto(), Cheapest(LMetric())))
+    assert mean_ttft(ours) <= 1.05 * mean_ttft(theirs)
+
+
 def test_a_refusal_costs_less_than_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of CPU time: the look-up, the choice and the verdict, in the middle of an overload."""
     fleet = VirtualFleet(COARSE, auto(), 0, Admission(Objectives(ttft=1e-6)))
