@@ -178,6 +178,11 @@ class Cursor:
         self._asking = False
         return self._ask()
 
+    def on_worker_restart(self) -> list[Instruction]:
+        """The worker came up again: what is indexed may be another process's, unless a publisher is heard, who would
+        have told of a new one."""
+        return self._enter(NO_EVENTS) if self._doubted else []
+
     def on_tick(self, connected: bool) -> None:
         """A tick, every second. `connected`: whether the event plane is, as far as known."""
         self._ticks += 1

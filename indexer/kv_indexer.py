@@ -125,9 +125,11 @@ class KVIndexer:
                 self._observer.dropped(rank, {Tier.GPU: len(blocks)}, "expired")
 
     def worker_restarted(self, rank: WorkerRank) -> None:
-        """Its process may be a new one with an empty cache, so what was only assumed of it is dropped."""
+        """Its process may be a new one with an empty cache, so what was only assumed of it is dropped, and what is
+        known where no publisher would have told."""
         if self.view(rank) is View.BLIND:
             self.clear(rank)
+        self._stimulate(rank, Cursor.on_worker_restart)
 
     def predict(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
         """`rank` was sent a prompt with these hashes and will hold it. That is believed for as long as its events may

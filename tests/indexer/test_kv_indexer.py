@@ -136,6 +136,10 @@ class LossyPlaneMachine(RuleBasedStateMachine):
             self.indexer.on_tick(connected)
 
     @rule()
+    def come_up_again(self) -> None:
+        self.indexer.worker_restarted(RANK)
+
+    @rule()
     def ask_anew(self) -> None:
         self.asks += self.indexer.ask_anew(RANK)
 
@@ -263,6 +267,20 @@ def test_a_publisher_that_falls_silent_is_doubted_until_it_reports() -> None:
     assert held(indexer) == {1}
     assert indexer.on_report(report(0, epoch=5)) == []
     assert indexer.view(RANK) is View.EXACT
+
+
+def test_of_a_worker_that_comes_up_while_nobody_speaks_for_it_nothing_is_known() -> None:
+    """It may be a new process, with an empty cache. One that is spoken for is told of."""
+    indexer = heard()
+    indexer.worker_restarted(RANK)
+    assert (held(indexer), indexer.view(RANK)) == ({1}, View.EXACT)
+    looks(indexer, 1, connected=False)
+    indexer.worker_restarted(RANK)
+    assert (held(indexer), indexer.view(RANK)) == (set(), View.BLIND)
+    assert indexer.on_report(report(0, epoch=5)) == [ReplayRequest("w", 0, 5, 0)]  # it was the same process after all
+    indexer.on_batch(batch(0, stored(1), epoch=5))
+    indexer.on_replay_end(RANK)
+    assert (held(indexer), indexer.view(RANK)) == ({1}, View.EXACT)
 
 
 def test_what_was_missed_in_a_silence_is_asked_for_at_the_first_report() -> None:
