@@ -92,7 +92,7 @@ class Cursor:
         self._rivals = 0
         """How many, between two reports of this epoch."""
         self._torn = False
-        """A snapshot has begun and is incomplete."""
+        """A snapshot has begun and is incomplete, or something was assumed: only a whole one makes it right."""
         self._anew = False
         """What is indexed is wrong: a snapshot must come."""
         self._relearning = self._incomplete = False
@@ -113,6 +113,11 @@ class Cursor:
     def epoch(self) -> int:
         """−1 before the first message."""
         return self._epoch
+
+    @property
+    def forsaken(self) -> bool:
+        """Whether nobody has spoken for the rank for a while, so that no events will soon tell what it is sent now."""
+        return self._doubted and self._ticks > SILENCE
 
     @property
     def rivalled(self) -> bool:
@@ -196,6 +201,10 @@ class Cursor:
             return []  # a recovery is under way already
         self._anew = self._may_ask = True
         return self._ask()
+
+    def assumed(self) -> None:
+        """Something is indexed of which no events told."""
+        self._torn = True
 
     def relearn(self) -> list[Instruction]:
         """What is indexed turned out to be wrong, and so is the publisher's view: keep only what comes from now on."""

@@ -133,12 +133,15 @@ class KVIndexer:
 
     def predict(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
         """`rank` was sent a prompt with these hashes and will hold it. That is believed for as long as its events may
-        take to come; of a rank without events, until its cache has no more room, or for `assumed_ttl`. `now`: seconds
-        on a steady clock."""
-        if self.view(rank) is View.BLIND:
-            self._tell_expired(self._assumed.assume(rank, chain, now))
-        else:
+        take to come; of a rank without events, or whose publisher is silent, until its cache has no more room, or for
+        `assumed_ttl`. `now`: seconds on a steady clock."""
+        cursor = self._cursors.get(rank)
+        if cursor and cursor.view is not View.BLIND:
             self._predicted.store(rank, chain, now, self.index.windows(rank))
+            if not cursor.forsaken:
+                return
+            cursor.assumed()
+        self._tell_expired(self._assumed.assume(rank, chain, now))
 
     def assume(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
         """The same for a prompt whose hashes are those of stand-ins, so that no events will report it. It is kept
@@ -147,12 +150,13 @@ class KVIndexer:
 
     def retract(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
         """`rank` never started on the prompt of which these blocks were predicted (assumed, if `guessed`)."""
+        cursor = self._cursors.get(rank)
         if guessed:
             self._guessed.retract(rank, chain)
-        elif self.view(rank) is View.BLIND:
+            return
+        self._predicted.remove(rank, chain)
+        if cursor is None or cursor.view is View.BLIND or cursor.forsaken:
             self._assumed.retract(rank, chain)
-        else:
-            self._predicted.remove(rank, chain)
 
     def expire(self, now: float) -> None:
         """Drop assumptions and predictions that are too old."""

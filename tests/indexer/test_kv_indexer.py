@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from indexer.cursor import SILENCE, View
 from indexer.events import (
+    NO_EVENTS,
     Cleared,
     EventBatch,
     LoadReport,
@@ -134,6 +136,10 @@ class LossyPlaneMachine(RuleBasedStateMachine):
     def look(self, looks: int, connected: bool) -> None:
         for _ in range(looks):
             self.indexer.on_tick(connected)
+
+    @rule(hashes=some)
+    def send(self, hashes: list[int]) -> None:
+        self.indexer.predict(RANK, np.array(hashes, np.uint64), now=0.0)
 
     @rule()
     def come_up_again(self) -> None:
@@ -281,6 +287,25 @@ def test_of_a_worker_that_comes_up_while_nobody_speaks_for_it_nothing_is_known()
     indexer.on_batch(batch(0, stored(1), epoch=5))
     indexer.on_replay_end(RANK)
     assert (held(indexer), indexer.view(RANK)) == ({1}, View.EXACT)
+
+
+def test_what_a_rank_is_sent_in_a_long_silence_is_assumed_until_its_publisher_tells() -> None:
+    """Else a router would forget within seconds all that it sends while the broker is away."""
+    indexer, sent, refused = heard(), np.array([1, 2], np.uint64), np.array([7], np.uint64)
+    looks(indexer, 1, connected=False)
+    indexer.predict(RANK, sent, now=0.0)
+    assert held(indexer) == {1}
+    looks(indexer, SILENCE, connected=False)
+    indexer.predict(RANK, sent, now=10.0)
+    indexer.predict(RANK, refused, now=10.0)
+    indexer.retract(RANK, refused, guessed=False)
+    assert (held(indexer), indexer.view(RANK)) == ({1, 2}, View.RECOVERING)
+    assert indexer.on_report(report(0, epoch=5)) == [ReplayRequest("w", 0, NO_EVENTS, 1)]
+    assert held(indexer) == {1, 2}
+    indexer.on_batch(batch(1, stored(3), epoch=5))
+    indexer.on_batch(batch(0, stored(1), epoch=5, part=0, parts=1))
+    indexer.on_replay_end(RANK)
+    assert (held(indexer), indexer.view(RANK)) == ({1, 3}, View.EXACT)
 
 
 def test_what_was_missed_in_a_silence_is_asked_for_at_the_first_report() -> None:
