@@ -231,6 +231,8 @@ class Cursor:
     def _enter(self, epoch: int) -> list[Instruction]:
         if epoch == self._epoch:
             return []
+        if epoch == NO_EVENTS:
+            self._over = ()
         self._begin(epoch)
         return [Clear(self.rank)]
 

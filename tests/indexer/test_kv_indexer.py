@@ -375,6 +375,26 @@ def test_an_epoch_that_was_thought_over_counts_again_if_who_is_asked_has_it() ->
     assert indexer.view(RANK) is View.EXACT
 
 
+@pytest.mark.parametrize("restarts", [True, False])
+def test_where_nothing_is_known_any_more_no_epoch_is_over(restarts: bool) -> None:
+    """Of the two publishers the one that was heard alone is gone for good, or has no events any more."""
+    indexer = heard()
+    looks(indexer, SILENCE + 1)
+    indexer.on_report(report(0, epoch=2))
+    indexer.on_batch(batch(0, stored(7), epoch=2, parts=1))
+    indexer.on_replay_end(RANK)
+    looks(indexer, 1, connected=False)
+    if restarts:
+        indexer.worker_restarted(RANK)
+    else:
+        indexer.on_report(report(-1, epoch=NO_EVENTS))
+    assert indexer.view(RANK) is View.BLIND
+    assert indexer.on_report(report(0, epoch=5)) == [ReplayRequest("w", 0, 5, 0)]
+    indexer.on_batch(batch(0, stored(1), epoch=5))
+    indexer.on_replay_end(RANK)
+    assert (held(indexer), indexer.view(RANK)) == ({1}, View.EXACT)
+
+
 def test_late_reports_are_no_sign_of_life() -> None:
     indexer = heard()
     indexer.on_batch(batch(1, stored(2), epoch=5))
