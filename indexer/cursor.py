@@ -115,6 +115,11 @@ class Cursor:
         return self._epoch
 
     @property
+    def reported(self) -> bool:
+        """Whether reports come, at their publisher's own pace."""
+        return self._gap is not None and self._ticks <= max(SILENCE, 3 * self._gap)
+
+    @property
     def forsaken(self) -> bool:
         """Whether nobody has spoken for the rank for a while, so that no events will soon tell what it is sent now."""
         return self._doubted and self._ticks > SILENCE
@@ -191,7 +196,7 @@ class Cursor:
     def on_tick(self, connected: bool) -> None:
         """A tick, every second. `connected`: whether the event plane is, as far as known."""
         self._ticks += 1
-        silent = self._gap is not None and self._ticks > max(SILENCE, 3 * self._gap)
+        silent = self._gap is not None and not self.reported
         if self._epoch >= 0 and (silent or not connected):
             self._doubted = True
 

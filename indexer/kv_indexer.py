@@ -168,6 +168,11 @@ class KVIndexer:
         cursor = self._cursors.get(rank)
         return cursor.view if cursor else View.BLIND
 
+    def reported(self, rank: WorkerRank) -> bool:
+        """Whether load reports of the rank come."""
+        cursor = self._cursors.get(rank)
+        return cursor is not None and cursor.reported
+
     def find_matches(self, prompt: PromptHashes) -> Matches:
         """The overlap of each rank that holds the prompt's first block, in blocks of the rank's own size."""
         return _together([self._find(chain) for chain in prompt.chains.values()])
