@@ -70,8 +70,8 @@ class Cursor:
         """Ticks between the last two reports; None before the first."""
         self._over: tuple[int, ...] = ()
         """Greater epochs that a smaller one has replaced: messages of theirs may still arrive."""
-        self._ticks = 0
-        """Ticks since the last report."""
+        self.ticks = 0
+        """Since the last report."""
         self._begin(NO_EVENTS)
 
     def _begin(self, epoch: int) -> None:
@@ -117,12 +117,12 @@ class Cursor:
     @property
     def reported(self) -> bool:
         """Whether reports come, at their publisher's own pace."""
-        return self._gap is not None and self._ticks <= max(SILENCE, 3 * self._gap)
+        return self._gap is not None and self.ticks <= max(SILENCE, 3 * self._gap)
 
     @property
     def forsaken(self) -> bool:
         """Whether nobody has spoken for the rank for a while, so that no events will soon tell what it is sent now."""
-        return self._doubted and self._ticks > SILENCE
+        return self._doubted and self.ticks > SILENCE
 
     @property
     def rivalled(self) -> bool:
@@ -159,8 +159,8 @@ class Cursor:
         out = self._enter(report.epoch)
         self._rivals += self._contested
         self._doubted = self._contested = False
-        self._gap = 0 if self._gap is None else min(self._ticks, _LONGEST_GAP)
-        self._ticks = 0
+        self._gap = 0 if self._gap is None else min(self.ticks, _LONGEST_GAP)
+        self.ticks = 0
         self._publisher_exact = report.exact
         # A report may overtake batches: one is lost if it is still missing at the next report.
         self._missed = report.event_id if fresh else self._mark
@@ -195,7 +195,7 @@ class Cursor:
 
     def on_tick(self, connected: bool) -> None:
         """A tick, every second. `connected`: whether the event plane is, as far as known."""
-        self._ticks += 1
+        self.ticks += 1
         silent = self._gap is not None and not self.reported
         if self._epoch >= 0 and (silent or not connected):
             self._doubted = True

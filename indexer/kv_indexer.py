@@ -205,7 +205,10 @@ class KVIndexer:
         return self._stimulate(rank, Cursor.on_replay_end)
 
     def on_reconnect(self) -> list[ReplayRequest]:
-        return [ask for rank in list(self._cursors) for ask in self._stimulate(rank, Cursor.on_reconnect)]
+        """Those heard last are to be asked first: of others the broker may not know yet that they are gone, and each of
+        these takes its time."""
+        ranks = sorted(self._cursors, key=lambda rank: self._cursors[rank].ticks)
+        return [ask for rank in ranks for ask in self._stimulate(rank, Cursor.on_reconnect)]
 
     def on_tick(self, connected: bool) -> None:
         """To be called every second. `connected`: whether the event plane seems to be connected."""

@@ -289,6 +289,18 @@ def test_of_a_worker_that_comes_up_while_nobody_speaks_for_it_nothing_is_known()
     assert (held(indexer), indexer.view(RANK)) == ({1}, View.EXACT)
 
 
+def test_after_a_reconnect_those_heard_last_are_asked_first() -> None:
+    """They are there to answer. Of the hosts of the others the broker may not know yet that they are gone."""
+    indexer, ranks = KVIndexer(), [WorkerRank(name, 0) for name in "abc"]
+    for each in ranks:
+        indexer.watch(each)
+    for heard_last in (ranks[:1], ranks[2:], ranks[1:2]):
+        indexer.on_tick(connected=True)
+        for each in heard_last:
+            indexer.on_report(LoadReport(*each, 1, -1, True))
+    assert [request.worker_id for request in indexer.on_reconnect()] == ["b", "c", "a"]
+
+
 def test_what_a_rank_is_sent_in_a_long_silence_is_assumed_until_its_publisher_tells() -> None:
     """Else a router would forget within seconds all that it sends while the broker is away."""
     indexer, sent, refused = heard(), np.array([1, 2], np.uint64), np.array([7], np.uint64)
