@@ -70,8 +70,8 @@ class Cursor:
         """Ticks between the last two reports; None before the first."""
         self._over: tuple[int, ...] = ()
         """Greater epochs that a smaller one has replaced: messages of theirs may still arrive."""
-        self._ticks = 0
-        """Ticks since the last report."""
+        self.ticks = 0
+        """Since the last report."""
         self._begin(NO_EVENTS)
 
     def _begin(self, epoch: int) -> None:
@@ -92,7 +92,7 @@ class Cursor:
         self._rivals = 0
         """How many, between two reports of this epoch."""
         self._torn = False
-        """A snapshot has begun and is incomplete."""
+        """A snapshot has begun and is incomplete, or something was assumed: only a whole one makes it right."""
         self._anew = False
         """What is indexed is wrong: a snapshot must come."""
         self._relearning = self._incomplete = False
@@ -113,6 +113,16 @@ class Cursor:
     def epoch(self) -> int:
         """−1 before the first message."""
         return self._epoch
+
+    @property
+    def reported(self) -> bool:
+        """Whether reports come, at their publisher's own pace."""
+        return self._gap is not None and self.ticks <= max(SILENCE, 3 * self._gap)
+
+    @property
+    def forsaken(self) -> bool:
+        """Whether nobody has spoken for the rank for a while, so that no events will soon tell what it is sent now."""
+        return self._doubted and self.ticks > SILENCE
 
     @property
     def rivalled(self) -> bool:
@@ -149,8 +159,8 @@ class Cursor:
         out = self._enter(report.epoch)
         self._rivals += self._contested
         self._doubted = self._contested = False
-        self._gap = 0 if self._gap is None else min(self._ticks, _LONGEST_GAP)
-        self._ticks = 0
+        self._gap = 0 if self._gap is None else min(self.ticks, _LONGEST_GAP)
+        self.ticks = 0
         self._publisher_exact = report.exact
         # A report may overtake batches: one is lost if it is still missing at the next report.
         self._missed = report.event_id if fresh else self._mark
@@ -178,10 +188,15 @@ class Cursor:
         self._asking = False
         return self._ask()
 
+    def on_worker_restart(self) -> list[Instruction]:
+        """The worker came up again: what is indexed may be another process's, unless a publisher is heard, who would
+        have told of a new one."""
+        return self._enter(NO_EVENTS) if self._doubted else []
+
     def on_tick(self, connected: bool) -> None:
         """A tick, every second. `connected`: whether the event plane is, as far as known."""
-        self._ticks += 1
-        silent = self._gap is not None and self._ticks > max(SILENCE, 3 * self._gap)
+        self.ticks += 1
+        silent = self._gap is not None and not self.reported
         if self._epoch >= 0 and (silent or not connected):
             self._doubted = True
 
@@ -191,6 +206,10 @@ class Cursor:
             return []  # a recovery is under way already
         self._anew = self._may_ask = True
         return self._ask()
+
+    def assumed(self) -> None:
+        """Something is indexed of which no events told."""
+        self._torn = True
 
     def relearn(self) -> list[Instruction]:
         """What is indexed turned out to be wrong, and so is the publisher's view: keep only what comes from now on."""
@@ -217,6 +236,8 @@ class Cursor:
     def _enter(self, epoch: int) -> list[Instruction]:
         if epoch == self._epoch:
             return []
+        if epoch == NO_EVENTS:
+            self._over = ()
         self._begin(epoch)
         return [Clear(self.rank)]
 

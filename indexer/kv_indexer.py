@@ -125,18 +125,23 @@ class KVIndexer:
                 self._observer.dropped(rank, {Tier.GPU: len(blocks)}, "expired")
 
     def worker_restarted(self, rank: WorkerRank) -> None:
-        """Its process may be a new one with an empty cache, so what was only assumed of it is dropped."""
+        """Its process may be a new one with an empty cache, so what was only assumed of it is dropped, and what is
+        known where no publisher would have told."""
         if self.view(rank) is View.BLIND:
             self.clear(rank)
+        self._stimulate(rank, Cursor.on_worker_restart)
 
     def predict(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
         """`rank` was sent a prompt with these hashes and will hold it. That is believed for as long as its events may
-        take to come; of a rank without events, until its cache has no more room, or for `assumed_ttl`. `now`: seconds
-        on a steady clock."""
-        if self.view(rank) is View.BLIND:
-            self._tell_expired(self._assumed.assume(rank, chain, now))
-        else:
+        take to come; of a rank without events, or whose publisher is silent, until its cache has no more room, or for
+        `assumed_ttl`. `now`: seconds on a steady clock."""
+        cursor = self._cursors.get(rank)
+        if cursor and cursor.view is not View.BLIND:
             self._predicted.store(rank, chain, now, self.index.windows(rank))
+            if not cursor.forsaken:
+                return
+            cursor.assumed()
+        self._tell_expired(self._assumed.assume(rank, chain, now))
 
     def assume(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
         """The same for a prompt whose hashes are those of stand-ins, so that no events will report it. It is kept
@@ -145,12 +150,13 @@ class KVIndexer:
 
     def retract(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
         """`rank` never started on the prompt of which these blocks were predicted (assumed, if `guessed`)."""
+        cursor = self._cursors.get(rank)
         if guessed:
             self._guessed.retract(rank, chain)
-        elif self.view(rank) is View.BLIND:
+            return
+        self._predicted.remove(rank, chain)
+        if cursor is None or cursor.view is View.BLIND or cursor.forsaken:
             self._assumed.retract(rank, chain)
-        else:
-            self._predicted.remove(rank, chain)
 
     def expire(self, now: float) -> None:
         """Drop assumptions and predictions that are too old."""
@@ -161,6 +167,11 @@ class KVIndexer:
     def view(self, rank: WorkerRank) -> View:
         cursor = self._cursors.get(rank)
         return cursor.view if cursor else View.BLIND
+
+    def reported(self, rank: WorkerRank) -> bool:
+        """Whether load reports of the rank come."""
+        cursor = self._cursors.get(rank)
+        return cursor is not None and cursor.reported
 
     def find_matches(self, prompt: PromptHashes) -> Matches:
         """The overlap of each rank that holds the prompt's first block, in blocks of the rank's own size."""
@@ -194,7 +205,10 @@ class KVIndexer:
         return self._stimulate(rank, Cursor.on_replay_end)
 
     def on_reconnect(self) -> list[ReplayRequest]:
-        return [ask for rank in list(self._cursors) for ask in self._stimulate(rank, Cursor.on_reconnect)]
+        """Those heard last are to be asked first: of others the broker may not know yet that they are gone, and each of
+        these takes its time."""
+        ranks = sorted(self._cursors, key=lambda rank: self._cursors[rank].ticks)
+        return [ask for rank in ranks for ask in self._stimulate(rank, Cursor.on_reconnect)]
 
     def on_tick(self, connected: bool) -> None:
         """To be called every second. `connected`: whether the event plane seems to be connected."""

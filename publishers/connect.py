@@ -7,7 +7,7 @@ from urllib.parse import SplitResult
 from publishers.credentials import NatsFiles
 from publishers.embedded_nats import EmbeddedNatsPlane, NatsServer
 from publishers.local_plane import LocalPlane
-from publishers.nats_access import nats_access
+from publishers.nats_access import check_files
 from publishers.nats_plane import NatsPlane
 from publishers.plane import EventPlane
 from publishers.urls import split_url
@@ -36,7 +36,8 @@ def make_plane(url: str, files: NatsFiles = _NO_FILES) -> EventPlane:
         parts = _split(one)
         if parts.scheme not in ("nats", "tls") or not parts.hostname:
             raise _wrong(one)
-    return NatsPlane(urls, access=nats_access(urls, files))
+    check_files(urls, files)
+    return NatsPlane(urls, files=files)
 
 
 def embedded_server(url: str) -> NatsServer:

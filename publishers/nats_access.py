@@ -7,7 +7,6 @@ import re
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import unquote
 
 import nats.errors
@@ -19,17 +18,9 @@ _CONNECT = b"CONNECT "
 _CREDS = re.compile(r"-BEGIN NATS USER JWT-.*-BEGIN USER NKEY SEED-", re.DOTALL)
 
 
-class NatsAccess(NamedTuple):
-    """What nats-py is given; it reads the files itself, each time that it connects."""
-
-    creds: str | None = None
-    nkey_seed: str | None = None
-    tls: ssl.SSLContext | None = None
-
-
-def nats_access(urls: Sequence[str], files: NatsFiles) -> NatsAccess:
+def check_files(urls: Sequence[str], files: NatsFiles) -> None:
     """Raises ValueError for files that cannot be used."""
-    tls = client_context("--nats", files.ca, files.cert, files.key)
+    tls = _context(files)
     if tls and not all(url.startswith("tls://") for url in urls):
         raise ValueError("--nats-ca, --nats-cert and --nats-key are for tls://, as nats:// may stay in the clear.")
     if files.creds and files.nkey_seed:
@@ -38,7 +29,10 @@ def nats_access(urls: Sequence[str], files: NatsFiles) -> NatsAccess:
         raise ValueError(f"--nats-creds: {files.creds} holds no NATS credentials (a user's JWT and nkey seed).")
     if files.nkey_seed:
         _check_seed(files.nkey_seed)
-    return NatsAccess(files.creds, files.nkey_seed, tls)
+
+
+def _context(files: NatsFiles) -> ssl.SSLContext | None:
+    return client_context("--nats", files.ca, files.cert, files.key)
 
 
 def _check_seed(path: str) -> None:
@@ -55,7 +49,20 @@ class SafeClient(Client):
     """nats-py's client without some of its shortcomings: `publish` is a coroutine only; with tls:// it goes on
     unencrypted if the server says that it has no TLS, as an attacker in between may say too; when a reconnect ends in
     an unexpected error it tries no more, and leaves the connection open; it does not decode the user and password of a
-    URL, nor use them for other servers of a cluster."""
+    URL, nor use them for other servers of a cluster; it has no place for certificates that change."""
+
+    def __init__(self, files: NatsFiles = NatsFiles()) -> None:  # noqa: B008 -- immutable
+        super().__init__()
+        self._files = files
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """For the connection to be made. Raises nats.errors.Error for files that cannot be used, as in the middle of a
+        change."""
+        try:
+            return _context(self._files) or ssl.create_default_context()
+        except ValueError as error:
+            raise nats.errors.Error(str(error)) from None
 
     def publish_now(self, subject: str, payload: bytes, reply: str) -> None:
         """Publish without waiting: below the limit of pending bytes, nats-py only appends to a list. Raises

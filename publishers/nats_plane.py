@@ -17,9 +17,10 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from publishers.credentials import NatsFiles
 from publishers.ending import end_tasks
 from publishers.logs import log_event
-from publishers.nats_access import NatsAccess, SafeClient
+from publishers.nats_access import SafeClient
 from publishers.plane import OnMessage, OnRequest, PlaneUnavailable, Unsubscribe
 
 logger = logging.getLogger(__name__)
@@ -55,14 +56,14 @@ class NatsPlane:
         self,
         urls: Sequence[str],
         *,
-        access: NatsAccess = NatsAccess(),  # noqa: B008 -- immutable
+        files: NatsFiles = NatsFiles(),  # noqa: B008 -- immutable
         pending_limit: int = PENDING_LIMIT,
         reply_timeout: float = REPLY_TIMEOUT,
     ) -> None:
         self.dropped = 0
         """Messages not handed over: no connection, a full buffer, or larger than the server takes."""
         self._use(urls)
-        self._access = access
+        self._files = files
         self._pending_limit = pending_limit
         self._reply_timeout = reply_timeout
         self._client: SafeClient | None = None
@@ -202,7 +203,7 @@ class NatsPlane:
 
     async def _connection(self) -> None:
         """One nats-py client from its first connection until it gives up."""
-        client, closed = SafeClient(), asyncio.Event()
+        client, closed = SafeClient(self._files), asyncio.Event()
 
         async def on_closed() -> None:
             closed.set()
@@ -225,9 +226,8 @@ class NatsPlane:
 
         await client.connect(
             self._urls,
-            user_credentials=self._access.creds,
-            nkeys_seed=self._access.nkey_seed,
-            tls=self._access.tls,
+            user_credentials=self._files.creds,
+            nkeys_seed=self._files.nkey_seed,
             error_cb=self._on_error,
             disconnected_cb=on_disconnected,
             reconnected_cb=self._came_up,

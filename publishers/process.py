@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from publishers.cli import Options, parse
+from publishers.compiling import explained
 from publishers.connect import make_plane
 from publishers.credentials import client_context, make_session, read_key, warn_of_readable
 from publishers.embedded_nats import NatsServerError
@@ -19,6 +20,7 @@ from publishers.event_loop import EventLoop
 from publishers.logs import configure_logging, log_event
 from publishers.plane import EventPlane
 from publishers.publisher import EnginePublisher
+from publishers.rank import warm_up
 
 logger = logging.getLogger("publishers")
 
@@ -74,6 +76,8 @@ async def _publish(options: Options, access: _Access) -> int:
         session=session,
     )
     try:
+        with explained():
+            warm_up()
         await plane.start()
         await publisher.start()
         gc.freeze()  # what is there by now stays: looking for garbage in it takes long, when it ends too

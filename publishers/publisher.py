@@ -160,7 +160,7 @@ class EnginePublisher:
             self._doubt_unconnected()
             if self._description is None:
                 now = await self._probe(session)
-                if _publishes_otherwise(found, now):
+                if _publishes_otherwise(*(with_overrides(each, *self._overrides) for each in (found, now))):
                     return now
                 if found.event_sources and not now.event_sources:
                     self._warn(now, with_overrides(now, *self._overrides))
@@ -246,11 +246,12 @@ DECODERS: dict[EngineKind, Callable[[], Decode]] = {
 
 
 def _publishes_otherwise(before: EngineDescription, now: EngineDescription) -> bool:
-    """Whether the event sources have changed, so that the new ones must be followed. An engine that names none may
-    still be starting: it is no change, and there would be nothing to follow."""
-    if not now.event_sources:
+    """Whether the ranks or their event sources have changed, so that the new ones must be followed. An engine that has
+    no source any more, or of which nothing is known, may still be starting: it is no change, and there would be nothing
+    to follow."""
+    if now.kind == "unknown" or (before.event_sources and not now.event_sources):
         return False
-    told = [(each.kind, each.event_sources, each.block_size) for each in (before, now)]
+    told = [(each.kind, each.event_sources or each.dp_size, each.block_size) for each in (before, now)]
     return told[0] != told[1]
 
 

@@ -114,7 +114,7 @@ class App:
             knows=self._fleet.workers.__contains__,
         )
         namespace = None if settings.event_plane == "local" else settings.event_namespace
-        self._missing_events = MissingEvents(self._fleet, self._indexer, self._book, self._plane, namespace)
+        self._missing_events = MissingEvents(self._fleet, self._indexer, self._plane, namespace)
         self._audit = IndexAudit(self._indexer, self._ingest.ask_anew, settings.store is not None)
         self._context = self._make_context(shared.sent if shared else None)
         self._migrations = self._make_migrations(settings.migration_limit)

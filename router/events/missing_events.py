@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from indexer.cursor import View
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
 from publishers.logs import log_event
 from publishers.plane import EventPlane
-from router.scheduling.load import LoadBook, Metrics
 from router.workers.fleet import Fleet
 from router.workers.worker import Worker
 
@@ -25,13 +23,10 @@ _NAMED = 3
 
 
 class MissingEvents:
-    def __init__(
-        self, fleet: Fleet, indexer: KVIndexer, book: LoadBook, plane: EventPlane, namespace: str | None
-    ) -> None:
+    def __init__(self, fleet: Fleet, indexer: KVIndexer, plane: EventPlane, namespace: str | None) -> None:
         """`namespace`: of the events on the broker; None where the router reads the engines' sockets itself."""
         self._fleet = fleet
         self._indexer = indexer
-        self._book = book
         self._plane = plane
         self._namespace = namespace
         self._since: dict[str, float] = {}
@@ -45,8 +40,7 @@ class MissingEvents:
         unheard = {name: ranks for name, ranks in up.items() if ranks and self._plane.connected}
         self._since = {name: self._since.get(name, now) for name in unheard}
         missed = [name for name, since in self._since.items() if now - since >= PATIENCE]
-        metrics = self._book.get_metrics(now) if missed else {}
-        self.problems = {name: self._problem(name, unheard[name], metrics) for name in missed}
+        self.problems = {name: self._problem(name, unheard[name]) for name in missed}
         for name in missed:
             if name not in self._told:
                 log_event(logger, logging.WARNING, self.problems[name], worker=name)
@@ -58,7 +52,7 @@ class MissingEvents:
         watched = (rank for rank in worker.ranks if self._indexer.watches(rank))
         return [rank for rank in watched if self._indexer.view(rank) in {View.BLIND, View.RECOVERING}]
 
-    def _problem(self, name: str, unheard: list[WorkerRank], metrics: Mapping[WorkerRank, Metrics]) -> str:
+    def _problem(self, name: str, unheard: list[WorkerRank]) -> str:
         ranks = [rank for rank in unheard if self._indexer.view(rank) is View.BLIND]
         numbers = ", ".join(str(rank.dp_rank) for rank in ranks or unheard)
         if not ranks:
@@ -72,7 +66,7 @@ class MissingEvents:
                 f"{self._endpoints(name, ranks)}; check that the router reaches it, or state the right endpoint with "
                 "--worker URL,events=tcp://HOST:PORT."
             )
-        if all((found := metrics.get(rank)) and found.report for rank in ranks):
+        if all(map(self._indexer.reported, ranks)):
             return f"Load reports of dp_rank {numbers} arrive, but no KV events: the log of its publisher says why."
         return (
             f"No KV events of dp_rank {numbers} have arrived yet: a publisher must run beside the engine, with "

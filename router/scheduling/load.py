@@ -51,7 +51,8 @@ class Load(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """One rank's load, its latest report and the age of that in seconds; both None while there is no report."""
+    """One rank's load, its latest report (the latest with figures, where there was one) and the age of that in seconds;
+    both None while there is no report."""
 
     load: Load
     report: LoadReport | None
@@ -222,6 +223,9 @@ class LoadBook:
         place = self._places.get(rank)
         if place is None:
             return
+        before = self._reports.get(rank)
+        if before and not _tells(report) and _tells(before):
+            return  # it did not answer in time, as one that is overloaded: what it told last stays valid for its time
         self._reports[rank] = report
         self._reported_at[place] = now
         if report.kv_total_blocks:
@@ -310,6 +314,12 @@ class LoadBook:
         report = self._reports.get(rank)
         age = now - float(self._reported_at[place]) if report else None
         return Metrics(self.load(rank, now), report, age)
+
+
+def _tells(report: LoadReport) -> bool:
+    """Whether it has any figure of what the engine has in flight."""
+    figures = (report.request_active_slots, report.num_requests_waiting, report.kv_active_blocks)
+    return figures != (None, None, None)
 
 
 def subtract(counts: Counter[WorkerRank], rank: WorkerRank, count: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from indexer.cursor import SILENCE, View
 from indexer.events import (
+    NO_EVENTS,
     Cleared,
     EventBatch,
     LoadReport,
@@ -134,6 +136,14 @@ class LossyPlaneMachine(RuleBasedStateMachine):
     def look(self, looks: int, connected: bool) -> None:
         for _ in range(looks):
             self.indexer.on_tick(connected)
+
+    @rule(hashes=some)
+    def send(self, hashes: list[int]) -> None:
+        self.indexer.predict(RANK, np.array(hashes, np.uint64), now=0.0)
+
+    @rule()
+    def come_up_again(self) -> None:
+        self.indexer.worker_restarted(RANK)
 
     @rule()
     def ask_anew(self) -> None:
@@ -265,6 +275,51 @@ def test_a_publisher_that_falls_silent_is_doubted_until_it_reports() -> None:
     assert indexer.view(RANK) is View.EXACT
 
 
+def test_of_a_worker_that_comes_up_while_nobody_speaks_for_it_nothing_is_known() -> None:
+    """It may be a new process, with an empty cache. One that is spoken for is told of."""
+    indexer = heard()
+    indexer.worker_restarted(RANK)
+    assert (held(indexer), indexer.view(RANK)) == ({1}, View.EXACT)
+    looks(indexer, 1, connected=False)
+    indexer.worker_restarted(RANK)
+    assert (held(indexer), indexer.view(RANK)) == (set(), View.BLIND)
+    assert indexer.on_report(report(0, epoch=5)) == [ReplayRequest("w", 0, 5, 0)]  # it was the same process after all
+    indexer.on_batch(batch(0, stored(1), epoch=5))
+    indexer.on_replay_end(RANK)
+    assert (held(indexer), indexer.view(RANK)) == ({1}, View.EXACT)
+
+
+def test_after_a_reconnect_those_heard_last_are_asked_first() -> None:
+    """They are there to answer. Of the hosts of the others the broker may not know yet that they are gone."""
+    indexer, ranks = KVIndexer(), [WorkerRank(name, 0) for name in "abc"]
+    for each in ranks:
+        indexer.watch(each)
+    for heard_last in (ranks[:1], ranks[2:], ranks[1:2]):
+        indexer.on_tick(connected=True)
+        for each in heard_last:
+            indexer.on_report(LoadReport(*each, 1, -1, True))
+    assert [request.worker_id for request in indexer.on_reconnect()] == ["b", "c", "a"]
+
+
+def test_what_a_rank_is_sent_in_a_long_silence_is_assumed_until_its_publisher_tells() -> None:
+    """Else a router would forget within seconds all that it sends while the broker is away."""
+    indexer, sent, refused = heard(), np.array([1, 2], np.uint64), np.array([7], np.uint64)
+    looks(indexer, 1, connected=False)
+    indexer.predict(RANK, sent, now=0.0)
+    assert held(indexer) == {1}
+    looks(indexer, SILENCE, connected=False)
+    indexer.predict(RANK, sent, now=10.0)
+    indexer.predict(RANK, refused, now=10.0)
+    indexer.retract(RANK, refused, guessed=False)
+    assert (held(indexer), indexer.view(RANK)) == ({1, 2}, View.RECOVERING)
+    assert indexer.on_report(report(0, epoch=5)) == [ReplayRequest("w", 0, NO_EVENTS, 1)]
+    assert held(indexer) == {1, 2}
+    indexer.on_batch(batch(1, stored(3), epoch=5))
+    indexer.on_batch(batch(0, stored(1), epoch=5, part=0, parts=1))
+    indexer.on_replay_end(RANK)
+    assert (held(indexer), indexer.view(RANK)) == ({1, 3}, View.EXACT)
+
+
 def test_what_was_missed_in_a_silence_is_asked_for_at_the_first_report() -> None:
     indexer = heard()
     looks(indexer, 1, connected=False)
@@ -330,6 +385,26 @@ def test_an_epoch_that_was_thought_over_counts_again_if_who_is_asked_has_it() ->
     assert indexer.on_report(report(0, epoch=5)) == []
     assert held(indexer) == {1}
     assert indexer.view(RANK) is View.EXACT
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_where_nothing_is_known_any_more_no_epoch_is_over(restarts: bool) -> None:
+    """Of the two publishers the one that was heard alone is gone for good, or has no events any more."""
+    indexer = heard()
+    looks(indexer, SILENCE + 1)
+    indexer.on_report(report(0, epoch=2))
+    indexer.on_batch(batch(0, stored(7), epoch=2, parts=1))
+    indexer.on_replay_end(RANK)
+    looks(indexer, 1, connected=False)
+    if restarts:
+        indexer.worker_restarted(RANK)
+    else:
+        indexer.on_report(report(-1, epoch=NO_EVENTS))
+    assert indexer.view(RANK) is View.BLIND
+    assert indexer.on_report(report(0, epoch=5)) == [ReplayRequest("w", 0, 5, 0)]
+    indexer.on_batch(batch(0, stored(1), epoch=5))
+    indexer.on_replay_end(RANK)
+    assert (held(indexer), indexer.view(RANK)) == ({1}, View.EXACT)
 
 
 def test_late_reports_are_no_sign_of_life() -> None:

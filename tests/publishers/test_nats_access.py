@@ -66,6 +66,15 @@ async def connects(url: str, files: NatsFiles) -> bool:
         await plane.close()
 
 
+def replace(file: str, by: str) -> None:
+    Path(by).replace(file)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    """The fields of what was logged."""
+    return [record.__dict__.get("fields", {}) for record in caplog.records]
+
+
 @pytest.mark.nats
 async def test_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accounts = make_accounts(random.Random(1))
@@ -141,6 +150,33 @@ async def test_tls_with_certificates_both_ways(tmp_path: Path, monkeypatch: pyte
         assert not await connects(url, NatsFiles(None, None, other.file, *client))  # not the server that was meant
         assert not await connects(url, NatsFiles(None, None, ca.file, *foreign))
         assert not await connects(url, NatsFiles(None, None, ca.file))
+
+
+@pytest.mark.nats
+async def test_certificates_are_read_again_with_each_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are replaced before they expire, and so are the authorities; one file may come before the other."""
+    old, new = Authority(tmp_path), Authority(tmp_path, "new")
+    server_pair, client_pair = old.pair("127.0.0.1"), old.pair("client", "client")
+    cert, key = server_pair
+    tls = f'tls {{ cert_file: "{cert}", key_file: "{key}", ca_file: "{old.file}", verify: true }}'
+    async with configured(tls, tmp_path, monkeypatch) as server:
+        plane = make_plane(server.url.replace("nats://", "tls://"), NatsFiles(None, None, old.file, *client_pair))
+        await plane.start()
+        assert plane.connected
+        await server.stop()
+        replace(old.file, new.file)
+        for before, after in zip(server_pair, new.pair("127.0.0.1", "new-server"), strict=True):
+            replace(before, after)
+        fresh = new.pair("client", "new-client")
+        replace(client_pair.cert, fresh.cert)
+        await server.start()
+        wrong = f"--nats-key: {client_pair.key} is not the key of the certificate in {client_pair.cert}."
+        await until(lambda: wrong in [str(fields.get("error")) for fields in said(caplog)])
+        replace(client_pair.key, fresh.key)
+        await until(lambda: plane.connected)
+        await plane.close()
 
 
 async def test_what_is_to_be_encrypted_is_never_sent_in_the_clear() -> None:

@@ -538,6 +538,38 @@ async def test_an_engine_that_tells_no_load_and_becomes_another_is_followed_as_t
         await publisher.close()
 
 
+@pytest.mark.parametrize("stated", [True, False])
+async def test_an_older_engine_that_comes_back_with_more_ranks_is_followed_on_all(stated: bool) -> None:
+    """One that does not say where it publishes, with --events (`stated`) and without."""
+    receiver = Receiver()
+    await receiver.start()
+    metrics = [
+        b'vllm:num_requests_running{engine="%d"} 3.0\nvllm:cache_config_info{engine="%d"} 1\n' % (n, n) for n in (0, 1)
+    ]
+    before = HttpEngine({"/v1/models": models("m"), "/metrics": (200, metrics[0])})
+    async with FakeEngine() as engine, running(before) as http:
+        publisher = EnginePublisher(
+            worker_id="w",
+            url=http.url,
+            plane=receiver.plane,
+            events=engine.source.endpoint if stated else None,
+            load_interval=0.01,
+        )
+        await publisher.start()
+        await until(lambda: receiver.reports and receiver.reports[-1].request_active_slots)
+        http.answers = dict.fromkeys(EVERYTHING, (503, b""))
+        await until(lambda: publisher.load.failures)
+        http.answers = {"/v1/models": models("m"), "/metrics": (200, b"".join(metrics))}
+        await until(lambda: receiver.reports[-1].dp_rank == 1 and receiver.reports[-1].request_active_slots)
+        http.answers = dict.fromkeys(EVERYTHING, (404, b""))  # of a proxy before it, say
+        probes = http.asked.count(("/v1/models", b""))
+        failures = publisher.load.failures
+        await until(lambda: publisher.load.failures > failures + 40)
+        assert http.asked.count(("/v1/models", b"")) > probes
+        assert publisher.ranks.keys() == {0, 1}
+        await publisher.close()
+
+
 def troubles(caplog: pytest.LogCaptureFixture, message: str) -> list[object]:
     """What such lines of the log name as the cause; None where they name none."""
     said = [record for record in caplog.records if record.getMessage() == message]

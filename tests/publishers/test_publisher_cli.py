@@ -7,6 +7,7 @@ import logging
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -142,16 +143,31 @@ def test_logs_are_lines_for_people_or_machines(root_logger: logging.Logger) -> N
         assert re.fullmatch(expected, stream.getvalue())
 
 
+def missing() -> None:
+    raise NatsServerError("no nats-server")
+
+
 @pytest.mark.nats
 def test_a_server_that_cannot_be_started_is_said(
     monkeypatch: pytest.MonkeyPatch, root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def missing() -> None:
-        raise NatsServerError("no nats-server")
-
     monkeypatch.setattr("publishers.embedded_nats.nats_server_binary", missing)
     assert main([*GIVEN, "--nats", "nats+embedded://"]) == 1
     assert "no nats-server" in capsys.readouterr().err
+
+
+@pytest.mark.nats
+def test_a_start_that_takes_long_is_explained_while_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, root_logger: logging.Logger
+) -> None:
+    told = threading.Event()
+    heard: list[bool] = []
+    monkeypatch.setattr("publishers.compiling.PATIENCE", 0.0)
+    monkeypatch.setattr("publishers.compiling._log_why", told.set)
+    monkeypatch.setattr("publishers.process.warm_up", lambda: heard.append(told.wait(10)))
+    monkeypatch.setattr("publishers.embedded_nats.nats_server_binary", missing)
+    assert main([*GIVEN, "--nats", "nats+embedded://"]) == 1
+    assert heard == [True]
 
 
 @pytest.mark.slow
@@ -182,7 +198,7 @@ async def test_the_process_publishes_and_ends_in_order(nats_server: NatsServer, 
     assert batches[0].rank == ("w.1", 0)
     assert [len(unpack_hashes(event.hashes)) for event in batches[0].events if isinstance(event, Stored)] == [2]
     lines = [json.loads(line) for line in said.splitlines()]
-    assert [line["message"] for line in lines if line["level"] != "warning"] == [
+    assert [line["message"] for line in lines if line["level"] != "warning"][-3:] == [
         "Connected to NATS",
         "Publishing",
         "Ended",

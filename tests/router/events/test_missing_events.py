@@ -19,7 +19,6 @@ from publishers.local_plane import LocalPlane
 from router.app import App
 from router.events.missing_events import PATIENCE, MissingEvents
 from router.http.pool import Pool
-from router.scheduling.load import LoadBook
 from router.settings import Settings
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
@@ -44,13 +43,12 @@ class Watched:
     def __init__(self, namespace: str | None = "fleet", stated: str = "") -> None:
         self.worker = Worker(parse_worker(f"http://w:1,name=w{stated}"), Pool("http://w:1", 1))
         self.worker.description = EngineDescription("vllm", dp_size=2, event_sources=SOURCES)
-        self.fleet, self.indexer, self.book, self.plane = Fleet([self.worker]), KVIndexer(), LoadBook(), LocalPlane()
+        self.fleet, self.indexer, self.plane = Fleet([self.worker]), KVIndexer(), LocalPlane()
         self.plane.connected = True
         self.fleet.mark_up(self.worker)
         for rank in (R0, R1):
             self.indexer.watch(rank)
-            self.book.watch(rank, 16)
-        self.missing_events = MissingEvents(self.fleet, self.indexer, self.book, self.plane, namespace)
+        self.missing_events = MissingEvents(self.fleet, self.indexer, self.plane, namespace)
 
     def hear(self, *ranks: WorkerRank) -> None:
         for rank in ranks:
@@ -84,9 +82,25 @@ def test_a_publisher_without_events_is_not_said_to_be_missing() -> None:
     watched = Watched()
     watched.missing_events.tick(0.0)
     for rank in (R0, R1):
-        watched.book.on_report(LoadReport(*rank, NO_EVENTS, -1, True), 1.0)
+        watched.indexer.on_report(LoadReport(*rank, NO_EVENTS, -1, True))
     assert "--worker-id" not in watched.problem(PATIENCE)
     assert "no KV events" in watched.problem(PATIENCE)
+    for _ in range(SILENCE + 1):
+        watched.indexer.on_tick(connected=True)
+    assert "--worker-id" in watched.problem(PATIENCE + 1), "it has ended"
+
+
+def test_the_publisher_that_is_missed_is_not_said_to_report_where_its_worker_was_restarted() -> None:
+    watched = Watched()
+    watched.hear(R0, R1)
+    for rank in (R0, R1):
+        watched.indexer.on_report(LoadReport(*rank, 1, 0, True))
+    for _ in range(SILENCE + 1):
+        watched.indexer.on_tick(connected=True)
+    for rank in (R0, R1):
+        watched.indexer.worker_restarted(rank)
+    watched.missing_events.tick(0.0)
+    assert "--worker-id" in watched.problem(PATIENCE)
 
 
 def test_a_publisher_that_falls_silent_is_told_of_until_it_speaks_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -116,7 +130,7 @@ def test_without_a_broker_it_is_told_where_events_should_come_from(stated: str, 
     watched = Watched(None, stated)
     watched.missing_events.tick(0.0)
     for rank in (R0, R1):
-        watched.book.on_report(LoadReport(*rank, NO_EVENTS, -1, True), 1.0)
+        watched.indexer.on_report(LoadReport(*rank, NO_EVENTS, -1, True))
     missed = watched.problem(PATIENCE)
     assert all(word in missed for word in ("dp_rank 0, 1 ", named, "--worker URL,events=tcp://HOST:PORT"))
     assert "--worker-id" not in missed

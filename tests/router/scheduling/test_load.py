@@ -80,6 +80,8 @@ class Ledger:
     most: Load = field(default_factory=Load)
     """The own load at its highest, figure by figure, since the last report."""
     reported_at: float = float("-inf")
+    told: bool = False
+    """Whether that report had figures."""
 
     def own(self) -> Load:
         loads = [booked.load() for booked in self.booked]
@@ -135,6 +137,9 @@ class Books(RuleBasedStateMachine):
         self.book.on_report(report(of, running=running, waiting=waiting, blocks=blocks), self.now)
         if of in self.ledgers:
             ledger = self.ledgers[of]
+            if (running, waiting, blocks) == (None, None, None) and ledger.told:
+                return
+            ledger.told = (running, waiting, blocks) != (None, None, None)
             own = ledger.own()
             requests = max(0, (running or 0) + (waiting or 0) - ledger.most.requests)
             tokens = max(0, (blocks or 0) * ledger.block_size - ledger.most.active_tokens) if requests else 0
@@ -257,6 +262,29 @@ def test_slots_are_as_many_as_were_reported_until_the_rank_is_forgotten() -> Non
     book.forget(A)
     book.watch(A, BLOCK)
     assert book.loads(both, 100.0).slots.tolist() == [UNBOUNDED] * 2
+
+
+def test_an_engine_that_does_not_tell_for_a_moment_has_the_load_that_it_told_last() -> None:
+    """One that is overloaded may not answer in time when it is asked."""
+    book = watching()
+    told = report(running=4, blocks=50)
+    book.on_report(told, 100.0)
+    for second in range(1, 12):
+        book.on_report(report(), 100.0 + second)
+        valid = second <= REPORT_LIFE
+        assert book.load(A, 100.0 + second) == (Load(4, 0, 50 * BLOCK) if valid else Load())
+        memory = book.loads(RankSet([A]), 100.0 + second).memory_tokens.tolist()
+        assert memory == [50 * BLOCK if valid else 0]
+        assert book.get_metrics(100.0 + second)[A][1:] == (told, second)
+    book.on_report(report(running=0, blocks=0), 112.0)
+    assert book.load(A, 112.0) == Load()
+
+
+def test_an_engine_that_never_tells_its_load_is_reported_of_all_the_same() -> None:
+    book = watching()
+    for second in (100.0, 120.0):
+        book.on_report(report(), second)
+        assert book.get_metrics(second)[A] == (Load(), report(), 0.0)
 
 
 def test_metrics_without_a_report_have_no_age() -> None:

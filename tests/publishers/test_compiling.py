@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from router.warm_up import _log_after, _log_why
+from publishers.compiling import _log_after, _log_why
 
 
 def test_what_takes_long_is_told_of_while_it_lasts() -> None:

@@ -1,0 +1,38 @@
+"""Says why a start takes long: numba compiles, and nothing else happens meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final
+
+from publishers.logs import log_event
+
+logger = logging.getLogger(__name__)
+
+PATIENCE: Final = 3.0
+"""Seconds until that is logged: with what an earlier start has kept it takes one or two at most, even under load."""
+
+
+def explained() -> AbstractContextManager[None]:
+    """In which loops are compiled."""
+    return _log_after(PATIENCE, _log_why)
+
+
+@contextmanager
+def _log_after(seconds: float, log: Callable[[], None]) -> Iterator[None]:
+    """From another thread, since this one compiles."""
+    timer = threading.Timer(seconds, log)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _log_why() -> None:
+    text = "Compiling what runs for each request or event: up to half a minute or so, at the first start only"
+    hint = "set NUMBA_CACHE_DIR to a folder that lasts, if you see this at every start"
+    log_event(logger, logging.INFO, text, hint=hint)
