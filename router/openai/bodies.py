@@ -109,6 +109,7 @@ class Chat(Body, gc=False):
     chat_template_kwargs: msgspec.Raw = ABSENT
     documents: msgspec.Raw = ABSENT
     reasoning_effort: msgspec.Raw = ABSENT
+    reasoning: msgspec.Raw = ABSENT
     add_generation_prompt: msgspec.Raw = ABSENT
     continue_final_message: msgspec.Raw = ABSENT
 

@@ -32,6 +32,7 @@ tell of all: it cuts them off, caches them apart, or puts them behind a session'
 _SGLANG_DIFFERS = (
     "tools",
     "reasoning_effort",
+    "reasoning",
     "documents",
     "add_generation_prompt",
     "continue_final_message",
@@ -149,7 +150,7 @@ def _reject_what_sglang_does_otherwise(fields: Fields) -> None:
             raise CannotTokenize("unsupported", f"{name}, which SGLang treats in its own way")
     messages = fields.get("messages")
     dicts = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
-    if any(isinstance(m.get("content"), list) or m.get("tool_calls") for m in dicts):
-        raise CannotTokenize("unsupported", "content in parts or tool calls, which SGLang shows in its own way")
+    if any(isinstance(m.get("content"), list) or m.get("tool_calls") or m.get("reasoning") is not None for m in dicts):
+        raise CannotTokenize("unsupported", "content in parts, calls or reasoning, which SGLang shows in its own way")
     if dicts and dicts[-1].get("role") == "assistant":
         raise CannotTokenize("unsupported", "a last message by the assistant, which SGLang turns into the user's")

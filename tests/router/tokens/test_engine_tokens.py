@@ -78,7 +78,7 @@ async def test_vllm_is_given_what_only_its_chat_route_derives() -> None:
 
 async def test_sglang_derives_them_itself() -> None:
     engine = Engine()
-    fields = {"messages": [USER], "reasoning_effort": "low"}
+    fields = {"messages": [USER], "reasoning_effort": "low", "reasoning": {"enabled": True}}
     await EngineTokens("sglang", engine.post).ids("chat", fields)
     assert engine.asked == [("/v1/tokenize", fields)]
 

@@ -156,6 +156,8 @@ def test_sglang_keeps_text_as_text_and_always_adds_special_tokens(
     "fields",
     [
         {"reasoning_effort": "low"},
+        {"reasoning": {"effort": "none"}},
+        {"messages": [{"role": "assistant", "content": "so", "reasoning": "hm"}, USER]},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"add_generation_prompt": False},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
