@@ -16,6 +16,9 @@ from router.tokens.prompt import Endpoint, Fields, first_prompt, template_variab
 Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 """(path, JSON body) to (status, body); status 0 when there was no answer."""
 
+_UNKNOWN_TO_CHATS = ("add_generation_prompt", "add_special_tokens")
+"""Fields that /v1/tokenize of SGLang follows (0.5.23) and its chats pass over: these begin an answer in any case."""
+
 
 class EngineTokens:
     """Tokens of requests as one engine makes them."""
@@ -56,7 +59,7 @@ class EngineTokens:
         if has_media(messages):
             raise CannotTokenize("multimodal", "a message with a part that is not text")
         if self._kind != "vllm":
-            return dict(fields)
+            return {name: value for name, value in fields.items() if name not in _UNKNOWN_TO_CHATS}
         # Its chat route makes these of a request first; its /tokenize takes them as they are.
         messages = [_with_reasoning(message) for message in messages]
         return {**fields, "messages": messages, "chat_template_kwargs": template_variables(fields) or None}

@@ -83,6 +83,14 @@ async def test_sglang_derives_them_itself() -> None:
     assert engine.asked == [("/v1/tokenize", fields)]
 
 
+async def test_sglang_is_not_asked_for_what_its_chats_pass_over() -> None:
+    engine = Engine()
+    passed_over = {"add_generation_prompt": False, "add_special_tokens": True}
+    fields = {"messages": [USER, {"role": "assistant", "content": "so"}], "continue_final_message": True}
+    await EngineTokens("sglang", engine.post).ids("chat", fields | passed_over)
+    assert engine.asked == [("/v1/tokenize", fields)]
+
+
 @pytest.mark.parametrize("answer", [(500, b""), (0, b""), (200, b"{}"), (200, b"no"), (200, b'{"tokens": ["a"]}')])
 async def test_any_other_answer_is_a_failure(answer: tuple[int, bytes]) -> None:
     with pytest.raises(CannotTokenize) as caught:
