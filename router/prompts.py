@@ -99,6 +99,8 @@ class Prompts:
         try:
             if inference.endpoint == "completions":
                 fields["prompt"] = self._checked(fields["prompt"], base, inference.prompt_field)
+            elif fields.get("input_ids") is not None:
+                fields["input_ids"] = self._checked(fields["input_ids"], base, "input_ids")
             ids = tokens.tokens(inference.endpoint, fields)
             self._set_prompt(routing, inference, base, ids)
             if self._takers and base and self._takers.take(base.id):

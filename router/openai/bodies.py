@@ -112,6 +112,7 @@ class Chat(Body, gc=False):
     reasoning: msgspec.Raw = ABSENT
     add_generation_prompt: msgspec.Raw = ABSENT
     continue_final_message: msgspec.Raw = ABSENT
+    input_ids: msgspec.Raw = ABSENT
 
 
 class Sampling(msgspec.Struct, gc=False):

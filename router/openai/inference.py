@@ -67,6 +67,7 @@ class Inference(NamedTuple):
 
 _PLAIN = Body.__struct_fields__.index("add_special_tokens")
 """Fields of `Body` that are decoded at once."""
+_MAY_BE_IDS = frozenset({"prompt", "input_ids"})
 _LIST, _NULL = b"[n"
 _NULL_OR_FALSE = b"nf"
 _BATCH = re.compile(rb"\[\s*[\"\[]")
@@ -232,7 +233,7 @@ def _check_batch(name: str, prompt: msgspec.Raw) -> None:
 
 
 def _read(name: str, raw: msgspec.Raw) -> Any:
-    ids = read_ids(raw) if name == "prompt" else None
+    ids = read_ids(raw) if name in _MAY_BE_IDS else None
     return _decode(raw) if ids is None else ids
 
 

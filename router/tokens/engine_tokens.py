@@ -11,7 +11,7 @@ from engines.description import EngineKind
 from engines.shaping import parse_tokenize, tokenize_body, tokenize_path
 from router.tokens.conversation import has_media
 from router.tokens.errors import CannotTokenize
-from router.tokens.prompt import Endpoint, Fields, first_prompt, template_variables
+from router.tokens.prompt import Endpoint, Fields, first_prompt, given_ids, template_variables
 
 Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 """(path, JSON body) to (status, body); status 0 when there was no answer."""
@@ -52,7 +52,10 @@ class EngineTokens:
             question.pop("add_special_tokens", None)
         return question | {"prompt": prompt}
 
-    def _chat(self, fields: Fields) -> dict[str, Any]:
+    def _chat(self, fields: Fields) -> list[int] | dict[str, Any]:
+        ids = given_ids(fields) if self._kind == "sglang" else None
+        if ids is not None:
+            return list(ids)
         messages = fields.get("messages")
         if not isinstance(messages, list):
             raise CannotTokenize("malformed", "messages is not a list")

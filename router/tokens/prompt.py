@@ -71,6 +71,9 @@ class PromptTokens:
         return self._needed().encode(prompt, special)
 
     def _chat(self, fields: Fields) -> Tokens:
+        ids = given_ids(fields) if self._engine == "sglang" else None
+        if ids is not None:
+            return pack_tokens(ids)
         tokenizer = self._needed()
         return tokenizer.encode(self._render(tokenizer, fields), _flag(fields, "add_special_tokens", default=False))
 
@@ -109,6 +112,15 @@ def first_prompt(prompt: object) -> str | list[int] | Tokens:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
         return prompt
     raise CannotTokenize("malformed", "the prompt is neither text nor a list of token ids")
+
+
+def given_ids(fields: Fields) -> list[int] | Tokens | None:
+    """What SGLang takes in place of a chat's messages, if it is given. Raises CannotTokenize."""
+    ids = fields.get("input_ids")
+    given = None if ids is None else first_prompt(ids)
+    if isinstance(given, str):
+        raise CannotTokenize("malformed", "input_ids is not a list of token ids")
+    return given
 
 
 def template_variables(fields: Fields) -> dict[str, Any]:

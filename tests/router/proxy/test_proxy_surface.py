@@ -119,8 +119,10 @@ async def test_odd_prompts_are_the_engines_to_judge(a: ScriptedWorker) -> None:
 async def test_what_is_no_token_id_never_reaches_an_engine(a: ScriptedWorker, prompt: str) -> None:
     async with running(a, router_mode="kv") as router, router.client() as client:
         got = await client.ask(post(COMPLETION, b'{"prompt":' + prompt.encode() + b"}"))
+        chat = await client.ask(post(CHAT, b'{"messages":[],"input_ids":' + prompt.encode() + b"}"))
     assert (got.status, error(got)["param"]) == (400, "prompt")
-    assert b"SECRET" not in got.body
+    assert (chat.status, error(chat)["param"]) == (400, "input_ids")
+    assert b"SECRET" not in got.body + chat.body
     assert a.requests == []
 
 

@@ -50,6 +50,7 @@ async def test_only_vllm_is_told_about_special_tokens_of_completions() -> None:
 
 async def test_ids_are_not_asked_for() -> None:
     engine = Engine()
+    assert await EngineTokens("sglang", engine.post).ids("chat", {"messages": [], "input_ids": [7, 8]}) == [7, 8]
     assert await EngineTokens("vllm", engine.post).ids("completions", {"prompt": [[7, 8], [9]]}) == [7, 8]
     assert engine.asked == []
 
