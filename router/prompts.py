@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence, Set
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import aiohttp
 import msgspec
@@ -49,6 +49,8 @@ from router.workers.worker import Worker
 logger = logging.getLogger(__name__)
 
 _STRICTEST: Final[tuple[EngineKind, ...]] = ("sglang", "vllm")
+_IDS_ONLY: Final = ("input_ids", "token_ids")
+"""Fields that hold no text."""
 _APART: Final = ("lora_path", "extra_key")
 """SGLang's fields that keep equal prompts apart."""
 ENGINE_TIMEOUT = 2.0
@@ -168,9 +170,9 @@ class Prompts:
         tokenizer = self._tokenizer(base.id) if base else None
         limit = tokenizer.vocabulary if tokenizer else 2**31
         batch = isinstance(prompt, list) and prompt and isinstance(prompt[0], list)
+        may_be_text = not batch and param not in _IDS_ONLY
         try:
-            # pack_tokens refuses what is no number or out of any range
-            packed = [pack_tokens(ids) if _starts_with_id(ids) else ids for ids in (prompt if batch else [prompt])]
+            packed = [_packed(ids, may_be_text) for ids in (prompt if batch else [prompt])]
             known = all(int(ids.max()) < limit for ids in packed if isinstance(ids, np.ndarray))
         except (OverflowError, TypeError):
             known = False
@@ -331,5 +333,11 @@ class Prompts:
         return post
 
 
-def _starts_with_id(prompt: Any) -> TypeGuard[list[int]]:
-    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
+def _packed(prompt: Any, may_be_text: bool) -> Any:
+    """Token ids as an array; else what it is, for the engine to judge. Raises OverflowError or TypeError for a
+    list of anything else that an engine may take for ids: SGLang reads "1" and 1.0 as 1."""
+    first = prompt[0] if isinstance(prompt, list) and prompt else None
+    if not isinstance(first, int | float | str):
+        return prompt
+    texts = may_be_text and all(isinstance(each, str) for each in prompt)
+    return prompt if texts else pack_tokens(prompt)

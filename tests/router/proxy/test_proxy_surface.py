@@ -114,7 +114,16 @@ async def test_odd_prompts_are_the_engines_to_judge(a: ScriptedWorker) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", ["[-1]", "[1,99999999999999999999]", '[1,"SECRET-PROMPT",null]', "[[1],[4294967296]]"]
+    "prompt",
+    [
+        "[-1]",
+        "[1,99999999999999999999]",
+        '[1,"SECRET-PROMPT",null]',
+        "[[1],[4294967296]]",
+        "[1.0,2.0]",
+        '["1",2]',
+        '[["1"]]',
+    ],
 )
 async def test_what_is_no_token_id_never_reaches_an_engine(a: ScriptedWorker, prompt: str) -> None:
     async with running(a, router_mode="kv") as router, router.client() as client:
