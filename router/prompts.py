@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any, Final
 
 import aiohttp
@@ -112,6 +112,12 @@ class Prompts:
                 return self._ask(inference, base, routing)
             self._give_up(routing, inference, error.reason, fields)
         return None
+
+    def check(self, model: str | None, inputs: Mapping[str, Any]) -> None:
+        """Raises BadRequest for token ids of a request for embeddings and the like that are none of the model's."""
+        base = self._context.fleet.base_model(model)
+        for name, given in inputs.items():
+            self._checked(given, base, name)
 
     async def learn(self, worker: Worker) -> None:
         """A worker has been described: load its models' tokenizers, each once, and compare them with its engine."""

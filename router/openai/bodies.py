@@ -97,6 +97,15 @@ class Adapter(msgspec.Struct, gc=False):
     lora_path: msgspec.Raw = ABSENT
 
 
+class Inputs(msgspec.Struct, gc=False):
+    """Of requests for embeddings and the like: what may be token ids."""
+
+    input: msgspec.Raw = ABSENT
+    input_ids: msgspec.Raw = ABSENT
+    query: msgspec.Raw = ABSENT
+    items: msgspec.Raw = ABSENT
+
+
 class Completion(Body, gc=False):
     prompt: msgspec.Raw = ABSENT
     suffix: msgspec.Raw = ABSENT

@@ -12,7 +12,18 @@ import msgspec
 from engines.answers import UNDECODABLE
 from engines.description import EngineKind
 from router.http.messages import RequestHead
-from router.openai.bodies import ABSENT, LOOSE, STEERING, Adapter, Body, Bounded, Chat, Completion, Steering
+from router.openai.bodies import (
+    ABSENT,
+    LOOSE,
+    STEERING,
+    Adapter,
+    Body,
+    Bounded,
+    Chat,
+    Completion,
+    Inputs,
+    Steering,
+)
 from router.openai.errors import BadRequest
 from router.tokens import Endpoint, read_ids
 
@@ -27,6 +38,13 @@ RENDERED: dict[bytes, tuple[str, ...]] = {
 }
 """What the model sees of a request on other paths, in order. How is each engine's own."""
 
+INPUTS: dict[bytes, tuple[str, ...]] = {
+    b"/v1/embeddings": ("input",),
+    b"/v1/classify": ("input",),
+    b"/classify": ("input_ids",),
+    b"/v1/score": ("query", "items"),
+}
+"""Fields of requests on other paths that SGLang takes token ids in."""
 
 MOST_PROMPTS = 2048
 """In one request: as many inputs as OpenAI takes."""
@@ -67,7 +85,7 @@ class Inference(NamedTuple):
 
 _PLAIN = Body.__struct_fields__.index("add_special_tokens")
 """Fields of `Body` that are decoded at once."""
-_MAY_BE_IDS = frozenset({"prompt", "input_ids"})
+_MAY_BE_IDS = frozenset({"prompt", "input_ids", "input", "query"})
 _LIST, _NULL = b"[n"
 _NULL_OR_FALSE = b"nf"
 _BATCH = re.compile(rb"\[\s*[\"\[]")
@@ -75,6 +93,7 @@ _decode = msgspec.json.Decoder().decode
 _decode_completion = msgspec.json.Decoder(Completion).decode
 _decode_chat = msgspec.json.Decoder(Chat).decode
 _decode_adapter = msgspec.json.Decoder(Adapter).decode
+_decode_inputs = msgspec.json.Decoder(Inputs).decode
 _decode_bounded = msgspec.json.Decoder(Bounded).decode
 _decode_steering = msgspec.json.Decoder(Steering).decode
 _decode_loose_completion = msgspec.json.Decoder(Completion, strict=False).decode
@@ -158,6 +177,18 @@ def rendered_fields(head: RequestHead, raw: bytes) -> dict[str, Any]:
     except UNDECODABLE:
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def inputs(path: bytes, raw: bytes) -> dict[str, Any]:
+    """The lists in a request on a path of `INPUTS` that may be token ids; {} for any other, and where it cannot be
+    read."""
+    names = INPUTS.get(path, ())
+    try:
+        given = _decode_inputs(raw) if names else None
+        fields = {name: getattr(given, name) for name in names}
+        return {name: _read(name, value) for name, value in fields.items() if _first(value) == _LIST}
+    except UNDECODABLE:
+        return {}
 
 
 def names_adapter(raw: bytes) -> bool:

@@ -135,6 +135,33 @@ async def test_what_is_no_token_id_never_reaches_an_engine(a: ScriptedWorker, pr
     assert a.requests == []
 
 
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/embeddings", "input"),
+        ("/v1/classify", "input"),
+        ("/classify", "input_ids"),
+        ("/v1/score", "query"),
+        ("/v1/score", "items"),
+    ],
+)
+async def test_nor_do_those_of_an_input(a: ScriptedWorker, path: str, field: str) -> None:
+    async with running(a, router_mode="kv") as router, router.client() as client:
+        for ids in (b"[1,4294967295]", b"[[1],[2,-1]]"):
+            got = await client.ask(post(path, b'{"%s":%s}' % (field.encode(), ids)))
+            assert (got.status, error(got)["param"]) == (400, field)
+        assert a.requests == []
+        for ids in (b"[1,2]", b"[[1],[2]]"):
+            assert (await client.ask(post(path, b'{"%s":%s}' % (field.encode(), ids)))).status == 200
+
+
+@pytest.mark.parametrize("given", [b'"x"', b'["x","y"]', b'[{"text":"x"}]', b"7", b"null", b'["\xff"]'])
+async def test_other_inputs_are_the_engines_to_judge(a: ScriptedWorker, given: bytes) -> None:
+    async with running(a, router_mode="kv") as router, router.client() as client:
+        assert (await client.ask(post("/v1/embeddings", b'{"input":' + given + b"}"))).status == 200
+    assert len(a.requests) == 1
+
+
 async def test_a_body_over_the_limit(a: ScriptedWorker) -> None:
     body = b'{"prompt":"' + b"x" * 1000 + b'"}'
     chunks = b"".join(b"64\r\n" + b"x" * 100 + b"\r\n" for _ in range(20))
