@@ -601,6 +601,17 @@ async def test_so_is_one_that_an_engine_counted(reference: tokenizers.Tokenizer)
     assert too_long(caught.value) == (400, "context_length_exceeded", "prompt")
 
 
+async def test_a_worker_that_cuts_prompts_gets_any() -> None:
+    """SGLang with --allow-auto-truncate."""
+    async with scene(max_model_len=10) as made:
+        assert made.worker.description is not None
+        made.worker.description = msgspec.structs.replace(made.worker.description, cuts_prompts=True)
+        inference = parse_inference("completions", msgspec.json.encode({"prompt": [1] * 11}))
+        routing = RequestRouting(made.context, None)
+        assert made.prompts.prepare(inference, routing) is None
+        assert len(routing.candidates()) == 1
+
+
 async def test_workers_that_take_less_than_others_get_no_prompt_that_is_too_long_for_them() -> None:
     async with scene(max_model_len=20) as made:
         small = Worker(parse_worker(f"{NOWHERE},name=small"), Pool(NOWHERE, 1.0))
