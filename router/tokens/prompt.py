@@ -155,6 +155,16 @@ def _flag(fields: Fields, name: str, *, default: bool) -> bool:
     return value
 
 
+def _sglang_shows_otherwise(message: Mapping[str, Any]) -> bool:
+    """It shows an empty list of calls as well, but neither `reasoning` nor a user's name."""
+    return (
+        isinstance(message.get("content"), list)
+        or message.get("tool_calls") is not None
+        or message.get("reasoning") is not None
+        or (message.get("role") == "user" and message.get("name") is not None)
+    )
+
+
 def _reject_what_sglang_does_otherwise(fields: Fields) -> None:
     """Where it, or one of its versions, differs from vLLM its own answer is asked for rather than imitated."""
     for name in _SGLANG_DIFFERS:
@@ -162,7 +172,7 @@ def _reject_what_sglang_does_otherwise(fields: Fields) -> None:
             raise CannotTokenize("unsupported", f"{name}, which SGLang treats in its own way")
     messages = fields.get("messages")
     dicts = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
-    if any(isinstance(m.get("content"), list) or m.get("tool_calls") or m.get("reasoning") is not None for m in dicts):
-        raise CannotTokenize("unsupported", "content in parts, calls or reasoning, which SGLang shows in its own way")
+    if any(map(_sglang_shows_otherwise, dicts)):
+        raise CannotTokenize("unsupported", "parts, calls, reasoning or a name, which SGLang shows in its own way")
     if dicts and dicts[-1].get("role") == "assistant":
         raise CannotTokenize("unsupported", "a last message by the assistant, which SGLang turns into the user's")

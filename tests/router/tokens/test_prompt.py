@@ -175,6 +175,8 @@ def test_other_input_ids_are_refused(model_folder: Path, ids: object) -> None:
         {"reasoning_effort": "low"},
         {"reasoning": {"effort": "none"}},
         {"messages": [{"role": "assistant", "content": "so", "reasoning": "hm"}, USER]},
+        {"messages": [{"role": "assistant", "content": "so", "tool_calls": []}, USER]},
+        {"messages": [USER | {"name": "bob"}]},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"add_generation_prompt": False},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
