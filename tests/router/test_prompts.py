@@ -16,6 +16,7 @@ import pytest
 import tokenizers
 
 from engines.description import EngineDescription, EngineKind, Model
+from engines.sim.tokens import text_of
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Namespace
 from publishers.logs import JsonFormatter
@@ -78,7 +79,7 @@ def tokens_of(reference: tokenizers.Tokenizer, body: bytes) -> list[int]:
 
 
 def chat_text(messages: list[dict[str, str]]) -> str:
-    turns = "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in messages)
+    turns = "".join(f"<|im_start|>{each['role']}\n{text_of(each)}<|im_end|>\n" for each in messages)
     return turns + "<|im_start|>assistant\n"
 
 

@@ -147,7 +147,13 @@ async def test_equal_tokens_verify(prompts: PromptTokens) -> None:
 
 @pytest.mark.parametrize(
     ("when", "endpoint"),
-    [("1,234", "completions"), ("日本語、", "completions"), ("careful", "chat"), ('"tools"', "chat")],
+    [
+        ("1,234", "completions"),
+        ("日本語、", "completions"),
+        ("careful", "chat"),
+        ("Twelve", "chat"),
+        ('"tools"', "chat"),
+    ],
 )
 async def test_the_first_difference_is_told(prompts: PromptTokens, when: str, endpoint: str) -> None:
     found = await verify(prompts, EngineTokens("vllm", Engine(Off(prompts, when)).post), "m")
