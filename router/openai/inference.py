@@ -228,7 +228,11 @@ def _read_fields(raw: bytes, body: Completion | Chat) -> dict[str, Any]:
     if not raw.isascii():
         raw.decode()  # what was passed over may be no text
     given = [(name, getattr(body, name)) for name in body.__struct_fields__[_PLAIN:]]
-    return {name: _read(name, value) for name, value in given if value is not ABSENT}
+    fields = {name: _read(name, value) for name, value in given if value is not ABSENT}
+    transfer = body.kv_transfer_params
+    if isinstance(body, Chat) and transfer and is_given(transfer.prompt_token_ids):
+        fields["kv_transfer_params"] = {"prompt_token_ids": transfer.prompt_token_ids}
+    return fields
 
 
 def _wrong_field(error: msgspec.ValidationError) -> BadRequest:

@@ -25,10 +25,12 @@ _NOT_FOLLOWED: Final[Mapping[str, Reason]] = {
     "lora_path": "untold",
     "extra_key": "untold",
     "session_params": "untold",
+    "kv_transfer_params": "untold",
     "media": "multimodal",
 }
 """What changes the prompt's tokens in ways that are not followed here. An engine that is asked for its tokens does not
-tell of all: it cuts them off, caches them apart, or puts them behind a session's, when it computes them."""
+tell of all: it cuts them off, caches them apart, puts them behind a session's, or takes a client's own instead, when it
+computes them."""
 _SGLANG_DIFFERS = (
     "tools",
     "reasoning_effort",

@@ -401,6 +401,17 @@ async def test_a_prompt_with_a_suffix_is_routed_by_its_text(folder: Path, kind: 
         assert (made.asked_engine, made.untokenized("untold")) == (0, 2)
 
 
+async def test_a_chat_whose_tokens_the_client_gives_is_routed_by_its_text(folder: Path) -> None:
+    """vLLM takes them in place of the messages, but not every version does."""
+    async with scene(folder=folder) as made:
+        given = await made.prompt("chat", messages=CHAT, kv_transfer_params={"prompt_token_ids": [1, 2]})
+        assert given == guessed(CHAT)
+        for none in (None, {}, {"prompt_token_ids": None}):
+            assert not (await made.prompt("chat", messages=CHAT, kv_transfer_params=none)).guessed
+        assert not (await made.prompt(prompt=TEXT, kv_transfer_params={"prompt_token_ids": [1]})).guessed
+        assert (made.asked_engine, made.untokenized("untold")) == (0, 1)
+
+
 async def test_sglangs_fields_keep_equal_prompts_apart(folder: Path) -> None:
     async with scene(folder=folder, kind="sglang") as made:
         for fields, apart in (
