@@ -10,6 +10,8 @@ ABSENT = msgspec.Raw()
 
 MOST_CHOICES = 128
 """Answers to a prompt (`n`, `best_of`): OpenAI's limit. Engines take memory for each."""
+Salt = str | list[str | None] | None
+"""To SGLang, each prompt of a batch may have its own."""
 _Choices = Annotated[int, msgspec.Meta(le=MOST_CHOICES)] | None
 
 
@@ -73,7 +75,7 @@ class Bounded(Steering, gc=False):
 class Body(Bounded, gc=False):
     """Of any request. What only the tokenizer reads stays raw until it does."""
 
-    cache_salt: str | None = None
+    cache_salt: Salt = None
     stream: bool | None = None
     prompt_logprobs: msgspec.Raw = ABSENT
     echo: msgspec.Raw = ABSENT
@@ -158,7 +160,7 @@ class SglangGenerate(Steering, gc=False):
     audio_data: msgspec.Raw = ABSENT
     sampling_params: Sampling | list[Sampling] | None = None
     stream: bool | None = None
-    cache_salt: str | list[str | None] | None = None
+    cache_salt: Salt = None
     lora_path: msgspec.Raw = ABSENT
     extra_key: msgspec.Raw = ABSENT
     session_params: msgspec.Raw = ABSENT

@@ -22,6 +22,7 @@ from router.openai.bodies import (
     Chat,
     Completion,
     Inputs,
+    Salt,
     Steering,
 )
 from router.openai.errors import BadRequest
@@ -108,7 +109,7 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
         chat = read_as(_decode_any_chat, raw)
         _check("messages", chat.messages, b"[", "a list of messages")
         again = _recomputed(chat)
-        model, salt, streamed = chat.model or None, chat.cache_salt, bool(chat.stream)
+        model, salt, streamed = chat.model or None, first_salt(chat.cache_salt), bool(chat.stream)
         return Inference(endpoint, model, salt, streamed, raw, chat, "messages", None, again)
     body = read_as(_decode_any_completion, raw)
     if not is_given(body.prompt) and is_given(body.prompt_embeds):
@@ -116,13 +117,18 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
     else:
         check_prompt("prompt", body.prompt)
     again, model, streamed = _recomputed(body), body.model or None, bool(body.stream)
-    return Inference(endpoint, model, body.cache_salt, streamed, raw, body, "prompt", None, again)
+    return Inference(endpoint, model, first_salt(body.cache_salt), streamed, raw, body, "prompt", None, again)
 
 
 def _recomputed(body: Body) -> bool:
     if body.prompt_logprobs is ABSENT and body.echo is ABSENT:
         return False
     return is_given(body.prompt_logprobs) or is_asked(body.echo)
+
+
+def first_salt(given: Salt) -> str | None:
+    """That of the first prompt, which is the one that is looked up."""
+    return next(iter(given), None) if isinstance(given, list) else given
 
 
 def read_as(decode: Callable[[bytes], _Read], raw: bytes) -> _Read:

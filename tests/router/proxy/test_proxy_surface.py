@@ -37,7 +37,7 @@ BAD = [
     (COMPLETION, b'{"prompt":"SECRET-PROMPT"'),
     (COMPLETION, b'{"prompt":"SECRET-PROMPT"} trailing'),
     (COMPLETION, b'{"prompt":"SECRET-PROMPT","model":7}'),
-    (COMPLETION, b'{"prompt":"SECRET-PROMPT","cache_salt":["SECRET-PROMPT"]}'),
+    (COMPLETION, b'{"prompt":"SECRET-PROMPT","cache_salt":{"SECRET-PROMPT":1}}'),
     (COMPLETION, b'["SECRET-PROMPT"]'),
     (COMPLETION, b'"SECRET-PROMPT"'),
     (COMPLETION, b"null"),
