@@ -61,6 +61,8 @@ class EngineDescription(msgspec.Struct, frozen=True):
     max_running: int | None = None
     """Requests that run at once per rank."""
     tokenizer_path: str | None = None
+    cuts_prompts: bool = False
+    """It cuts a prompt that is longer than its context, and does not refuse it."""
     role: Role | None = None
     """None: it does not tell, as vLLM does not."""
     connector: str | None = None

@@ -22,6 +22,7 @@ _CHAT_FIELDS = (
     "chat_template",
     "chat_template_kwargs",
     "reasoning_effort",
+    "reasoning",
 )
 """What decides a chat's tokens; either engine passes over what it does not know."""
 

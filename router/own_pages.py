@@ -96,7 +96,7 @@ class OwnPages:
         if base is None:
             return model.max_model_len
         lengths = self._context.fleet.context_lengths(base.id)
-        return lengths.most or lengths.least if self._counts_prompts else lengths.least
+        return (lengths.most if self._counts_prompts else None) or lengths.least or model.max_model_len
 
     def _ready(self, head: RequestHead, _: Tenant | None) -> Response:
         fleet = self._context.fleet

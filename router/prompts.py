@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import aiohttp
 import msgspec
@@ -51,6 +51,8 @@ from router.workers.worker import Worker
 logger = logging.getLogger(__name__)
 
 _STRICTEST: Final[tuple[EngineKind, ...]] = ("sglang", "vllm")
+_IDS_ONLY: Final = ("input_ids", "token_ids")
+"""Fields that hold no text."""
 _APART: Final = ("lora_path", "extra_key")
 """SGLang's fields that keep equal prompts apart."""
 LONG = 128 * 1024
@@ -104,10 +106,18 @@ class Prompts:
         base = self._context.fleet.base_model(inference.model)
         if inference.endpoint == "completions":
             fields["prompt"] = self._checked(fields["prompt"], base, inference.prompt_field)
+        elif fields.get("input_ids") is not None:
+            fields["input_ids"] = self._checked(fields["input_ids"], base, "input_ids")
         tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
         if len(inference.raw) >= LONG:
             return self._prepare_long(tokens, inference, base, routing, fields)
         return self._take(_tokenized(tokens, inference.endpoint, fields), inference, base, routing, fields)
+
+    def check(self, model: str | None, inputs: Mapping[str, Any]) -> None:
+        """Raises BadRequest for token ids of a request for embeddings and the like that are none of the model's."""
+        base = self._context.fleet.base_model(model)
+        for name, given in inputs.items():
+            self._checked(given, base, name)
 
     async def learn(self, worker: Worker) -> None:
         """A worker has been described: load its models' tokenizers, each once, and compare them with its engine."""
@@ -193,9 +203,9 @@ class Prompts:
         tokenizer = self._tokenizer(base.id) if base else None
         limit = tokenizer.vocabulary if tokenizer else 2**31
         batch = isinstance(prompt, list) and prompt and isinstance(prompt[0], list)
+        may_be_text = not batch and param not in _IDS_ONLY
         try:
-            # pack_tokens refuses what is no number or out of any range
-            packed = [pack_tokens(ids) if _starts_with_id(ids) else ids for ids in (prompt if batch else [prompt])]
+            packed = [_packed(ids, may_be_text) for ids in (prompt if batch else [prompt])]
             known = all(int(ids.max()) < limit for ids in packed if isinstance(ids, np.ndarray))
         except (OverflowError, TypeError):
             known = False
@@ -364,5 +374,11 @@ def _tokenized(tokens: PromptTokens, endpoint: Endpoint, fields: Fields) -> Toke
         return error
 
 
-def _starts_with_id(prompt: Any) -> TypeGuard[list[int]]:
-    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
+def _packed(prompt: Any, may_be_text: bool) -> Any:
+    """Token ids as an array; else what it is, for the engine to judge. Raises OverflowError or TypeError for a
+    list of anything else that an engine may take for ids: SGLang reads "1" and 1.0 as 1."""
+    first = prompt[0] if isinstance(prompt, list) and prompt else None
+    if not isinstance(first, int | float | str):
+        return prompt
+    texts = may_be_text and all(isinstance(each, str) for each in prompt)
+    return prompt if texts else pack_tokens(prompt)

@@ -24,6 +24,7 @@ from router.openai.inference import (
     ENDPOINTS,
     RENDERED,
     Inference,
+    inputs,
     model_of,
     names_adapter,
     parse_inference,
@@ -191,7 +192,10 @@ class Server:
             self._check_base(model)
         fields = rendered_fields(request.head, request.body) if self._prompts else {}
         options = self._options(request, tenant, fields.get("stream") is True)
-        routing = RequestRouting(self._context, self._served(model, tenant), options)
+        served = self._served(model, tenant)
+        routing = RequestRouting(self._context, served, options)
+        if self._prompts:
+            self._prompts.check(served, inputs(request.head.path, request.body))
         if self._prompts and fields:
             self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
         responses, kept = self._responses, read_kept(request.head, request.body)

@@ -98,11 +98,12 @@ class FileTokenizer:
 
 
 def text_of(message: Message) -> str:
-    """A message's content: text, or a list of parts whose texts are joined (others count for nothing)."""
+    """A message's content: text, or a list of parts whose texts are joined as vLLM does (others count for nothing)."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
-    return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    texts = (part.get("text") for part in content if isinstance(part, dict))
+    return "\n".join(text for text in texts if text and isinstance(text, str))
 
 
 def load_tokenizer(path: str | None) -> Tokenizer:

@@ -10,6 +10,8 @@ ABSENT = msgspec.Raw()
 
 MOST_CHOICES = 128
 """Answers to a prompt (`n`, `best_of`): OpenAI's limit. Engines take memory for each."""
+Salt = str | list[str | None] | None
+"""To SGLang, each prompt of a batch may have its own."""
 _Choices = Annotated[int, msgspec.Meta(le=MOST_CHOICES)] | None
 
 
@@ -73,7 +75,7 @@ class Bounded(Steering, gc=False):
 class Body(Bounded, gc=False):
     """Of any request. What only the tokenizer reads stays raw until it does."""
 
-    cache_salt: str | None = None
+    cache_salt: Salt = None
     stream: bool | None = None
     prompt_logprobs: msgspec.Raw = ABSENT
     echo: msgspec.Raw = ABSENT
@@ -97,6 +99,15 @@ class Adapter(msgspec.Struct, gc=False):
     lora_path: msgspec.Raw = ABSENT
 
 
+class Inputs(msgspec.Struct, gc=False):
+    """Of requests for embeddings and the like: what may be token ids."""
+
+    input: msgspec.Raw = ABSENT
+    input_ids: msgspec.Raw = ABSENT
+    query: msgspec.Raw = ABSENT
+    items: msgspec.Raw = ABSENT
+
+
 class Completion(Body, gc=False):
     prompt: msgspec.Raw = ABSENT
     suffix: msgspec.Raw = ABSENT
@@ -109,8 +120,10 @@ class Chat(Body, gc=False):
     chat_template_kwargs: msgspec.Raw = ABSENT
     documents: msgspec.Raw = ABSENT
     reasoning_effort: msgspec.Raw = ABSENT
+    reasoning: msgspec.Raw = ABSENT
     add_generation_prompt: msgspec.Raw = ABSENT
     continue_final_message: msgspec.Raw = ABSENT
+    input_ids: msgspec.Raw = ABSENT
 
 
 class Sampling(msgspec.Struct, gc=False):
@@ -147,7 +160,7 @@ class SglangGenerate(Steering, gc=False):
     audio_data: msgspec.Raw = ABSENT
     sampling_params: Sampling | list[Sampling] | None = None
     stream: bool | None = None
-    cache_salt: str | list[str | None] | None = None
+    cache_salt: Salt = None
     lora_path: msgspec.Raw = ABSENT
     extra_key: msgspec.Raw = ABSENT
     session_params: msgspec.Raw = ABSENT

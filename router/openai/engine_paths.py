@@ -13,7 +13,7 @@ from engines.answers import UNDECODABLE
 from engines.disaggregation.sglang import is_in_prompt
 from engines.shaping import with_rank
 from router.openai.bodies import AsCompletion, Sampling, SglangGenerate, VllmGenerate, VllmSteering
-from router.openai.inference import Inference, check_prompt, decoded_as, is_asked, is_given, read_as
+from router.openai.inference import Inference, check_prompt, decoded_as, first_salt, is_asked, is_given, read_as
 
 PASSED_ON = frozenset(
     (b"/tokenize", b"/detokenize", b"/pooling", b"/classify", b"/score", b"/rerank", b"/v2/rerank", b"/v2/embed")
@@ -45,7 +45,7 @@ def _of_sglang(raw: bytes) -> Inference:
     else:
         body.prompt = given.text
         check_prompt(name, body.prompt)
-    salt = next(iter(given.cache_salt), None) if isinstance(given.cache_salt, list) else given.cache_salt
+    salt = first_salt(given.cache_salt)
     _add_media(body, given.image_data, given.video_data, given.audio_data)
     said = given.model or None, salt or None, bool(given.stream), raw, body, name
     return Inference("completions", *said, "sglang", _shows_prompt(given))

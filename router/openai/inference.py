@@ -12,7 +12,19 @@ import msgspec
 from engines.answers import UNDECODABLE
 from engines.description import EngineKind
 from router.http.messages import RequestHead
-from router.openai.bodies import ABSENT, LOOSE, STEERING, Adapter, Body, Bounded, Chat, Completion, Steering
+from router.openai.bodies import (
+    ABSENT,
+    LOOSE,
+    STEERING,
+    Adapter,
+    Body,
+    Bounded,
+    Chat,
+    Completion,
+    Inputs,
+    Salt,
+    Steering,
+)
 from router.openai.errors import BadRequest
 from router.tokens import Endpoint, read_ids
 
@@ -27,6 +39,13 @@ RENDERED: dict[bytes, tuple[str, ...]] = {
 }
 """What the model sees of a request on other paths, in order. How is each engine's own."""
 
+INPUTS: dict[bytes, tuple[str, ...]] = {
+    b"/v1/embeddings": ("input",),
+    b"/v1/classify": ("input",),
+    b"/classify": ("input_ids",),
+    b"/v1/score": ("query", "items"),
+}
+"""Fields of requests on other paths that SGLang takes token ids in."""
 
 MOST_PROMPTS = 2048
 """In one request: as many inputs as OpenAI takes."""
@@ -67,6 +86,7 @@ class Inference(NamedTuple):
 
 _PLAIN = Body.__struct_fields__.index("add_special_tokens")
 """Fields of `Body` that are decoded at once."""
+_MAY_BE_IDS = frozenset({"prompt", "input_ids", "input", "query"})
 _LIST, _NULL = b"[n"
 _NULL_OR_FALSE = b"nf"
 _BATCH = re.compile(rb"\[\s*[\"\[]")
@@ -74,6 +94,7 @@ _decode = msgspec.json.Decoder().decode
 _decode_completion = msgspec.json.Decoder(Completion).decode
 _decode_chat = msgspec.json.Decoder(Chat).decode
 _decode_adapter = msgspec.json.Decoder(Adapter).decode
+_decode_inputs = msgspec.json.Decoder(Inputs).decode
 _decode_bounded = msgspec.json.Decoder(Bounded).decode
 _decode_steering = msgspec.json.Decoder(Steering).decode
 _decode_loose_completion = msgspec.json.Decoder(Completion, strict=False).decode
@@ -88,7 +109,7 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
         chat = read_as(_decode_any_chat, raw)
         _check("messages", chat.messages, b"[", "a list of messages")
         again = _recomputed(chat)
-        model, salt, streamed = chat.model or None, chat.cache_salt, bool(chat.stream)
+        model, salt, streamed = chat.model or None, first_salt(chat.cache_salt), bool(chat.stream)
         return Inference(endpoint, model, salt, streamed, raw, chat, "messages", None, again)
     body = read_as(_decode_any_completion, raw)
     if not is_given(body.prompt) and is_given(body.prompt_embeds):
@@ -96,13 +117,18 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
     else:
         check_prompt("prompt", body.prompt)
     again, model, streamed = _recomputed(body), body.model or None, bool(body.stream)
-    return Inference(endpoint, model, body.cache_salt, streamed, raw, body, "prompt", None, again)
+    return Inference(endpoint, model, first_salt(body.cache_salt), streamed, raw, body, "prompt", None, again)
 
 
 def _recomputed(body: Body) -> bool:
     if body.prompt_logprobs is ABSENT and body.echo is ABSENT:
         return False
     return is_given(body.prompt_logprobs) or is_asked(body.echo)
+
+
+def first_salt(given: Salt) -> str | None:
+    """That of the first prompt, which is the one that is looked up."""
+    return next(iter(given), None) if isinstance(given, list) else given
 
 
 def read_as(decode: Callable[[bytes], _Read], raw: bytes) -> _Read:
@@ -159,6 +185,18 @@ def rendered_fields(head: RequestHead, raw: bytes) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
+def inputs(path: bytes, raw: bytes) -> dict[str, Any]:
+    """The lists in a request on a path of `INPUTS` that may be token ids; {} for any other, and where it cannot be
+    read."""
+    names = INPUTS.get(path, ())
+    try:
+        given = _decode_inputs(raw) if names else None
+        fields = {name: getattr(given, name) for name in names}
+        return {name: _read(name, value) for name, value in fields.items() if _first(value) == _LIST}
+    except UNDECODABLE:
+        return {}
+
+
 def names_adapter(raw: bytes) -> bool:
     """Whether a body, if it is JSON, names one besides its model."""
     try:
@@ -196,7 +234,11 @@ def _read_fields(raw: bytes, body: Completion | Chat) -> dict[str, Any]:
     if not raw.isascii():
         raw.decode()  # what was passed over may be no text
     given = [(name, getattr(body, name)) for name in body.__struct_fields__[_PLAIN:]]
-    return {name: _read(name, value) for name, value in given if value is not ABSENT}
+    fields = {name: _read(name, value) for name, value in given if value is not ABSENT}
+    transfer = body.kv_transfer_params
+    if isinstance(body, Chat) and transfer and is_given(transfer.prompt_token_ids):
+        fields["kv_transfer_params"] = {"prompt_token_ids": transfer.prompt_token_ids}
+    return fields
 
 
 def _wrong_field(error: msgspec.ValidationError) -> BadRequest:
@@ -232,7 +274,7 @@ def _check_batch(name: str, prompt: msgspec.Raw) -> None:
 
 
 def _read(name: str, raw: msgspec.Raw) -> Any:
-    ids = read_ids(raw) if name == "prompt" else None
+    ids = read_ids(raw) if name in _MAY_BE_IDS else None
     return _decode(raw) if ids is None else ids
 
 

@@ -63,7 +63,7 @@ def _plain(message: object, as_parts: bool) -> Message | None:
     texts = _plain_texts(message.get("content"))
     if not texts or (message["role"] == "system" and any(text.startswith(_REMOVED_BY_SOME) for text in texts)):
         return None
-    content = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
+    content = [{"type": "text", "text": text} for text in texts] if as_parts else _joined(texts)
     return {"role": message["role"], "content": content}
 
 
@@ -86,10 +86,15 @@ def _message(message: object, *, as_parts: bool) -> Message:
     texts = _texts(message.get("content"))
     if role == "system" and any(text.startswith(_REMOVED_BY_SOME) for text in texts):
         raise CannotTokenize("unsupported", "a system message with a billing header, which some engines remove")
-    # Results of tools are text even where the template takes parts.
-    parts = as_parts and role != "tool"
-    content = [{"type": "text", "text": text} for text in texts] if parts else "\n".join(texts)
+    content = [{"type": "text", "text": text} for text in texts] if as_parts else _joined(texts)
+    if as_parts and role == "tool":  # text even where the template takes parts; of these none is passed over
+        content = "\n".join(texts)
     return {"role": role, "content": content, **_extra_fields(role, message)}
+
+
+def _joined(texts: Iterable[str]) -> str:
+    """As vLLM does it for templates that take text: without the empty ones, which some clients send."""
+    return "\n".join(text for text in texts if text)
 
 
 def _texts(content: object) -> list[str]:

@@ -11,10 +11,13 @@ from engines.description import EngineKind
 from engines.shaping import parse_tokenize, tokenize_body, tokenize_path
 from router.tokens.conversation import has_media
 from router.tokens.errors import CannotTokenize
-from router.tokens.prompt import Endpoint, Fields, first_prompt, template_variables
+from router.tokens.prompt import Endpoint, Fields, first_prompt, given_ids, template_variables
 
 Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 """(path, JSON body) to (status, body); status 0 when there was no answer."""
+
+_UNKNOWN_TO_CHATS = ("add_generation_prompt", "add_special_tokens")
+"""Fields that /v1/tokenize of SGLang follows (0.5.23) and its chats pass over: these begin an answer in any case."""
 
 
 class EngineTokens:
@@ -49,14 +52,17 @@ class EngineTokens:
             question.pop("add_special_tokens", None)
         return question | {"prompt": prompt}
 
-    def _chat(self, fields: Fields) -> dict[str, Any]:
+    def _chat(self, fields: Fields) -> list[int] | dict[str, Any]:
+        ids = given_ids(fields) if self._kind == "sglang" else None
+        if ids is not None:
+            return list(ids)
         messages = fields.get("messages")
         if not isinstance(messages, list):
             raise CannotTokenize("malformed", "messages is not a list")
         if has_media(messages):
             raise CannotTokenize("multimodal", "a message with a part that is not text")
         if self._kind != "vllm":
-            return dict(fields)
+            return {name: value for name, value in fields.items() if name not in _UNKNOWN_TO_CHATS}
         # Its chat route makes these of a request first; its /tokenize takes them as they are.
         messages = [_with_reasoning(message) for message in messages]
         return {**fields, "messages": messages, "chat_template_kwargs": template_variables(fields) or None}

@@ -25,13 +25,16 @@ _NOT_FOLLOWED: Final[Mapping[str, Reason]] = {
     "lora_path": "untold",
     "extra_key": "untold",
     "session_params": "untold",
+    "kv_transfer_params": "untold",
     "media": "multimodal",
 }
 """What changes the prompt's tokens in ways that are not followed here. An engine that is asked for its tokens does not
-tell of all: it cuts them off, caches them apart, or puts them behind a session's, when it computes them."""
+tell of all: it cuts them off, caches them apart, puts them behind a session's, or takes a client's own instead, when it
+computes them."""
 _SGLANG_DIFFERS = (
     "tools",
     "reasoning_effort",
+    "reasoning",
     "documents",
     "add_generation_prompt",
     "continue_final_message",
@@ -70,6 +73,9 @@ class PromptTokens:
         return self._needed().encode(prompt, special)
 
     def _chat(self, fields: Fields) -> Tokens:
+        ids = given_ids(fields) if self._engine == "sglang" else None
+        if ids is not None:
+            return pack_tokens(ids)
         tokenizer = self._needed()
         return tokenizer.encode(self._render(tokenizer, fields), _flag(fields, "add_special_tokens", default=False))
 
@@ -110,6 +116,15 @@ def first_prompt(prompt: object) -> str | list[int] | Tokens:
     raise CannotTokenize("malformed", "the prompt is neither text nor a list of token ids")
 
 
+def given_ids(fields: Fields) -> list[int] | Tokens | None:
+    """What SGLang takes in place of a chat's messages, if it is given. Raises CannotTokenize."""
+    ids = fields.get("input_ids")
+    given = None if ids is None else first_prompt(ids)
+    if isinstance(given, str):
+        raise CannotTokenize("malformed", "input_ids is not a list of token ids")
+    return given
+
+
 def template_variables(fields: Fields) -> dict[str, Any]:
     """What the request adds to the template's variables, in vLLM's order of precedence; raises CannotTokenize."""
     given = fields.get("chat_template_kwargs") or {}
@@ -142,6 +157,16 @@ def _flag(fields: Fields, name: str, *, default: bool) -> bool:
     return value
 
 
+def _sglang_shows_otherwise(message: Mapping[str, Any]) -> bool:
+    """It shows an empty list of calls as well, but neither `reasoning` nor a user's name."""
+    return (
+        isinstance(message.get("content"), list)
+        or message.get("tool_calls") is not None
+        or message.get("reasoning") is not None
+        or (message.get("role") == "user" and message.get("name") is not None)
+    )
+
+
 def _reject_what_sglang_does_otherwise(fields: Fields) -> None:
     """Where it, or one of its versions, differs from vLLM its own answer is asked for rather than imitated."""
     for name in _SGLANG_DIFFERS:
@@ -149,7 +174,7 @@ def _reject_what_sglang_does_otherwise(fields: Fields) -> None:
             raise CannotTokenize("unsupported", f"{name}, which SGLang treats in its own way")
     messages = fields.get("messages")
     dicts = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
-    if any(isinstance(m.get("content"), list) or m.get("tool_calls") for m in dicts):
-        raise CannotTokenize("unsupported", "content in parts or tool calls, which SGLang shows in its own way")
+    if any(map(_sglang_shows_otherwise, dicts)):
+        raise CannotTokenize("unsupported", "parts, calls, reasoning or a name, which SGLang shows in its own way")
     if dicts and dicts[-1].get("role") == "assistant":
         raise CannotTokenize("unsupported", "a last message by the assistant, which SGLang turns into the user's")

@@ -24,6 +24,8 @@ _CHATS: tuple[dict[str, Any], ...] = (
     {"messages": [_USER]},
     {"messages": [_SYSTEM, _USER]},
     {"messages": _ANSWERED},
+    # An engine may have been told what its template takes (--chat-template-content-format), and joins these or not.
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "Twelve"}, {"type": "text", "text": "12"}]}]},
     # An engine may have been given a template for tools (--chat-template) that is the model's own in all else.
     {"messages": [_SYSTEM, _USER], "tools": [_TOOL]},
 )

@@ -21,7 +21,7 @@ _MOST_EXCLUSIONS: Final = 256
 
 
 class ContextLengths(NamedTuple):
-    """Of one model, in tokens, as far as its workers tell. `most` None: not all of them do."""
+    """Of one model, in tokens, of workers that tell it and refuse what is longer. `most` None: not all of them do."""
 
     by_worker: Mapping[str, int]
     least: int | None
@@ -240,8 +240,9 @@ class Fleet:
         """Of the base model of that name. Workers may be started with different context lengths."""
         found = self._lengths.get(base)
         if found is None:
-            serving = [(worker.id, model) for worker in self.up for model in worker.models if model.id == base]
-            known = {worker: model.max_model_len for worker, model in serving if model.max_model_len}
+            serving = [(worker, model) for worker in self.up for model in worker.models if model.id == base]
+            told = [(worker.id, model.max_model_len) for worker, model in serving if not worker.cuts_prompts]
+            known = {worker: length for worker, length in told if length}
             most = max(known.values()) if known and len(known) == len(serving) else None
             found = self._lengths[base] = ContextLengths(known, min(known.values(), default=None), most)
         return found

@@ -136,6 +136,10 @@ class Worker:
     def models(self) -> tuple[Model, ...]:
         return self.description.models if self.description else ()
 
+    @property
+    def cuts_prompts(self) -> bool:
+        return self.description is not None and self.description.cuts_prompts
+
     def reported(self, cached: int | None) -> int | None:
         """The number of cached tokens that an answer with usage means, `cached` being what it says. SGLang before
         0.5.22, and vLLM before 0.24, leave out a zero: a worker that has reported numbers, but never 0, means 0 by

@@ -86,6 +86,11 @@ def test_sglangs_whole_server_info_names_the_tokenizer() -> None:
     assert "/model_info" not in asked
 
 
+def test_sglang_tells_that_it_cuts_prompts() -> None:
+    assert not describe(SGLANG).cuts_prompts
+    assert describe(changed(SGLANG, "/server_info", allow_auto_truncate=True)).cuts_prompts
+
+
 def test_the_older_path_of_server_info() -> None:
     served = {**without(SGLANG, "/server_info"), "/get_server_info": SGLANG["/server_info"]}
     assert describe(served) == describe(SGLANG)

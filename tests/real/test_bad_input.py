@@ -35,10 +35,11 @@ def test_token_that_the_model_does_not_have(local_router: Router, engines: list[
     """SGLang dies of it, so it must not get there; least of all by retries, one worker after the other."""
     local_router.until_all_are_up()
     for engine in engines:
-        answer = local_router.ask({"model": "tiny", "prompt": [7, token], "max_tokens": 1}, engine.worker_id)
-        if answer.status != 400:
-            engine.restart()  # for the tests that follow
-        assert_error(answer, 400)
+        for prompt in ({"prompt": [7, token]}, {"messages": [], "input_ids": [7, token]}):
+            answer = local_router.ask({"model": "tiny", **prompt, "max_tokens": 1}, engine.worker_id)
+            if answer.status != 400:
+                engine.restart()  # for the tests that follow
+            assert_error(answer, 400)
 
 
 @pytest.mark.parametrize("prompt", [["a", 1], {"a": 1}, 7])

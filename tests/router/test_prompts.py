@@ -17,6 +17,7 @@ import pytest
 import tokenizers
 
 from engines.description import EngineDescription, EngineKind, Model
+from engines.sim.tokens import text_of
 from indexer.hashing import Tokens, pack_tokens
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Namespace
@@ -80,7 +81,7 @@ def tokens_of(reference: tokenizers.Tokenizer, body: bytes) -> list[int]:
 
 
 def chat_text(messages: list[dict[str, str]]) -> str:
-    turns = "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in messages)
+    turns = "".join(f"<|im_start|>{each['role']}\n{text_of(each)}<|im_end|>\n" for each in messages)
     return turns + "<|im_start|>assistant\n"
 
 
@@ -434,6 +435,17 @@ async def test_a_prompt_with_a_suffix_is_routed_by_its_text(folder: Path, kind: 
         assert (made.asked_engine, made.untokenized("untold")) == (0, 2)
 
 
+async def test_a_chat_whose_tokens_the_client_gives_is_routed_by_its_text(folder: Path) -> None:
+    """vLLM takes them in place of the messages, but not every version does."""
+    async with scene(folder=folder) as made:
+        given = await made.prompt("chat", messages=CHAT, kv_transfer_params={"prompt_token_ids": [1, 2]})
+        assert given == guessed(CHAT)
+        for none in (None, {}, {"prompt_token_ids": None}):
+            assert not (await made.prompt("chat", messages=CHAT, kv_transfer_params=none)).guessed
+        assert not (await made.prompt(prompt=TEXT, kv_transfer_params={"prompt_token_ids": [1]})).guessed
+        assert (made.asked_engine, made.untokenized("untold")) == (0, 1)
+
+
 async def test_sglangs_fields_keep_equal_prompts_apart(folder: Path) -> None:
     async with scene(folder=folder, kind="sglang") as made:
         for fields, apart in (
@@ -555,7 +567,7 @@ async def test_embeddings_in_place_of_a_prompt_go_by_load(folder: Path, absent: 
         assert (made.asked_engine, made.untokenized("untold")) == (0, 1)
 
 
-@pytest.mark.parametrize("prompt", [[], [[]], [1.5], [{}], [["a"]], [None]], ids=str)
+@pytest.mark.parametrize("prompt", [[], [[]], [{}], [None]], ids=str)
 async def test_what_is_no_prompt_is_left_to_the_engine_to_judge(prompt: object) -> None:
     async with scene() as made:
         assert (await made.prompt(prompt=prompt)).hashes is None
@@ -564,7 +576,10 @@ async def test_what_is_no_prompt_is_left_to_the_engine_to_judge(prompt: object) 
 
 @pytest.mark.parametrize(
     "prompt",
-    [[-1], [2**31], [2**32], [2**70], [1, "a"], [1, [2]], [1, None], [1, 2.5], [[1], [-1]], [[1], [1, "a"]]],
+    [
+        *([-1], [2**31], [2**32], [2**70], [1, "a"], [1, [2]], [1, None], [1, 2.5], [[1], [-1]], [[1], [1, "a"]]),
+        *([1.0], ["1", 1], [["1"]]),  # SGLang takes each for the id 1
+    ],
     ids=str,
 )
 async def test_what_is_no_token_id_reaches_no_engine(prompt: object) -> None:
@@ -630,6 +645,17 @@ async def test_so_is_one_that_an_engine_counted(reference: tokenizers.Tokenizer)
         with pytest.raises(BadRequest) as caught:
             await made.prompt(prompt=TEXT)
     assert too_long(caught.value) == (400, "context_length_exceeded", "prompt")
+
+
+async def test_a_worker_that_cuts_prompts_gets_any() -> None:
+    """SGLang with --allow-auto-truncate."""
+    async with scene(max_model_len=10) as made:
+        assert made.worker.description is not None
+        made.worker.description = msgspec.structs.replace(made.worker.description, cuts_prompts=True)
+        inference = parse_inference("completions", msgspec.json.encode({"prompt": [1] * 11}))
+        routing = RequestRouting(made.context, None)
+        assert made.prompts.prepare(inference, routing) is None
+        assert len(routing.candidates()) == 1
 
 
 async def test_workers_that_take_less_than_others_get_no_prompt_that_is_too_long_for_them() -> None:

@@ -77,7 +77,7 @@ def test_a_template_that_fails_is_a_value_error(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [("a", "a"), (None, ""), ([{"type": "text", "text": "a"}, {"type": "image_url"}, {"text": "b"}], "ab")],
+    [("a", "a"), (None, ""), ([{"type": "text", "text": "a"}, {"type": "image_url"}, {"text": "b"}], "a\nb")],
 )
 def test_content(content: object, text: str) -> None:
     assert text_of({"role": "user", "content": content}) == text

@@ -39,6 +39,8 @@ def test_the_endpoints() -> None:
         ("completions", b'{"prompt": "hi"}', None, None),
         ("completions", b'{"model": "m", "prompt": [1, 2]}', "m", None),
         ("completions", b' {"prompt":\n"hi", "model": null, "cache_salt": "s"} ', None, "s"),
+        ("completions", b'{"prompt": ["hi", "you"], "cache_salt": ["s", "t"]}', None, "s"),  # SGLang's
+        ("completions", b'{"prompt": ["hi"], "cache_salt": []}', None, None),
         ("completions", b'{"prompt": "hi", "model": "\xc3\xa9", "unknown": {"model": 3}}', "é", None),
         ("chat", b'{"messages": [], "model": "m", "prompt": 3}', "m", None),
         ("chat", b'{"messages": [{}], "model": "a", "model": "b"}', "b", None),
@@ -85,7 +87,7 @@ def test_token_ids_are_an_array() -> None:
         ("chat", b'{"prompt": "hi"}', "messages", "'messages' is missing"),
         ("chat", b'{"messages": "hi"}', "messages", "a list of messages"),
         ("chat", b'{"messages": [], "model": 3}', "model", "wrong field"),
-        ("completions", b'{"prompt": "a", "cache_salt": ["a"]}', "cache_salt", "wrong field"),
+        ("completions", b'{"prompt": "a", "cache_salt": {}}', "cache_salt", "wrong field"),
         ("completions", b"[]", None, "wrong field"),
         ("completions", b'"hi"', None, "wrong field"),
     ],

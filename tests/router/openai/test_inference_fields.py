@@ -45,8 +45,10 @@ options = {
     "chat_template_kwargs": st.none() | st.just({"x": [1], "documents": 2}) | st.just({"tools": 1}),
     "documents": st.none() | st.just([{"a": "b"}]),
     "reasoning_effort": st.none() | st.sampled_from(["low", "none"]),
+    "reasoning": st.none() | st.just({"effort": "low"}),
     "add_generation_prompt": st.booleans() | st.none(),
     "continue_final_message": st.booleans(),
+    "input_ids": st.none() | ids | st.just("a"),
 }
 bodies = st.fixed_dictionaries({"prompt": prompts, "messages": st.lists(messages, max_size=3)})
 few_options = st.lists(st.sampled_from(sorted(options)), max_size=4, unique=True).flatmap(

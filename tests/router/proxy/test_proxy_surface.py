@@ -37,7 +37,7 @@ BAD = [
     (COMPLETION, b'{"prompt":"SECRET-PROMPT"'),
     (COMPLETION, b'{"prompt":"SECRET-PROMPT"} trailing'),
     (COMPLETION, b'{"prompt":"SECRET-PROMPT","model":7}'),
-    (COMPLETION, b'{"prompt":"SECRET-PROMPT","cache_salt":["SECRET-PROMPT"]}'),
+    (COMPLETION, b'{"prompt":"SECRET-PROMPT","cache_salt":{"SECRET-PROMPT":1}}'),
     (COMPLETION, b'["SECRET-PROMPT"]'),
     (COMPLETION, b'"SECRET-PROMPT"'),
     (COMPLETION, b"null"),
@@ -114,14 +114,52 @@ async def test_odd_prompts_are_the_engines_to_judge(a: ScriptedWorker) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", ["[-1]", "[1,99999999999999999999]", '[1,"SECRET-PROMPT",null]', "[[1],[4294967296]]"]
+    "prompt",
+    [
+        "[-1]",
+        "[1,99999999999999999999]",
+        '[1,"SECRET-PROMPT",null]',
+        "[[1],[4294967296]]",
+        "[1.0,2.0]",
+        '["1",2]',
+        '[["1"]]',
+    ],
 )
 async def test_what_is_no_token_id_never_reaches_an_engine(a: ScriptedWorker, prompt: str) -> None:
     async with running(a, router_mode="kv") as router, router.client() as client:
         got = await client.ask(post(COMPLETION, b'{"prompt":' + prompt.encode() + b"}"))
+        chat = await client.ask(post(CHAT, b'{"messages":[],"input_ids":' + prompt.encode() + b"}"))
     assert (got.status, error(got)["param"]) == (400, "prompt")
-    assert b"SECRET" not in got.body
+    assert (chat.status, error(chat)["param"]) == (400, "input_ids")
+    assert b"SECRET" not in got.body + chat.body
     assert a.requests == []
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/embeddings", "input"),
+        ("/v1/classify", "input"),
+        ("/classify", "input_ids"),
+        ("/v1/score", "query"),
+        ("/v1/score", "items"),
+    ],
+)
+async def test_nor_do_those_of_an_input(a: ScriptedWorker, path: str, field: str) -> None:
+    async with running(a, router_mode="kv") as router, router.client() as client:
+        for ids in (b"[1,4294967295]", b"[[1],[2,-1]]"):
+            got = await client.ask(post(path, b'{"%s":%s}' % (field.encode(), ids)))
+            assert (got.status, error(got)["param"]) == (400, field)
+        assert a.requests == []
+        for ids in (b"[1,2]", b"[[1],[2]]"):
+            assert (await client.ask(post(path, b'{"%s":%s}' % (field.encode(), ids)))).status == 200
+
+
+@pytest.mark.parametrize("given", [b'"x"', b'["x","y"]', b'[{"text":"x"}]', b"7", b"null", b'["\xff"]'])
+async def test_other_inputs_are_the_engines_to_judge(a: ScriptedWorker, given: bytes) -> None:
+    async with running(a, router_mode="kv") as router, router.client() as client:
+        assert (await client.ask(post("/v1/embeddings", b'{"input":' + given + b"}"))).status == 200
+    assert len(a.requests) == 1
 
 
 async def test_a_body_over_the_limit(a: ScriptedWorker) -> None:

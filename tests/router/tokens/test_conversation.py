@@ -37,6 +37,8 @@ def text(value: str) -> dict[str, str]:
             [text("no"), text("hm")],
         ),
         ([{"type": "text", "text": None}, text("b")], "b", [text("b")]),
+        ([text(""), text("a"), text(""), text("b"), text("")], "a\nb", [text(each) for each in ("", "a", "", "b", "")]),
+        ([text(""), {"type": "refusal", "refusal": "a"}], "a", [text(""), text("a")]),
         ([text("a") | {"cache_control": {"type": "ephemeral"}}], "a", [text("a")]),
     ],
 )
@@ -47,8 +49,9 @@ def test_content_is_text_or_parts(content: object, flat: str, parts: list[object
 
 
 def test_results_of_tools_are_always_text() -> None:
-    message = {"role": "tool", "tool_call_id": "c", "content": [text("a"), text("b")], "other": 1}
-    assert one(message, as_parts=True) == {"role": "tool", "tool_call_id": "c", "content": "a\nb"}
+    message = {"role": "tool", "tool_call_id": "c", "content": [text("a"), text(""), text("b")], "other": 1}
+    assert one(message, as_parts=True) == {"role": "tool", "tool_call_id": "c", "content": "a\n\nb"}
+    assert one(message) == {"role": "tool", "tool_call_id": "c", "content": "a\nb"}
 
 
 def test_tool_calls_have_decoded_arguments_and_the_schemas_order() -> None:

@@ -50,6 +50,7 @@ async def test_only_vllm_is_told_about_special_tokens_of_completions() -> None:
 
 async def test_ids_are_not_asked_for() -> None:
     engine = Engine()
+    assert await EngineTokens("sglang", engine.post).ids("chat", {"messages": [], "input_ids": [7, 8]}) == [7, 8]
     assert await EngineTokens("vllm", engine.post).ids("completions", {"prompt": [[7, 8], [9]]}) == [7, 8]
     assert engine.asked == []
 
@@ -78,8 +79,16 @@ async def test_vllm_is_given_what_only_its_chat_route_derives() -> None:
 
 async def test_sglang_derives_them_itself() -> None:
     engine = Engine()
-    fields = {"messages": [USER], "reasoning_effort": "low"}
+    fields = {"messages": [USER], "reasoning_effort": "low", "reasoning": {"enabled": True}}
     await EngineTokens("sglang", engine.post).ids("chat", fields)
+    assert engine.asked == [("/v1/tokenize", fields)]
+
+
+async def test_sglang_is_not_asked_for_what_its_chats_pass_over() -> None:
+    engine = Engine()
+    passed_over = {"add_generation_prompt": False, "add_special_tokens": True}
+    fields = {"messages": [USER, {"role": "assistant", "content": "so"}], "continue_final_message": True}
+    await EngineTokens("sglang", engine.post).ids("chat", fields | passed_over)
     assert engine.asked == [("/v1/tokenize", fields)]
 
 
@@ -138,7 +147,13 @@ async def test_equal_tokens_verify(prompts: PromptTokens) -> None:
 
 @pytest.mark.parametrize(
     ("when", "endpoint"),
-    [("1,234", "completions"), ("日本語、", "completions"), ("careful", "chat"), ('"tools"', "chat")],
+    [
+        ("1,234", "completions"),
+        ("日本語、", "completions"),
+        ("careful", "chat"),
+        ("Twelve", "chat"),
+        ('"tools"', "chat"),
+    ],
 )
 async def test_the_first_difference_is_told(prompts: PromptTokens, when: str, endpoint: str) -> None:
     found = await verify(prompts, EngineTokens("vllm", Engine(Off(prompts, when)).post), "m")

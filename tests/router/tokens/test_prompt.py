@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 
@@ -152,10 +153,30 @@ def test_sglang_keeps_text_as_text_and_always_adds_special_tokens(
     assert prompts.ids("completions", {"prompt": "a", "add_special_tokens": False})[0] == 0
 
 
+@pytest.mark.parametrize("ids", [[5, 6], np.array([5, 6], np.uint32)], ids=type)
+def test_sglang_takes_ids_in_place_of_messages(prompts: PromptTokens, model_folder: Path, ids: object) -> None:
+    fields = {"messages": [USER], "input_ids": ids, "tools": []}
+    assert PromptTokens(load_tokenizer(model_folder), "sglang").ids("chat", fields) == [5, 6]
+    fields = {"messages": [USER], "input_ids": ids}
+    assert prompts.ids("chat", fields) == prompts.ids("chat", {"messages": [USER]})
+
+
+@pytest.mark.parametrize("ids", [[], "a", ["a"], {}, 7])
+def test_other_input_ids_are_refused(model_folder: Path, ids: object) -> None:
+    prompts = PromptTokens(load_tokenizer(model_folder), "sglang")
+    with pytest.raises(CannotTokenize) as caught:
+        prompts.ids("chat", {"messages": [USER], "input_ids": ids})
+    assert caught.value.reason == "malformed"
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"reasoning_effort": "low"},
+        {"reasoning": {"effort": "none"}},
+        {"messages": [{"role": "assistant", "content": "so", "reasoning": "hm"}, USER]},
+        {"messages": [{"role": "assistant", "content": "so", "tool_calls": []}, USER]},
+        {"messages": [USER | {"name": "bob"}]},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"add_generation_prompt": False},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import pytest
 
 from engines.description import EngineDescription, EventSource, Model
@@ -259,6 +260,14 @@ def test_context_lengths_are_known_of_those_that_are_up() -> None:
     found.mark_down(small, "gone")
     assert found.context_lengths("m") == ContextLengths({"b": 20}, 20, None)
     assert found.context_lengths("other") == ContextLengths({}, None, None)
+
+
+def test_a_worker_that_cuts_prompts_has_no_context_that_is_too_short() -> None:
+    cutting, other = worker("a", Model("m", max_model_len=10)), worker("b", Model("m", max_model_len=20))
+    assert cutting.description is not None
+    cutting.description = msgspec.structs.replace(cutting.description, cuts_prompts=True)
+    assert fleet(cutting).context_lengths("m") == ContextLengths({}, None, None)
+    assert fleet(cutting, other).context_lengths("m") == ContextLengths({"b": 20}, 20, None)
 
 
 # -- a fleet that changes
