@@ -53,7 +53,7 @@ from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.security.security import Security
-from router.security.tls import HANDSHAKE_TIMEOUT
+from router.security.tls import HANDSHAKE_TIMEOUT, FailedHandshakes
 from router.server import Server
 from router.settings import Settings
 from router.split.pairing import counterparts, why_unpaired
@@ -121,6 +121,8 @@ class App:
         self._arms = make_arms(settings)
         refused = self._metrics.tallies.clients.refused
         self._clients: Clients[Connection] = Clients(_client_limits(settings), refused, time.time)
+        if self._security.front:
+            FailedHandshakes(refused, time.monotonic).watch(self._security.front)
         self._draining = Draining(self._clients.open)
         self._register_metrics()
         self._sockets = Sockets(member, self._metrics.page) if member else None
