@@ -35,6 +35,7 @@ from router.http.protocol import for_loop
 from router.metrics.gauges import Gauges
 from router.metrics.registry import Metrics
 from router.migration.migrating import Migrations
+from router.open_files import OpenFiles
 from router.openai.errors import error_response
 from router.openai.kept_responses import KeptResponses
 from router.own_pages import OwnPages
@@ -341,6 +342,7 @@ class App:
             "breakers": self._fleet.tick,
             "watchdog": Watchdog(timeouts, self._fleet.trip, under_way).tick,
             "clients": self._clients.tick,
+            "open files": OpenFiles().tick,
             "index audit": self._audit.tick,
             "sent prompts": lambda _: context.apply_sent(),
             "missing events": self._missing_events.tick,
