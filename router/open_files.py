@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -45,8 +46,8 @@ def can_open() -> bool:
     """Whether there is room for one more file."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno not in {errno.EMFILE, errno.ENFILE}
     return True
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import resource
 
 import pytest
@@ -37,3 +38,8 @@ def test_whether_another_can_be_opened_is_tried() -> None:
         assert not can_open()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+
+
+def test_where_there_is_no_such_file_there_may_be_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "devnull", "/nowhere/null")
+    assert can_open()
