@@ -64,9 +64,9 @@ def client_context(prefix: str, ca: str | None, cert: str | None, key: str | Non
 
 
 def load_authorities(context: ssl.SSLContext, flag: str, path: str) -> None:
-    text = read_file(flag, path)
+    read_file(flag, path)
     try:
-        context.load_verify_locations(cadata=text)
+        context.load_verify_locations(path)  # as `cadata` it would have to be ASCII, remarks too
     except ssl.SSLError:
         raise ValueError(f"{flag}: {path} holds no certificate in PEM form.") from None
 

@@ -35,6 +35,7 @@ from router.http.protocol import for_loop
 from router.metrics.gauges import Gauges
 from router.metrics.registry import Metrics
 from router.migration.migrating import Migrations
+from router.open_files import OpenFiles
 from router.openai.errors import error_response
 from router.openai.kept_responses import KeptResponses
 from router.own_pages import OwnPages
@@ -53,7 +54,7 @@ from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.security.security import Security
-from router.security.tls import HANDSHAKE_TIMEOUT
+from router.security.tls import HANDSHAKE_TIMEOUT, FailedHandshakes
 from router.server import Server
 from router.settings import Settings
 from router.split.pairing import counterparts, why_unpaired
@@ -121,6 +122,8 @@ class App:
         self._arms = make_arms(settings)
         refused = self._metrics.tallies.clients.refused
         self._clients: Clients[Connection] = Clients(_client_limits(settings), refused, time.time)
+        if self._security.front:
+            FailedHandshakes(refused, time.monotonic).watch(self._security.front)
         self._draining = Draining(self._clients.open)
         self._register_metrics()
         self._sockets = Sockets(member, self._metrics.page) if member else None
@@ -339,6 +342,7 @@ class App:
             "breakers": self._fleet.tick,
             "watchdog": Watchdog(timeouts, self._fleet.trip, under_way).tick,
             "clients": self._clients.tick,
+            "open files": OpenFiles().tick,
             "index audit": self._audit.tick,
             "sent prompts": lambda _: context.apply_sent(),
             "missing events": self._missing_events.tick,

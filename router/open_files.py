@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import math
+import os
 import resource
+from collections.abc import Callable
 from typing import Final
 
 from publishers.logs import log_event
@@ -16,6 +20,12 @@ _OF_ITS_OWN: Final = 100
 _PER_WORKER: Final = 3
 """A health check, a load report, KV events."""
 TOO_FEW = "The open files allowed hardly suffice for so many workers, and requests take two each: raise `ulimit -Hn`"
+NONE_LEFT = (
+    "No more files can be opened: new connections are closed without an answer. Raise `ulimit -Hn`, or lower "
+    "--max-connections"
+)
+_QUIET: Final = 60.0
+"""Seconds after such a line before the next."""
 
 
 def raise_limit() -> None:
@@ -30,3 +40,26 @@ def warn_if_few(workers: int) -> None:
     limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < _OF_ITS_OWN + _PER_WORKER * workers:
         log_event(logger, logging.WARNING, TOO_FEW, allowed=limit, workers=workers)
+
+
+def can_open() -> bool:
+    """Whether there is room for one more file."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno not in {errno.EMFILE, errno.ENFILE}
+    return True
+
+
+class OpenFiles:
+    """Logs when none are left: the event loop then closes new connections without a word."""
+
+    def __init__(self, can_open: Callable[[], bool] = can_open) -> None:
+        self._can_open = can_open
+        self._quiet_until = -math.inf
+
+    def tick(self, now: float) -> None:
+        """To be called once a second. `now`: seconds on a steady clock."""
+        if now >= self._quiet_until and not self._can_open():
+            self._quiet_until = now + _QUIET
+            log_event(logger, logging.WARNING, NONE_LEFT, allowed=resource.getrlimit(resource.RLIMIT_NOFILE)[0])

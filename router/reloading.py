@@ -52,14 +52,16 @@ class Reloading:
         return [option.key for option in differing if option.attribute != "workers"]
 
     async def watch(self, file: Path, interval: float = _INTERVAL) -> None:
-        """Until cancelled, reload whenever the file's content has changed; also once at first, as it may have changed
-        while the router started."""
+        """Until cancelled, reload whenever the file's content has changed, once it has not been written to between two
+        looks: half of a list of workers can be read as well. Also at first, as it may have changed while the router
+        started."""
         seen: tuple[int, ...] | None = None
+        read: tuple[int, ...] | None = None
         content: bytes | None = None
         while True:
-            mark = await asyncio.to_thread(_mark, file)
-            if mark != seen:
-                first, seen, before = seen is None, mark, content
+            last, seen = seen, await asyncio.to_thread(_mark, file)
+            if seen == last != read:
+                first, read, before = read is None, seen, content
                 content = await asyncio.to_thread(_content, file)
                 if content is not None and not content.strip():  # half written, most often; SIGHUP takes it at its word
                     log_event(logger, logging.ERROR, "The settings stay as they are", reason=f"{file} is empty.")

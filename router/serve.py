@@ -13,7 +13,7 @@ from publishers.event_loop import EventLoop
 from publishers.logs import configure_logging, log_event
 from router.admin.surface import CannotAdminister
 from router.app import App
-from router.arms import check_mode, make_arms, reads_prompts
+from router.arms import check_mode, make_arms, reads_prompts, unheeded
 from router.cli import Source
 from router.early_signals import take_hangups
 from router.open_files import warn_if_few
@@ -26,6 +26,8 @@ from router.store.mooncake_client import is_installed
 from router.tokens import find_tokenizer
 
 logger = logging.getLogger("router")
+
+UNHEEDED = "A flag does nothing: only --router-mode kv heeds it"
 
 
 def run(settings: Settings, source: Source | None = None, member: Member | None = None) -> int:
@@ -43,6 +45,8 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
         return 2
     every = {"process": member.number} if member else None
     configure_logging(settings.log_level, settings.log_format, every=every)
+    for flag in unheeded(settings):
+        log_event(logger, logging.WARNING, UNHEEDED, flag=flag, router_mode=settings.router_mode)
     warn_if_few(len(settings.workers))
     try:
         if member is None:  # of several, the first has looked

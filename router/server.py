@@ -125,12 +125,13 @@ class Server:
 
     def _infer(self, request: Request, connection: Connection, inference: Inference, tenant: Tenant | None) -> Exchange:
         self._check_model(inference.model, tenant)
+        pinned = self._pinned(request)
         if inference.engine:
-            self._check_engine(request, inference.model, inference.engine)
+            self._check_engine(request, pinned, inference.model, inference.engine)
         _check_adapter(request.body, tenant)
         # vLLM's own form has other fields than those that connectors set.
         body = None if inference.engine == "vllm" else request.body
-        options = self._options(request, tenant, inference.streamed, body)
+        options = self._options(request, pinned, tenant, inference.streamed, body)
         if inference.engine or inference.recomputed:
             naming = RANKS_IN_BODY.get(request.head.path)
             options = options._replace(engine=inference.engine, recomputed=inference.recomputed, name_rank=naming)
@@ -191,7 +192,7 @@ class Server:
         if request.head.path in MODEL_UNREAD:
             self._check_base(model)
         fields = rendered_fields(request.head, request.body) if self._prompts else {}
-        options = self._options(request, tenant, fields.get("stream") is True)
+        options = self._options(request, self._pinned(request), tenant, fields.get("stream") is True)
         served = self._served(model, tenant)
         routing = RequestRouting(self._context, served, options)
         if self._prompts:
@@ -240,9 +241,9 @@ class Server:
         if model is not None and not fleet.may_serve(model):
             raise no_such_model(fleet, model, tenant)
 
-    def _check_engine(self, request: Request, model: str | None, engine: EngineKind) -> None:
+    def _check_engine(self, request: Request, pinned: Worker | None, model: str | None, engine: EngineKind) -> None:
         """Raises BadRequest if none of the workers that could get the request can run that engine."""
-        fleet, pinned = self._context.fleet, self._pinned(request)
+        fleet = self._context.fleet
         others = fleet.other_engines(engine)
         path = f"{request.head.path.decode('latin-1')} is a path of {_NAMES[engine]}"
         if pinned and pinned.id in others:
@@ -271,13 +272,18 @@ class Server:
         return model
 
     def _options(
-        self, request: Request, tenant: Tenant | None, streamed: bool = False, body: bytes | None = None
+        self,
+        request: Request,
+        pinned: Worker | None,
+        tenant: Tenant | None,
+        streamed: bool = False,
+        body: bytes | None = None,
     ) -> RoutingOptions:
-        """`body`: of a request that may be served in two parts."""
+        """`pinned`: the worker that it names. `body`: of a request that may be served in two parts."""
         head = request.head
         slo, priority = _read_slo(head.ttft_slo), _read_priority(head.priority)
         named = head.request_id or new_request_id()
-        options = RoutingOptions(self._pinned(request), slo, priority, streamed, body=body, request_id=named)
+        options = RoutingOptions(pinned, slo, priority, streamed, body=body, request_id=named)
         if tenant is not None:
             return options._replace(tenant=tenant.name, ended=tenant.end)
         if self._tenant_header is None:

@@ -16,6 +16,7 @@ import msgspec
 
 from router.ab import workers as engines
 from router.ab.errors import RunError
+from router.settings import VARIABLE_PREFIX
 
 _STARTING, _STOPPING = 120.0, 15.0
 """Seconds within which a child must be up, and must end after SIGTERM before it is killed."""
@@ -101,8 +102,10 @@ def read_listening(line: str) -> str:
 @asynccontextmanager
 async def _child(name: str, arguments: Sequence[str]) -> AsyncIterator[Child]:
     """Starts a process in a session of its own, so that Ctrl-C at the terminal reaches it only through this process."""
-    # It imports what this process would: without -P also what lies in the working folder.
-    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # It imports what this process would: without -P also what lies in the working folder. Each setting is a flag: those
+    # of a router that is served from here would change all that are compared, and the report's command tells none.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
+    path = {**kept, "PYTHONPATH": os.pathsep.join(sys.path)}
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", *arguments, stdout=PIPE, stderr=log, start_new_session=True, env=path

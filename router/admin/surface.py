@@ -40,6 +40,8 @@ logger = logging.getLogger("router.admin")
 
 _MOST_BYTES = 64 * 1024
 """Of a body: the longest URL and names there could be are a tenth of it."""
+_IDLE = 60.0
+"""Seconds that a connection may stay open without a request: whoever shows no key could hold any number of them."""
 _FAREWELL = 1.0
 """Seconds that requests here may take once the router ends."""
 
@@ -88,7 +90,9 @@ class AdminSurface:
                 web.get("/admin/openapi.json", self._openapi, allow_head=False),
             ]
         )
-        self._runner = web.AppRunner(self.app, access_log=None, logger=_http, shutdown_timeout=_FAREWELL)
+        self._runner = web.AppRunner(
+            self.app, access_log=None, logger=_http, keepalive_timeout=_IDLE, shutdown_timeout=_FAREWELL
+        )
         self.port = 0
 
     async def start(self, address: Address, tls: ssl.SSLContext | None = None) -> None:

@@ -23,7 +23,7 @@ SPARE: Final = 256
 _PIECE: Final = 256
 """Connections checked before others on the event loop get their turn, after a fraction of a millisecond."""
 
-Cause = Literal["max_connections", "max_buffered", "slow_request", "slow_answer"]
+Cause = Literal["max_connections", "max_buffered", "slow_request", "slow_answer", "tls_handshake"]
 
 
 class Limits(NamedTuple):

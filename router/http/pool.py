@@ -70,7 +70,8 @@ class Pool:
         self._clock = clock
         self.ended = 0
         """Complete answers so far."""
-        self._idle: list[tuple[WorkerConnection, float]] = []
+        self._idle: dict[WorkerConnection, float] = {}
+        """Since when each is idle, the longest first."""
         self._open: set[WorkerConnection] = set()
         self._connecting: dict[asyncio.Task[None], Callable[[NoConnection], None]] = {}
         """Attempts to connect, each with the callback for its failure."""
@@ -88,7 +89,7 @@ class Pool:
     def take_idle(self) -> WorkerConnection | None:
         """An idle connection, the most recently used one first; None if there is none."""
         while self._idle:
-            connection, since = self._idle.pop()
+            connection, since = self._idle.popitem()
             if self._clock() - since < IDLE_LIFE:
                 return connection
             connection.abort()
@@ -127,11 +128,16 @@ class Pool:
     def _give_back(self, connection: WorkerConnection, usable: bool = True) -> None:
         self.ended += 1
         if usable:
-            self._idle.append((connection, self._clock()))
+            now = self._clock()
+            self._idle[connection] = now
+            oldest = next(iter(self._idle))  # after a rush most are not taken again, and not every worker closes them
+            if now - self._idle[oldest] >= IDLE_LIFE:
+                del self._idle[oldest]
+                oldest.abort()
 
     def _discard(self, connection: WorkerConnection) -> None:
         self._open.discard(connection)
-        self._idle = [kept for kept in self._idle if kept[0] is not connection]
+        self._idle.pop(connection, None)
 
     @property
     def is_cut(self) -> bool:

@@ -35,6 +35,8 @@ logger = logging.getLogger("router.processes")
 
 RESTART_DELAY = 1.0
 """Seconds between a process's end and its successor's start."""
+GRACE = 10.0
+"""Seconds beyond `--drain-timeout`, or after a second signal, that a process has to end before it is killed."""
 _MEMBER = "import sys; sys.path[:] = sys.argv[1:]; from router.processes.member import main; sys.exit(main())"
 """Imports what this process would, from the folders that it would: without them, Python looks into the working folder
 first, whatever lies there."""
@@ -145,10 +147,19 @@ class _Parent:
     def _on_signal(self) -> None:
         """Passed on each time: the first asks to drain, the second to end at once. Another router may have the port
         meanwhile."""
+        timeout = 0.0 if self._stopping.is_set() else self._settings.drain_timeout
+        asyncio.get_running_loop().call_later(timeout + GRACE, self._kill)
         self._stopping.set()
         self._reserved.close()
         for process in self._running.values():
             _signal(process, signal.SIGTERM)
+
+    def _kill(self) -> None:
+        """End those that heed no signal: they stand still."""
+        for number, process in self._running.items():
+            if process.returncode is None:
+                log_event(logger, logging.ERROR, "A process does not end and is killed", process=number)
+                _signal(process, signal.SIGKILL)
 
     def _on_hangup(self) -> None:
         """Whoever listens reads the settings again."""

@@ -46,7 +46,8 @@ class Watchdog:
     def tick(self, now: float) -> None:
         """To be called once a second."""
         found = [(exchange, exchange.silence(now)) for exchange in self._under_way]
-        sick = self._sick([silence for exchange, silence in found if silence and _is_evidence(exchange, silence)], now)
+        silences = (_evidence(exchange, silence, now) for exchange, silence in found if silence)
+        sick = self._sick([silence for silence in silences if silence], now)
         for exchange, silence in found:
             self._judge(exchange, silence, sick, now)
 
@@ -84,7 +85,9 @@ class Watchdog:
         return sick
 
 
-def _is_evidence(exchange: Exchange, silence: Silence) -> bool:
-    """Whether silence says anything about the worker. It does not where an answer is not streamed, since that comes
-    only when all its tokens are made; but it does of a prefill, which makes one token only."""
-    return exchange.streamed or silence.owed == "prefill"
+def _evidence(exchange: Exchange, silence: Silence, now: float) -> Silence | None:
+    """What silence says about the worker. Where an answer is not streamed, which comes only when all its tokens are
+    made, it says something only of a prefill, which makes one token, and of a worker that is down, from then on."""
+    if exchange.streamed or silence.owed == "prefill":
+        return silence
+    return None if silence.worker.up else silence._replace(since=now)

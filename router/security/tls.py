@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import ssl
+from collections import Counter
+from collections.abc import Callable
 
 from publishers.credentials import load_authorities, load_pair
+from publishers.logs import log_event
 from router.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a client may take to agree on TLS."""
+_QUIET = 60.0
+"""Seconds after a line about a failed handshake before the next: anybody can make one fail, as often as they like."""
 
 
 def front_context(settings: Settings) -> ssl.SSLContext | None:
@@ -32,3 +41,37 @@ def front_context(settings: Settings) -> ssl.SSLContext | None:
 def load_front(context: ssl.SSLContext, settings: Settings) -> None:
     """The certificate as it is now, for the connections to come. Raises ValueError."""
     load_pair(context, ("--tls-cert", settings.tls_cert), ("--tls-key", settings.tls_key))
+
+
+class FailedHandshakes:
+    """Counts and logs what asyncio passes over in silence: clients that did not come to terms on TLS."""
+
+    def __init__(self, refused: Counter[str], clock: Callable[[], float]) -> None:
+        """`refused`: by cause, as in `router.http.clients`. `clock`: seconds that do not go back."""
+        self._refused = refused
+        self._clock = clock
+        self._quiet_until = -math.inf
+
+    def watch(self, context: ssl.SSLContext) -> None:
+        """From now on those of `context` are counted."""
+        note = self._note
+
+        class Watched(ssl.SSLObject):
+            def do_handshake(self) -> None:
+                try:
+                    super().do_handshake()
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    raise
+                except ssl.SSLError as error:
+                    note(error)
+                    raise
+
+        context.sslobject_class = Watched
+
+    def _note(self, error: ssl.SSLError) -> None:
+        self._refused["tls_handshake"] += 1
+        now = self._clock()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _QUIET
+            reason = error.reason or str(error)
+            log_event(logger, logging.WARNING, "A client and the router could not agree on TLS", reason=reason)

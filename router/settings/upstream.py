@@ -32,7 +32,7 @@ class Upstream:
         seconds_or_none(
             "Upstream",
             "How long all streams of a worker, and its prefills for decode workers, may stand still before it counts "
-            "as sick, whatever its health check says.",
+            "as sick, whatever its health check says; while it is down, all its requests.",
         ),
     ] = 60.0
     retry_budget: Annotated[

@@ -172,6 +172,14 @@ def test_what_reading_the_settings_warns_of_is_a_line_of_the_log(logs: Path, pro
         assert "ROUTER_FOO" not in router.log
 
 
+def test_a_flag_that_does_nothing_in_its_mode_is_told(logs: Path) -> None:
+    arguments = ("--worker", "http://127.0.0.1:1", "--host", "a..b", "--router-mode", "random", "--kv-policy", "ttft")
+    with Child("router", *arguments, log=logs) as router:
+        assert router.ended() == 1
+        (warning,) = [line for line in router.log.splitlines() if " warning " in line]
+        assert warning.endswith("only --router-mode kv heeds it flag=--kv-policy router_mode=random")
+
+
 def test_settings_that_cannot_be_used_are_told_with_what_reading_them_warned_of(logs: Path) -> None:
     with Child("router", log=logs, variables={"ROUTER_WORKERS": "http://127.0.0.1:1"}) as router:
         assert router.ended() == 2

@@ -43,6 +43,15 @@ def test_what_is_named_is_trusted_alone_and_shown(ca: Authority) -> None:
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
+def test_authorities_may_have_remarks_in_any_language(ca: Authority, tmp_path: Path) -> None:
+    """As the bundles of some systems have, which name each authority."""
+    bundle = tmp_path / "bundle"
+    bundle.write_text(f"# Főtanúsítvány\n{Path(ca.file).read_text()}", "utf-8")
+    context = client_context("--worker", str(bundle), None, None)
+    assert context
+    assert len(context.get_ca_certs()) == 1
+
+
 def test_files_that_cannot_be_used_are_told_with_their_flag(ca: Authority, tmp_path: Path) -> None:
     one, other = ca.pair("h", "one"), ca.pair("h", "other")
     text = tmp_path / "text"

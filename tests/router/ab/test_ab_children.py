@@ -41,3 +41,11 @@ async def test_a_run_that_is_over_ends_its_router() -> None:
         async with _running(child):
             pass
     assert child.process.returncode == -signal.SIGTERM
+
+
+async def test_variables_that_are_settings_are_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUTER_KV_POLICY", "overlap")
+    monkeypatch.setenv("OTHER", "kept")
+    tell = "import os; print([name for name in ('ROUTER_KV_POLICY', 'OTHER') if name in os.environ])"
+    async with _child("the router", ["-c", tell]) as child:
+        assert await child.line() == "['OTHER']\n"

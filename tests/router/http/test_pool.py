@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from router.http.pool import NoConnection, Pool
+from router.http.pool import IDLE_LIFE, NoConnection, Pool
 from router.http.upstream import Head, KnownHeads, WorkerConnection
 from tests.router.http.test_front import FakeTransport
 
@@ -37,6 +37,27 @@ def test_each_whole_answer_is_a_sign_of_life(head: bytes) -> None:
         connection.connection_lost(None)
     assert pool.ended == 1
     assert (pool.take_idle() is connection) == (head == b"content-length: 2\r\n")
+
+
+def answer_over(connection: WorkerConnection) -> None:
+    connection.send(Nobody(), b"GET / HTTP/1.1\r\n\r\n", b"", False)
+    connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+
+def test_what_is_not_taken_again_after_a_rush_is_closed() -> None:
+    """Proxies in front of engines keep connections open for hours."""
+    times = iter((0.0, 0.0, 0.0, *(now for later in (-1.0, 0.0, 1.0) for now in (IDLE_LIFE + later,) * 2)))
+    pool = Pool("http://127.0.0.1:9", 60.0, clock=times.__next__)
+    transports = [FakeTransport() for _ in range(3)]
+    for transport in transports:
+        connection = WorkerConnection(KnownHeads(), pool._give_back, pool._discard)
+        connection.connection_made(transport)
+        answer_over(connection)
+    for _ in range(3):
+        latest = pool.take_idle()
+        assert latest
+        answer_over(latest)
+    assert [transport.aborted for transport in transports] == [True, True, False]
 
 
 class Wanting:

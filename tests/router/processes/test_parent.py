@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import signal
 import socket
 import tempfile
 from pathlib import Path
@@ -25,6 +26,7 @@ class Child:
 
     def __init__(self) -> None:
         self.stdin = self.stdout = self
+        self.returncode: int | None = None
         self.ended = asyncio.Event()
         self.told = b""
 
@@ -164,7 +166,7 @@ async def test_a_signal_while_others_start_lets_those_that_serve_drain(
             parent._on_signal()
             return b""
 
-    def signal(child: Child, _: int) -> None:
+    def heed(child: Child, _: int) -> None:
         told.append(child)
         child.ended.set()
 
@@ -175,9 +177,36 @@ async def test_a_signal_while_others_start_lets_those_that_serve_drain(
         return left.pop(0)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    monkeypatch.setattr(processes, "_signal", signal)
+    monkeypatch.setattr(processes, "_signal", heed)
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(2, 8))
         parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path), socket.socket())
         assert await parent.run() == 0
     assert told == children
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_a_process_that_stands_still_is_killed_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, signals: int
+) -> None:
+    def heed(child: Child, number: int) -> None:
+        if number == signal.SIGKILL:
+            child.ended.set()
+
+    async def start(*_: object, **__: Any) -> Child:
+        return Child()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(processes, "_signal", heed)
+    monkeypatch.setattr(processes, "GRACE", 0.0)
+    settings = Settings(processes=1, drain_timeout=0.0 if signals == 1 else 3600.0)
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(memory_size(1, 8))
+        parent = _Parent(settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
+        await parent._start(0)
+        keeping = asyncio.create_task(parent._keep(0))
+        for _ in range(signals):
+            parent._on_signal()
+        async with asyncio.timeout(5):
+            await keeping
+    assert "A process does not end and is killed" in caplog.messages

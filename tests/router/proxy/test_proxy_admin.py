@@ -54,6 +54,18 @@ def message(told: Any) -> str:
     return text
 
 
+@pytest.mark.parametrize("sent", [b"", b"GET /admin/workers HTTP/1.1\r\nhost:", get("/admin/workers")])
+async def test_a_connection_without_a_request_is_closed(
+    a: ScriptedWorker, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr("router.admin.surface._IDLE", 0.02)
+    async with running(a, admin_listen=HERE) as router:
+        assert router.app._admin
+        async with RawClient(router.app._admin.port) as client:
+            client.send(sent)
+            await client.rest()
+
+
 async def test_without_the_setting_there_is_no_such_surface(a: ScriptedWorker) -> None:
     async with running(a) as router, router.client() as client:
         assert router.app._admin is None

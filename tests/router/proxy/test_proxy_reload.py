@@ -167,6 +167,28 @@ async def test_a_file_that_is_empty_for_a_moment_removes_nobody(
     assert "is empty" in reasons(caplog)[0]
 
 
+async def test_a_file_that_is_being_written_is_read_when_it_is_whole(
+    a: ScriptedWorker, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of it may be valid, and name only some of the workers."""
+    marks, looks, read_at = [(1,), (1,), (2,), (3,), (4,), (4,)], [(0,)], list[int]()
+
+    def look(_: Path) -> tuple[int, ...]:
+        looks.append(marks[min(len(looks), len(marks)) - 1])
+        return looks[-1]
+
+    def read(_: Path) -> bytes:
+        read_at.append(len(looks) - 1)
+        return b"{}"
+
+    monkeypatch.setattr("router.reloading._mark", look)
+    monkeypatch.setattr("router.reloading._content", read)
+    file.say(a, more=COMMON)
+    async with running(a) as router, watching(router, file):
+        await until(lambda: len(looks) > len(marks) + 2)
+    assert read_at == [2, 6]
+
+
 async def test_a_fault_in_taking_settings_over_does_not_end_the_watching(
     a: ScriptedWorker, b: ScriptedWorker, file: File, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -60,12 +60,17 @@ class Clock:
 
 @pytest.fixture
 def a() -> Worker:
-    return Worker(parse_worker("http://a:1,name=a"), Pool("http://a:1", 1.0))
+    return _up(Worker(parse_worker("http://a:1,name=a"), Pool("http://a:1", 1.0)))
 
 
 @pytest.fixture
 def b() -> Worker:
-    return Worker(parse_worker("http://b:1,name=b"), Pool("http://b:1", 1.0))
+    return _up(Worker(parse_worker("http://b:1,name=b"), Pool("http://b:1", 1.0)))
+
+
+def _up(worker: Worker) -> Worker:
+    worker.up = True
+    return worker
 
 
 def test_nothing_is_cut_where_no_limit_is_set(a: Worker) -> None:
@@ -188,6 +193,29 @@ def test_what_comes_whole_tells_nothing_of_a_workers_health(a: Worker) -> None:
     clock = Clock(STALL, Waiting(a, streamed=False))
     clock.pass_to(100)
     assert clock.sick == []
+
+
+def test_what_comes_whole_is_not_awaited_from_a_worker_that_stays_down(a: Worker) -> None:
+    """Its process hangs, or its host has gone: nothing breaks the connection."""
+    whole = Waiting(a, streamed=False)
+    clock = Clock(STALL, whole)
+    clock.pass_to(100)
+    a.up = False
+    clock.pass_to(111)
+    assert (clock.sick, whole.ends) == ([], [])
+    clock.pass_to(112)
+    assert (clock.sick, len(whole.ends)) == ([("a", 112.0)], 1)
+
+
+def test_what_comes_whole_is_awaited_from_a_worker_that_was_down_for_a_moment(a: Worker) -> None:
+    whole = Waiting(a, streamed=False)
+    clock = Clock(STALL, whole)
+    for now in range(9, 100, 9):
+        a.up = False
+        clock.pass_to(now)
+        a.up = True
+        clock.pass_to(now + 1)
+    assert (clock.sick, whole.ends) == ([], [])
 
 
 def test_it_is_judged_anew_after_it_was_idle(a: Worker) -> None:

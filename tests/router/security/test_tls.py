@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import aiohttp
 import pytest
 
 from router.security.security import check_security
+from router.security.tls import FailedHandshakes
 from router.serve import run
 from router.settings import Settings, SettingsError
 from router.settings.administration import Address
@@ -211,6 +213,32 @@ async def test_a_hangup_reads_what_workers_are_shown_again(ca: Authority, pair: 
             await until(lambda: router.is_up(worker))
             async with router.client() as client:
                 assert (await client.ask(post())).status == 200
+
+
+async def test_a_handshake_that_fails_is_counted_and_told(
+    a: ScriptedWorker, ca: Authority, pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger = Authority(tmp_path, "other").client()
+    async with running(a, tls_cert=pair.cert, tls_key=pair.key) as router:
+        assert (await plain(router, ca.client())).status == b"HTTP/1.1 200 OK"
+        assert router.total("router_clients_refused_total", cause="tls_handshake") == 0
+        async with router.client() as client:
+            client.send(get("/health"))
+            assert await client.rest() == b""
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await plain(router, stranger)
+        await until(lambda: router.total("router_clients_refused_total", cause="tls_handshake") == 2)
+    (told,) = [record for record in caplog.records if "could not agree on TLS" in record.getMessage()]
+    assert told.__dict__["fields"] == {"reason": "HTTP_REQUEST"}
+
+
+def test_handshakes_that_fail_are_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    refused, error = Counter[str](), ssl.SSLError(1, "[SSL] unexpected")
+    error.reason = "UNEXPECTED"
+    failed = FailedHandshakes(refused, iter((0.0, 59.0, 60.0)).__next__)
+    for _ in range(3):
+        failed._note(error)
+    assert (refused["tls_handshake"], len(caplog.records)) == (3, 2)
 
 
 # -- at the start
