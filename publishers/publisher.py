@@ -202,8 +202,8 @@ class EnginePublisher:
         sources = {source.dp_rank: source for source in description.event_sources}
         for number in sources or range(description.dp_size):
             rank = WorkerRank(self.worker_id, number)
-            decoder, size = DECODERS[description.kind], description.block_size
-            publisher = EngineRank(rank, self._plane, self._namespace, self._epochs, decoder, size)
+            decoder, size, blocks = DECODERS[description.kind], description.block_size, description.total_blocks
+            publisher = EngineRank(rank, self._plane, self._namespace, self._epochs, decoder, size, blocks)
             await publisher.start()
             self.ranks[number] = publisher
             self._listen(number, sources.get(number))

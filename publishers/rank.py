@@ -50,9 +50,15 @@ class RankPublisher:
     """Publishes what `relay` makes and what it knows; replays are answered between `start` and `close`."""
 
     def __init__(
-        self, rank: WorkerRank, plane: EventPlane, namespace: str, epochs: Epochs, block_size: int | None = None
+        self,
+        rank: WorkerRank,
+        plane: EventPlane,
+        namespace: str,
+        epochs: Epochs,
+        block_size: int | None = None,
+        blocks: int | None = None,
     ) -> None:
-        self.relay = RankRelay(rank, epochs.next(), block_size=block_size)
+        self.relay = RankRelay(rank, epochs.next(), block_size=block_size, blocks=blocks)
         self._plane = plane
         self._epochs = epochs
         self._events_subject = events_subject(namespace, rank)
@@ -109,7 +115,8 @@ class RankPublisher:
 class EngineRank(RankPublisher):
     """An `EventSink` that publishes. `make_decode` makes a fresh decoder for each epoch: decoders may remember.
 
-    `block_size` is what the engine told, or an operator stated; its events show what it is.
+    `block_size` is what the engine told, or an operator stated; its events show what it is. `blocks`: as for
+    `RankRelay`.
     """
 
     def __init__(
@@ -120,8 +127,9 @@ class EngineRank(RankPublisher):
         epochs: Epochs,
         make_decode: Callable[[], Decode],
         block_size: int | None = None,
+        blocks: int | None = None,
     ) -> None:
-        super().__init__(rank, plane, namespace, epochs, block_size)
+        super().__init__(rank, plane, namespace, epochs, block_size, blocks)
         self._unproven = block_size
         """None where nothing is left to be shown."""
         self._make_decode = make_decode

@@ -43,17 +43,25 @@ class RankRelay:
 
     `exact` is False while the view may differ from what the engine holds: stores were dropped for an unknown parent, a
     frame could not be read, or (`lose_track`) events are missing; until the engine clears its cache or restarts.
-    `block_size` is what prompts are cut into to be looked up; None where that is not known.
+    `block_size` is what prompts are cut into to be looked up, and `blocks` how many the engine has room for; None where
+    that is not known.
     """
 
-    def __init__(self, rank: WorkerRank, epoch: int, ring_size: int = RING_SIZE, block_size: int | None = None) -> None:
+    def __init__(
+        self,
+        rank: WorkerRank,
+        epoch: int,
+        ring_size: int = RING_SIZE,
+        block_size: int | None = None,
+        blocks: int | None = None,
+    ) -> None:
         self.rank = rank
         self.epoch = epoch
         self.event_id = -1
         self.exact = True
         self.counts = RelayCounts()
         self._block_size = block_size
-        self._handles = BlockHandles()
+        self._handles = BlockHandles(blocks or 0)
         self._windows = WindowBlocks()
         self._size = 0
         """Tokens in a block: the most in any that was stored, as what ends within a block has fewer."""

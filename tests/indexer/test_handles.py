@@ -77,6 +77,18 @@ TestHandlesAgainstEngine = EngineMachine.TestCase
 TestHandlesAgainstEngine.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
 
 
+@pytest.mark.parametrize(("expected", "places"), [(0, 1024), (39_000, 65_536), (10**15, 2**21)])
+def test_there_is_room_at_once_for_what_is_expected(expected: int, places: int) -> None:
+    handles = BlockHandles(expected)
+    assert len(handles._names) == len(handles._held) == places
+    count = min(expected, 39_000)
+    for first in range(0, count, 1000):
+        handles.store(Tier.GPU, range(first, first + 1000), None, range(first, first + 1000), 1, 0)
+    assert (len(handles), len(handles._names), len(handles._held)) == (count, places, places)
+    handles.clear()
+    assert (len(handles), len(handles._names)) == (0, places)
+
+
 def test_children_continue_their_parents_chain() -> None:
     handles = BlockHandles()
     first = handles.store(Tier.GPU, [b"x"], None, [1, 2], 2, 0)

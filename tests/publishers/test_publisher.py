@@ -261,7 +261,7 @@ async def test_an_engine_without_replay_is_followed_inexactly() -> None:
 async def test_no_known_event_source_still_reports_that_there_is_a_worker() -> None:
     receiver = Receiver()
     await receiver.start()
-    description = EngineDescription("unknown", dp_size=2)
+    description = EngineDescription("unknown", dp_size=2, total_blocks=30_000)
     publisher = EnginePublisher(worker_id="w", url=NOWHERE, plane=receiver.plane, description=description)
     await publisher.start()
     await until(lambda: len(receiver.reports) == 2)
@@ -270,6 +270,8 @@ async def test_no_known_event_source_still_reports_that_there_is_a_worker() -> N
         (WorkerRank("w", 0), False, -1),
         (WorkerRank("w", 1), False, -1),
     ]
+    for rank in publisher.ranks.values():  # while they fill up, nothing keeps others waiting
+        assert 30_000 < len(rank.relay._handles._names) < 100_000
 
 
 @pytest.mark.parametrize("described", [True, False])
