@@ -86,7 +86,7 @@ class Prompts:
         self._takers = TokenTakers() if send_ids else None
         self._answering = Answering(context.clock)
         self._finding = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "long-prompts")
+        self._executor = ThreadPoolExecutor(1, "long-prompts")
         """One, so that many long prompts take turns instead of all processors."""
         self._ids_only = PromptTokens(None)
         read_ids(b"[1]")  # compiles it, before any request
@@ -172,7 +172,7 @@ class Prompts:
         self, tokens: PromptTokens, inference: Inference, base: Model | None, routing: RequestRouting, fields: Fields
     ) -> None:
         loop = asyncio.get_running_loop()
-        made = await loop.run_in_executor(self._thread, _tokenized, tokens, inference.endpoint, fields)
+        made = await loop.run_in_executor(self._executor, _tokenized, tokens, inference.endpoint, fields)
         asked = self._take(made, inference, base, routing, fields)
         if asked:
             await asked
