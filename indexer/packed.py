@@ -65,7 +65,7 @@ _HASHES_PER_PAGE = 1024
 _LAYING = 64
 """Before a table of huge pages is used, each is written to, one for so many hashes: the first write to a page takes the
 kernel up to milliseconds, and the first few stores would meet all of them. Until then the table before fills up by one
-place in so many words, some twice what the hashes can take."""
+place in so many words, some twice what the hashes can take; or by some of what is spare, where memory is short."""
 _SPARE = 16
 """One place in so many is still to be had when the next migration begins, if that may have to evict to make room."""
 _GENERATIONS = 4
@@ -95,6 +95,8 @@ class PackedTable:
         self._old = self._next = _NO_ENTRIES
         self._laid = self._due = 0
         """Words of the next table that are ready, and hashes since the last page of it was."""
+        self._short = False
+        """The next table is smaller than it should be, as memory is short."""
         self._rows = np.zeros((1, 1), np.uint64)
         self._dead = np.zeros(1, np.uint64)
         self._counts = np.zeros(64, np.int64)
@@ -232,7 +234,8 @@ class PackedTable:
                 self._kept = max(1, min(self._kept, MAX_AGE) - 1)
             self._migrate(_AT_ONCE)
         if self._laying:
-            self._use_next(hashes)
+            if min(self._figures[ROOM], self._figures[FREE_ROWS]) < hashes:
+                self._use_next(hashes)
         elif not self._migrating:  # else memory is short, and what is dropped makes room
             self._begin_migration(hashes)
 
@@ -253,17 +256,17 @@ class PackedTable:
         return max(size, needed, _SMALLEST)
 
     def _begin_migration(self, hashes: int) -> None:
-        meanwhile = len(self._table) // _LAYING
-        wanted = self._size_for(hashes + meanwhile)
+        more = 0 if self._spare else len(self._table) // _LAYING
+        wanted = self._size_for(hashes + more)
         size = min(wanted, self._largest())
-        self._spare = size // _SPARE if size < wanted else 0
+        self._short = size < wanted
         self._next = _entries(size)
         self._laid = self._due = 0
-        if self._spare or size % _HUGE_PAGE or self._figures[ROOM] + meanwhile < hashes:
+        if size % _HUGE_PAGE or self._figures[ROOM] + more < hashes + _HASHES_PER_PAGE * (size // _HUGE_PAGE):
             self._use_next(hashes)
         else:
-            self._figures[ROOM] += meanwhile
-            self._next_generation += meanwhile
+            self._figures[ROOM] += more
+            self._next_generation += more
 
     def _lay(self, hashes: int) -> None:
         self._due += hashes
@@ -277,6 +280,7 @@ class PackedTable:
     def _use_next(self, hashes: int) -> None:
         """The migration itself begins."""
         size = len(self._next) // 2
+        self._spare = size // _SPARE if self._short else 0
         self._table, self._old, self._next = self._next, self._table, _NO_ENTRIES
         self._dying, self._condemned = self._condemned, set()
         self._dead[:] = 0

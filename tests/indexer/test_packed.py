@@ -57,3 +57,18 @@ def test_what_a_rank_held_is_gone_though_the_next_table_is_not_ready() -> None:
     assert table.freed == {0}
     assert (table.count(0), table.count(1), len(table)) == (0, 300 * PART, 300 * PART)
     assert [slot for slot, _ in table.dump()] == [1]
+
+
+def test_also_where_memory_is_short_and_the_table_turns_over_again_and_again() -> None:
+    table, page, turns, unready = PackedTable(lambda: 48 << 20), 2**18, 0, 0
+    before, laid = table._table, 0
+    for first in range(0, 4000 * PART, PART):
+        table.store(0, hashes(first))
+        assert is_held(table, first), first
+        if table._table is not before and len(table._table) >= 4 * page:
+            unready += laid + page < len(table._table)
+            turns += 1
+        before, laid = table._table, table._laid if table._laying else 0
+    assert unready < turns / 10, turns  # one may be needed at once
+    assert turns > 10
+    assert (table.evicted > 0, table.refused) == (True, 0)
