@@ -150,10 +150,10 @@ class KVIndexer:
 
     def retract(self, rank: WorkerRank, chain: SequenceHashes, guessed: bool) -> None:
         """`rank` never started on the prompt of which these blocks were predicted (assumed, if `guessed`)."""
-        cursor = self._cursors.get(rank)
         if guessed:
             self._guessed.retract(rank, chain)
             return
+        cursor = self._cursors.get(rank)
         self._predicted.remove(rank, chain)
         if cursor is None or cursor.view is View.BLIND or cursor.forsaken:
             self._assumed.retract(rank, chain)

@@ -8,13 +8,16 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import math
 import sys
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Final, TextIO
 
 _NOISY = ("aiohttp", "asyncio", "nats")
 _NEVER_OF_USE = "numba"
 """Its debug lines are thousands for each function that it compiles."""
+_QUIET: Final = 60.0
+"""Seconds after a line of `Seldom` before its next."""
 
 
 def configure_logging(
@@ -50,6 +53,20 @@ def get_level() -> str:
 def log_event(logger: logging.Logger, level: int, message: str, /, **fields: object) -> None:
     """A constant message with its particulars as fields: `log_event(log, logging.INFO, "Worker added", worker=w)`."""
     logger.log(level, message, extra={"fields": fields}, stacklevel=2)
+
+
+class Seldom:
+    """Says when to log what lasts, or what anybody can cause as often as they like: once a minute at most."""
+
+    def __init__(self) -> None:
+        self._quiet_until = -math.inf
+
+    def may(self, now: float) -> bool:
+        """`now`: seconds on a steady clock."""
+        return now >= self._quiet_until
+
+    def said(self, now: float) -> None:
+        self._quiet_until = now + _QUIET
 
 
 class _Formatter(logging.Formatter):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import math
 import os
 import resource
 from collections.abc import Callable
 from typing import Final
 
-from publishers.logs import log_event
+from publishers.logs import Seldom, log_event
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +23,6 @@ NONE_LEFT = (
     "No more files can be opened: new connections are closed without an answer. Raise `ulimit -Hn`, or lower "
     "--max-connections"
 )
-_QUIET: Final = 60.0
-"""Seconds after such a line before the next."""
 
 
 def raise_limit() -> None:
@@ -56,10 +53,10 @@ class OpenFiles:
 
     def __init__(self, can_open: Callable[[], bool] = can_open) -> None:
         self._can_open = can_open
-        self._quiet_until = -math.inf
+        self._lines = Seldom()
 
     def tick(self, now: float) -> None:
         """To be called once a second. `now`: seconds on a steady clock."""
-        if now >= self._quiet_until and not self._can_open():
-            self._quiet_until = now + _QUIET
+        if self._lines.may(now) and not self._can_open():
+            self._lines.said(now)
             log_event(logger, logging.WARNING, NONE_LEFT, allowed=resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -185,6 +185,7 @@ class Prompts:
         routing: RequestRouting,
         fields: Fields,
     ) -> Awaitable[None] | None:
+        """As `prepare`, with what `_tokenized` has made."""
         if isinstance(made, CannotTokenize):
             if made.engine_can:
                 return self._ask(inference, base, routing)

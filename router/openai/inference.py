@@ -188,9 +188,11 @@ def rendered_fields(head: RequestHead, raw: bytes) -> dict[str, Any]:
 def inputs(path: bytes, raw: bytes) -> dict[str, Any]:
     """The lists in a request on a path of `INPUTS` that may be token ids; {} for any other, and where it cannot be
     read."""
-    names = INPUTS.get(path, ())
+    names = INPUTS.get(path)
+    if names is None:
+        return {}
     try:
-        given = _decode_inputs(raw) if names else None
+        given = _decode_inputs(raw)
         fields = {name: getattr(given, name) for name in names}
         return {name: _read(name, value) for name, value in fields.items() if _first(value) == _LIST}
     except UNDECODABLE:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-import math
 import ssl
 from collections import Counter
 from collections.abc import Callable
 
 from publishers.credentials import load_authorities, load_pair
-from publishers.logs import log_event
+from publishers.logs import Seldom, log_event
 from router.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a client may take to agree on TLS."""
-_QUIET = 60.0
-"""Seconds after a line about a failed handshake before the next: anybody can make one fail, as often as they like."""
 
 
 def front_context(settings: Settings) -> ssl.SSLContext | None:
@@ -50,7 +47,7 @@ class FailedHandshakes:
         """`refused`: by cause, as in `router.http.clients`. `clock`: seconds that do not go back."""
         self._refused = refused
         self._clock = clock
-        self._quiet_until = -math.inf
+        self._lines = Seldom()
 
     def watch(self, context: ssl.SSLContext) -> None:
         """From now on those of `context` are counted."""
@@ -71,7 +68,7 @@ class FailedHandshakes:
     def _note(self, error: ssl.SSLError) -> None:
         self._refused["tls_handshake"] += 1
         now = self._clock()
-        if now >= self._quiet_until:
-            self._quiet_until = now + _QUIET
+        if self._lines.may(now):
+            self._lines.said(now)
             reason = error.reason or str(error)
             log_event(logger, logging.WARNING, "A client and the router could not agree on TLS", reason=reason)

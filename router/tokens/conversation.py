@@ -86,9 +86,13 @@ def _message(message: object, *, as_parts: bool) -> Message:
     texts = _texts(message.get("content"))
     if role == "system" and any(text.startswith(_REMOVED_BY_SOME) for text in texts):
         raise CannotTokenize("unsupported", "a system message with a billing header, which some engines remove")
-    content = [{"type": "text", "text": text} for text in texts] if as_parts else _joined(texts)
-    if as_parts and role == "tool":  # text even where the template takes parts; of these none is passed over
+    content: str | list[dict[str, str]]
+    if not as_parts:
+        content = _joined(texts)
+    elif role == "tool":  # text even where the template takes parts; of these none is passed over
         content = "\n".join(texts)
+    else:
+        content = [{"type": "text", "text": text} for text in texts]
     return {"role": role, "content": content, **_extra_fields(role, message)}
 
 
