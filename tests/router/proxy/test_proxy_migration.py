@@ -264,10 +264,12 @@ async def test_no_more_often_than_the_limit() -> None:
 async def test_however_many_requests_were_sent_again_lately() -> None:
     async with fleet(engine("a", 3), engine("b")) as (router, client, workers):
         budget = router.app._context.retries
+        assert_whole((await ask(client, workers, "chat"))[1], "chat")
+        assert repr(budget) == "<RetryBudget: 0.0 retries lately>"
         while budget.has(time.monotonic(), 0):
             budget.take()
         assert_whole((await ask(client, workers, "chat"))[1], "chat")
-        assert migrations(router) == {"continued": 1}
+        assert migrations(router) == {"continued": 2}
 
 
 async def test_none_unless_asked_for() -> None:
