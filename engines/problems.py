@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 NO_ANSWER = "The worker does not answer GET /v1/models: is it running, and is the URL right?"
 NOT_AN_ENGINE = (
     "The worker answers, but like neither vLLM nor SGLang; state what is needed with "
@@ -42,6 +44,15 @@ BAD_ENDPOINT = (
     "The engine names an event endpoint that nobody can connect to; state a right one with "
     "--worker URL,events=tcp://HOST:PORT."
 )
+
+_SETTLED_BY_EVENTS = {NO_EVENT_SOURCES, EVENTS_OFF, FOREIGN_ENDPOINT, BAD_ENDPOINT}
+
+
+def unsettled(told: Sequence[str], *, events: bool, replay: bool, block_size: bool) -> tuple[str, ...]:
+    """Those that an operator has not settled by stating what is missing. `events`: where all ranks publish."""
+    settled = (_SETTLED_BY_EVENTS if events else set()) | ({NO_REPLAY} if replay else set())
+    settled |= ({NO_BLOCK_SIZE} if block_size else set()) | ({NOT_AN_ENGINE} if block_size and events else set())
+    return tuple(problem for problem in told if problem not in settled)
 
 
 def several_addresses(host: str, number: int) -> str:

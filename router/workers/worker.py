@@ -9,7 +9,7 @@ from typing import Final, Literal
 from engines.description import EngineDescription, EngineKind, Model, Role
 from engines.disaggregation import Prefiller
 from engines.disaggregation.mooncake import own_engines
-from engines.problems import other_block_size
+from engines.problems import other_block_size, unsettled
 from indexer.types import WorkerRank
 from router.http.pool import Pool
 from router.workers.breaker import Breaker
@@ -88,8 +88,16 @@ class Worker:
     @property
     def problems(self) -> tuple[str, ...]:
         """A sentence for each thing that it does not tell, or that differs from what the operator states."""
-        found = self.description
-        return (*found.problems, *other_block_size(self.spec.block_size, found.block_size)) if found else ()
+        found, stated = self.description, self.spec
+        if found is None:
+            return ()
+        left = unsettled(
+            found.problems,
+            events=stated.events is not None and not found.event_sources,  # what some ranks tell is not replaced
+            replay=stated.replay is not None,
+            block_size=stated.block_size is not None,
+        )
+        return (*left, *other_block_size(stated.block_size, found.block_size))
 
     @property
     def has_events(self) -> bool:

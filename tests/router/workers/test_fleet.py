@@ -8,6 +8,16 @@ import msgspec
 import pytest
 
 from engines.description import EngineDescription, EventSource, Model
+from engines.problems import (
+    BAD_ENDPOINT,
+    EVENTS_OFF,
+    FOREIGN_ENDPOINT,
+    NO_BLOCK_SIZE,
+    NO_EVENT_SOURCES,
+    NO_REPLAY,
+    NOT_AN_ENGINE,
+    OLD_EVENTS,
+)
 from indexer.types import WorkerRank
 from router.http.pool import Pool
 from router.scheduling.candidates import Candidates
@@ -25,11 +35,12 @@ def worker(
     block_size: int | None = None,
     keys: str = "",
     sources: tuple[EventSource, ...] = (),
+    problems: tuple[str, ...] = (),
 ) -> Worker:
     spec = parse_worker(f"http://{name}:8000,name={name}{keys}")
     made = Worker(spec, Pool(spec.url, 1.0))
     made.description = EngineDescription(
-        "vllm", models=models, dp_size=dp_size, block_size=block_size, event_sources=sources
+        "vllm", models=models, dp_size=dp_size, block_size=block_size, event_sources=sources, problems=problems
     )
     return made
 
@@ -174,6 +185,34 @@ def test_a_block_size_that_is_stated_wrongly_is_a_problem(keys: str, found: int 
     problems = worker("a", keys=keys, block_size=found).problems
     assert len(problems) == told
     assert all("64 tokens is stated, but the engine tells 32" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem", "left"),
+    [
+        ("", NO_EVENT_SOURCES, True),
+        (",events=tcp://a:1", NO_EVENT_SOURCES, False),
+        (",events=tcp://a:1", EVENTS_OFF, False),
+        (",events=tcp://a:1", BAD_ENDPOINT, False),
+        (",events=tcp://a:1", FOREIGN_ENDPOINT, False),
+        (",events=tcp://a:1", OLD_EVENTS, True),
+        (",events=tcp://a:1", NO_REPLAY, True),
+        (",replay=tcp://a:1", NO_REPLAY, False),
+        (",replay=tcp://a:1", NO_EVENT_SOURCES, True),
+        (",block_size=64", NO_BLOCK_SIZE, False),
+        (",events=tcp://a:1", NO_BLOCK_SIZE, True),
+        (",block_size=64", NOT_AN_ENGINE, True),
+        (",block_size=64,events=tcp://a:1", NOT_AN_ENGINE, False),
+    ],
+)
+def test_what_the_operator_states_is_no_problem(keys: str, problem: str, left: bool) -> None:
+    one = worker("a", keys=keys, problems=(problem,))
+    assert one.problems == ((problem,) if left else ())
+
+
+def test_an_endpoint_that_one_rank_of_several_tells_wrongly_stays_a_problem() -> None:
+    sources = (EventSource(0, "tcp://a:1"),)
+    assert worker("a", keys=",events=tcp://a:1", problems=(BAD_ENDPOINT,), sources=sources).problems == (BAD_ENDPOINT,)
 
 
 def test_events_are_stated_or_found() -> None:
