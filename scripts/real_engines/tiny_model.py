@@ -60,32 +60,33 @@ CONFIG = {
 }
 
 
-def corpus() -> Iterator[str]:
+def corpus(lines_of_source: int) -> Iterator[str]:
     library = Path(sysconfig.get_paths()["stdlib"])
     for module in sorted(MODULES):
         path = library / f"{module}.py"
         if path.exists():
-            yield from lines_of(path.read_text(encoding="utf-8", errors="replace"))
+            yield from lines_of(path.read_text(encoding="utf-8", errors="replace"), lines_of_source)
 
 
-def lines_of(source: str) -> Iterator[str]:
+def lines_of(source: str, at_most: int) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from (ast.get_docstring(node) or "").splitlines()
-    yield from source.splitlines()[:LINES_OF_SOURCE]
+    yield from source.splitlines()[:at_most]
 
 
-def train() -> Tokenizer:
+def train(vocabulary: int = VOCABULARY, lines_of_source: int = LINES_OF_SOURCE) -> Tokenizer:
+    """`lines_of_source`: of each module, beside its docstrings; a larger vocabulary needs more."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         show_progress=False,
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.train_from_iterator(corpus(lines_of_source), trainer)
     return tokenizer
 
 

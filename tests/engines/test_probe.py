@@ -256,7 +256,9 @@ def test_a_vllm_that_takes_no_word_on_its_rank(version: str, expected: tuple[str
     assert describe(changed(VLLM, "/version", version=version)).problems == ()
 
 
-@pytest.mark.parametrize("sentence", [value for name, value in vars(problems).items() if name.isupper()])
+@pytest.mark.parametrize(
+    "sentence", [value for name, value in vars(problems).items() if name.isupper() and name[0] != "_"]
+)
 def test_each_sentence_names_a_way_out(sentence: str) -> None:
     assert sentence.endswith((".", "?"))
     assert "--" in sentence or sentence in (problems.NO_ANSWER, problems.NO_MODELS)
