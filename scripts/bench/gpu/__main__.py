@@ -1,0 +1,66 @@
+"""`python -m scripts.bench.gpu`: starts the engines, runs `python -m router ab` in front of them, and ends them."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+from scripts.bench.places import cache_folder
+from scripts.bench.processes import CannotStart
+
+from .engines import Engine, fleet
+from .model import SHAPES, make_model
+
+_DESCRIPTION = """\
+The routing modes side by side in front of real vLLM engines, which share one GPU and are ended afterwards. The model
+has the size of the one named and made-up weights; nothing is downloaded."""
+_EPILOG = "All other flags are those of python -m router ab, such as --modes, --trace, --rates and --html."
+
+
+def main(argv: list[str]) -> int:
+    """Exit status: that of `ab`; 2 where the engines cannot be started; 130 when it was interrupted."""
+    own, rest = _make_parser().parse_known_args(argv)
+    shape = SHAPES[own.shape]
+    model = cache_folder() / own.shape
+    make_model(model, shape)
+    print(f"{own.workers} engines with room for {_tokens(own.kv_gigabytes, own.shape)} tokens each", flush=True)
+    try:
+        engine = Engine(own.vllm, model, own.kv_gigabytes, own.memory_share, own.vllm_arg)
+        with fleet(engine, own.workers) as workers:
+            named = [part for worker in workers for part in ("--worker", worker)]
+            return subprocess.run([sys.executable, "-m", "router", "ab", *named, *rest], check=False).returncode
+    except (CannotStart, OSError) as error:
+        print(f"gpu: {error}\nThe engines' logs are in {cache_folder() / 'logs'}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _tokens(gigabytes: float, shape: str) -> int:
+    return int(gigabytes * 1e9 / SHAPES[shape].kv_bytes_per_token)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench/gpu/run", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False
+    )
+    parser.add_argument("--vllm", default="vllm", metavar="COMMAND", help="what runs vLLM (default: vllm)")
+    parser.add_argument("--vllm-arg", action="append", default=[], metavar="FLAG", help="a further flag for vLLM")
+    parser.add_argument("--workers", type=int, default=4, metavar="N", help="engines (default: 4)")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-1.7b", help="size of the model (default: qwen3-1.7b)")
+    parser.add_argument(
+        "--kv-gigabytes", type=float, default=12.0, metavar="GB", help="KV cache of each engine (default: 12)"
+    )
+    parser.add_argument(
+        "--memory-share",
+        type=float,
+        default=0.2,
+        metavar="SHARE",
+        help="of the GPU's memory, which an engine wants to see free when it starts (default: 0.2)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
