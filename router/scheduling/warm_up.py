@@ -10,14 +10,17 @@ from indexer.matches import SumOfMatches
 from indexer.types import WorkerRank
 from router.scheduling.auto import Auto
 from router.scheduling.auto_costs import memory_waits
+from router.scheduling.balance import LeastLoaded
 from router.scheduling.candidates import Candidates
 from router.scheduling.cheapest import Cheapest
+from router.scheduling.load import LoadBook
 from router.scheduling.present import Present
 from router.scheduling.scheduler import Scheduler
 
 
-def warm_up(scheduler: Scheduler) -> None:
-    """Takes a second or two the first time on a machine; books nothing."""
+def warm_up(scheduler: Scheduler | None = None) -> None:
+    """Takes some seconds the first time on a machine; books nothing. None: for any scheduler."""
+    scheduler = scheduler or Scheduler(LeastLoaded(), LoadBook(), random.Random(0))  # noqa: S311 -- not for secrets
     nobody = Candidates([(WorkerRank("", 0), 1)])
     present = Present(scheduler, nobody, 1, SumOfMatches(()), 0.0)
     Cheapest(Auto()).choose(present, random.Random(0))  # noqa: S311 -- not for secrets
