@@ -38,6 +38,8 @@ def run(argv: Sequence[str] | None) -> int:
     warn_of_readable(
         (options.worker_api_key_file, options.worker_key, options.nats_creds, options.nats_nkey_seed, options.nats_key)
     )
+    with explained():
+        warm_up()  # before the loop: a signal ends it meanwhile
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         return runner.run(_publish(options, access))
 
@@ -76,8 +78,6 @@ async def _publish(options: Options, access: _Access) -> int:
         session=session,
     )
     try:
-        with explained():
-            warm_up()
         await plane.start()
         await publisher.start()
         gc.freeze()  # what is there by now stays: looking for garbage in it takes long, when it ends too

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from logging.handlers import MemoryHandler
 from typing import cast
 
+from publishers.early_ending import end_at_sigterm
 from publishers.logs import configure_logging
 from publishers.streams import lose_output
 from router.cli import Source
-from router.early_signals import end_at_sigterm, hold_hangups
+from router.early_signals import hold_hangups
 from router.open_files import raise_limit
 from router.settings import Settings, SettingsError
 

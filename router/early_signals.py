@@ -1,13 +1,10 @@
-"""Signals that come before the event loop handles them: SIGHUP, which reloads the settings, waits; SIGTERM ends the
-process at once, as nothing has begun that would have to be ended."""
+"""SIGHUP, which reloads the settings: where it comes before the event loop handles it, it waits."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from collections.abc import Callable
-from types import FrameType
-from typing import NoReturn
 
 _waiting: list[int] = []
 
@@ -24,12 +21,3 @@ def take_hangups(take: Callable[[], None]) -> None:
     if _waiting:
         _waiting.clear()
         take()
-
-
-def end_at_sigterm() -> None:
-    """To be said explicitly: the first process of a container gets no signal that it does not handle."""
-    signal.signal(signal.SIGTERM, _end)
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 -- a signal's handler
-    raise SystemExit(0)

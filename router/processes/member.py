@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from publishers.early_ending import end_at_sigterm
 from router.cli import Source
-from router.early_signals import end_at_sigterm, hold_hangups
+from router.early_signals import hold_hangups
 from router.processes.columns import Columns
 from router.processes.sent import WORDS, SentPrompts
 from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS

@@ -35,11 +35,11 @@ def interrupting(self, *args):
 App.__init__ = interrupting
 """
 WHILE_COMPILING = """
-import os, router.app
+import os, {module}
 def interrupting(*_):
     os.kill(os.getpid(), {number})
     print("Went on")
-router.app.warm_up = interrupting
+{module}.warm_up = interrupting
 """
 
 NAMES_HANG = """
@@ -106,9 +106,14 @@ def test_a_hangup_while_the_router_starts_takes_effect_when_it_has_started() -> 
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, INTERRUPTED)])
-def test_a_signal_while_the_router_compiles_ends_it_at_once(number: signal.Signals, status: int) -> None:
+@pytest.mark.parametrize(
+    ("module", "command"), [("router.app", ROUTER), ("publishers.process", PUBLISHER)], ids=["router", "publisher"]
+)
+def test_a_signal_while_it_compiles_ends_it_at_once(
+    module: str, command: tuple[str, ...], number: signal.Signals, status: int
+) -> None:
     """Half a minute is more than whoever ends it would wait."""
-    assert run(WHILE_COMPILING.format(number=int(number)), *ROUTER) == (status, "", "")
+    assert run(WHILE_COMPILING.format(module=module, number=int(number)), *command) == (status, "", "")
 
 
 def test_names_that_are_being_looked_up_keep_a_router_neither_from_listening_nor_from_ending() -> None:
