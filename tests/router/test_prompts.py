@@ -121,6 +121,10 @@ class Scene:
         self.context.fleet.add(other)
         self.context.fleet.mark_up(other)
 
+    def describe(self, version: str) -> None:
+        assert self.worker.description
+        self.worker.description = msgspec.structs.replace(self.worker.description, version=version)
+
     async def learn(self) -> None:
         await self.prompts.learn(self.worker)
 
@@ -496,6 +500,21 @@ async def test_an_engine_without_an_answer_leaves_the_text(answer: Answer) -> No
     async with running(HttpEngine({"/tokenize": answer})) as engine, scene(url=engine.url) as made:
         assert await made.prompt(prompt=TEXT) == guessed(TEXT)
         assert (made.untokenized("engine"), made.asked_engine) == (1, 0)
+
+
+async def test_chats_that_an_engine_tokenizes_otherwise_than_it_serves_them_are_matched_by_text() -> None:
+    told = 200, b'{"tokens": [200006, 1, 2, 3]}'  # gpt-oss's chats begin so
+    async with running(HttpEngine({"/tokenize": told})) as engine, scene(url=engine.url) as made:
+        made.describe(version="0.30.0")
+        for _ in range(2):
+            assert await made.prompt("chat", messages=CHAT) == guessed(CHAT)
+        assert (made.untokenized("no_template"), made.asked_engine) == (2, 0)
+        assert len(engine.asked) == 1  # the second time that is known
+        assert await made.prompt(prompt=TEXT) == known([200006, 1, 2, 3])
+
+        made.describe(version="0.33.0")
+        await made.learn()
+        assert await made.prompt("chat", messages=CHAT) == known([200006, 1, 2, 3])
 
 
 async def test_an_engine_that_is_away_leaves_the_text() -> None:
