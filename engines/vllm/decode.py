@@ -88,7 +88,7 @@ class Decoder:
         return WindowStored(read_hashes(event.block_hashes, numbers), event.block_size, event.group_idx, window)
 
     def _makes_prefix(self, event: Stored) -> bool:
-        makes_prefix = event.kv_cache_spec_kind in PREFIX_GROUPS
+        makes_prefix = event.kv_cache_spec_kind in PREFIX_GROUPS or _is_mixed(event)
         if event.group_idx is not None and event.kv_cache_spec_kind is not None:
             (self._other_groups.discard if makes_prefix else self._other_groups.add)(event.group_idx)
         return makes_prefix
@@ -97,6 +97,12 @@ class Decoder:
 def decode(payload: bytes) -> EngineBatch:
     """One frame by itself; see Decoder for what only a sequence of frames can tell. Raises MalformedEvent."""
     return Decoder()(payload)
+
+
+def _is_mixed(event: Stored) -> bool:
+    """Whether the event is of the only group of a model whose layers all look back over all, and are of several kinds:
+    MLA with a drafter of full attention, say. Up to 0.26 at least that has no kind (UniformTypeKVCacheSpecs)."""
+    return event.kv_cache_spec_kind == "unknown" and event.group_idx == 0 and event.kv_cache_spec_sliding_window is None
 
 
 def _window_blocks(event: Stored) -> int:
