@@ -22,9 +22,17 @@ from engines.vllm.wire import Stored, StoredArray
 from indexer.events import LARGEST_COUNT
 from indexer.types import Namespace, Tier
 
-TIERS: dict[str | None, Tier] = {"GPU": Tier.GPU, "CPU": Tier.CPU, "STORAGE": Tier.DISK, None: Tier.GPU}
-"""By medium, as the engine spells it. Lower-case `cpu` comes from the Mooncake store connector: such a block is the
-store's, not the worker's, and its removal is never published. None comes from engines older than the field."""
+TIERS: dict[str | None, Tier] = {
+    "GPU": Tier.GPU,
+    "CPU": Tier.CPU,
+    "STORAGE": Tier.DISK,
+    "FS": Tier.DISK,
+    "OBJ": Tier.DISK,
+    None: Tier.GPU,
+}
+"""By medium, as the engine spells it. What is STORAGE in 0.30 is FS or OBJ in 0.26. Lower-case `cpu` comes from the
+Mooncake store connector: such a block is the store's, not the worker's, and its removal is never published. None comes
+from engines older than the field."""
 
 PREFIX_GROUPS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """vLLM's KVCacheSpecKind whose blocks all stay needed, so that holding them is holding a prefix; None: not stated."""

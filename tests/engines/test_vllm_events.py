@@ -144,6 +144,12 @@ def test_a_removal_follows_what_was_learnt_of_its_group() -> None:
     assert plain_batch(decoder(frame(remove(group_idx=1)))).events == [BlockRemoved([1], Tier.GPU)]
 
 
+@pytest.mark.parametrize("medium", ["STORAGE", "FS", "OBJ"])  # the latter two up to 0.26 at least
+def test_a_tier_below_memory_is_disk_by_any_name(medium: str) -> None:
+    assert stored(medium=medium).tier is Tier.DISK
+    assert plain_batch(decode(frame(remove(medium=medium)))).events == [BlockRemoved([1], Tier.DISK)]
+
+
 @pytest.mark.parametrize("event", [store(medium="STORAGE"), remove(medium="STORAGE")])
 def test_what_another_machine_holds_is_not_the_workers(event: dict[str, Any]) -> None:
     assert decode(frame({**event, "locality": "REMOTE"})).skipped == {"medium": 1}
