@@ -24,8 +24,11 @@ _CHAT_FIELDS = (
     "chat_template_kwargs",
     "reasoning_effort",
     "reasoning",
+    "thinking",
+    "task",
 )
-"""What decides a chat's tokens; either engine passes over what it does not know."""
+"""What decides a chat's tokens; either engine passes over what it does not know. The last two are SGLang's (0.5.23), of
+MiniMax-M3 and DeepSeek-V4."""
 
 _TOKENIZES_HARMONY: Version = (0, 33, 0)
 _HARMONY_START = 200006

@@ -288,6 +288,20 @@ async def test_sglang_is_asked_in_its_own_way(reference: tokenizers.Tokenizer) -
         assert [path for path, _ in engine.asked] == ["/v1/tokenize"]
 
 
+@pytest.mark.parametrize("said", [{"thinking": {"type": "disabled"}}, {"task": "title"}])
+async def test_sglang_is_asked_where_a_field_of_its_own_decides(
+    folder: Path, reference: tokenizers.Tokenizer, said: dict[str, Any]
+) -> None:
+    ids = reference.encode(chat_text(CHAT), add_special_tokens=False).ids
+    async with (
+        running(TokenizingEngine(reference)) as engine,
+        scene(url=engine.url, folder=folder, kind="sglang") as made,
+    ):
+        assert await made.prompt("chat", messages=CHAT, **said) == known(ids)
+        assert made.asked_engine == 1
+        assert msgspec.json.decode(engine.asked[-1][1]) == {"model": "m", "messages": CHAT, **said}
+
+
 async def test_what_is_not_followed_here_is_asked(folder: Path, reference: tokenizers.Tokenizer) -> None:
     async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url, folder=folder) as made:
         assert made.asked_engine == 0
