@@ -264,8 +264,9 @@ class Prompts:
         try:
             ids = await self._noted(worker).ids(inference.endpoint, inference.whole())
         except CannotTokenize as error:
-            if error.reason == "no_template":
+            if error.reason == "no_template" and worker.id not in self._render_otherwise:
                 self._render_otherwise.add(worker.id)
+                log_event(logger, logging.WARNING, "Chats are matched by their text", worker=worker.id, reason=error)
             self._give_up(routing, inference, error.reason, inference.fields())
             return
         except msgspec.ValidationError:

@@ -516,7 +516,9 @@ async def test_an_engine_without_an_answer_leaves_the_text(answer: Answer) -> No
         assert (made.untokenized("engine"), made.asked_engine) == (1, 0)
 
 
-async def test_chats_that_an_engine_tokenizes_otherwise_than_it_serves_them_are_matched_by_text() -> None:
+async def test_chats_that_an_engine_tokenizes_otherwise_than_it_serves_them_are_matched_by_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     told = 200, b'{"tokens": [200006, 1, 2, 3]}'  # gpt-oss's chats begin so
     async with running(HttpEngine({"/tokenize": told})) as engine, scene(url=engine.url) as made:
         made.describe(version="0.30.0")
@@ -524,6 +526,8 @@ async def test_chats_that_an_engine_tokenizes_otherwise_than_it_serves_them_are_
             assert await made.prompt("chat", messages=CHAT) == guessed(CHAT)
         assert (made.untokenized("no_template"), made.asked_engine) == (2, 0)
         assert len(engine.asked) == 1  # the second time that is known
+        (logged,) = [record for record in caplog.records if record.getMessage() == "Chats are matched by their text"]
+        assert logged.__dict__["fields"]["worker"] == "w"
         assert await made.prompt(prompt=TEXT) == known([200006, 1, 2, 3])
 
         made.describe(version="0.33.0")
