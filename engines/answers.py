@@ -11,6 +11,10 @@ from indexer.events import LARGEST_COUNT
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON or msgpack, not of the shape wanted, or nested too deeply."""
 
+ENGINE_DIED = "EngineCore encountered an issue"
+"""How the error event begins with which vLLM ends the streams of an engine process that died. Up to 0.12 at least its
+code is 400, as if the request were wrong (entrypoints/openai/serving_engine.py); in 0.22 it is 500."""
+
 
 def read_json(answer: tuple[int, bytes]) -> object:
     """The value of a 200 answer with a JSON body, else None."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from engines.description import EngineKind
 from engines.disaggregation.legs import raw, read_body, write_body
+from engines.versions import Version, is_before
 
 _PROMPT_FIELDS = ("model", "prompt", "add_special_tokens")
 _CHAT_FIELDS = (
@@ -23,8 +24,15 @@ _CHAT_FIELDS = (
     "chat_template_kwargs",
     "reasoning_effort",
     "reasoning",
+    "thinking",
+    "task",
 )
-"""What decides a chat's tokens; either engine passes over what it does not know."""
+"""What decides a chat's tokens; either engine passes over what it does not know. The last two are SGLang's (0.5.23), of
+MiniMax-M3 and DeepSeek-V4."""
+
+_TOKENIZES_HARMONY: Version = (0, 33, 0)
+_HARMONY_START = 200006
+"""`<|start|>`, with which all chats of gpt-oss begin."""
 
 
 class _Tokenized(msgspec.Struct):
@@ -71,3 +79,12 @@ def parse_tokenize(body: bytes) -> list[int]:
         return _tokenized.decode(body).tokens
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def is_other_chat(kind: EngineKind, version: str | None, ids: Sequence[int]) -> bool:
+    """Whether an engine tells these `ids` of a chat and makes others when it serves it.
+
+    vLLM renders gpt-oss's chats by code (Harmony). Its /tokenize rendered them by the model's template, which differs
+    (0.30; no more in 0.33: entrypoints/serve/tokenize/serving.py).
+    """
+    return kind == "vllm" and is_before(version, _TOKENIZES_HARMONY) and list(ids[:1]) == [_HARMONY_START]

@@ -85,6 +85,8 @@ class Prompts:
         """By model, workers whose engine makes other tokens."""
         self._takers = TokenTakers() if send_ids else None
         self._answering = Answering(context.clock)
+        self._render_otherwise: set[str] = set()
+        """Workers whose engine tells other tokens of its chats than it makes."""
         self._finding = asyncio.Lock()
         self._executor = ThreadPoolExecutor(1, "long-prompts")
         """One, so that many long prompts take turns instead of all processors."""
@@ -143,6 +145,7 @@ class Prompts:
     def forget(self, worker_id: str, still: Set[str] = frozenset()) -> None:
         """The worker has left, or serves only the models in `still`: how it tokenizes others is of no more use."""
         self._answering.forget(worker_id)
+        self._render_otherwise.discard(worker_id)
         for model, differing in self._differing.items():
             if worker_id in differing and model not in still:
                 differing.remove(worker_id)
@@ -254,10 +257,16 @@ class Prompts:
             if routing.idlest_worker(frozenset()):  # else the answer will say that nobody can serve it
                 self._give_up(routing, inference, "engine", inference.fields())
             return
+        if inference.endpoint == "chat" and worker.id in self._render_otherwise:
+            self._give_up(routing, inference, "no_template", inference.fields())
+            return
         self._answering.asked(worker.id)
         try:
             ids = await self._noted(worker).ids(inference.endpoint, inference.whole())
         except CannotTokenize as error:
+            if error.reason == "no_template" and worker.id not in self._render_otherwise:
+                self._render_otherwise.add(worker.id)
+                log_event(logger, logging.WARNING, "Chats are matched by their text", worker=worker.id, reason=error)
             self._give_up(routing, inference, error.reason, inference.fields())
             return
         except msgspec.ValidationError:
@@ -338,7 +347,7 @@ class Prompts:
         self._by_model[model] = PromptTokens(tokenizer, next((kind for kind in _STRICTEST if kind in kinds), "unknown"))
 
     def _engine(self, worker: Worker) -> EngineTokens:
-        return EngineTokens(worker.engine, self._post_to(worker, ENGINE_TIMEOUT))
+        return EngineTokens(worker.engine, self._post_to(worker, ENGINE_TIMEOUT), _version(worker))
 
     def _noted(self, worker: Worker) -> EngineTokens:
         """The same, and whether it answers is noted."""
@@ -350,7 +359,7 @@ class Prompts:
             note(worker.id)
             return status, answer
 
-        return EngineTokens(worker.engine, noted)
+        return EngineTokens(worker.engine, noted, _version(worker))
 
     def _post_to(self, worker: Worker, seconds: float) -> Post:
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
@@ -365,6 +374,10 @@ class Prompts:
                 return 0, b""
 
         return post
+
+
+def _version(worker: Worker) -> str | None:
+    return worker.description.version if worker.description else None
 
 
 def _tokenized(tokens: PromptTokens, endpoint: Endpoint, fields: Fields) -> Tokens | CannotTokenize:

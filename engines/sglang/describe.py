@@ -56,7 +56,7 @@ def describe(host: str, models: tuple[Model, ...], info: object, model_info: obj
 
 
 def with_adapters(models: tuple[Model, ...]) -> tuple[Model, ...]:
-    """By the names that make SGLang use them (0.5.20, entrypoints/openai/serving_base.py). Its list has their bare
+    """By the names that make SGLang use them (0.5.5, entrypoints/openai/serving_base.py). Its list has their bare
     names, to which it answers with the base model."""
     return tuple(replace(model, id=f"{model.parent}:{model.id}") if model.parent else model for model in models)
 

@@ -22,9 +22,17 @@ from engines.vllm.wire import Stored, StoredArray
 from indexer.events import LARGEST_COUNT
 from indexer.types import Namespace, Tier
 
-TIERS: dict[str | None, Tier] = {"GPU": Tier.GPU, "CPU": Tier.CPU, "STORAGE": Tier.DISK, None: Tier.GPU}
-"""By medium, as the engine spells it. Lower-case `cpu` comes from the Mooncake store connector: such a block is the
-store's, not the worker's, and its removal is never published. None comes from engines older than the field."""
+TIERS: dict[str | None, Tier] = {
+    "GPU": Tier.GPU,
+    "CPU": Tier.CPU,
+    "STORAGE": Tier.DISK,
+    "FS": Tier.DISK,
+    "OBJ": Tier.DISK,
+    None: Tier.GPU,
+}
+"""By medium, as the engine spells it. What is STORAGE in 0.30 is FS or OBJ in 0.26. Lower-case `cpu` comes from the
+Mooncake store connector: such a block is the store's, not the worker's, and its removal is never published. None comes
+from engines older than the field."""
 
 PREFIX_GROUPS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """vLLM's KVCacheSpecKind whose blocks all stay needed, so that holding them is holding a prefix; None: not stated."""
@@ -88,7 +96,7 @@ class Decoder:
         return WindowStored(read_hashes(event.block_hashes, numbers), event.block_size, event.group_idx, window)
 
     def _makes_prefix(self, event: Stored) -> bool:
-        makes_prefix = event.kv_cache_spec_kind in PREFIX_GROUPS
+        makes_prefix = event.kv_cache_spec_kind in PREFIX_GROUPS or _is_mixed(event)
         if event.group_idx is not None and event.kv_cache_spec_kind is not None:
             (self._other_groups.discard if makes_prefix else self._other_groups.add)(event.group_idx)
         return makes_prefix
@@ -97,6 +105,12 @@ class Decoder:
 def decode(payload: bytes) -> EngineBatch:
     """One frame by itself; see Decoder for what only a sequence of frames can tell. Raises MalformedEvent."""
     return Decoder()(payload)
+
+
+def _is_mixed(event: Stored) -> bool:
+    """Whether the event is of the only group of a model whose layers all look back over all, and are of several kinds:
+    MLA with a drafter of full attention, say. Up to 0.26 at least that has no kind (UniformTypeKVCacheSpecs)."""
+    return event.kv_cache_spec_kind == "unknown" and event.group_idx == 0 and event.kv_cache_spec_sliding_window is None
 
 
 def _window_blocks(event: Stored) -> int:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from engines.answers import UNDECODABLE
+from engines.answers import ENGINE_DIED, UNDECODABLE
 from router.migration.chunk import (
     ABSENT,
     DATA,
@@ -161,7 +161,8 @@ class Record:
 
     def _fail(self, chunk: Chunk, event: bytes) -> bytes:
         error = _error(chunk, event)
-        if isinstance(error.code, int) and error.code < _SERVER_ERROR:
+        of_request = isinstance(error.code, int) and error.code < _SERVER_ERROR
+        if of_request and not error.message.startswith(ENGINE_DIED):
             return self._release() + event
         self.failure = f"says: {error.message}"
         return b""

@@ -37,8 +37,8 @@ class Steering(msgspec.Struct, gc=False):
 
     SGLang's fields name a host to connect to, and a rank of the engine that the router would not know of. Those from
     `lora_id` on are what its servers, and gateways, tell each other on its own paths (srt/managers/io_struct.py,
-    0.5.23). The last three let a client put KV of its own under the key of another one's image, and give the scheduler
-    tensors as JSON, of which it dies.
+    0.5.23). The last five let a client put KV of its own under the key of another one's image, and give the scheduler
+    tensors as JSON, or places in the prompt that are none, of which it dies.
     """
 
     kv_transfer_params: Transfer | None = None
@@ -61,6 +61,8 @@ class Steering(msgspec.Struct, gc=False):
     mm_hashes: None = None
     mm_content_hashes: None = None
     positional_embed_overrides: None = None
+    token_indices_to_pool: None = None
+    multi_item_delimiter_indices: None = None
 
 
 STEERING = frozenset(Steering.__struct_fields__)
@@ -121,6 +123,8 @@ class Chat(Body, gc=False):
     documents: msgspec.Raw = ABSENT
     reasoning_effort: msgspec.Raw = ABSENT
     reasoning: msgspec.Raw = ABSENT
+    thinking: msgspec.Raw = ABSENT
+    task: msgspec.Raw = ABSENT
     add_generation_prompt: msgspec.Raw = ABSENT
     continue_final_message: msgspec.Raw = ABSENT
     input_ids: msgspec.Raw = ABSENT

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 
+from engines.answers import ENGINE_DIED
 from router.http.relay import HELD
 
 _ERROR = re.compile(rb'(?:[0-9a-fA-F]+\r\n)?data: ?\{"(?:error": ?\{|object": ?"error")')
 """The first event of a chunk, as vLLM and SGLang write it when the first token could not be computed."""
 _REQUESTS_OWN = re.compile(rb'"(?:status_)?code": ?4(?!29)\d\d\b')
 """An error that any other worker would answer too: so SGLang reports an invalid grammar once it streams."""
+_DIED = ENGINE_DIED.encode()
 _ABORTED = re.compile(rb'"finish_reason": ?(?:"abort"|\{"type": ?"abort")')
 """The second form is that of SGLang's /generate, which has no error events for what the scheduler gives up."""
 _ROLE = re.compile(rb'"delta": ?\{"role": ?"assistant"(?:, ?"content": ?(?:""|null))?(?:, ?"[a-z_]+": ?null)*\}')
@@ -41,7 +43,7 @@ class Opening:
         so far."""
         event, whole = _first(data)
         if _ERROR.match(event):
-            return whole and not _REQUESTS_OWN.search(event)
+            return whole and (_DIED in event or not _REQUESTS_OWN.search(event))
         return whole and is_aborted(event)
 
 

@@ -78,7 +78,8 @@ async def tokenize(worker: Peer, description: EngineDescription, fields: Mapping
         return await worker.ask("POST", path, body)
 
     try:
-        ids = await EngineTokens(description.kind, post).ids("chat" if "messages" in fields else "completions", fields)
+        tokens = EngineTokens(description.kind, post, description.version)
+        ids = await tokens.ids("chat" if "messages" in fields else "completions", fields)
     except CannotTokenize as error:
         raise Away(f"The prompt cannot be tokenized: {error}.") from None
     if not all(0 <= one < 2**32 for one in ids):

@@ -44,11 +44,14 @@ def conversation(messages: object, *, as_parts: bool) -> list[Message]:
 
 
 def tool_definitions(tools: object) -> list[dict[str, Any]] | None:
-    """Tools with the fields and the order in which vLLM shows them to templates; raises CannotTokenize."""
+    """Tools with the fields and the order in which vLLM shows them to templates; raises CannotTokenize.
+
+    A list of none is shown too (0.12), or the request refused (0.22).
+    """
     if tools is None:
         return None
-    if not isinstance(tools, list) or not tools:
-        raise CannotTokenize("malformed", "tools is not a list with at least one tool")
+    if not isinstance(tools, list):
+        raise CannotTokenize("malformed", "tools is not a list")
     return [_tool(tool) for tool in tools]
 
 

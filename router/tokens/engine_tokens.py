@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from engines.description import EngineKind
-from engines.shaping import parse_tokenize, tokenize_body, tokenize_path
+from engines.shaping import is_other_chat, parse_tokenize, tokenize_body, tokenize_path
 from router.tokens.conversation import has_media
 from router.tokens.errors import CannotTokenize
 from router.tokens.prompt import Endpoint, Fields, first_prompt, given_ids, template_variables
@@ -23,9 +23,10 @@ _UNKNOWN_TO_CHATS = ("add_generation_prompt", "add_special_tokens")
 class EngineTokens:
     """Tokens of requests as one engine makes them."""
 
-    def __init__(self, kind: EngineKind, post: Post) -> None:
+    def __init__(self, kind: EngineKind, post: Post, version: str | None = None) -> None:
         self._kind = kind
         self._post = post
+        self._version = version
 
     async def ids(self, endpoint: Endpoint, fields: Fields) -> list[int]:
         """Of the first prompt, when there is a batch. Raises CannotTokenize when the engine answers otherwise."""
@@ -39,9 +40,12 @@ class EngineTokens:
         if status != 200:
             raise CannotTokenize("engine", f"the engine answered {path} with {status or 'nothing'}")
         try:
-            return parse_tokenize(answer)
+            ids = parse_tokenize(answer)
         except (ValueError, msgspec.MsgspecError):
             raise CannotTokenize("engine", f"the engine's answer to {path} holds no token ids") from None
+        if endpoint == "chat" and is_other_chat(self._kind, self._version, ids):
+            raise CannotTokenize("no_template", f"the engine's {path} renders gpt-oss's chats otherwise than it does")
+        return ids
 
     def _completion(self, fields: Fields) -> list[int] | dict[str, Any]:
         prompt = first_prompt(fields.get("prompt"))

@@ -35,6 +35,8 @@ _SGLANG_DIFFERS = (
     "tools",
     "reasoning_effort",
     "reasoning",
+    "thinking",
+    "task",
     "documents",
     "add_generation_prompt",
     "continue_final_message",

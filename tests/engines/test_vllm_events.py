@@ -90,6 +90,17 @@ def test_groups_that_make_a_prefix(kind: str | None) -> None:
     assert stored(kv_cache_spec_kind=kind, group_idx=1).tier is Tier.GPU
 
 
+def test_the_only_group_of_a_model_makes_a_prefix_though_its_layers_are_of_several_kinds() -> None:
+    # 0.22 to 0.26 know no kind for MLA with a drafter of full attention (UniformTypeKVCacheSpecs).
+    decoder = Decoder()
+    mixed = {"kv_cache_spec_kind": "unknown", "group_idx": 0}
+    (event,) = decoder(frame(store(**mixed))).events
+    assert isinstance(event, BlockStored)
+    assert plain_batch(decoder(frame(remove(group_idx=0)))).events == [BlockRemoved([1], Tier.GPU)]
+    assert decoder(frame(store(**mixed, kv_cache_spec_sliding_window=8))).skipped == {"group": 1}
+    assert decoder(frame(store(**mixed | {"group_idx": 1}))).skipped == {"group": 1}
+
+
 @pytest.mark.parametrize(
     "kind", ["sliding_window", "mamba", "chunked_local_attention", "cross_attention", "unknown", ""]
 )
@@ -131,6 +142,12 @@ def test_a_removal_follows_what_was_learnt_of_its_group() -> None:
     # A restarted engine may number its groups otherwise.
     decoder(frame(store(group_idx=1, kv_cache_spec_kind="full_attention")))
     assert plain_batch(decoder(frame(remove(group_idx=1)))).events == [BlockRemoved([1], Tier.GPU)]
+
+
+@pytest.mark.parametrize("medium", ["STORAGE", "FS", "OBJ"])  # the latter two up to 0.26 at least
+def test_a_tier_below_memory_is_disk_by_any_name(medium: str) -> None:
+    assert stored(medium=medium).tier is Tier.DISK
+    assert plain_batch(decode(frame(remove(medium=medium)))).events == [BlockRemoved([1], Tier.DISK)]
 
 
 @pytest.mark.parametrize("event", [store(medium="STORAGE"), remove(medium="STORAGE")])

@@ -121,6 +121,10 @@ class Scene:
         self.context.fleet.add(other)
         self.context.fleet.mark_up(other)
 
+    def describe(self, version: str) -> None:
+        assert self.worker.description
+        self.worker.description = msgspec.structs.replace(self.worker.description, version=version)
+
     async def learn(self) -> None:
         await self.prompts.learn(self.worker)
 
@@ -282,6 +286,20 @@ async def test_sglang_is_asked_in_its_own_way(reference: tokenizers.Tokenizer) -
     async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url, kind="sglang") as made:
         assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
         assert [path for path, _ in engine.asked] == ["/v1/tokenize"]
+
+
+@pytest.mark.parametrize("said", [{"thinking": {"type": "disabled"}}, {"task": "title"}])
+async def test_sglang_is_asked_where_a_field_of_its_own_decides(
+    folder: Path, reference: tokenizers.Tokenizer, said: dict[str, Any]
+) -> None:
+    ids = reference.encode(chat_text(CHAT), add_special_tokens=False).ids
+    async with (
+        running(TokenizingEngine(reference)) as engine,
+        scene(url=engine.url, folder=folder, kind="sglang") as made,
+    ):
+        assert await made.prompt("chat", messages=CHAT, **said) == known(ids)
+        assert made.asked_engine == 1
+        assert msgspec.json.decode(engine.asked[-1][1]) == {"model": "m", "messages": CHAT, **said}
 
 
 async def test_what_is_not_followed_here_is_asked(folder: Path, reference: tokenizers.Tokenizer) -> None:
@@ -496,6 +514,25 @@ async def test_an_engine_without_an_answer_leaves_the_text(answer: Answer) -> No
     async with running(HttpEngine({"/tokenize": answer})) as engine, scene(url=engine.url) as made:
         assert await made.prompt(prompt=TEXT) == guessed(TEXT)
         assert (made.untokenized("engine"), made.asked_engine) == (1, 0)
+
+
+async def test_chats_that_an_engine_tokenizes_otherwise_than_it_serves_them_are_matched_by_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = 200, b'{"tokens": [200006, 1, 2, 3]}'  # gpt-oss's chats begin so
+    async with running(HttpEngine({"/tokenize": told})) as engine, scene(url=engine.url) as made:
+        made.describe(version="0.30.0")
+        for _ in range(2):
+            assert await made.prompt("chat", messages=CHAT) == guessed(CHAT)
+        assert (made.untokenized("no_template"), made.asked_engine) == (2, 0)
+        assert len(engine.asked) == 1  # the second time that is known
+        (logged,) = [record for record in caplog.records if record.getMessage() == "Chats are matched by their text"]
+        assert logged.__dict__["fields"]["worker"] == "w"
+        assert await made.prompt(prompt=TEXT) == known([200006, 1, 2, 3])
+
+        made.describe(version="0.33.0")
+        await made.learn()
+        assert await made.prompt("chat", messages=CHAT) == known([200006, 1, 2, 3])
 
 
 async def test_an_engine_that_is_away_leaves_the_text() -> None:

@@ -96,7 +96,17 @@ def test_tokens_without_a_prompt_are_none() -> None:
     assert "does not tell" in str(record.cut(ends_whole))
 
 
-@pytest.mark.parametrize("failing", [FAILED, event(object="error", message="gone", code=503)])
+DIED = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        FAILED,
+        event(object="error", message="gone", code=503),
+        event(error={"message": DIED, "type": "BadRequestError", "code": 400}),  # 0.12
+    ],
+)
 def test_an_engine_that_says_that_it_died_has_broken_off(failing: bytes) -> None:
     record = opened()
     assert record.feed(failing) + record.feed(DONE) == b""

@@ -81,6 +81,8 @@ def test_what_is_said_about_it(body: object, model: str | None, salt: str | None
         (SGLANG, {"text": "hi", "kv_hints": {}}, "kv_hints"),
         (SGLANG, {"text": "hi", "mm_hashes": ["ff"]}, "mm_hashes"),
         (SGLANG, {"text": "hi", "positional_embed_overrides": {"positions": [1]}}, "positional_embed_overrides"),
+        (SGLANG, {"text": "hi", "token_indices_to_pool": [1 << 40]}, "token_indices_to_pool"),
+        (SGLANG, {"text": "hi", "multi_item_delimiter_indices": [9]}, "multi_item_delimiter_indices"),
         (SGLANG, {"text": "hi", "sampling_params": {"beam_width": MOST_CHOICES + 1}}, "sampling_params.beam_width"),
         (VLLM, {"token_ids": "hi"}, "token_ids"),
         (VLLM, {"sampling_params": {}}, "token_ids"),

@@ -235,6 +235,8 @@ STEERING = [
     b'"http_worker_ipc":"ipc:///tmp/x"',
     b'"lora_id":"1"',
     b'"positional_embed_overrides":{"embeds":[],"positions":[]}',
+    b'"token_indices_to_pool":[1099511627776]',
+    b'"multi_item_delimiter_indices":[9]',
 ]
 
 

@@ -20,6 +20,12 @@ def error(code: int) -> bytes:
     return chunk(b'data: {"error": {"message": "\\"code\\": 500", "type": "x", "code": %d}}\n\n' % code)
 
 
+DIED = chunk(
+    b'data: {"error": {"message": "EngineCore encountered an issue. See", "type": "BadRequestError", "code": 400}}\n\n'
+)
+"""As vLLM 0.12 says it."""
+
+
 def given_up(code: str) -> bytes:
     """By SGLang's /generate."""
     reason = b'{"type":"abort","message":"\\"status_code\\": 500","status_code":%s,"err_type":null}' % code.encode()
@@ -46,6 +52,7 @@ def judged(pieces: list[bytes]) -> tuple[bool, bytes]:
         (error(500), True),
         (error(429), True),
         (error(400), False),
+        (DIED, True),
         (ABORT, True),
         (TEXT + given_up("500"), False),
         (given_up("500"), True),

@@ -193,7 +193,6 @@ def test_tools_are_shown_in_the_schemas_order_with_what_is_missing() -> None:
 @pytest.mark.parametrize(
     ("tools", "reason"),
     [
-        ([], "malformed"),
         ({}, "malformed"),
         ([7], "malformed"),
         ([{"type": "custom", "function": {"name": "f"}}], "malformed"),

@@ -48,6 +48,29 @@ async def test_only_vllm_is_told_about_special_tokens_of_completions() -> None:
         assert ("add_special_tokens" in engine.asked[0][1]) is told
 
 
+HARMONY = (200, b'{"tokens": [200006, 17360, 200008]}')
+"""How gpt-oss's chats begin."""
+
+
+@pytest.mark.parametrize("version", ["0.10.2", "0.30.0"])
+async def test_a_harmony_chat_is_not_believed_of_an_engine_that_tokenizes_it_by_the_template(version: str) -> None:
+    engine = EngineTokens("vllm", Engine(HARMONY).post, version)
+    with pytest.raises(CannotTokenize, match="gpt-oss") as caught:
+        await engine.ids("chat", {"messages": [USER]})
+    assert caught.value.reason == "no_template"
+    assert await engine.ids("completions", {"prompt": "<|start|>"}) == [200006, 17360, 200008]
+
+
+@pytest.mark.parametrize("version", ["0.33.0", None])
+async def test_a_newer_engine_tells_the_tokens_of_a_harmony_chat(version: str | None) -> None:
+    engine = EngineTokens("vllm", Engine(HARMONY).post, version)
+    assert await engine.ids("chat", {"messages": [USER]}) == [200006, 17360, 200008]
+
+
+async def test_other_chats_are_believed_of_an_older_engine() -> None:
+    assert await EngineTokens("vllm", Engine().post, "0.10.2").ids("chat", {"messages": [USER]}) == [1, 2]
+
+
 async def test_ids_are_not_asked_for() -> None:
     engine = Engine()
     assert await EngineTokens("sglang", engine.post).ids("chat", {"messages": [], "input_ids": [7, 8]}) == [7, 8]

@@ -55,6 +55,12 @@ def test_the_end_of_a_chat(prompts: PromptTokens, reference: tokenizers.Tokenize
     assert reference.decode(prompts.ids("chat", left_open), skip_special_tokens=False).endswith("Hi")
 
 
+def test_a_template_is_shown_a_list_without_tools_as_it_is(tmp_path: Path, reference: tokenizers.Tokenizer) -> None:
+    prompts = showing(tmp_path, "{{ 'none' if tools is none else tools | length }}")
+    for fields, shown in (({"tools": []}, "0"), ({"tools": None}, "none"), ({}, "none")):
+        assert reference.decode(prompts.ids("chat", {"messages": [USER], **fields})) == shown
+
+
 @pytest.mark.parametrize(
     ("fields", "shown"),
     [
@@ -114,7 +120,7 @@ def test_a_template_in_the_request_is_not_rendered(prompts: PromptTokens) -> Non
         ("chat", {"messages": [USER], "chat_template_kwargs": 7}, "malformed"),
         ("chat", {"messages": [USER], "chat_template_kwargs": {"chat_template": "x"}}, "unsupported"),
         ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "multimodal"),
-        ("chat", {"messages": [USER], "tools": []}, "malformed"),
+        ("chat", {"messages": [USER], "tools": {}}, "malformed"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(
