@@ -71,6 +71,9 @@ def _request(text: str) -> dict[str, Any]:
         raise WrongUse(f"The file holds no request's body: {error}.") from None
     if "prompt" not in fields and "messages" not in fields:
         raise WrongUse("The request has neither a prompt nor messages.")
+    prompt = fields.get("prompt")
+    if isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list):
+        raise WrongUse(f"The request has {len(prompt)} prompts: ask about one at a time.")
     for name in ("model", "cache_salt"):
         if not isinstance(fields.get(name), str | None):
             raise WrongUse(f"The request's {name} is no text.")

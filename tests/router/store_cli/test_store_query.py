@@ -135,6 +135,16 @@ async def test_what_is_no_prompt(run: Run, asked: tuple[str, ...], tmp_path: Pat
         assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), arguments
 
 
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1, 2], [3]]])
+async def test_several_prompts(run: Run, asked: tuple[str, ...], tmp_path: Path, prompt: list[object]) -> None:
+    body = tmp_path / "body"
+    body.write_text(json.dumps({"prompt": prompt}))
+    ended = await run(*asked, "--request", str(body))
+    assert (ended.status, "2 prompts" in ended.err, ended.err.count("\n")) == (2, True, 1), ended
+    body.write_text(json.dumps({"prompt": prompt[:1]}))
+    assert (await run(*asked, "--request", str(body))).status == 0
+
+
 async def test_what_is_no_text(
     run: Run, asked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
