@@ -418,6 +418,24 @@ async def test_unknown_faults_are_refused(fault: dict[str, Any]) -> None:
         assert (await worker.post("/sim/fault", fault))[0] == 400
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "hang", "count": 0},
+        {"kind": "hang", "count": -1},
+        {"kind": "transfer_fails", "count": 0},
+        {"kind": "break_after_tokens", "after": -1},
+        {"kind": "slow", "factor": 0},
+        {"kind": "slow", "factor": -1},
+    ],
+)
+async def test_faults_that_could_not_strike_are_refused(fault: dict[str, Any]) -> None:
+    async with client() as worker:
+        assert (await worker.post("/sim/fault", fault))[0] == 400
+        assert (await worker.get("/sim/faults"))["armed"] == 0
+        assert worker.scheduler.slowdown == 1.0
+
+
 async def test_time_is_scaled() -> None:
     """A simulated hour for the first step, played back within the test's own time."""
     async with client(timing=SLOW, speedup=1e6) as worker:
