@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -32,9 +32,9 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "transfer_fails",
         "transfer_hangs",
     ]
-    count: int = 1
-    after: int = 0
-    factor: float = 1.0
+    count: Annotated[int, msgspec.Meta(ge=1)] = 1
+    after: Annotated[int, msgspec.Meta(ge=0)] = 0
+    factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
 
 class Faults:

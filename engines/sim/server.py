@@ -65,7 +65,7 @@ class _Server:
 
     @property
     def shape_errors(self) -> Any:
-        """Middleware: a refusal becomes the flavour's error object."""
+        """Middleware: a refusal becomes the flavour's error object. A client that has left gets nothing."""
 
         @web.middleware
         async def middleware(http: web.Request, handler: Handler) -> web.StreamResponse:
@@ -73,6 +73,8 @@ class _Server:
                 return await handler(http)
             except Refused as refused:
                 return _json(self._worker.flavour.error(refused), refused.status)
+            except ConnectionError:  # aiohttp would log it as an error of the handler's
+                return web.Response()
 
         return middleware
 

@@ -83,8 +83,10 @@ class SimSettings:
             raise ValueError("prefill and decode workers need a connector")
         if self.connector != "none" and (self.connector == "sglang") != (self.flavour == "sglang"):
             raise ValueError("the connector sglang is for the flavour sglang, and the only one for it")
-        if min(self.transfer_gb_s, self.kv_bytes_per_token, self.lease_s) <= 0 or self.transfer_base_s < 0:
-            raise ValueError("transfer_gb_s, kv_bytes_per_token and lease_s must be above 0, transfer_base_s not below")
+        times = 0 < self.lease_s < math.inf and 0 <= self.transfer_base_s < math.inf
+        if not (times and self.transfer_gb_s > 0 and self.kv_bytes_per_token > 0):
+            sizes = "transfer_gb_s, kv_bytes_per_token and lease_s must be above 0, transfer_base_s not below"
+            raise ValueError(f"{sizes}, and the two times finite")
 
     @property
     def last_port(self) -> int:

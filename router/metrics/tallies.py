@@ -72,11 +72,11 @@ class PartedTally:
         """A request has ended of which the first part was served."""
         self.prefill.observe(parted.prefill)
 
-    def decoded(self, parted: Parted, decode: float | None) -> None:
-        """The second part was served, too. `decode`: seconds from the first byte of the answer to its end; None: it was
-        not streamed, so its first byte tells nothing."""
+    def decoded(self, parted: Parted | None, decode: float | None) -> None:
+        """The second part was served, too. `parted` None: before the first had answered. `decode`: seconds from the
+        first byte of the answer to its end; None: it was not streamed, so its first byte tells nothing."""
         self.requests += 1
-        if decode is not None and parted.transfer is not None:
+        if parted and decode is not None and parted.transfer is not None:
             self.transfer.observe(parted.transfer)
             self.decode.observe(decode)
 
@@ -168,7 +168,8 @@ class Tallies(Collector):
 
     def finished(self, outcome: Outcome, streamed: bool) -> None:
         """A request has ended."""
-        tally = self.worker(outcome.leg.worker.id if outcome.leg else "")
+        leg = outcome.leg
+        tally = self.worker(leg.worker.id if leg else "")
         tally.ends[outcome.status, outcome.end] += 1
         tally.duration.observe(outcome.duration)
         if outcome.first_byte is not None:
@@ -180,8 +181,10 @@ class Tallies(Collector):
                 reporter.reported_tokens += outcome.cached_tokens
         if parted:
             self.parted.prefilled(parted)
-            if outcome.first_byte is not None and not outcome.is_error:
-                self.parted.decoded(parted, outcome.duration - outcome.first_byte if streamed else None)
+        # Where both parts are sent at once, the second may be over before the first has answered.
+        in_two = parted is not None or (leg is not None and leg.part == "decode")
+        if in_two and outcome.first_byte is not None and not outcome.is_error:
+            self.parted.decoded(parted, outcome.duration - outcome.first_byte if streamed else None)
 
     def keep(self, workers: Collection[str]) -> None:
         """Drop the metrics of all workers but these: the others have left."""

@@ -290,7 +290,7 @@ class Exchange:
         leg = self._leg
         if leg is None:
             return False
-        if self._other(failure, self._alternatives(leg, failure)):
+        if self._other(leg, failure, self._alternatives(leg, failure)):
             self._give_up_on_worker(failure)
             return True
         self._routing.failed(leg, failure, retried=False)
@@ -302,9 +302,9 @@ class Exchange:
             return _without(leg)
         return self.split.others(leg)
 
-    def _other(self, failure: Failure, alternatives: list[frozenset[str]]) -> frozenset[str] | None:
+    def _other(self, leg: Leg, failure: Failure, alternatives: list[frozenset[str]]) -> frozenset[str] | None:
         """The first set that leaves a worker to try; None if there is none."""
-        if not failure.harmless and self._harmed >= MOST_HARMED:
+        if _may_have_harmed(leg, failure) and self._harmed >= MOST_HARMED:
             return None
         wider = (self._excluded | names for names in alternatives)
         return next((names for names in wider if self._routing.can_retry(names)), None)
@@ -336,12 +336,12 @@ class Exchange:
     ) -> None:
         """`alternatives`: as `_alternatives` returns them; None: only the leg's worker is excluded. `answer`: the
         worker's own error, for the client if no other worker can be tried."""
-        other = self._other(failure, alternatives or _without(leg))
+        other = self._other(leg, failure, alternatives or _without(leg))
         self._routing.failed(leg, failure, other is not None)
         if other is None:
             self.answer(answer or error_response(failure.status, f"Worker {leg.worker.id} {failure.reason}."), leg)
             return
-        self._harmed += not failure.harmless
+        self._harmed += _may_have_harmed(leg, failure)
         self._excluded = other
         self.split = None
         self.start()
@@ -439,6 +439,11 @@ class Exchange:
                 cached = parted.answer.cached_tokens if parted else None
         self._attempt = self.split = self._interrupted = None  # they refer to this object
         self._routing.finished(Outcome(leg, status, end, self.first_byte, now - self.began, prompt, cached, parted))
+
+
+def _may_have_harmed(leg: Leg, failure: Failure) -> bool:
+    """Whether the request may be what broke the worker. One that is being removed was cut off for that reason."""
+    return not (failure.harmless or leg.worker.pool.is_cut)
 
 
 def _without(leg: Leg) -> list[frozenset[str]]:

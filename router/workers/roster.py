@@ -195,10 +195,16 @@ class Roster:
     async def _hand_over(self, worker: Worker, leaving: _Leaving) -> None:
         """Wait for its hot prefixes: engines put what they computed into a shared store only after the request
         ended."""
-        until = min(leaving.deadline, self._clock() + _HAND_OVER)
+        until = self._clock() + _HAND_OVER
         try:
-            while self._handed_over and self._clock() < until and not await self._handed_over(worker):  # noqa: ASYNC110
+            # The deadline may be set anew meanwhile, and a slow store may take long to answer.
+            while self._handed_over and (left := min(leaving.deadline, until) - self._clock()) > 0:
+                async with asyncio.timeout(left):
+                    if await self._handed_over(worker):
+                        return
                 await asyncio.sleep(_HAND_OVER_POLL)
+        except TimeoutError:
+            return
         except Exception:  # whatever it is, nobody stays for it
             logger.exception("What a worker holds could not be handed over", extra={"fields": {"worker": worker.id}})
 

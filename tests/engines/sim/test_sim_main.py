@@ -77,6 +77,11 @@ def test_every_timing_constant_has_a_flag() -> None:
         ["--connector", "sglang"],
         ["--connector", "nixl", "--flavour", "sglang"],
         ["--connector", "nixl", "--lease-s", "0"],
+        ["--connector", "nixl", "--lease-s", "inf"],
+        ["--connector", "nixl", "--lease-s", "nan"],
+        ["--connector", "nixl", "--transfer-base-s", "inf"],
+        ["--connector", "nixl", "--transfer-base-s", "nan"],
+        ["--connector", "nixl", "--transfer-gb-s", "nan"],
         ["--tokenizer", "/nonexist", "--port", "0"],
         ["--worker", "2"],  # half a flag
         ["--port", "-1"],

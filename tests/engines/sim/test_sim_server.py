@@ -9,9 +9,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from engines.sim.answering import Answer
 from engines.sim.fleet import SimFleet
+from engines.sim.server import make_app
 from engines.sim.timing import StepTiming
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace
@@ -240,6 +242,28 @@ async def test_a_disconnect_aborts_and_frees(stream: bool) -> None:
         worker.scheduler.cache.check_integrity()
 
 
+async def test_a_client_that_leaves_as_its_stream_begins_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def left(http: web.Request) -> web.StreamResponse:
+        assert http.transport is not None
+        http.transport.abort()
+        response = web.StreamResponse()
+        await response.prepare(http)
+        return response
+
+    async with client() as worker:
+        app = make_app(worker.worker)
+        app.router.add_get("/left", left)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            with pytest.raises(aiohttp.ClientError):
+                await worker.session.get(f"http://127.0.0.1:{runner.addresses[0][1]}/left")
+        finally:
+            await runner.cleanup()
+    assert caplog.messages == []
+
+
 async def test_leaving_the_fleet_cuts_streams() -> None:
     async with aiohttp.ClientSession() as session:
         async with SimFleet(settings(timing=SLOW)) as fleet:
@@ -416,6 +440,24 @@ async def test_slowness_comes_and_goes() -> None:
 async def test_unknown_faults_are_refused(fault: dict[str, Any]) -> None:
     async with client() as worker:
         assert (await worker.post("/sim/fault", fault))[0] == 400
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "hang", "count": 0},
+        {"kind": "hang", "count": -1},
+        {"kind": "transfer_fails", "count": 0},
+        {"kind": "break_after_tokens", "after": -1},
+        {"kind": "slow", "factor": 0},
+        {"kind": "slow", "factor": -1},
+    ],
+)
+async def test_faults_that_could_not_strike_are_refused(fault: dict[str, Any]) -> None:
+    async with client() as worker:
+        assert (await worker.post("/sim/fault", fault))[0] == 400
+        assert (await worker.get("/sim/faults"))["armed"] == 0
+        assert worker.scheduler.slowdown == 1.0
 
 
 async def test_time_is_scaled() -> None:

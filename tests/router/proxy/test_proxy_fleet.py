@@ -189,6 +189,21 @@ async def test_what_has_not_begun_at_the_deadline_goes_elsewhere(
         assert admin.router.samples("router_request_seconds_count").keys() == {"b"}
 
 
+async def test_what_is_cut_off_at_one_worker_after_the_other_goes_on_elsewhere(
+    a: ScriptedWorker, b: ScriptedWorker
+) -> None:
+    """As in a fleet that is replaced: that they are removed is nothing the request has done to them."""
+    a._default = b._default = never
+    async with ScriptedWorker("c") as c, administering(a, b, c) as admin, admin.router.client() as client:
+        client.send(post())
+        for worker in (a, b):
+            await until(lambda: worker.requests)  # noqa: B023 -- awaited here
+            await admin.remove(worker.name, timeout="0")
+            await admin.until_gone(worker.name)
+        got = await client.answer()
+        assert (got.status, got.header(b"x-router-worker")) == (200, b"c")
+
+
 async def test_a_worker_that_comes_back_starts_anew(a: ScriptedWorker, b: ScriptedWorker) -> None:
     """By assumption, it would hold what it was sent."""
     asked = post("/v1/completions", json.dumps({"prompt": list(range(40))}).encode())

@@ -671,6 +671,7 @@ async def test_an_answer_that_is_whole_is_the_clients_though_its_prefill_never_t
             p.go_on.set()
         assert (await client.answer()).body == told % b"40"
         assert router.samples("router_reported_cached_tokens_total") == {}, "what was moved is no prefix hit of anybody"
+        assert router.total("router_pd_requests_total") == 2
         assert failures(router) == (int(fails), 0)
         await until(lambda: p.dialogues[0].is_over)
 

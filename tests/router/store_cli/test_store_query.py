@@ -113,19 +113,36 @@ async def test_a_salted_request_is_another_prompt(
 
 
 async def test_what_is_no_prompt(run: Run, asked: tuple[str, ...], tmp_path: Path) -> None:
-    bad, negative = tmp_path / "bad", tmp_path / "negative"
+    bad, negative, empty = tmp_path / "bad", tmp_path / "negative", tmp_path / "empty"
+    null, messages = tmp_path / "null", tmp_path / "messages"
     bad.write_text('{"a": 1}')
     negative.write_text("1 -2 3 4")
+    empty.write_text("")
+    null.write_text('{"prompt": null}')
+    messages.write_text('{"messages": "text"}')
     for arguments in (
         ("",),
         ("text", "--file", str(bad)),
         ("--file", str(tmp_path / "nowhere")),
         ("--tokens", str(bad)),
         ("--tokens", str(negative)),
+        ("--tokens", str(empty)),
         ("--request", str(bad)),
+        ("--request", str(null)),
+        ("--request", str(messages)),
     ):
         ended = await run(*asked, *arguments)
         assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), arguments
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1, 2], [3]]])
+async def test_several_prompts(run: Run, asked: tuple[str, ...], tmp_path: Path, prompt: list[object]) -> None:
+    body = tmp_path / "body"
+    body.write_text(json.dumps({"prompt": prompt}))
+    ended = await run(*asked, "--request", str(body))
+    assert (ended.status, "2 prompts" in ended.err, ended.err.count("\n")) == (2, True, 1), ended
+    body.write_text(json.dumps({"prompt": prompt[:1]}))
+    assert (await run(*asked, "--request", str(body))).status == 0
 
 
 async def test_what_is_no_text(

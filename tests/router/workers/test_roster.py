@@ -78,9 +78,13 @@ class State:
         self.handed_over = True
         self.failing: Exception | None = None
         self.asked = 0
+        self.answering = asyncio.Event()
+        """Whether the store answers."""
+        self.answering.set()
 
     async def _handed_over(self, worker: Worker) -> bool:
         self.asked += 1
+        await self.answering.wait()
         if self.failing:
             raise self.failing
         return self.handed_over
@@ -134,6 +138,28 @@ async def test_a_worker_stays_until_others_can_have_what_it_computed_but_not_for
         state.handed_over = True
     else:
         state.now += roster._HAND_OVER + 1
+    await state.gone("a")
+
+
+async def test_a_new_deadline_counts_for_a_worker_that_is_handing_over(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "_HAND_OVER_POLL", 0.0)
+    state.handed_over = False
+    state.take("http://a:1,name=a")
+    state.roster.leave(state.fleet.workers["a"], 60.0)
+    await until(lambda: state.asked > 3)
+    state.roster.leave(state.fleet.workers["a"], 0.0)
+    await state.gone("a")
+
+
+async def test_a_store_that_answers_slowly_does_not_keep_a_worker(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "_HAND_OVER", 0.01)
+    state.answering.clear()
+    state.take("http://a:1,name=a")
+    state.roster.leave(state.fleet.workers["a"], 60.0)
     await state.gone("a")
 
 
