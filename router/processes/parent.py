@@ -59,7 +59,7 @@ async def supervise(settings: Settings, source: Source) -> int:
             port = reserved.getsockname()[1]
             async with _embedded_server(settings.event_plane) as plane:
                 told = replace(settings, port=port, event_plane=plane)
-                return await _Parent(told, source, columns, memory, folder, reserved).run()
+                return await _Parent(settings, told, source, columns, memory, folder, reserved).run()
     except (NatsServerError, OSError) as error:  # OSError: no folder to write to, or no room for another process
         log_event(logger, logging.ERROR, f"Cannot start: {error}")
         return 1
@@ -105,6 +105,7 @@ def _reserve(host: str, port: int) -> socket.socket:
 class _Parent:
     def __init__(
         self,
+        stated: Settings,
         settings: Settings,
         source: Source,
         columns: int,
@@ -112,8 +113,9 @@ class _Parent:
         folder: str,
         reserved: socket.socket,
     ) -> None:
-        """`settings`: what processes are told. `columns`: of `memory`, as in `memory_size`. `reserved`: keeps the port
-        for processes that are started again."""
+        """`settings`: what processes are told, in place of what was `stated`. `columns`: of `memory`, as in
+        `memory_size`. `reserved`: keeps the port for processes that are started again."""
+        self._stated = stated
         self._settings = settings
         self._source = source
         self._columns = columns
@@ -193,7 +195,8 @@ class _Parent:
         member = Member(number, settings.processes, self._columns, self._memory, self._folder)
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("pipes were asked for")
-        process.stdin.write(msgspec.json.encode(Start(settings, member, list(self._source.argv))) + b"\n")
+        start = Start(settings, member, list(self._source.argv), self._stated.port, self._stated.event_plane)
+        process.stdin.write(msgspec.json.encode(start) + b"\n")
         listening = await process.stdout.readline()
         if listening:
             self._listening.add(number)
