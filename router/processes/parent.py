@@ -54,6 +54,7 @@ async def supervise(settings: Settings, source: Source) -> int:
         return 1
     try:
         with reserved, _memory() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:
+            _check_sockets(folder, settings.processes)
             columns = max(LEAST_COLUMNS, COLUMNS_PER_WORKER * len(settings.workers))
             memory.truncate(memory_size(settings.processes, columns))
             port = reserved.getsockname()[1]
@@ -63,6 +64,15 @@ async def supervise(settings: Settings, source: Source) -> int:
     except (NatsServerError, OSError) as error:  # OSError: no folder to write to, or no room for another process
         log_event(logger, logging.ERROR, f"Cannot start: {error}")
         return 1
+
+
+def _check_sockets(folder: str, count: int) -> None:
+    """Raises OSError if the processes could not have their sockets there, which only the last would say."""
+    with socket.socket(socket.AF_UNIX) as tried:
+        try:
+            tried.bind(f"{folder}/{count - 1}")
+        except OSError as error:
+            raise OSError(f"{folder}: no socket can be made there ({error}); set TMPDIR to a short path") from None
 
 
 def _memory() -> BinaryIO:

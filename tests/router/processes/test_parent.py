@@ -135,6 +135,18 @@ async def test_where_nothing_can_be_written_one_line_says_so(
     assert str(tmp_path) in told
 
 
+async def test_a_folder_too_long_for_sockets_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    assert await supervise(Settings(processes=2, port=0), Source([], {})) == 1
+    (told,) = caplog.messages
+    assert told.startswith(f"Cannot start: {folder}")
+    assert "TMPDIR" in told
+
+
 async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(Child):
         """As a process that has no handler for the signal yet."""
