@@ -165,6 +165,8 @@ class Cursor:
         # A report may overtake batches: one is lost if it is still missing at the next report.
         self._missed = report.event_id if fresh else self._mark
         self._mark = report.event_id
+        if report.epoch == NO_EVENTS:  # its publisher would answer with what the engine before held
+            return out
         behind = self._missed >= self._next_id or bool(self._early or self._torn)
         self._may_ask = True
         return out + self._ask() if behind else out

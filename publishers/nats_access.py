@@ -49,7 +49,8 @@ class SafeClient(Client):
     """nats-py's client without some of its shortcomings: `publish` is a coroutine only; with tls:// it goes on
     unencrypted if the server says that it has no TLS, as an attacker in between may say too; when a reconnect ends in
     an unexpected error it tries no more, and leaves the connection open; it does not decode the user and password of a
-    URL, nor use them for other servers of a cluster; it has no place for certificates that change."""
+    URL, nor use them for other servers of a cluster; it has no place for certificates that change; it puts errors into
+    lower case, and so the subjects that they name."""
 
     def __init__(self, files: NatsFiles = NatsFiles()) -> None:  # noqa: B008 -- immutable
         super().__init__()
@@ -85,6 +86,10 @@ class SafeClient(Client):
         except Exception as error:
             self._hang_up()
             raise nats.errors.Error(f"the server could not be greeted: {error!r}") from error
+
+    async def _process_err(self, err_msg: str) -> None:
+        """The rest of a subject of ours is told well enough in lower case."""
+        await super()._process_err(err_msg.replace('"_inbox.', '"_INBOX.'))
 
     def _hang_up(self) -> None:
         if self._transport:

@@ -61,12 +61,15 @@ class Source(NamedTuple):
 
     argv: Sequence[str]
     environ: Mapping[str, str]
-    decided: Mapping[str, Any] = MappingProxyType({})
-    """What stands whatever is read, by attribute."""
+    decided: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
+    """By attribute: what was stated at the start, and what was decided then, which stands for as long as the former is
+    stated."""
 
     def read(self) -> Settings:
         """Raises SettingsError."""
-        return replace(load_settings(self.argv, self.environ), **self.decided)
+        read = load_settings(self.argv, self.environ)
+        stand = {name: value for name, (stated, value) in self.decided.items() if getattr(read, name) == stated}
+        return replace(read, **stand)
 
     @property
     def file(self) -> Path | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from publishers.urls import split_url
-from router.http.messages import AUTHORIZATION
+from router.http.messages import Headers
 from router.openai.errors import BadRequest
 from router.security.guard import Guard
 from router.settings.administration import Address
@@ -18,17 +18,16 @@ class Refusal(NamedTuple):
     """For people."""
 
 
-Authorize = Callable[[str | None], Refusal | None]
-"""From the Authorization header to why not; None: go on."""
+Authorize = Callable[[Headers], Refusal | None]
+"""From the headers, with names in lower case, to why not; None: go on."""
 
 
 def by_keys(guard: Guard) -> Authorize:
     """Whoever shows a key with `admin: true`."""
 
-    def authorize(authorization: str | None) -> Refusal | None:
-        shown = [] if authorization is None else [(AUTHORIZATION, authorization.encode("utf-8", "surrogateescape"))]
+    def authorize(headers: Headers) -> Refusal | None:
         try:
-            guard.check_admin(shown)
+            guard.check_admin(headers)
         except BadRequest as error:
             return Refusal(error.response.status, str(error))
         return None

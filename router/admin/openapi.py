@@ -99,9 +99,12 @@ def document() -> Json:
         "paths": _paths(),
         "components": {
             "schemas": {**schemas, "NewWorker": NEW_WORKER},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"header": []}],
     }
 
 

@@ -64,7 +64,7 @@ class CannotAdminister(Exception):
 
 
 class AdminSurface:
-    """`start`, then `close`. `authorize`: from a request's Authorization header to why it is refused."""
+    """`start`, then `close`. `authorize`: from a request's headers to why it is refused."""
 
     def __init__(
         self, roster: Roster, context: RouterContext, drain_timeout: float, authorize: Authorize | None = None
@@ -132,8 +132,7 @@ class AdminSurface:
     def _refusal(self, request: web.Request) -> Refusal | None:
         if self._authorize is None:
             return refuse_foreign_host(request.headers.get("Host"))
-        shown = request.headers.getall("Authorization", [])  # of two, which one counts is anybody's guess
-        return self._authorize(shown[0] if len(shown) == 1 else None)
+        return self._authorize([(name.lower(), value) for name, value in request.raw_headers])
 
     # -- workers
 

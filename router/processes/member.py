@@ -51,6 +51,10 @@ class Start(msgspec.Struct):
     member: Member
     argv: list[str]
     """The router's arguments, to read the settings again."""
+    port: int
+    """As stated; that of `settings` is what the parent has found free for all."""
+    event_plane: str
+    """Likewise: the parent may have started its server."""
 
 
 class Shared(NamedTuple):
@@ -159,5 +163,5 @@ def main() -> int:
     from router.serve import run  # noqa: PLC0415 -- it imports this module
 
     settings = start.settings
-    decided = {"port": settings.port, "event_plane": settings.event_plane}  # by the parent, for all
+    decided = {"port": (start.port, settings.port), "event_plane": (start.event_plane, settings.event_plane)}
     return run(settings, Source(start.argv, os.environ, decided), start.member)

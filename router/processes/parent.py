@@ -54,15 +54,25 @@ async def supervise(settings: Settings, source: Source) -> int:
         return 1
     try:
         with reserved, _memory() as memory, tempfile.TemporaryDirectory(prefix="kv-router-") as folder:
+            _check_sockets(folder, settings.processes)
             columns = max(LEAST_COLUMNS, COLUMNS_PER_WORKER * len(settings.workers))
             memory.truncate(memory_size(settings.processes, columns))
             port = reserved.getsockname()[1]
             async with _embedded_server(settings.event_plane) as plane:
                 told = replace(settings, port=port, event_plane=plane)
-                return await _Parent(told, source, columns, memory, folder, reserved).run()
+                return await _Parent(settings, told, source, columns, memory, folder, reserved).run()
     except (NatsServerError, OSError) as error:  # OSError: no folder to write to, or no room for another process
         log_event(logger, logging.ERROR, f"Cannot start: {error}")
         return 1
+
+
+def _check_sockets(folder: str, count: int) -> None:
+    """Raises OSError if the processes could not have their sockets there, which only the last would say."""
+    with socket.socket(socket.AF_UNIX) as tried:
+        try:
+            tried.bind(f"{folder}/{count - 1}")
+        except OSError as error:
+            raise OSError(f"{folder}: no socket can be made there ({error}); set TMPDIR to a short path") from None
 
 
 def _memory() -> BinaryIO:
@@ -105,6 +115,7 @@ def _reserve(host: str, port: int) -> socket.socket:
 class _Parent:
     def __init__(
         self,
+        stated: Settings,
         settings: Settings,
         source: Source,
         columns: int,
@@ -112,8 +123,9 @@ class _Parent:
         folder: str,
         reserved: socket.socket,
     ) -> None:
-        """`settings`: what processes are told. `columns`: of `memory`, as in `memory_size`. `reserved`: keeps the port
-        for processes that are started again."""
+        """`settings`: what processes are told, in place of what was `stated`. `columns`: of `memory`, as in
+        `memory_size`. `reserved`: keeps the port for processes that are started again."""
+        self._stated = stated
         self._settings = settings
         self._source = source
         self._columns = columns
@@ -193,7 +205,8 @@ class _Parent:
         member = Member(number, settings.processes, self._columns, self._memory, self._folder)
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("pipes were asked for")
-        process.stdin.write(msgspec.json.encode(Start(settings, member, list(self._source.argv))) + b"\n")
+        start = Start(settings, member, list(self._source.argv), self._stated.port, self._stated.event_plane)
+        process.stdin.write(msgspec.json.encode(start) + b"\n")
         listening = await process.stdout.readline()
         if listening:
             self._listening.add(number)

@@ -69,6 +69,8 @@ class WorkerResources:
             # Over a broker, events may come for a worker that cannot say itself that it has some.
             if self._settings.kv_events and (worker.has_events or not local):
                 self._indexer.watch(rank)
+            elif self._indexer.watches(rank):  # it publishes no more: what it told is not true for long
+                self._indexer.forget(rank)
             self._indexer.worker_restarted(rank)
             if worker.cache_blocks:
                 self._indexer.resize(rank, worker.cache_blocks)

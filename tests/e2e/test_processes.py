@@ -177,6 +177,11 @@ async def test_workers_join_and_leave_in_each_process(slow: Sim, logs: Path, tmp
         wait_for(lambda: len(children(router.process.pid)) == 2 and killed not in children(router.process.pid))
         wait_for(lambda: are_up(3))
         assert "they take a restart" not in router.log
+        config.write_text(config.read_text() + "event_plane: nats://127.0.0.1:1\n")
+        if not watched:
+            router.process.send_signal(signal.SIGHUP)
+        told = "they take a restart process={} settings=event_plane\n"
+        wait_for(lambda: all(told.format(number) in router.log for number in "01"))
         assert "Traceback" not in router.log
 
 

@@ -407,6 +407,17 @@ def test_where_nothing_is_known_any_more_no_epoch_is_over(restarts: bool) -> Non
     assert (held(indexer), indexer.view(RANK)) == ({1}, View.EXACT)
 
 
+def test_a_publisher_without_events_is_not_asked_for_those_of_the_engine_before() -> None:
+    """The engine came back without KV events: its publisher still counts, and still has, what the one before held."""
+    indexer = heard()
+    looks(indexer, SILENCE + 1)
+    assert indexer.on_report(report(0, epoch=NO_EVENTS, exact=False)) == []
+    for _ in range(SILENCE):
+        looks(indexer, 1)
+        assert indexer.on_report(report(0, epoch=NO_EVENTS, exact=False)) == []
+    assert (held(indexer), indexer.view(RANK)) == (set(), View.BLIND)
+
+
 def test_late_reports_are_no_sign_of_life() -> None:
     indexer = heard()
     indexer.on_batch(batch(1, stored(2), epoch=5))

@@ -319,3 +319,18 @@ async def test_what_may_not_be_published_is_told_once_for_each_subject(
             await got.wait()
         await plane.close()
     assert len(warnings(caplog, '"wrong"')) == 1
+
+
+@pytest.mark.nats
+async def test_an_inbox_that_is_not_permitted_is_named_as_permissions_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Subjects are told apart by case: whoever permitted what nats-py makes of it would have permitted nothing."""
+    users = 'authorization { users = [ { user: a, password: b, permissions: { publish: ["right"] } } ] }'
+    async with configured(users, tmp_path, monkeypatch) as server:
+        plane = make_plane(server.url.replace("nats://", "nats://a:b@"))
+        await plane.start()
+        plane.publish("_INBOX.x", b"")
+        await until(lambda: warnings(caplog, "permissions violation"))
+        await plane.close()
+    assert '"_INBOX.x"' in warnings(caplog, "permissions violation")[0]

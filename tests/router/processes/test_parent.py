@@ -65,7 +65,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
     settings = Settings(processes=1)
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(1, 8))
-        parent = _Parent(settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
+        parent = _Parent(settings, settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
         await parent._start(0)
         keeping = asyncio.create_task(parent._keep(0))
         assert children[0]
@@ -92,7 +92,8 @@ async def test_a_process_that_is_started_again_is_told_of_the_workers_that_a_wat
     file.write_text("worker: [http://127.0.0.1:1]")
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(1, 8))
-        parent = _Parent(source.read(), source, 8, memory, str(tmp_path), socket.socket())
+        settings = source.read()
+        parent = _Parent(settings, settings, source, 8, memory, str(tmp_path), socket.socket())
         await parent._start(0)
         file.write_text("worker: [http://127.0.0.1:2]")
         keeping = asyncio.create_task(parent._keep(0))
@@ -134,6 +135,18 @@ async def test_where_nothing_can_be_written_one_line_says_so(
     assert str(tmp_path) in told
 
 
+async def test_a_folder_too_long_for_sockets_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    assert await supervise(Settings(processes=2, port=0), Source([], {})) == 1
+    (told,) = caplog.messages
+    assert told.startswith(f"Cannot start: {folder}")
+    assert "TMPDIR" in told
+
+
 async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(Child):
         """As a process that has no handler for the signal yet."""
@@ -151,7 +164,9 @@ async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monk
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(2, 8))
-        parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path), socket.socket())
+        parent = _Parent(
+            Settings(processes=2), Settings(processes=2), Source([], {}), 8, memory, str(tmp_path), socket.socket()
+        )
         assert await parent.run() == 0
 
 
@@ -180,7 +195,9 @@ async def test_a_signal_while_others_start_lets_those_that_serve_drain(
     monkeypatch.setattr(processes, "_signal", heed)
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(2, 8))
-        parent = _Parent(Settings(processes=2), Source([], {}), 8, memory, str(tmp_path), socket.socket())
+        parent = _Parent(
+            Settings(processes=2), Settings(processes=2), Source([], {}), 8, memory, str(tmp_path), socket.socket()
+        )
         assert await parent.run() == 0
     assert told == children
 
@@ -202,7 +219,7 @@ async def test_a_process_that_stands_still_is_killed_in_the_end(
     settings = Settings(processes=1, drain_timeout=0.0 if signals == 1 else 3600.0)
     with tempfile.TemporaryFile() as memory:
         memory.truncate(memory_size(1, 8))
-        parent = _Parent(settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
+        parent = _Parent(settings, settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
         await parent._start(0)
         keeping = asyncio.create_task(parent._keep(0))
         for _ in range(signals):

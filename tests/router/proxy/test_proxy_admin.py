@@ -19,6 +19,7 @@ from router.admin.openapi import NEW_WORKER, document
 from router.admin.shapes import Change, Limits, LogLevel, WorkerState
 from router.admin.surface import AdminSurface, CannotAdminister
 from router.app import App
+from router.http.messages import Headers
 from router.settings import Settings
 from router.settings.administration import Address
 from router.settings.logs import LogLevel as Level
@@ -319,8 +320,8 @@ async def test_another_hosts_name_is_refused_without_keys(a: ScriptedWorker, hos
 
 
 async def test_whoever_authorises_is_asked_each_time(a: ScriptedWorker) -> None:
-    def authorize(header: str | None) -> Refusal | None:
-        return None if header == "Bearer right" else Refusal(401, "Show a key.")
+    def authorize(headers: Headers) -> Refusal | None:
+        return None if (b"authorization", b"Bearer right") in headers else Refusal(401, "Show a key.")
 
     async with running(a) as router:
         assert router.app._roster
@@ -346,6 +347,9 @@ async def test_with_keys_one_with_admin_is_needed(a: ScriptedWorker, tmp_path: P
         assert (await admin.ask("GET", "workers", headers=root))[0] == 200
         twice = [("Authorization", "Bearer ROOT"), ("Authorization", "Bearer ROOT")]
         assert (await admin.ask("GET", "workers", headers=CIMultiDict(twice)))[0] == 401
+        for key, expected in (("ROOT", 200), ("USER", 403), ("x", 401)):  # the other way that a refusal names
+            assert (await admin.ask("GET", "workers", headers={"x-api-key": key}))[0] == expected
+        assert (await admin.ask("GET", "workers", headers={**root, "x-api-key": "ROOT"}))[0] == 401
         assert (await admin.ask("DELETE", "workers/a", headers=root))[0] == 202
 
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from engines.description import EngineDescription, Model
+from indexer.events import EventBatch, Stored, pack_hashes
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.types import PLAIN, Tier, WorkerRank
 from publishers.local_plane import LocalPlane
@@ -251,6 +252,23 @@ async def test_publishers_end_with_their_workers() -> None:
             await state.gone("a")
             assert state.resources._followed == {}
         await until(lambda: asyncio.all_tasks() == before)
+        await state.roster.close()
+        await state.plane.close()
+
+
+async def test_the_events_of_a_worker_that_publishes_none_any_more_are_not_waited_for() -> None:
+    """Nor is what they told of the engine before believed."""
+    async with aiohttp.ClientSession() as session:
+        state = State(session, plane="local")
+        await state.plane.start()
+        worker = state.roster.join(spec("a", ",events=tcp://127.0.0.1:1"))
+        await state.up(worker)
+        (rank,) = worker.ranks
+        state.indexer.on_batch(EventBatch("a", 0, 1, 0, [Stored(Tier.GPU, pack_hashes([7]))]))
+        assert (state.indexer.watches(rank), state.indexer.index.blocks(rank, Tier.GPU)) == (True, 1)
+        state.roster.restate(worker, spec("a"))
+        await state.up(worker)
+        assert (state.indexer.watches(rank), state.indexer.index.blocks(rank, Tier.GPU)) == (False, 0)
         await state.roster.close()
         await state.plane.close()
 
