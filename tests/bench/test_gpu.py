@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +30,20 @@ print(json.dumps(sys.argv[1:]), flush=True)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Up).serve_forever()
 """
 """Says how it was started and is healthy."""
+WAITING = """\
+#!{python}
+import http.server, os, sys, threading
+class Up(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/v1/models":
+            with open("PIPE", "w") as asked:
+                print(os.getpid(), file=asked)
+            threading.Event().wait()
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Up).serve_forever()
+"""
+"""Is healthy, and tells its process id when it is asked for its model, which it never names."""
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +105,26 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Cap
     told = capsys.readouterr().err
     assert str(tmp_path / "nothing") in told
     assert "logs are in" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_comparison_and_then_the_engines(tmp_path: Path, number: signal.Signals) -> None:
+    asked = tmp_path / "asked"
+    os.mkfifo(asked)
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.bench.gpu",
+        "--vllm",
+        program(tmp_path, WAITING.replace("PIPE", str(asked))),
+    ]
+    command += ["--workers", "1", "--modes", "none"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        pid = int(asked.read_text())
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+    assert error == "kv-router ab: interrupted; the fleet and the router were ended\n"
+    assert process.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

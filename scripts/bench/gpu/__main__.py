@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from scripts.bench.places import cache_folder
 from scripts.bench.processes import CannotStart
@@ -29,12 +31,30 @@ def main(argv: list[str]) -> int:
         engine = Engine(own.vllm, model, own.kv_gigabytes, own.memory_share, own.vllm_arg)
         with fleet(engine, own.workers) as workers:
             named = [part for worker in workers for part in ("--worker", worker)]
-            return subprocess.run([sys.executable, "-m", "router", "ab", *named, *rest], check=False).returncode
+            return _compare([*named, *rest])
     except (CannotStart, OSError) as error:
         print(f"gpu: {error}\nThe engines' logs are in {cache_folder() / 'logs'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _interrupt_on_signals() -> None:
+    """SIGTERM, and a terminal that is gone, end the engines too, which would otherwise keep the GPU's memory."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under `nohup`
+            signal.signal(number, signal.default_int_handler)
+
+
+def _compare(flags: Sequence[str]) -> int:
+    """Runs `ab`; interrupted, it has the time to end its router and to report what it has measured."""
+    # In a session of its own: Ctrl-C at the terminal reaches it through this process only.
+    comparison = subprocess.Popen([sys.executable, "-m", "router", "ab", *flags], start_new_session=True)
+    while True:
+        try:
+            return comparison.wait()
+        except KeyboardInterrupt:
+            comparison.send_signal(signal.SIGINT)
 
 
 def _tokens(gigabytes: float, shape: str) -> int:
@@ -63,4 +83,5 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    _interrupt_on_signals()
     sys.exit(main(sys.argv[1:]))
