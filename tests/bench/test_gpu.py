@@ -107,6 +107,33 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Cap
     assert "logs are in" in told
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--modes", "kv,roundrobin"], "there is no mode 'roundrobin'"),
+        (["--trace", "nowhere.jsonl"], "cannot read the trace nowhere.jsonl"),
+        (["--limits", "5"], "unrecognized arguments: --limits 5"),
+        (["--out", "nowhere/gpu.json"], "cannot write nowhere/gpu.json"),
+        (["--sim-workers", "2"], "--sim-workers is for a simulated fleet"),
+    ],
+)
+def test_a_flag_of_the_comparison_is_refused_before_an_engine_starts(
+    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--vllm", str(tmp_path / "nothing"), *flags]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("gpu: ")
+    assert words in told.err
+    assert told.out == ""
+
+
+@pytest.mark.parametrize("flags", [["--workers", "0"], ["--kv-gigabytes", "0"], ["--memory-share", "x"]])
+def test_a_fleet_of_nothing_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*flags, "--modes", "none", "--limit", "1"])
+    assert f"argument {flags[0]}: " in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_comparison_and_then_the_engines(tmp_path: Path, number: signal.Signals) -> None:
