@@ -96,9 +96,15 @@ def _compare(plan: Plan, runs: Runner, console: Console) -> list[Result]:
         for policy, figures in per_policy.items():
             pairs = zip(plan.seeds, figures, strict=True)
             results += [Result(plan.requests.workload, policy, rate, seed, one) for seed, one in pairs]
-        console.print(table(per_policy, plan.baseline, f"rate {rate:g}, {results[-1].figures.requests} requests"))
+        console.print(table(per_policy, plan.baseline, f"rate {rate:g}, {_requests(per_policy[plan.baseline])}"))
     console.print(_legend(plan))
     return results
+
+
+def _requests(figures: Sequence[Figures]) -> str:
+    """How many there were with each seed."""
+    counts = sorted({one.requests for one in figures})
+    return f"{counts[0]} requests" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} requests"
 
 
 def _legend(plan: Plan) -> str:

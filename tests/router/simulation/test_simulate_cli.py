@@ -47,6 +47,14 @@ def test_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert report["settings"]["requests"]["workload"] == "rag"
 
 
+def test_the_heading_counts_the_requests_of_every_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sim.json"
+    assert main(["simulate", *SMALL, "--policies", "auto", "--seeds", "0,1,2", "--out", str(out)]) == 0
+    counts = [run["figures"]["requests"] for run in json.loads(out.read_bytes())["runs"]]
+    assert min(counts) < max(counts)
+    assert f"rate 1, {min(counts)} to {max(counts)} requests" in capsys.readouterr().out
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 def test_a_full_disk_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *SMALL, "--limit", "5", "--policies", "auto", "--out", "/dev/full"]) == 2
