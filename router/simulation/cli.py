@@ -12,6 +12,7 @@ from rich.console import Console
 
 from router.ab.errors import RunError
 from router.ab.flags import check_writable, tell_written, write_all
+from router.ab.output import Output
 from router.simulation.crediting import credit_table, credit_verdicts, run_credit
 from router.simulation.figures import Figures
 from router.simulation.knee import FURTHEST, GROWTH, LIGHT, Knee
@@ -41,7 +42,8 @@ def main(argv: list[str]) -> int:
         plan = read_plan(argv)
         check_writable("--out", plan.out)
         check_writable("--page", plan.page)
-        console = Console(width=None if sys.stdout.isatty() else 140, highlight=False, soft_wrap=True)
+        width = None if sys.stdout.isatty() else 140
+        console = Output(bool(plan.out or plan.page), width=width, highlight=False, soft_wrap=True)
         with runner(plan.jobs) as runs:
             found = _study(plan, runs, console)
     except RunError as error:
@@ -53,6 +55,7 @@ def main(argv: list[str]) -> int:
     files = _files(plan, found, argv)
     written = write_all(NAME, files)
     tell_written(written, console)
+    console.check()
     return 0 if len(written) == len(files) else 2
 
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import ssl
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -207,6 +208,22 @@ def test_what_is_printed_to_a_full_disk_costs_no_result(
         sys.stdout.close()
     assert capsys.readouterr().err == "kv-router ab: No space left on device\n"
     assert len(json.loads(out.read_bytes())["modes"][0]["requests"]) == 3
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_costs_no_result(trace: str, tmp_path: Path) -> None:
+    """As in `… | head`, or a pager that is left."""
+    out = tmp_path / "result.json"
+    with engine(resets=True) as (url, _):
+        argv = ["--trace", trace, "--modes", "none,none", "--worker", url, "--out", str(out)]
+        command = [sys.executable, "-m", "router", "ab", *argv]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.close()
+            assert process.stderr is not None
+            assert process.stderr.read() == "kv-router ab: Broken pipe\n"
+    assert process.returncode == 1
+    assert len(json.loads(out.read_bytes())["modes"]) == 2
 
 
 def test_a_series_goes_through_every_rate_seed_and_mode(

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from router.ab.errors import RunError
 from router.simulation.changes import parse_change
 from router.simulation.plan import Plan, make_parser, read_plan
 from router.simulation.workloads import WORKLOADS
+from tests.fakes.full_stream import FullStream
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "simulate.md").read_text("utf-8")
@@ -59,6 +62,32 @@ def test_the_heading_counts_the_requests_of_every_seed(tmp_path: Path, capsys: p
 def test_a_full_disk_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *SMALL, "--limit", "5", "--policies", "auto", "--out", "/dev/full"]) == 2
     assert capsys.readouterr().err == "kv-router simulate: cannot write /dev/full: No space left on device\n"
+
+
+def test_what_is_printed_to_a_full_disk_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sim.json"
+    monkeypatch.setattr(sys, "stdout", FullStream())
+    assert main(["simulate", *SMALL, "--limit", "5", "--policies", "auto", "--sweep", "1,2", "--out", str(out)]) == 1
+    sys.stdout.close()
+    assert capsys.readouterr().err == "kv-router simulate: No space left on device\n"
+    assert len(json.loads(out.read_bytes())["runs"]) == 2
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_costs_no_result(tmp_path: Path) -> None:
+    """As in `… | head`, or a pager that is left."""
+    out = tmp_path / "sim.json"
+    argv = [*SMALL, "--limit", "5", "--policies", "auto", "--sweep", "1,2", "--out", str(out)]
+    command = [sys.executable, "-m", "router", "simulate", *argv]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == "kv-router simulate: Broken pipe\n"
+    assert process.returncode == 1
+    assert len(json.loads(out.read_bytes())["runs"]) == 2
 
 
 def test_the_same_seed_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:
