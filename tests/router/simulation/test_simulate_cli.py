@@ -146,6 +146,10 @@ def test_no_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
         ("--knee --rate 2 --baseline kv", "leave out --baseline, --rate"),
         ("--knee --ttft-slo 1 --slo-action queue", "and refuses nothing; leave out --slo-action, --ttft-slo"),
+        (
+            "--duration 1 --jobs 1 --store-tokens 1000 --store-sweep 1 --sweep 1,2 --no-store-credit --store-gb-s 7",
+            "with and without credit, at one --rate; leave out --no-store-credit, --store-gb-s, --sweep",
+        ),
         ("--page suite.md", "--page is of --suite, without --knee"),
         (
             "--slow 0=inf",
