@@ -139,6 +139,15 @@ def test_a_malformed_row_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"{path}:2: not a trace row" in capsys.readouterr().err
 
 
+def test_a_run_that_cannot_be_made_leaves_no_empty_file(tmp_path: Path) -> None:
+    """It would look like a result; one of an earlier run stays."""
+    out, html = tmp_path / "ab.json", tmp_path / "ab.html"
+    html.write_text("of yesterday")
+    assert main(["--worker", "http://127.0.0.1:1", "--limit", "1", "--out", str(out), "--html", str(html)]) == 2
+    assert not out.exists()
+    assert html.read_text() == "of yesterday"
+
+
 def test_a_worker_that_is_down(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     with engine(resets=True) as (url, _):
         pass
