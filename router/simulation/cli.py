@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -100,8 +100,20 @@ def _compare(plan: Plan, runs: Runner, console: Console) -> list[Result]:
             pairs = zip(plan.seeds, figures, strict=True)
             results += [Result(plan.requests.workload, policy, rate, seed, one) for seed, one in pairs]
         console.print(table(per_policy, plan.baseline, f"rate {rate:g}, {_requests(per_policy[plan.baseline])}"))
+        if late := _too_late(plan, rate, per_policy.values()):
+            console.print(late)
     console.print(_legend(plan))
     return results
+
+
+def _too_late(plan: Plan, rate: float, results: Iterable[Sequence[Figures]]) -> str:
+    """A sentence on changes that came after the last answer of every run, if there are any."""
+    if not plan.changes:
+        return ""
+    begun = max(plan.requests.rows(seed, rate)[0].timestamp / 1000 for seed in plan.seeds)
+    over = begun + max(one.seconds for figures in results for one in figures)
+    late = ", ".join(f"{at:g}" for at in sorted({change.at for change in plan.changes if change.at > over}))
+    return f"All was over in second {over:.1f}. Nothing came of --change in second {late}." if late else ""
 
 
 def _requests(figures: Sequence[Figures]) -> str:

@@ -50,6 +50,16 @@ def test_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert report["settings"]["requests"]["workload"] == "rag"
 
 
+def test_a_change_that_comes_too_late_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """The faster the same requests come, the sooner it is all over."""
+    flags = ["--policies", "auto,random", "--change", "1:kill:0", "--change", "14:join:1", "--sweep", "0.1,2"]
+    assert main(["simulate", *SMALL, *flags]) == 0
+    told = capsys.readouterr().out.split("rate 2, ")
+    late = r"All was over in second [45]\.\d\. Nothing came of --change in second 14\.\n"
+    assert "All was over" not in told[0]
+    assert len(re.findall(late, told[1])) == 1
+
+
 def test_the_heading_counts_the_requests_of_every_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sim.json"
     assert main(["simulate", *SMALL, "--policies", "auto", "--seeds", "0,1,2", "--out", str(out)]) == 0
