@@ -22,6 +22,7 @@ from router.ab.errors import RunError
 from router.ab.figures import ratios
 from router.ab.flags import check_writable, tell_written, write_all
 from router.ab.machine import Cost, Meter
+from router.ab.output import Output
 from router.ab.plan import UNROUTED, Plan, mode_of, read_plan
 from router.ab.progress import progress
 from router.ab.replay import Pace, Prompts, replay
@@ -54,16 +55,17 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"kv-router ab: {error}\n")
         return 2
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Output(bool(plan.out or plan.html), width=None if sys.stdout.isatty() else 120)
     measured: list[_Measured] = []
     status = _run_all(plan, access, loads, console, measured)
     if not measured:
         return status
     report = _report(plan, argv, started, measured)
     files = _files(plan, report)
-    written = write_all("kv-router ab", files)  # before what is printed, which may have nowhere to go
+    written = write_all("kv-router ab", files)
     show(report, console)
     tell_written(written, console)
+    console.check()
     if len(written) < len(files):
         return 2
     return status or (1 if any(mode.summary.errors == mode.summary.requests for mode in report.modes) else 0)

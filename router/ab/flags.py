@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -74,12 +75,16 @@ def router_url(text: str) -> str:
 
 
 def check_writable(flag: str, path: str | None) -> None:
-    """Checks that the file that `flag` names can be written, before the run rather than after it."""
+    """Checks that the file that `flag` names can be written, before the run rather than after it. It leaves no empty
+    one behind."""
     if path is None:
         return
     try:
+        there = os.path.lexists(path)
         with Path(path).open("ab"):
             pass
+        if not there:
+            Path(path).unlink()
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}; give {flag} another FILE") from None
 

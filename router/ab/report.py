@@ -138,7 +138,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     machine = (
         f"{costs[0].cores} cores, {min(cost.busy for cost in costs):.0%} to {max(cost.busy for cost in costs):.0%} busy"
     )
-    settings = ", ".join(f"{name} {_told(value)}" for name, value in report.settings.items() if value not in (None, []))
+    told = {name: _told(value) for name, value in report.settings.items() if value not in (None, {})}
+    settings = ", ".join(f"{name} {text}" for name, text in told.items() if text)
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     return [
         ("command", shlex.join(report.command)),
@@ -169,9 +170,10 @@ def table(compared: Comparison, rate: float, *, real: bool, gaps: bool = False) 
 
 
 def _heading(report: Report) -> str:
-    trace = report.trace
+    trace, seconds = report.trace, report.trace["seconds"]
+    lasted = f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
     return (
-        f"{trace['requests']:.0f} requests in {trace['seconds']:.0f} s, {trace['input_tokens']:.0f} input and "
+        f"{trace['requests']:.0f} requests in {lasted} s, {trace['input_tokens']:.0f} input and "
         f"{trace['output_tokens']:.0f} output tokens on average, {trace['reuse']:.0%} reusable by one endless cache"
         f"{_series(report)}"
     )
@@ -182,10 +184,8 @@ def _series(report: Report) -> str:
     rates, seeds = ({getattr(mode, name): None for mode in report.modes} for name in ("rate", "seed"))
     if len(rates) == len(seeds) == 1:
         return ""
-    listed = " and ".join(
-        f"{name} {', '.join(f'{value:g}' for value in given)}" for name, given in (("rates", rates), ("seeds", seeds))
-    )
-    return f" (at the first of {listed})"
+    listed = ", ".join(f"{rate:g}" for rate in rates), ", ".join(map(str, seeds))
+    return " (at the first of rates {} and seeds {})".format(*listed)
 
 
 def _legend(compared: Comparison) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from router.ab.errors import RunError
 from router.ab.flags import check_writable, tell_written, write_all
+from router.ab.output import Output
 from router.simulation.crediting import credit_table, credit_verdicts, run_credit
 from router.simulation.figures import Figures
 from router.simulation.knee import FURTHEST, GROWTH, LIGHT, Knee
@@ -41,7 +42,8 @@ def main(argv: list[str]) -> int:
         plan = read_plan(argv)
         check_writable("--out", plan.out)
         check_writable("--page", plan.page)
-        console = Console(width=None if sys.stdout.isatty() else 140, highlight=False, soft_wrap=True)
+        width = None if sys.stdout.isatty() else 140
+        console = Output(bool(plan.out or plan.page), width=width, highlight=False, soft_wrap=True)
         with runner(plan.jobs) as runs:
             found = _study(plan, runs, console)
     except RunError as error:
@@ -53,6 +55,7 @@ def main(argv: list[str]) -> int:
     files = _files(plan, found, argv)
     written = write_all(NAME, files)
     tell_written(written, console)
+    console.check()
     return 0 if len(written) == len(files) else 2
 
 
@@ -96,9 +99,27 @@ def _compare(plan: Plan, runs: Runner, console: Console) -> list[Result]:
         for policy, figures in per_policy.items():
             pairs = zip(plan.seeds, figures, strict=True)
             results += [Result(plan.requests.workload, policy, rate, seed, one) for seed, one in pairs]
-        console.print(table(per_policy, plan.baseline, f"rate {rate:g}, {results[-1].figures.requests} requests"))
+        console.print(table(per_policy, plan.baseline, f"rate {rate:g}, {_requests(per_policy[plan.baseline])}"))
+        if late := _too_late(plan, rate, per_policy.values()):
+            console.print(late)
     console.print(_legend(plan))
     return results
+
+
+def _too_late(plan: Plan, rate: float, results: Iterable[Sequence[Figures]]) -> str:
+    """A sentence on changes that came after the last answer of every run, if there are any."""
+    if not plan.changes:
+        return ""
+    begun = max(plan.requests.rows(seed, rate)[0].timestamp / 1000 for seed in plan.seeds)
+    over = begun + max(one.seconds for figures in results for one in figures)
+    late = ", ".join(f"{at:g}" for at in sorted({change.at for change in plan.changes if change.at > over}))
+    return f"All was over in second {over:.1f}. Nothing came of --change in second {late}." if late else ""
+
+
+def _requests(figures: Sequence[Figures]) -> str:
+    """How many there were with each seed."""
+    counts = sorted({one.requests for one in figures})
+    return f"{counts[0]} requests" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} requests"
 
 
 def _legend(plan: Plan) -> str:

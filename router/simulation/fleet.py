@@ -39,7 +39,7 @@ from router.scheduling.scheduler import Scheduler
 from router.simulation.arrival import BOOK_EVERY, Arrival, Sample
 from router.simulation.parts import HOP, Parts
 from router.simulation.storing import SharedStore, StoringEngine
-from router.simulation.timeline import Timeline
+from router.simulation.timeline import Handle, Timeline
 
 EVENT_DELAY = 0.003
 """Seconds from the end of an engine's step until its events are in the index."""
@@ -239,10 +239,10 @@ class VirtualFleet:
         self._in_flight += 1
         self.queue.submit(Arrival(self, index, row))
 
-    def deliver(self, rank: WorkerRank, request: Request, arrival: Arrival, sink: Sink) -> None:
-        """Sends a request to a worker."""
+    def deliver(self, rank: WorkerRank, request: Request, arrival: Arrival, sink: Sink) -> Handle:
+        """Sends a request to a worker. What is returned can be cancelled while it is on its way."""
         self._sent.get(rank, {})[arrival] = None
-        self.timeline.call_later(HOP, self._reach, rank, request, sink)
+        return self.timeline.call_later(HOP, self._reach, rank, request, sink)
 
     def _reach(self, rank: WorkerRank, request: Request, sink: Sink) -> None:
         worker = self.workers.get(rank)

@@ -34,7 +34,7 @@ class Parts:
         self._request = request = arrival.request()
         request.max_tokens, request.keep = 1, True
         arrival.prefilling(request)
-        fleet.deliver(decision.rank, request, arrival, self)
+        self._on_its_way = [fleet.deliver(decision.rank, request, arrival, self)]
         if fleet.settings.push:
             self._send_decode()
 
@@ -77,7 +77,7 @@ class Parts:
         self._decode.remote = True
         arrival.decoding(onward.rank, booking)
         fleet.fetching[self._decode] = self
-        fleet.deliver(onward.rank, self._decode, arrival, arrival)
+        self._on_its_way.append(fleet.deliver(onward.rank, self._decode, arrival, arrival))
 
     # -- the transfer
 
@@ -113,6 +113,8 @@ class Parts:
         """Ends the request, answered or not, and frees what both workers hold for it."""
         self._over = True
         fleet, decode = self._fleet, self._decode
+        for half in self._on_its_way:
+            half.cancel()
         self._booking.release(fleet.timeline.now())
         prefiller = fleet.workers.get(self._decision.rank)
         if prefiller:

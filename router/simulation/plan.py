@@ -69,6 +69,9 @@ def read_plan(argv: Sequence[str]) -> Plan:
         _refuse(parser, given, vars(given).keys() - _OF_SUITE, "--suite has its own traffic, fleets and policies")
     elif given.knee:
         _refuse(parser, given, _NOT_OF_KNEE, "--knee tries rates and policies of its own, and refuses nothing")
+    elif given.store_sweep:
+        why = "--store-sweep has its own speeds and compares with and without credit, at one --rate"
+        _refuse(parser, given, _NOT_OF_STORE_SWEEP, why)
     requests, policies = _requests(given), given.policies
     fleet = _fleet(given, requests)
     for policy in policies:
@@ -99,6 +102,7 @@ _OF_SUITE = frozenset({"suite", "knee", "workload", "seeds", "jobs", "out", "pag
 _SLOS = frozenset({"ttft_slo", "tbt_slo", "slo_action", "slo_patience"})
 """Flags that the search for a knee refuses: requests that are rejected do not queue, so queues would not grow."""
 _NOT_OF_KNEE = frozenset({"policies", "baseline", "rate", "sweep", "store_sweep"}) | _SLOS
+_NOT_OF_STORE_SWEEP = frozenset({"sweep", "baseline", "store_gb_s", "store_credit"})
 _NEGATIVE = {"reuse": "no-reuse", "store_credit": "no-store-credit", "kv_events": "no-kv-events"}
 
 

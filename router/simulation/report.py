@@ -117,13 +117,14 @@ def suite_table(lines: Sequence[Line]) -> Table:
 
 
 def verdicts(lines: Sequence[Line]) -> list[str]:
-    """The judged figures in words."""
+    """The judged figures in words, without those that none of the workloads tells."""
     verdict = judge(lines)
-    return [
-        f"saturated (0.9 and 1.1 of the knee), mean of auto/best: {verdict.saturated:.3f}, goal {GOAL_SATURATED}",
-        f"all runs, worst auto/best: {verdict.worst:.3f}, goal {GOAL_WORST}",
-        f"no-reuse, worst auto/least-loaded: {verdict.no_reuse:.3f}, goal {GOAL_NO_REUSE}",
-    ]
+    figures = (
+        ("saturated (0.9 and 1.1 of the knee), mean of auto/best", verdict.saturated, GOAL_SATURATED),
+        ("all runs, worst auto/best", verdict.worst, GOAL_WORST),
+        ("no-reuse, worst auto/least-loaded", verdict.no_reuse, GOAL_NO_REUSE),
+    )
+    return [f"{what}: {value:.3f}, goal {goal}" for what, value, goal in figures if not math.isnan(value)]
 
 
 def page(lines: Sequence[Line], command: str) -> str:

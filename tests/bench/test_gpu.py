@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +30,20 @@ print(json.dumps(sys.argv[1:]), flush=True)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Up).serve_forever()
 """
 """Says how it was started and is healthy."""
+WAITING = """\
+#!{python}
+import http.server, os, sys, threading
+class Up(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/v1/models":
+            with open("PIPE", "w") as asked:
+                print(os.getpid(), file=asked)
+            threading.Event().wait()
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Up).serve_forever()
+"""
+"""Is healthy, and tells its process id when it is asked for its model, which it never names."""
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +105,53 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Cap
     told = capsys.readouterr().err
     assert str(tmp_path / "nothing") in told
     assert "logs are in" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--modes", "kv,roundrobin"], "there is no mode 'roundrobin'"),
+        (["--trace", "nowhere.jsonl"], "cannot read the trace nowhere.jsonl"),
+        (["--limits", "5"], "unrecognized arguments: --limits 5"),
+        (["--out", "nowhere/gpu.json"], "cannot write nowhere/gpu.json"),
+        (["--sim-workers", "2"], "--sim-workers is for a simulated fleet"),
+    ],
+)
+def test_a_flag_of_the_comparison_is_refused_before_an_engine_starts(
+    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--vllm", str(tmp_path / "nothing"), *flags]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("gpu: ")
+    assert words in told.err
+    assert told.out == ""
+
+
+@pytest.mark.parametrize("flags", [["--workers", "0"], ["--kv-gigabytes", "0"], ["--memory-share", "x"]])
+def test_a_fleet_of_nothing_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*flags, "--modes", "none", "--limit", "1"])
+    assert f"argument {flags[0]}: " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_comparison_and_then_the_engines(tmp_path: Path, number: signal.Signals) -> None:
+    asked = tmp_path / "asked"
+    os.mkfifo(asked)
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.bench.gpu",
+        "--vllm",
+        program(tmp_path, WAITING.replace("PIPE", str(asked))),
+    ]
+    command += ["--workers", "1", "--modes", "none"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        pid = int(asked.read_text())
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+    assert error == "kv-router ab: interrupted; the fleet and the router were ended\n"
+    assert process.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

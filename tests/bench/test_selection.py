@@ -180,6 +180,12 @@ def test_each_goal_is_judged_over_all_repeats() -> None:
     assert verdicts[0].repeats == (0.5, 0.6)
 
 
+def test_repeats_that_follow_each_other_are_no_more_a_second() -> None:
+    once, thrice = _arm("ours", (0.5, 0.5)).summary, _arm("ours", *[(0.5, 0.5)] * 3).summary
+    assert (once.duration, once.requests_per_second, once.output_tokens_per_second) == (1.0, 2.0, 4.0)
+    assert (thrice.duration, thrice.requests_per_second, thrice.output_tokens_per_second) == (3.0, 2.0, 4.0)
+
+
 def test_nothing_is_judged_without_both_or_with_failures() -> None:
     assert judge([_arm("ours", (1, 1)), _arm("round-robin", (1, 1))]) == ()
     verdicts = judge([_arm("ours", (0.1, 0.1)), _arm("dynamo", (1, 1), error="status 500")])

@@ -72,12 +72,27 @@ def arm_report(arm: str, repeats: Sequence[Measured], plan: Plan) -> ArmReport:
     found = [warnings(one.records, summary, one.cost, (), plan) for one, summary in zip(repeats, each, strict=True)]
     return ArmReport(
         arm=arm,
-        summary=summarise([record for one in repeats for record in one.records], plan.sim_workers),
+        summary=_together(each, summarise([record for one in repeats for record in one.records], plan.sim_workers)),
         expected=_expected(repeats),
         repeats=tuple(each),
         costs=tuple(one.cost for one in repeats),
         warnings=tuple(text for texts in found for text in texts),
         requests=tuple(one.records for one in repeats),
+    )
+
+
+def _together(repeats: Sequence[Summary], whole: Summary) -> Summary:
+    """`whole` would have all repeats begin at once; they follow each other."""
+    seconds = sum(one.duration for one in repeats)
+
+    def rate(of: Callable[[Summary], float]) -> float:
+        return sum(of(one) * one.duration for one in repeats) / seconds if seconds else 0.0
+
+    return msgspec.structs.replace(
+        whole,
+        duration=seconds,
+        output_tokens_per_second=rate(lambda one: one.output_tokens_per_second),
+        requests_per_second=rate(lambda one: one.requests_per_second),
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import ssl
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -138,6 +139,15 @@ def test_a_malformed_row_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"{path}:2: not a trace row" in capsys.readouterr().err
 
 
+def test_a_run_that_cannot_be_made_leaves_no_empty_file(tmp_path: Path) -> None:
+    """It would look like a result; one of an earlier run stays."""
+    out, html = tmp_path / "ab.json", tmp_path / "ab.html"
+    html.write_text("of yesterday")
+    assert main(["--worker", "http://127.0.0.1:1", "--limit", "1", "--out", str(out), "--html", str(html)]) == 2
+    assert not out.exists()
+    assert html.read_text() == "of yesterday"
+
+
 def test_a_worker_that_is_down(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     with engine(resets=True) as (url, _):
         pass
@@ -207,6 +217,22 @@ def test_what_is_printed_to_a_full_disk_costs_no_result(
         sys.stdout.close()
     assert capsys.readouterr().err == "kv-router ab: No space left on device\n"
     assert len(json.loads(out.read_bytes())["modes"][0]["requests"]) == 3
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_costs_no_result(trace: str, tmp_path: Path) -> None:
+    """As in `… | head`, or a pager that is left."""
+    out = tmp_path / "result.json"
+    with engine(resets=True) as (url, _):
+        argv = ["--trace", trace, "--modes", "none,none", "--worker", url, "--out", str(out)]
+        command = [sys.executable, "-m", "router", "ab", *argv]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.close()
+            assert process.stderr is not None
+            assert process.stderr.read() == "kv-router ab: Broken pipe\n"
+    assert process.returncode == 1
+    assert len(json.loads(out.read_bytes())["modes"]) == 2
 
 
 def test_a_series_goes_through_every_rate_seed_and_mode(

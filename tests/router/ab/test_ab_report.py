@@ -135,6 +135,26 @@ def test_several_rates_and_seeds() -> None:
     assert "warning random at rate 2, seed 2: beware" in text
 
 
+def test_a_seed_is_told_to_its_last_digit() -> None:
+    assert "seeds 20261126, 20261127)" in comparison(series({1.0: {"kv": made()}}, seeds=(20261126, 20261127))).about
+
+
+def test_a_short_load_does_not_last_no_time() -> None:
+    made_up = report(kv=made())
+    short = msgspec.structs.replace(made_up, trace=made_up.trace | {"seconds": 0.432})
+    assert comparison(short).about.startswith("1 requests in 0.43 s, ")
+    long = msgspec.structs.replace(made_up, trace=made_up.trace | {"seconds": 1234.5})
+    assert comparison(long).about.startswith("1 requests in 1234 s, ")
+
+
+def test_the_page_leaves_out_settings_that_are_empty() -> None:
+    plan = Plan(trace="synthetic", modes=("kv", "none"), baseline="none")
+    made_up = msgspec.structs.replace(report(kv=made()), settings=msgspec.to_builtins(plan))
+    settings = dict(comparison(made_up).facts)["settings"]
+    assert "modes kv none" in settings
+    assert not [name for name in ("workers", "peers", "sim_args", "router_args") if f" {name} " in f" {settings} "]
+
+
 def test_a_comparison_has_all_that_a_page_shows() -> None:
     found = comparison(series({1.0: {"kv": made(1.0), "random": made(3.0)}}, slo=2.0))
     assert (found.policies, found.rates, found.seeds, found.baseline) == (["kv", "random"], [1.0], [0], "random")

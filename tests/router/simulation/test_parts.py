@@ -11,6 +11,7 @@ from router.scheduling.cheapest import Cheapest
 from router.simulation.arrival import Sample
 from router.simulation.figures import counted_spread
 from router.simulation.fleet import FleetSettings, VirtualFleet
+from router.simulation.parts import HOP
 from router.simulation.source import Requests
 
 PUSH = pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
@@ -78,6 +79,20 @@ def test_a_worker_that_dies_loses_only_what_had_begun_to_be_answered(number: int
     lost = [sample for sample in samples if sample.fate != "answered"]
     assert all(sample.first is not None for sample in lost)
     assert number >= 3 or not lost
+    nothing_stays(virtual)
+
+
+@PUSH
+@pytest.mark.parametrize("number", range(4))
+def test_a_worker_that_dies_before_its_half_arrives_leaves_none_of_the_other(number: int, push: bool) -> None:
+    """The router does not know yet when it sends, and sends again while the other half is still on its way."""
+    virtual = fleet(2, 2, push, workers=4)
+    row, *_ = rows(5)
+
+    def during(running: VirtualFleet) -> None:
+        running.timeline.call_at(row.timestamp / 1000 - HOP / 2, running.kill, number)
+
+    assert fates(virtual.run([row], during)) == {"answered"}
     nothing_stays(virtual)
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from router.ab.errors import RunError
 from router.simulation.changes import parse_change
 from router.simulation.plan import Plan, make_parser, read_plan
 from router.simulation.workloads import WORKLOADS
+from tests.fakes.full_stream import FullStream
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "simulate.md").read_text("utf-8")
@@ -47,10 +50,54 @@ def test_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert report["settings"]["requests"]["workload"] == "rag"
 
 
+def test_a_change_that_comes_too_late_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """The faster the same requests come, the sooner it is all over."""
+    flags = ["--policies", "auto,random", "--change", "1:kill:0", "--change", "14:join:1", "--sweep", "0.1,2"]
+    assert main(["simulate", *SMALL, *flags]) == 0
+    told = capsys.readouterr().out.split("rate 2, ")
+    late = r"All was over in second [45]\.\d\. Nothing came of --change in second 14\.\n"
+    assert "All was over" not in told[0]
+    assert len(re.findall(late, told[1])) == 1
+
+
+def test_the_heading_counts_the_requests_of_every_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sim.json"
+    assert main(["simulate", *SMALL, "--policies", "auto", "--seeds", "0,1,2", "--out", str(out)]) == 0
+    counts = [run["figures"]["requests"] for run in json.loads(out.read_bytes())["runs"]]
+    assert min(counts) < max(counts)
+    assert f"rate 1, {min(counts)} to {max(counts)} requests" in capsys.readouterr().out
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 def test_a_full_disk_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *SMALL, "--limit", "5", "--policies", "auto", "--out", "/dev/full"]) == 2
     assert capsys.readouterr().err == "kv-router simulate: cannot write /dev/full: No space left on device\n"
+
+
+def test_what_is_printed_to_a_full_disk_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sim.json"
+    monkeypatch.setattr(sys, "stdout", FullStream())
+    assert main(["simulate", *SMALL, "--limit", "5", "--policies", "auto", "--sweep", "1,2", "--out", str(out)]) == 1
+    sys.stdout.close()
+    assert capsys.readouterr().err == "kv-router simulate: No space left on device\n"
+    assert len(json.loads(out.read_bytes())["runs"]) == 2
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_costs_no_result(tmp_path: Path) -> None:
+    """As in `… | head`, or a pager that is left."""
+    out = tmp_path / "sim.json"
+    argv = [*SMALL, "--limit", "5", "--policies", "auto", "--sweep", "1,2", "--out", str(out)]
+    command = [sys.executable, "-m", "router", "simulate", *argv]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == "kv-router simulate: Broken pipe\n"
+    assert process.returncode == 1
+    assert len(json.loads(out.read_bytes())["runs"]) == 2
 
 
 def test_the_same_seed_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +156,10 @@ def test_no_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
         ("--knee --rate 2 --baseline kv", "leave out --baseline, --rate"),
         ("--knee --ttft-slo 1 --slo-action queue", "and refuses nothing; leave out --slo-action, --ttft-slo"),
+        (
+            "--duration 1 --jobs 1 --store-tokens 1000 --store-sweep 1 --sweep 1,2 --no-store-credit --store-gb-s 7",
+            "with and without credit, at one --rate; leave out --no-store-credit, --store-gb-s, --sweep",
+        ),
         ("--page suite.md", "--page is of --suite, without --knee"),
         (
             "--slow 0=inf",

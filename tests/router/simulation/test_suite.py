@@ -45,6 +45,13 @@ def test_it_is_judged_by_saturated_runs_and_by_the_worst() -> None:
     assert judge([*lines, line("no-reuse", 0.6, 2.2, 1.0)]).no_reuse == pytest.approx(1.1)
 
 
+def test_nothing_is_judged_by_runs_that_were_not_made() -> None:
+    bare = line("large-fleet", 0.9, 1.0, 1.0)._replace(saturated=False)
+    del bare.figures["least-loaded"]
+    assert verdicts([bare]) == ["all runs, worst auto/best: 1.000, goal 1.05"]
+    assert "nan" not in page([bare], "a command")
+
+
 def test_best_is_the_best_of_that_very_run() -> None:
     one = line("chat", 0.9, 1.0, 2.0)
     one.figures["affinity"] = [figures(0.5)]
