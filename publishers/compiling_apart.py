@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from numba.core import event
@@ -39,7 +39,8 @@ class _Helpers(event.Listener):
 
     def on_start(self, event: Any) -> None:  # noqa: ARG002 -- numba's signature
         modules, self._modules = self._modules, ()
-        self._started += [_start(module) for module in modules]
+        with suppress(OSError):  # no more processes are allowed: all is compiled here
+            self._started.extend(map(_start, modules))
 
     def on_end(self, event: Any) -> None:
         """Nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import numba
@@ -69,6 +70,15 @@ def test_a_process_that_fails_is_nothing_to_worry_about(module: str, tmp_path: P
     with compiled_apart([module]):
         compile_something()
     assert caller(tmp_path)
+
+
+def test_where_no_process_can_be_started_all_is_compiled_here(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    with compiled_apart([module]):
+        compile_something()
+    assert not (tmp_path / "called").exists()
 
 
 def test_a_signal_meanwhile_ends_the_other_process(module: str, tmp_path: Path) -> None:
