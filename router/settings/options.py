@@ -28,6 +28,11 @@ def read_size(value: object) -> object:
     return int(match[1]) * _SIZE_UNITS[match[2]] if match else value
 
 
+def read_bare_host(value: object) -> object:
+    """An IPv6 address without the brackets that it has in a URL."""
+    return value[1:-1] if isinstance(value, str) and value[:1] + value[-1:] == "[]" else value
+
+
 def read_none(value: object) -> object:
     return None if value == "none" else value
 

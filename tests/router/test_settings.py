@@ -31,6 +31,8 @@ def test_flags_and_variables_are_all_different() -> None:
     ("key", "text", "value"),
     [
         ("port", "0", 0),
+        ("host", "[::1]", "::1"),
+        ("host", "::1", "::1"),
         ("max_body_size", "64MiB", 67_108_864),
         ("max_body_size", "10 KiB", 10_240),
         ("max_body_size", "123", 123),
