@@ -10,9 +10,9 @@ from router.settings.options import about, read_bare_host, read_size
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    host: Annotated[
-        str, about("Serving", "Address to listen on.", "HOST", pattern=r"^\S+\Z", read=read_bare_host)
-    ] = "127.0.0.1"
+    host: Annotated[str, about("Serving", "Address to listen on.", "HOST", pattern=r"^\S+\Z", read=read_bare_host)] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, about("Serving", "Port to listen on; 0 takes a free one.", "PORT", ge=0, le=65535)] = 8080
     processes: Annotated[
         int,
