@@ -14,6 +14,7 @@ import uvloop
 from rich.console import Console
 
 from router.ab.errors import RunError
+from router.ab.flags import check_writable
 from router.ab.trace import Row, describe
 from scripts.bench.peers import PEERS
 
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
     try:
         options = read_options(argv)
         rows = options.plan.rows(options.plan.seed)
-        _check_writable(options.plan.out)
+        check_writable("--out", options.plan.out)
         if DYNAMO in options.plan.modes:
             service.check()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -80,15 +81,6 @@ def _show(report: Report, console: Console) -> None:
     console.print(table(report.arms))
     for line in sentences(report):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _check_writable(out: str | None) -> None:
-    """Before the run, not after it."""
-    try:
-        if out is not None:
-            Path(out).open("ab").close()
-    except OSError as error:
-        raise RunError(f"cannot write {out}: {error.strerror}") from None
 
 
 if __name__ == "__main__":
