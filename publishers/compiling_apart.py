@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from numba.core import event
 
-_COMPILE: Final = "import importlib, sys; sys.path[:] = sys.argv[2:]; importlib.import_module(sys.argv[1]).warm_up()"
-"""Imports what this process would, from the same folders."""
+from publishers.own_code import python_command
+
 _PATIENCE: Final = 120.0
 """Seconds until a process that compiles is given up; what it should have compiled is then compiled here."""
 
@@ -47,10 +46,8 @@ class _Helpers(event.Listener):
 
     def wait(self) -> None:
         for process in self._started:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
     def end(self) -> None:
         for process in self._started:
@@ -61,5 +58,5 @@ class _Helpers(event.Listener):
 def _start(module: str) -> subprocess.Popen[bytes]:
     # Whatever goes wrong there goes wrong here too, and is told here.
     quiet = subprocess.DEVNULL
-    command = [sys.executable, "-c", _COMPILE, module, *sys.path]
+    command = python_command(f"import {module}; {module}.warm_up()")
     return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)  # noqa: S603 -- this program's own modules

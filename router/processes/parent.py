@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -24,6 +23,7 @@ import msgspec
 from publishers.connect import embedded_server
 from publishers.embedded_nats import NatsServerError
 from publishers.logs import configure_logging, log_event
+from publishers.own_code import python_command
 from publishers.streams import say
 from router.cli import Source
 from router.early_signals import take_hangups
@@ -37,9 +37,7 @@ RESTART_DELAY = 1.0
 """Seconds between a process's end and its successor's start."""
 GRACE = 10.0
 """Seconds beyond `--drain-timeout`, or after a second signal, that a process has to end before it is killed."""
-_MEMBER = "import sys; sys.path[:] = sys.argv[1:]; from router.processes.member import main; sys.exit(main())"
-"""Imports what this process would, from the folders that it would: without them, Python looks into the working folder
-first, whatever lies there."""
+_MEMBER = "from router.processes.member import main; sys.exit(main())"
 LEAST_COLUMNS, COLUMNS_PER_WORKER = 4096, 16
 """Ranks that there may be at a time: as many as the workers that are stated may have, and as may join later."""
 
@@ -192,7 +190,7 @@ class _Parent:
     async def _start(self, number: int) -> str:
         """Returns what it says when it listens; "" when it ends before."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", _MEMBER, *sys.path),
+            *python_command(_MEMBER),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[self._memory],

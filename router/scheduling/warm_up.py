@@ -19,7 +19,8 @@ from router.scheduling.scheduler import Scheduler
 
 
 def warm_up(scheduler: Scheduler | None = None) -> None:
-    """Takes some seconds the first time on a machine; books nothing. None: for any scheduler."""
+    """Takes some seconds the first time on a machine; books nothing. None: for a router in one
+    process."""
     scheduler = scheduler or Scheduler(LeastLoaded(), LoadBook(), random.Random(0))  # noqa: S311 -- not for secrets
     nobody = Candidates([(WorkerRank("", 0), 1)])
     present = Present(scheduler, nobody, 1, SumOfMatches(()), 0.0)

@@ -45,9 +45,16 @@ def caller(tmp_path: Path) -> int:
 
 
 def test_what_another_process_compiles_is_done_at_the_end(module: str, tmp_path: Path) -> None:
+    """It has much to do yet when this one has done its part."""
+    told, done = tmp_path / "told", tmp_path / "done"
+    os.mkfifo(told)
+    then = f"def do():\n    open({str(told)!r}).read()\n    import numba\n    open({str(done)!r}, 'w').close()\n"
+    (tmp_path / "then.py").write_text(then)
     with compiled_apart([module]):
         compile_something()
         compile_something()
+        told.write_text("")
+    assert done.exists()
     assert caller(tmp_path) != os.getpid()
 
 
