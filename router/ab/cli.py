@@ -46,11 +46,7 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["report"]:
         return live.main(argv[1:])
     try:
-        plan = read_plan(argv)
-        access = plan.access()
-        loads = {seed: plan.rows(seed) for seed in plan.seeds}
-        check_writable("--out", plan.out)
-        check_writable("--html", plan.html)
+        plan, access, loads = prepare(argv)
     except RunError as error:
         sys.stderr.write(f"kv-router ab: {error}\n")
         return 2
@@ -69,6 +65,16 @@ def main(argv: list[str]) -> int:
     if len(written) < len(files):
         return 2
     return status or (1 if any(mode.summary.errors == mode.summary.requests for mode in report.modes) else 0)
+
+
+def prepare(argv: Sequence[str]) -> tuple[Plan, WorkerAccess, Loads]:
+    """All that can be read and checked before a run. Raises RunError."""
+    plan = read_plan(argv)
+    access = plan.access()
+    loads = {seed: plan.rows(seed) for seed in plan.seeds}
+    check_writable("--out", plan.out)
+    check_writable("--html", plan.html)
+    return plan, access, loads
 
 
 def _run_all(plan: Plan, access: WorkerAccess, loads: Loads, console: Console, measured: list[_Measured]) -> int:

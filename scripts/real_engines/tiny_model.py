@@ -9,7 +9,7 @@ import ast
 import json
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -37,7 +37,6 @@ TOKENIZER = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "eos_token": "<|im_end|>",
     "pad_token": "<|endoftext|>",
-    "model_max_length": 32768,
     "chat_template": CHAT_TEMPLATE,
 }
 CONFIG = {
@@ -90,14 +89,15 @@ def train(vocabulary: int = VOCABULARY, lines_of_source: int = LINES_OF_SOURCE) 
     return tokenizer
 
 
-def main(folder: Path) -> None:
+def write(folder: Path, tokenizer: Tokenizer, sizes: Mapping[str, int]) -> None:
+    """`sizes`: of the configuration, where they are not the tiny model's."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = train()
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER, indent=1))
-    config = CONFIG | {"vocab_size": tokenizer.get_vocab_size()}
+    config = {**CONFIG, "vocab_size": tokenizer.get_vocab_size(), **sizes}
+    told = TOKENIZER | {"model_max_length": config["max_position_embeddings"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told, indent=1))
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    write(Path(sys.argv[1]), train(), {})

@@ -8,14 +8,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from router.ab.cli import prepare
 from router.ab.errors import RunError
-from router.ab.flags import check_writable, count, positive
-from router.ab.plan import read_plan
+from router.ab.flags import count, positive
 from scripts.bench.places import cache_folder
 from scripts.bench.processes import CannotStart
 
 from .engines import Engine, fleet
-from .model import SHAPES, make_model
+from .model import SHAPES, Shape, make_model
 
 _DESCRIPTION = """\
 The routing modes side by side in front of real vLLM engines, which share one GPU and are ended afterwards. The model
@@ -28,14 +28,14 @@ def main(argv: list[str]) -> int:
     """Exit status: that of `ab`; 2 where the engines cannot be started; 130 when it was interrupted."""
     own, rest = _make_parser().parse_known_args(argv)
     try:
-        _check(rest)
+        prepare([*_SOME_WORKER, *rest])  # before minutes have gone into starting engines
     except RunError as error:
         print(f"gpu: {error}", file=sys.stderr)
         return 2
     shape = SHAPES[own.shape]
     model = cache_folder() / own.shape
     make_model(model, shape)
-    print(f"{own.workers} engines with room for {_tokens(own.kv_gigabytes, own.shape)} tokens each", flush=True)
+    print(f"{own.workers} engines with room for {_tokens(own.kv_gigabytes, shape)} tokens each", flush=True)
     try:
         engine = Engine(own.vllm, model, own.kv_gigabytes, own.memory_share, own.vllm_arg)
         with fleet(engine, own.workers) as workers:
@@ -46,15 +46,6 @@ def main(argv: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-
-
-def _check(flags: Sequence[str]) -> None:
-    """Of `ab`, before minutes have gone into starting engines. Raises RunError."""
-    plan = read_plan([*_SOME_WORKER, *flags])
-    plan.access()
-    plan.rows(plan.seed)
-    check_writable("--out", plan.out)
-    check_writable("--html", plan.html)
 
 
 def _interrupt_on_signals() -> None:
@@ -75,8 +66,8 @@ def _compare(flags: Sequence[str]) -> int:
             comparison.send_signal(signal.SIGINT)
 
 
-def _tokens(gigabytes: float, shape: str) -> int:
-    return int(gigabytes * 1e9 / SHAPES[shape].kv_bytes_per_token)
+def _tokens(gigabytes: float, shape: Shape) -> int:
+    return int(gigabytes * 1e9 / shape.kv_bytes_per_token)
 
 
 def _make_parser() -> argparse.ArgumentParser:

@@ -3,7 +3,6 @@ weights; how long a step takes does not depend on them."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,9 +40,5 @@ SHAPES = {
 
 
 def make_model(folder: Path, shape: Shape) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_model.train(VOCABULARY, lines_of_source=10_000)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(tiny_model.TOKENIZER | {"model_max_length": LONGEST}))
-    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": LONGEST}
-    (folder / "config.json").write_text(json.dumps(tiny_model.CONFIG | shape._asdict() | sizes))
+    tiny_model.write(folder, tokenizer, {**shape._asdict(), "max_position_embeddings": LONGEST})

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import ssl
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from router.commands import run
 from router.settings import RouterMode
 from tests.certificates import Authority
 from tests.fakes.full_stream import FullStream
+from tests.fakes.unread import run_unread
 
 from .conftest import scripted
 from .streams import DONE, chunked, plain, token, usage
@@ -221,17 +221,10 @@ def test_what_is_printed_to_a_full_disk_costs_no_result(
 
 @pytest.mark.slow
 def test_a_reader_that_goes_away_costs_no_result(trace: str, tmp_path: Path) -> None:
-    """As in `… | head`, or a pager that is left."""
     out = tmp_path / "result.json"
     with engine(resets=True) as (url, _):
-        argv = ["--trace", trace, "--modes", "none,none", "--worker", url, "--out", str(out)]
-        command = [sys.executable, "-m", "router", "ab", *argv]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            process.stdout.close()
-            assert process.stderr is not None
-            assert process.stderr.read() == "kv-router ab: Broken pipe\n"
-    assert process.returncode == 1
+        argv = ["ab", "--trace", trace, "--modes", "none,none", "--worker", url, "--out", str(out)]
+        assert run_unread("router", argv) == (1, "kv-router ab: Broken pipe\n")
     assert len(json.loads(out.read_bytes())["modes"]) == 2
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from router.simulation.changes import parse_change
 from router.simulation.plan import Plan, make_parser, read_plan
 from router.simulation.workloads import WORKLOADS
 from tests.fakes.full_stream import FullStream
+from tests.fakes.unread import run_unread
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "simulate.md").read_text("utf-8")
@@ -87,16 +87,9 @@ def test_what_is_printed_to_a_full_disk_costs_no_result(
 
 @pytest.mark.slow
 def test_a_reader_that_goes_away_costs_no_result(tmp_path: Path) -> None:
-    """As in `… | head`, or a pager that is left."""
     out = tmp_path / "sim.json"
-    argv = [*SMALL, "--limit", "5", "--policies", "auto", "--sweep", "1,2", "--out", str(out)]
-    command = [sys.executable, "-m", "router", "simulate", *argv]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == "kv-router simulate: Broken pipe\n"
-    assert process.returncode == 1
+    argv = ["simulate", *SMALL, "--limit", "5", "--policies", "auto", "--sweep", "1,2", "--out", str(out)]
+    assert run_unread("router", argv) == (1, "kv-router simulate: Broken pipe\n")
     assert len(json.loads(out.read_bytes())["runs"]) == 2
 
 

@@ -125,7 +125,7 @@ def spec(name: str, keys: str = "", host: str = "") -> WorkerSpec:
 # -- joining and leaving
 
 
-@pytest.mark.parametrize("end", ["handed over", "too late"])
+@pytest.mark.parametrize("end", ["handed over", "too late", "another deadline"])
 async def test_a_worker_stays_until_others_can_have_what_it_computed_but_not_for_long(
     state: State, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,20 +137,10 @@ async def test_a_worker_stays_until_others_can_have_what_it_computed_but_not_for
     assert state.names == ["a"]
     if end == "handed over":
         state.handed_over = True
-    else:
+    elif end == "too late":
         state.now += roster._HAND_OVER + 1
-    await state.gone("a")
-
-
-async def test_a_new_deadline_counts_for_a_worker_that_is_handing_over(
-    state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(roster, "_HAND_OVER_POLL", 0.0)
-    state.handed_over = False
-    state.take("http://a:1,name=a")
-    state.roster.leave(state.fleet.workers["a"], 60.0)
-    await until(lambda: state.asked > 3)
-    state.roster.leave(state.fleet.workers["a"], 0.0)
+    else:
+        state.roster.leave(state.fleet.workers["a"], 0.0)
     await state.gone("a")
 
 
