@@ -13,7 +13,7 @@ from router.ab.arrivals import Arrivals, prepare
 from router.ab.errors import RunError
 from router.ab.flags import Parser, count, number, positive, router_url
 from router.ab.trace import SHAPES, Row
-from router.ab.trace_file import load
+from router.ab.trace_file import FORMATS, load
 from router.security.worker_access import WorkerAccess, read_access
 from router.settings import RouterMode
 from router.workers.spec import parse_worker
@@ -157,8 +157,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="kv-router ab", description=_DESCRIPTION, allow_abbrev=False)
     add = parser.add_argument
     kinds = ", ".join(f"synthetic:{kind}" for kind in SHAPES)
-    formats = "JSON lines in Mooncake's or Qwen-Bailian's format"
-    traces = f"what is replayed: a file of {formats}, or one of {kinds} (default: the first of these)"
+    traces = f"what is replayed: a file of {FORMATS}, or one of {kinds} (default: the first of these)"
     add("--trace", default="synthetic", metavar="FILE", help=traces)
     names = ", ".join(MODES)
     modes = f"what is compared, separated by commas: {names}; a mode may be named twice (default: %(default)s)"

@@ -1,8 +1,8 @@
-"""Reads recorded traces: JSON lines, as Mooncake publishes them and as Qwen-Bailian does.
+"""Reads recorded traces: JSON lines, as Mooncake publishes them and as Qwen-Bailian does, and CSV (`length_trace`).
 
-Both give a hash id for each block of a prompt. They differ in the tokens of a block (512 and 16), in the unit of time
-(Mooncake's is ms; https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon has seconds, and a `chat_id`), and in
-whether an id stands for a block's content after all before it, or for the content alone.
+JSON lines give a hash id for each block of a prompt. The two formats differ in the tokens of a block (512 and 16), in
+the unit of time (Mooncake's is ms; https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon has seconds, and a
+`chat_id`), and in whether an id stands for a block's content after all before it, or for the content alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from pathlib import Path
 import msgspec
 
 from router.ab.errors import RunError
+from router.ab.length_trace import is_length_trace, read_lengths
 from router.ab.trace import BLOCK_TOKENS, Row, synthesize
 
+FORMATS = "JSON lines in Mooncake's or Qwen-Bailian's format, or CSV in Azure's or BurstGPT's"
 BLOCK_SIZES = (BLOCK_TOKENS, 256, 128, 64, 32, 16)
 """Tokens per hash id that a trace may have. The first one counts where its rows are too short to tell."""
 
@@ -53,18 +55,28 @@ def read(path: Path) -> list[Row]:
         texts = path.read_bytes().splitlines()
     except OSError as error:
         raise _unreadable(path, error) from None
+    if texts and is_length_trace(texts[0].decode(errors="replace")):
+        rows = read_lengths([text.decode(errors="replace") for text in texts], str(path))
+    else:
+        rows = _read_lines(texts, path)
+    if not rows:
+        raise RunError(f"the trace {path} has no rows; give a file with one request per line")
+    began = min(row.timestamp for row in rows)
+    moved = [msgspec.structs.replace(row, timestamp=row.timestamp - began) for row in rows]
+    return sorted(moved, key=lambda row: row.timestamp)
+
+
+def _read_lines(texts: Sequence[bytes], path: Path) -> list[Row]:
     lines = {number: _parse(text, f"{path}:{number}") for number, text in enumerate(texts, 1) if text.strip()}
     if not lines:
-        raise RunError(f"the trace {path} has no rows; give a file with one JSON object per line")
+        return []
     size = _block_size(lines.values())
     for number, line in lines.items():
         _check_ids(line, size, f"{path}:{number}")
-    began = min(line.milliseconds for line in lines.values())
-    rows = [
-        Row(line.milliseconds - began, line.input_length, line.output_length, ids, size)
+    return [
+        Row(line.milliseconds, line.input_length, line.output_length, ids, size)
         for line, ids in zip(lines.values(), _chained([line.hash_ids for line in lines.values()]), strict=True)
     ]
-    return sorted(rows, key=lambda row: row.timestamp)
 
 
 def _unreadable(path: Path, error: OSError) -> RunError:

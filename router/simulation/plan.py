@@ -17,7 +17,7 @@ from engines.sim.timing import StepTiming
 from router.ab.arrivals import Arrivals
 from router.ab.errors import RunError
 from router.ab.flags import Parser, count, number, positive, taking, whole
-from router.ab.trace_file import check_readable
+from router.ab.trace_file import FORMATS, check_readable
 from router.scheduling.admission import SloAction
 from router.simulation.changes import SLOWEST, Change, parse_change, parse_slow, unknown_worker
 from router.simulation.figures import Goal
@@ -214,7 +214,7 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
     add(
         "--trace",
         metavar="FILE",
-        help="file of JSON lines in Mooncake's or Qwen-Bailian's format, or synthetic, or synthetic:KIND",
+        help=f"file of {FORMATS}, or synthetic, or synthetic:KIND",
     )
     add("--duration", type=positive, metavar="SECONDS", help="only the first SECONDS of the trace's own time")
     add("--limit", type=count, metavar="N", help="only the first N requests")
