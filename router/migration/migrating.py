@@ -96,7 +96,7 @@ class Migration:
         if not self._asks or head.status != 200 or not head.events or head.framing != "chunked":
             return None
         if self._record is None:
-            self._record = Record(self._inference.endpoint == "chat", wants_ids(self._body))
+            self._record = Record(self._inference.endpoint == "chat", wants_ids(self._body), self._ends)
         return RecordedEvents(self._record)
 
     @property
@@ -133,19 +133,23 @@ class Migration:
         return False
 
     def _reason(self) -> str | None:
-        record, name = self._record, self._inference.model
+        record = self._record
         if self._tries >= self._all.limit:
             return f"it has gone on as often as --migration-limit lets it, which is {self._all.limit}"
         if self._refusal or record is None:
             return self._refusal or "its engine tells no tokens, or it was served in two parts"
-        base = self._all.fleet.base_model(name)
-        trouble = record.cut(self._all.tokenizer(base.id) if base else None)
+        trouble = record.cut()
         if trouble or not record.output:
             return trouble
         left = self._left(record)
         if left is None:
             return "nobody knows how long its model lets it become"
         return None if left > 0 else "it has all tokens that it may have"
+
+    @property
+    def _ends(self) -> Ends | None:
+        base = self._all.fleet.base_model(self._inference.model)
+        return self._all.tokenizer(base.id) if base else None
 
     def takes(self, worker: Worker) -> bool:
         """Whether `worker` can continue the stream, and its context has room for the rest."""

@@ -3,7 +3,8 @@
 Engines hold text back while it ends in the middle of a character. So a token whose event has no text has not reached
 the client yet (and if a continuation began inside a character, vLLM would send the whole prompt's text first). Such
 events wait here until text follows, and are dropped when the stream breaks. Where an event has several tokens, the text
-of any but the first may be held back; only a tokenizer can tell which.
+of any but the first may be held back; only a tokenizer can tell which. Nor can anybody else tell such a token from what
+a parser of tools or reasoning keeps to itself: vLLM with one leaves the content out of both.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ Ends = Callable[[Sequence[int]], bool]
 class Record:
     """The record of one stream with one choice, across all workers that produce it."""
 
-    def __init__(self, chat: bool, shows_ids: bool) -> None:
-        """`shows_ids`: the client itself asked for token ids, so they stay in what it is sent."""
+    def __init__(self, chat: bool, shows_ids: bool, ends: Ends | None) -> None:
+        """`shows_ids`: the client itself asked for token ids, so they stay in what it is sent. `ends` is None where
+        there is no tokenizer."""
         self._chat = chat
         self._shows_ids = shows_ids
+        self._ends = ends
         self.prompt: array[int] | None = None
         """The prompt as the engine tokenised it; None until the engine has sent it."""
         self.output: array[int] = array("I")
@@ -111,7 +114,7 @@ class Record:
         if choice.delta is not None:
             text = choice.delta.content or ""
             if choice.delta == _NOTHING and not finished:
-                return self._give_up(_PARSED, event)
+                return self._take_unsaid(ids, event)
         if choice.finish_reason == "abort":
             self.failure = "aborted the request"
             return b""
@@ -125,6 +128,12 @@ class Record:
             self.output.extend(ids)
             self._loose = len(ids) - 1
         return self._release() + self._shown(event)
+
+    def _take_unsaid(self, ids: list[int] | None, event: bytes) -> bytes:
+        """The engine makes such an event only for who asks for tokens."""
+        if not ids or self._ends is None or self._ends(self.output + self._held_ids + array("I", ids)):
+            return self._give_up(_PARSED, event)
+        return self._hold(ids, event if self._shows_ids else b"")
 
     def _take_prompt(self, chunk: Chunk) -> None:
         if self.prompt is not None:
@@ -188,23 +197,24 @@ class Record:
             yield write_event({**self._names, "choices": [], "usage": whole.usage({})})
         yield _END + b"\n\n"
 
-    def cut(self, ends: Ends | None) -> str | None:
+    def cut(self) -> str | None:
         """Forgets what was not sent. Returns why the stream cannot be continued, or None if it can: after `output`, or
-        from the start where that is empty. `ends` is None where there is no tokenizer."""
+        from the start where that is empty."""
         self._forget()
         self.failure = None
         if not self.output and not self._chat:  # nothing was sent
             self._names, self.prompt = {}, None
         if self._trouble is None and self._loose:
-            self._trouble = self._cut_loose(ends)
+            self._trouble = self._cut_loose()
         if self._trouble is None:
             before, prompt = len(self.output), len(self.prompt or ())
             self._rewriting = Rewriting(self._names, self._chat, prompt, before)
         return self._trouble
 
-    def _cut_loose(self, ends: Ends | None) -> str | None:
+    def _cut_loose(self) -> str | None:
         """Drops the last tokens whose text was held back, where several came in one event. Returns why that is
         impossible, if it is."""
+        ends = self._ends
         if ends is None:
             return "its latest tokens came together, and there is no tokenizer to tell where their text ends"
         spare = next((spare for spare in range(self._loose + 1) if ends(self.output[: len(self.output) - spare])), None)

@@ -47,7 +47,7 @@ def _of_sglang(raw: bytes) -> Inference:
         check_prompt(name, body.prompt)
     salt = first_salt(given.cache_salt)
     _add_media(body, given.image_data, given.video_data, given.audio_data)
-    said = given.model or None, salt or None, bool(given.stream), raw, body, name
+    said = given.model or None, salt, bool(given.stream), raw, body, name
     return Inference("completions", *said, "sglang", _shows_prompt(given))
 
 

@@ -127,8 +127,8 @@ def _recomputed(body: Body) -> bool:
 
 
 def first_salt(given: Salt) -> str | None:
-    """That of the first prompt, which is the one that is looked up."""
-    return next(iter(given), None) if isinstance(given, list) else given
+    """That of the first prompt, which is the one that is looked up. "" is none to SGLang, and refused by vLLM."""
+    return (next(iter(given), None) if isinstance(given, list) else given) or None
 
 
 def read_as(decode: Callable[[bytes], _Read], raw: bytes) -> _Read:

@@ -35,6 +35,8 @@ class Engine:
     groups: list[int]
     """Tokens that come in one event, over and over."""
     name: str = "first"
+    parses: bool = False
+    """Looks for tool calls in chats: what has no text has no event, unless its tokens are asked for."""
 
     def stream(self, endpoint: Endpoint, body: Json) -> Iterator[bytes]:
         """Whole events."""
@@ -77,7 +79,12 @@ class _Stream:
             waiting += b"".join(PIECES[token] for token in ids)
             text = waiting.decode(errors="ignore")  # what waits is one broken character, at the end
             waiting = waiting[len(text.encode()) :]
-            yield self.event([self.choice(text, ids)])
+            choice = self.choice(text, ids)
+            if self.chat and self.engine.parses and not text:
+                choice["delta"] = {}
+                if choice["finish_reason"] is None and not self.tells:
+                    continue
+            yield self.event([choice])
 
     def choice(self, text: str, ids: list[int]) -> Json:
         reason = "length" if self.made == len(self.tokens) else None

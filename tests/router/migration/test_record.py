@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.migration.record import MOST_HELD, Record
+from router.migration.record import MOST_HELD, Ends, Record
 from tests.router.migration.engine import ends_whole
 
 NAMES = {"id": "a", "object": "text_completion", "created": 1, "model": "m"}
@@ -34,8 +34,8 @@ ROLE = chat({"role": "assistant", "content": ""}, prompt_token_ids=[1, 2])
 FAILED = event(error={"message": "EngineCore died.", "type": "InternalServerError", "code": 500})
 
 
-def opened(as_chat: bool = False) -> Record:
-    record = Record(as_chat, shows_ids=False)
+def opened(as_chat: bool = False, ends: Ends | None = ends_whole) -> Record:
+    record = Record(as_chat, shows_ids=False, ends=ends)
     record.feed(ROLE if as_chat else told("a", [5], [1, 2]))
     return record
 
@@ -62,10 +62,10 @@ def test_what_cannot_go_on(as_chat: bool, events: list[bytes], why: str) -> None
     record = opened(as_chat)
     for each in events:
         record.feed(each)
-    assert why in str(record.cut(ends_whole))
+    assert why in str(record.cut())
     later = told("later", [9])
     assert record.feed(later) == told("later", None)
-    assert why in str(record.cut(ends_whole))
+    assert why in str(record.cut())
 
 
 def test_what_cannot_go_on_reaches_the_client_whole() -> None:
@@ -75,7 +75,7 @@ def test_what_cannot_go_on_reaches_the_client_whole() -> None:
 
 
 def test_a_client_that_wants_tokens_gets_them_of_a_stream_that_cannot_go_on_too() -> None:
-    record = Record(chat=True, shows_ids=True)
+    record = Record(chat=True, shows_ids=True, ends=ends_whole)
     for each in (ROLE, chat({"reasoning": "hm"}, [5]), chat({"content": "a"}, [6])):
         assert record.feed(each) == each
 
@@ -84,16 +84,16 @@ def test_a_client_that_wants_tokens_gets_them_of_a_stream_that_cannot_go_on_too(
 @pytest.mark.parametrize("begun", [False, True])
 def test_what_nobody_can_read_passes(begun: bool, name: bytes) -> None:
     """In the first worker's part, and in another's."""
-    record = opened() if begun else Record(chat=False, shows_ids=False)
-    record.cut(ends_whole)
+    record = opened() if begun else Record(chat=False, shows_ids=False, ends=ends_whole)
+    record.cut()
     for odd in (b'data: {"%b":1,"choices":[]}\n\n' % name, b'data: {"error":{"%b":1,"code":400}}\n\n' % name):
         assert record.feed(odd) == odd
 
 
 def test_tokens_without_a_prompt_are_none() -> None:
-    record = Record(chat=False, shows_ids=False)
+    record = Record(chat=False, shows_ids=False, ends=ends_whole)
     assert record.feed(told("a", [5])) == told("a", None)
-    assert "does not tell" in str(record.cut(ends_whole))
+    assert "does not tell" in str(record.cut())
 
 
 DIED = "EngineCore encountered an issue. See stack trace (above) for the root cause."
@@ -111,7 +111,7 @@ def test_an_engine_that_says_that_it_died_has_broken_off(failing: bytes) -> None
     record = opened()
     assert record.feed(failing) + record.feed(DONE) == b""
     assert record.failure
-    assert record.cut(ends_whole) is None
+    assert record.cut() is None
     assert record.failure is None
 
 
@@ -135,26 +135,41 @@ def test_words_that_look_like_tokens_stay() -> None:
 
 
 def test_several_tokens_at_once_want_a_tokenizer() -> None:
-    record = opened()
+    record = opened(ends=None)
     record.feed(told("a", [0, 1]))
-    assert "no tokenizer" in str(record.cut(None))
-    record = opened()
+    assert "no tokenizer" in str(record.cut())
+    record = opened(ends=None)
     record.feed(told("a", [0, 1]))
     record.feed(told("b", [1]))  # which tells that all before it have their text
-    assert record.cut(None) is None
+    assert record.cut() is None
+
+
+def test_a_parsers_silence_within_a_character_keeps_nothing_to_itself() -> None:
+    """An engine that looks for tool calls leaves out the text that there is none of yet."""
+    record = opened(as_chat=True)
+    assert record.feed(chat({"content": "a"}, [0])) == chat({"content": "a"})
+    assert record.feed(chat({}, [11])) + record.feed(chat({}, [12])) == b""
+    assert record.cut() is None
+    assert list(record.output) == [0]
+
+
+def test_a_parsers_silence_wants_a_tokenizer() -> None:
+    record = opened(as_chat=True, ends=None)
+    assert record.feed(chat({}, [11])) == chat({})
+    assert "reasoning" in str(record.cut())
 
 
 def test_the_beginning_of_a_character_is_made_again() -> None:
     record = opened()
     record.feed(told("a", [0, 11, 12]))
-    assert record.cut(ends_whole) is None
+    assert record.cut() is None
     assert list(record.output) == [5, 0]
 
 
 def test_a_client_that_has_seen_the_beginning_of_a_character_cannot_get_it_again() -> None:
-    record = Record(chat=False, shows_ids=True)
+    record = Record(chat=False, shows_ids=True, ends=ends_whole)
     record.feed(told("a", [0, 11], [1, 2]))
-    assert "in the middle of a character" in str(record.cut(ends_whole))
+    assert "in the middle of a character" in str(record.cut())
 
 
 @pytest.mark.parametrize(
@@ -193,7 +208,7 @@ def test_what_comes_within_a_character_loses_none_of_its_tokens(odd: bytes) -> N
     assert record.feed(told("", [6])) == b""
     assert record.feed(odd) == (odd if odd.startswith(b":") else told("", None))
     assert record.feed(told("\u00e9", [7])) == told("", None) + told("\u00e9", None)
-    assert record.cut(ends_whole) is None
+    assert record.cut() is None
     assert list(record.output) == [5, 6, 7]
 
 
@@ -212,7 +227,7 @@ def test_of_a_long_prompt_its_tokens_are_kept_and_no_more() -> None:
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        record = Record(chat=False, shows_ids=False)
+        record = Record(chat=False, shows_ids=False, ends=ends_whole)
         record.feed(bytes(bytearray(first)))
         after, _ = tracemalloc.get_traced_memory()
     finally:

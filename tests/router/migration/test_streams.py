@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hypothesis import given, settings
@@ -47,7 +48,7 @@ def cases(draw: st.DrawFn, *, alone: bool = False) -> Case:
         st.sampled_from([{}, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}])
     )
     body |= {"stream_options": usage} if usage else {}
-    return Case(endpoint, body, Engine(prompt, answer, groups))
+    return Case(endpoint, body, Engine(prompt, answer, groups, parses=draw(st.booleans())))
 
 
 class Router:
@@ -57,7 +58,7 @@ class Router:
         self.case = case
         self.held_limit = held_limit
         self.body = read_body(json.dumps(case.body).encode())
-        self.record = Record(case.endpoint == "chat", case.body.get("return_token_ids") is True)
+        self.record = Record(case.endpoint == "chat", case.body.get("return_token_ids") is True, ends_whole)
         self.relay = RecordedEvents(self.record, held_limit)
         self.sent = b""
 
@@ -70,10 +71,10 @@ class Router:
         if end is not None:
             self.sent += chunk(end) + LAST if end else LAST
             return None
-        trouble = self.record.cut(ends_whole)
+        trouble = self.record.cut()
         assert trouble is None, trouble
         self.relay = RecordedEvents(self.record, self.held_limit)
-        engine = Engine(self.case.engine.prompt, self.case.engine.answer, self.case.engine.groups, name)
+        engine = replace(self.case.engine, name=name)
         if not self.record.output:
             return list(engine.stream(self.case.endpoint, json.loads(with_ids(self.body))))
         assert self.record.prompt is not None
@@ -172,7 +173,7 @@ def test_an_event_beyond_all_bounds_is_passed_on_and_is_the_end_of_it() -> None:
     router = Router(case, held_limit=50)
     assert router.hear(router.first(), None, [100, 150])
     assert seen(router.content).text == text_of([1, 2, 3])
-    assert "too long" in str(router.record.cut(ends_whole))
+    assert "too long" in str(router.record.cut())
 
 
 def assert_like_unbroken(router: Router) -> None:

@@ -41,6 +41,8 @@ def test_the_endpoints() -> None:
         ("completions", b' {"prompt":\n"hi", "model": null, "cache_salt": "s"} ', None, "s"),
         ("completions", b'{"prompt": ["hi", "you"], "cache_salt": ["s", "t"]}', None, "s"),  # SGLang's
         ("completions", b'{"prompt": ["hi"], "cache_salt": []}', None, None),
+        ("completions", b'{"prompt": ["hi", "you"], "cache_salt": ["", "t"]}', None, None),
+        ("chat", b'{"messages": [], "cache_salt": ""}', None, None),  # none to SGLang; vLLM refuses it
         ("completions", b'{"prompt": "hi", "model": "\xc3\xa9", "unknown": {"model": 3}}', "é", None),
         ("chat", b'{"messages": [], "model": "m", "prompt": 3}', "m", None),
         ("chat", b'{"messages": [{}], "model": "a", "model": "b"}', "b", None),
