@@ -252,7 +252,9 @@ class Connection(protocol.Protocol):
         if self._closing:
             return
         self._closing = True
-        if self._current is None:
+        if self._waiting and self._current is None:  # what is written now would be taken for another's answer
+            self._close()
+        elif self._current is None:
             self._transport.write(write_response(response, CLOSES, date=self._clients.date))
             self._linger()
         self._drop_waiting()
