@@ -24,6 +24,7 @@ from router.openai.inference import (
     ENDPOINTS,
     RENDERED,
     Inference,
+    asks_for_stream,
     inputs,
     model_of,
     names_adapter,
@@ -192,7 +193,7 @@ class Server:
         if request.head.path in MODEL_UNREAD:
             self._check_base(model)
         fields = rendered_fields(request.head, request.body) if self._prompts else {}
-        options = self._options(request, self._pinned(request), tenant, fields.get("stream") is True)
+        options = self._options(request, self._pinned(request), tenant, asks_for_stream(request.head, request.body))
         served = self._served(model, tenant)
         routing = RequestRouting(self._context, served, options)
         if self._prompts:

@@ -106,6 +106,7 @@ class ActivityTimer:
         """Seconds up to `now`. More bytes that the client has not taken do not count as progress."""
         before = self._activity
         falls_behind = activity.what == before.what == "taking" and activity.progress > before.progress
+        self._activity = activity  # also of one that falls behind: whatever it takes of more is progress
         if activity != before and not falls_behind:
-            self._activity, self._since = activity, now
+            self._since = now
         return now - self._since

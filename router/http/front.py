@@ -7,8 +7,11 @@ once. What the client sends is read by `router.http.reader`.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -252,7 +255,9 @@ class Connection(protocol.Protocol):
         if self._closing:
             return
         self._closing = True
-        if self._current is None:
+        if self._waiting and self._current is None:  # what is written now would be taken for another's answer
+            self._close()
+        elif self._current is None:
             self._transport.write(write_response(response, CLOSES, date=self._clients.date))
             self._linger()
         self._drop_waiting()
@@ -300,10 +305,19 @@ class Connection(protocol.Protocol):
     def _activity(self) -> Activity:
         unsent = self._transport.get_write_buffer_size()
         if unsent and (self._paused or self._current is None):  # else the answer is still being written
-            return Activity("taking", unsent)
+            return Activity("taking", unsent + self._in_kernel())
         if self._being_sent:
             return Activity("sending", self._sent)
         return Activity("idle" if self._current is None else "busy", self._sent)
+
+    def _in_kernel(self) -> int:
+        """Bytes that the kernel has taken and the client has not. These may be megabytes, and it takes more only when
+        much of them is gone: a client that reads little at a time would seem to read nothing."""
+        sock = self._transport.get_extra_info("socket")
+        try:
+            return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder) if sock else 0
+        except (OSError, ValueError):  # closed, or a system that does not tell
+            return 0
 
     @property
     def _being_sent(self) -> bool:

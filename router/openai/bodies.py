@@ -101,6 +101,10 @@ class Adapter(msgspec.Struct, gc=False):
     lora_path: msgspec.Raw = ABSENT
 
 
+class Streamed(msgspec.Struct, gc=False):
+    stream: msgspec.Raw = ABSENT
+
+
 class Inputs(msgspec.Struct, gc=False):
     """Of requests for embeddings and the like: what may be token ids."""
 

@@ -24,6 +24,7 @@ from router.openai.bodies import (
     Inputs,
     Salt,
     Steering,
+    Streamed,
 )
 from router.openai.errors import BadRequest
 from router.tokens import Endpoint, read_ids
@@ -94,6 +95,7 @@ _decode = msgspec.json.Decoder().decode
 _decode_completion = msgspec.json.Decoder(Completion).decode
 _decode_chat = msgspec.json.Decoder(Chat).decode
 _decode_adapter = msgspec.json.Decoder(Adapter).decode
+_decode_streamed = msgspec.json.Decoder(Streamed).decode
 _decode_inputs = msgspec.json.Decoder(Inputs).decode
 _decode_bounded = msgspec.json.Decoder(Bounded).decode
 _decode_steering = msgspec.json.Decoder(Steering).decode
@@ -183,6 +185,16 @@ def rendered_fields(head: RequestHead, raw: bytes) -> dict[str, Any]:
     except UNDECODABLE:
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def asks_for_stream(head: RequestHead, raw: bytes) -> bool:
+    """Whether a request on a path of `RENDERED` is to be answered piece by piece; False where it cannot be read."""
+    if head.path not in RENDERED or head.method != b"POST":
+        return False
+    try:
+        return bytes(_decode_streamed(raw).stream) == b"true"
+    except UNDECODABLE:
+        return False
 
 
 def inputs(path: bytes, raw: bytes) -> dict[str, Any]:

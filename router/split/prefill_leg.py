@@ -110,9 +110,9 @@ class PrefillLeg:
         elif 400 <= head.status < 500 and head.status != _BUSY:
             self._end()
             self._release(done=False)
-            self._owner.on_prefill_refused(_response(head, body))
+            self._owner.on_prefill_refused(_response(head, body, self.leg.worker))
         else:
-            own = _response(head, body) if head.status >= _BUSY else None
+            own = _response(head, body, self.leg.worker) if head.status >= _BUSY else None
             self.fail(answered(head.status), own)
 
     def on_broken(self, reason: str) -> None:
@@ -161,9 +161,10 @@ class PrefillLeg:
         return not over
 
 
-def _response(head: Head, body: bytes) -> Response:
-    """The worker's answer for the client, with the headers that may pass, such as Retry-After."""
+def _response(head: Head, body: bytes, worker: Worker) -> Response:
+    """The worker's answer for the client, with its name and the headers that may pass, such as Retry-After."""
     lines = head.passed_on.split(b"\r\n")[1:-1]
     headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
     kind = first(headers, _TYPE) or b"application/json"
-    return Response(head.status, body, kind, tuple(header for header in headers if header[0] != _TYPE))
+    passed = (header for header in headers if header[0] != _TYPE)
+    return Response(head.status, body, kind, (*passed, (b"x-router-worker", worker.id.encode())))

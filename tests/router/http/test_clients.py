@@ -106,6 +106,17 @@ def test_one_that_takes_a_little_is_left_alone() -> None:
     assert not one.transport.aborted
 
 
+def test_nor_is_one_cut_off_for_taking_what_has_come_meanwhile() -> None:
+    """When little is left, as much again is read from the worker, and that too is taken bit by bit."""
+    one = site(slow=True)
+    one.feed(GET)
+    one.connection.pause_writing()
+    for second in range(50):
+        one.transport.unsent = 16_000 if not second else 300_000 - second
+        one.connection.tick(100.0 + second)
+    assert not one.transport.aborted
+
+
 def test_the_rest_of_an_answer_has_its_time_too_and_more_of_it_gains_none() -> None:
     one = site()
     one.feed(GET)

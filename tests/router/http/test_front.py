@@ -251,6 +251,17 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_without_end() -> 
     assert site.transport.reading
 
 
+def test_a_refusal_is_not_taken_for_the_answer_to_a_request_that_waits() -> None:
+    """A slow client's next request waits until it has taken the answer before; the one behind it cannot be read."""
+    site = Site()
+    site.feed(GET)
+    answered = site.transport.written
+    site.connection.pause_writing()
+    site.feed(GET + b"nonsense\r\n\r\n")
+    assert (len(site.requests), site.transport.written) == (1, answered)
+    assert site.transport.closed
+
+
 def test_thousands_of_small_requests_in_one_read_are_answered_one_after_the_other() -> None:
     """Each answer that is there at once begins the next request: within each other they would be too deep."""
     site = Site(slow=True)

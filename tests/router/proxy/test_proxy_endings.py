@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from router import housekeeping
 from router.app import App
 from tests.fakes.raw_client import PATIENCE, RawClient, get, post
 from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, flood, never
@@ -198,6 +199,25 @@ async def _stalled(dialogue: Dialogue) -> None:
     while before != dialogue.sent:
         before = dialogue.sent
         await asyncio.sleep(0.1)  # that nothing happens can only be seen in time
+
+
+async def test_a_client_that_takes_little_at_a_time_is_not_cut_off(
+    a: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes megabytes of its answer, and asks for more long after the client has begun to take those."""
+    monkeypatch.setattr(housekeeping, "INTERVAL", 3600.0)  # the test tells the time
+    a.then(flood(48 * 2**20))
+    async with running(a) as router, router.client(receive_buffer=4096, limit=4096) as client:
+        client.send(post())
+        await client.head()
+        await _stalled(a.dialogues[0])
+        clients = router.app._clients
+        for times in range(20):
+            await client.read_exactly(100_000)
+            await clients.tick(20.0 * times)
+        assert clients.refused == {}
+        await clients.tick(20.0 * times + 60.0)  # it has taken nothing since
+        assert clients.refused == {"slow_answer": 1}
 
 
 @pytest.mark.parametrize("size", [200_000, 1_000_000, 3_000_000])

@@ -138,7 +138,7 @@ async def test_what_a_prefill_worker_says_beside_its_refusal(p: ScriptedWorker, 
         assert (got.status, got.body) == (status, b"no")
         assert sorted(header for header in got.headers if header[0] != b"date") == [
             *((b"content-length", b"2"), (b"content-type", b"text/plain")),
-            *((b"retry-after", b"7"), (b"x-request-id", b"mine")),
+            *((b"retry-after", b"7"), (b"x-request-id", b"mine"), (b"x-router-worker", b"p")),
         ]
 
 

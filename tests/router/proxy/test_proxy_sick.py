@@ -128,6 +128,22 @@ async def test_a_stream_that_does_not_begin_is_asked_of_another(a: ScriptedWorke
         await until(lambda: a.dialogues[0].is_over)
 
 
+@pytest.mark.parametrize("mode", ["kv", "round-robin"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_so_is_a_stream_of_another_api(a: ScriptedWorker, b: ScriptedWorker, path: str, mode: str) -> None:
+    streamed = post(path, b'{"input":"x","messages":[{"role":"user","content":"x"}],"stream":true}')
+
+    async def once(dialogue: Dialogue) -> None:
+        """The first worker that is asked says nothing, whichever it is."""
+        await (never if len(a.requests + b.requests) == 1 else events(b"1", b"[DONE]"))(dialogue)
+
+    a.then(once)
+    b.then(once)
+    async with running(a, b, router_mode=mode, first_byte_timeout=SOON) as router, router.client() as client:
+        assert (await client.ask(streamed)).status == 200
+        assert len(a.requests) == len(b.requests) == 1
+
+
 async def test_a_stream_that_never_begins_anywhere_is_a_504(a: ScriptedWorker) -> None:
     a.then(never)
     async with running(a, first_byte_timeout=SOON) as router, router.client() as client:
