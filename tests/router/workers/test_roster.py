@@ -246,6 +246,26 @@ async def test_publishers_end_with_their_workers() -> None:
         await state.plane.close()
 
 
+async def test_a_worker_that_was_away_is_followed_on_unless_its_events_are_others() -> None:
+    """A publisher that begins anew knows only what the engine can replay."""
+    async with aiohttp.ClientSession() as session:
+        state = State(session, plane="local")
+        await state.plane.start()
+        worker = state.roster.join(spec("a", ",events=tcp://127.0.0.1:1"))
+        await state.up(worker)
+        publisher = state.resources._followed["a"].publisher
+        assert worker.description is not None
+        state.roster.restate(worker, spec("a", ",events=tcp://127.0.0.1:1,role=prefill"))
+        worker.description = msgspec.structs.replace(worker.description, models=(Model("m"), Model("b", parent="m")))
+        await state.resources.set_up(worker)
+        assert state.resources._followed["a"].publisher is publisher
+        worker.description = msgspec.structs.replace(worker.description, block_size=32)
+        await state.resources.set_up(worker)
+        assert state.resources._followed["a"].publisher is not publisher
+        await state.roster.close()
+        await state.plane.close()
+
+
 async def test_the_events_of_a_worker_that_publishes_none_any_more_are_not_waited_for() -> None:
     """Nor is what they told of the engine before believed."""
     async with aiohttp.ClientSession() as session:
@@ -278,7 +298,7 @@ class Publisher:
 
 def follow(state: State, worker: Worker, *, fails: bool) -> Publisher:
     publisher = Publisher(fails)
-    state.resources._followed[worker.id] = _Followed(None, worker.spec, cast("EnginePublisher", publisher))
+    state.resources._followed[worker.id] = _Followed((), cast("EnginePublisher", publisher))
     return publisher
 
 
