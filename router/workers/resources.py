@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import NamedTuple
@@ -130,8 +131,7 @@ class WorkerResources:
         self._metrics.keep(workers)
 
     async def close(self) -> None:
-        for worker_id, followed in self._followed.items():
-            await _close(worker_id, followed.publisher)
+        await asyncio.gather(*(_close(name, followed.publisher) for name, followed in self._followed.items()))
 
 
 async def _close(worker_id: str, publisher: EnginePublisher) -> None:

@@ -314,6 +314,32 @@ async def test_a_worker_leaves_though_its_publisher_cannot_be_closed(
     assert "A publisher could not be closed" in caplog.messages
 
 
+class Meeting(Publisher):
+    """Is closed once the other is being closed too."""
+
+    def __init__(self, others: asyncio.Barrier) -> None:
+        super().__init__(fails=False)
+        self.others = others
+
+    async def close(self) -> None:
+        await self.others.wait()
+        await super().close()
+
+
+async def test_all_publishers_are_closed_at_once(state: State) -> None:
+    """A thousand one after another, each a few turns of a busy event loop, would outlast a pod's grace period."""
+    together = asyncio.Barrier(2)
+    publishers = [Meeting(together), Meeting(together)]
+    for name, publisher in zip("ab", publishers, strict=True):
+        state.resources._followed[name] = _Followed((), cast("EnginePublisher", publisher))
+    try:
+        async with asyncio.timeout(5):
+            await state.roster.close()
+    finally:
+        await together.abort()
+    assert [publisher.closed for publisher in publishers] == [True, True]
+
+
 async def test_all_ends_though_one_publisher_cannot_be_closed(state: State) -> None:
     a, b = state.roster.join(spec("a")), state.roster.join(spec("b"))
     follow(state, a, fails=True)
