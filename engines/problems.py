@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 NO_ANSWER = "The worker does not answer GET /v1/models: is it running, and is the URL right?"
+LATE = (
+    "The worker did not answer in time all that it was asked about itself, so some of it counts as unknown; state what "
+    "is missing with --worker URL,block_size=N,events=tcp://HOST:PORT."
+)
 NOT_AN_ENGINE = (
     "The worker answers, but like neither vLLM nor SGLang; state what is needed with "
     "--worker URL,block_size=N,events=tcp://HOST:PORT."

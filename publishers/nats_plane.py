@@ -32,6 +32,8 @@ since they can be large: a snapshot of a million blocks takes 8 MB. nats-server 
 REPLY_TIMEOUT = 5.0
 """Seconds to wait for each reply."""
 
+CONNECT_TIMEOUT = 2
+"""Seconds for a connection, and again for the server's greeting."""
 RECONNECT_WAIT = 0.25
 PING_INTERVAL = 10
 """Two pings without an answer are a lost connection: 30 s at worst when no packet comes back at all."""
@@ -43,6 +45,7 @@ _NO_RESPONDERS = "503"
 _BROKEN = (OSError, nats.errors.StaleConnectionError)
 """Errors of a broken connection, logged only for debugging: nats-py reports the disconnection separately."""
 _PERMISSIONS = "permissions violation"
+_AWAY = "NATS cannot be reached yet"
 _TOO_LARGE = "Messages are lost, as the NATS server takes only smaller ones: let its max_payload be 64 kB or more"
 _MOST_TOLD = 20
 """Errors logged for one connection at most: a missing permission makes one for each subject."""
@@ -232,6 +235,7 @@ class NatsPlane:
             disconnected_cb=on_disconnected,
             reconnected_cb=self._came_up,
             closed_cb=on_closed,
+            connect_timeout=CONNECT_TIMEOUT,
             max_reconnect_attempts=-1,
             reconnect_time_wait=RECONNECT_WAIT,  # type: ignore[arg-type] # annotated int, only ever slept
             ping_interval=PING_INTERVAL,
@@ -242,13 +246,13 @@ class NatsPlane:
         if not self._attempted.is_set():
             self._attempted.set()
             self._away = True
-            self._tell_once("NATS cannot be reached yet", getattr(error, "strerror", None) or error)
+            self._tell_once(_AWAY, _reason(error))
         elif isinstance(error, nats.errors.SlowConsumerError):
             if not self._slow:
                 self._slow = True
                 log_event(logger, logging.WARNING, "Messages came too fast; some are lost", subject=error.subject)
         elif not self.connected and _is_refusal(error):
-            self._tell_once("NATS cannot be reached yet", error)
+            self._tell_once(_AWAY, error)
         elif self.connected and _PERMISSIONS in str(error).lower():
             self._tell_once("NATS does not permit our user all that is needed", error)
         elif isinstance(error, _BROKEN):
@@ -303,6 +307,13 @@ def _is_refusal(error: Exception) -> bool:
     """Whether a server answered and refused us, as after a change of credentials or of a certificate."""
     lost = isinstance(error, nats.errors.StaleConnectionError)
     return isinstance(error, ssl.SSLError | nats.errors.Error) and not lost
+
+
+def _reason(error: Exception) -> object:
+    """Of an attempt that failed. A time limit that has passed says nothing of itself."""
+    if isinstance(error, TimeoutError):
+        return "no NATS server answers there (it is another's port, it hangs, or a firewall is in between)"
+    return getattr(error, "strerror", None) or error
 
 
 async def _round_trip(client: SafeClient) -> None:

@@ -9,11 +9,13 @@ import ssl
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 
+LATE = "it did not answer in time"
+
 
 def reason_of(error: Exception) -> str:
     """Short and without an address, since clients may be told it."""
     if isinstance(error, TimeoutError):  # whatever it came from, which is a cancellation
-        return "it did not answer in time"
+        return LATE
     cause = error.__cause__ or error
     return _of_tls(cause) if isinstance(cause, ssl.SSLError) else _of_connection(cause)
 

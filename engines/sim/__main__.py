@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import json
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +27,8 @@ from engines.sim.timing import StepTiming
 
 DEFAULT_PORT = 18_000
 LOG_LEVELS = ("debug", "info", "warning", "error")
+FILES_OF_ITS_OWN, FILES_PER_RANK = 30, 4
+"""Beside those of clients: libraries and standard streams; a rank's events and their replay take two each."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -148,10 +152,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = read_settings(arguments)
+        _allow_files(settings)
         uvloop.run(_serve(settings))
     except (ValueError, OSError, zmq.ZMQError) as error:
         parser.error(str(error))
     return 0
+
+
+def _allow_files(settings: SimSettings) -> None:
+    """As many as the system lets us. Raises ValueError if these cannot suffice: libzmq aborts where it gets none."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # then it stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    each = 1 + (FILES_PER_RANK * settings.dp_size if settings.kv_events else 0)
+    if limit != resource.RLIM_INFINITY and limit < FILES_OF_ITS_OWN + each * settings.workers:
+        raise ValueError(f"{limit} open files are too few for so many workers: raise `ulimit -Hn`")
 
 
 async def _serve(settings: SimSettings) -> None:

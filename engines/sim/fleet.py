@@ -52,7 +52,7 @@ class SimFleet:
         answers = make_answers(tokenizer, self.settings.seed)
         clock = SimClock(asyncio.get_running_loop(), self.settings.speedup)
         pairs = Fleet(Transfers(self.settings, asyncio.get_running_loop(), clock))
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context = make_context(self.settings)
         opening.callback(context.destroy, linger=0)
         for index in range(self.settings.workers):
             worker = Worker(index, self.settings, tokenizer, answers, clock, context, pairs)
@@ -73,6 +73,15 @@ class SimFleet:
         port = self.settings.port and self.settings.port + offset
         await web.TCPSite(runner, self.settings.host, port).start()
         return int(runner.addresses[0][1])
+
+
+def make_context(settings: SimSettings) -> zmq.Context[zmq.Socket[bytes]]:
+    """With room for the two sockets of every rank: libzmq allows about a thousand, unless it is told otherwise."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sockets = 2 * settings.workers * settings.dp_size
+    if sockets > context.get(zmq.MAX_SOCKETS):
+        context.set(zmq.MAX_SOCKETS, sockets)
+    return context
 
 
 SHUTDOWN_SECONDS = 0.01

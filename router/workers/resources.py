@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import NamedTuple
 
 import aiohttp
 
-from engines.description import EngineDescription
+from engines.problems import OLD_EVENTS
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
 from publishers.plane import EventPlane
@@ -16,7 +17,6 @@ from publishers.publisher import EnginePublisher
 from router.metrics.registry import Metrics
 from router.scheduling.scheduler import Scheduler
 from router.settings import Settings
-from router.workers.spec import WorkerSpec
 from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -25,11 +25,20 @@ Learn = Callable[[Worker], Awaitable[object]]
 
 
 class _Followed(NamedTuple):
-    """A publisher, and the description and specification that it was made for."""
+    """A publisher, and what it was made for."""
 
-    description: EngineDescription | None
-    spec: WorkerSpec
+    what: tuple[object, ...]
     publisher: EnginePublisher
+
+
+def _what_is_followed(worker: Worker) -> tuple[object, ...]:
+    """All that a publisher goes by. One that is made anew for anything else, such as an adapter or a role, would lose
+    what the engine cannot replay."""
+    found, stated = worker.description, (worker.spec.events, worker.spec.replay, worker.spec.block_size)
+    if found is None:
+        return stated
+    of_events = (found.kind, found.event_sources, found.block_size, OLD_EVENTS in found.problems)
+    return *stated, *of_events, found.dp_size, found.first_rank, found.total_blocks, found.max_running
 
 
 class WorkerResources:
@@ -82,8 +91,8 @@ class WorkerResources:
     async def _publish_for(self, worker: Worker) -> None:
         """Runs in this process the same publisher that else runs beside an engine; a new one if the engine has
         changed."""
-        followed = self._followed.get(worker.id)
-        if followed and (followed.description, followed.spec) == (worker.description, worker.spec):
+        followed, what = self._followed.get(worker.id), _what_is_followed(worker)
+        if followed and followed.what == what:
             return
         if followed:
             await followed.publisher.close()
@@ -100,7 +109,7 @@ class WorkerResources:
             load_interval=self._settings.load_interval,
             connect_patience=None,  # `MissingEvents` reports it
         )
-        self._followed[worker.id] = _Followed(worker.description, worker.spec, publisher)
+        self._followed[worker.id] = _Followed(what, publisher)
         await publisher.start()
 
     async def discard(self, worker: Worker) -> None:
@@ -122,8 +131,7 @@ class WorkerResources:
         self._metrics.keep(workers)
 
     async def close(self) -> None:
-        for worker_id, followed in self._followed.items():
-            await _close(worker_id, followed.publisher)
+        await asyncio.gather(*(_close(name, followed.publisher) for name, followed in self._followed.items()))
 
 
 async def _close(worker_id: str, publisher: EnginePublisher) -> None:

@@ -18,6 +18,7 @@ from engines.endpoints import confined
 from engines.probe import probe, read_models
 from publishers.dialogue import TIMED_OUT, converse, fetch
 from publishers.logs import log_event
+from publishers.reasons import LATE
 from publishers.turns import until_turn
 from router.split.pairing import lack
 from router.workers.fleet import Fleet
@@ -34,6 +35,8 @@ _MODELS_EVERY = 5
 
 DESCRIBE_TIMEOUT = 5.0
 """Seconds for each request that finds out what a worker is."""
+_MOST_LATE = 3
+"""Attempts in a row to find that out in which a request is not answered in time, after which the rest must do."""
 
 OnDescribed = Callable[[Worker], Awaitable[None]]
 
@@ -55,7 +58,7 @@ class WorkerWatch:
         self._interval = interval
         self._on_described = on_described
         self._event_hosts = event_hosts
-        self._slow = self._rounds = 0
+        self._slow = self._rounds = self._late = 0
         self._logged: set[str] = set()
         """Troubles that were logged since it was last healthy: each is logged once, even if they alternate."""
         self.first_check = asyncio.Event()
@@ -142,6 +145,10 @@ class WorkerWatch:
         found = await describe(self._session, worker, self._event_hosts)
         if problems.NO_ANSWER in found.problems:
             return "answers /health, but not what it is"
+        self._late = self._late + 1 if problems.LATE in found.problems else 0
+        if 0 < self._late < _MOST_LATE:  # what is open now would stay so for as long as it is up
+            self.stale = worker.up
+            return None if worker.up else "answers /health, but not in time what it is"
         self._fleet.redescribe(worker, found)  # the books that are kept from now on are of these ranks
         try:
             await self._on_described(worker)
@@ -180,11 +187,12 @@ async def describe(
     its own at which it may claim to publish events."""
     host = worker.pool.address.host
     # Else one broken connection would leave the worker half known for as long as it is up.
-    found, _ = await converse(probe(host), session, worker.spec.url, DESCRIBE_TIMEOUT, twice=True)
+    found, trouble = await converse(probe(host), session, worker.spec.url, DESCRIBE_TIMEOUT, twice=True)
     found = confined(found, host, event_hosts)
+    late = (problems.LATE,) if LATE in trouble and problems.NO_ANSWER not in found.problems else ()
     number = await _addresses(host)
     several = (problems.several_addresses(host, number),) if number > 1 else ()
-    return replace(found, problems=(*found.problems, *several))
+    return replace(found, problems=(*found.problems, *late, *several))
 
 
 async def _addresses(host: str) -> int:

@@ -94,6 +94,19 @@ async def test_a_plane_may_start_before_its_server(caplog: pytest.LogCaptureFixt
     assert plane.dropped == 1
 
 
+async def test_of_a_server_that_says_nothing_it_is_told_that_none_answers(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that hangs, an HTTP server, or a host behind a firewall."""
+    monkeypatch.setattr(publishers.nats_plane, "CONNECT_TIMEOUT", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        plane = NatsPlane([f"nats://127.0.0.1:{silent.getsockname()[1]}"])
+        await plane.start()
+        await plane.close()
+    [record] = [record for record in caplog.records if "cannot be reached yet" in record.message]
+    assert "no NATS server answers there" in str(record.__dict__["fields"]["error"])
+
+
 async def test_closing_while_the_server_is_away_leaves_no_task() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never says a word
         plane = NatsPlane([f"nats://127.0.0.1:{silent.getsockname()[1]}"])
@@ -215,7 +228,7 @@ async def test_an_answer_ends_with_the_connection_over_which_it_came(nats_server
         await publisher.publish(msg.reply, b"and so on")
 
     await publisher.subscribe("replay", cb=begin)
-    await publisher.flush()
+    await publishers.nats_plane._round_trip(publisher)  # a flush of nats-py's overtakes what waits to be written
     answer = router.request("replay", b"")
     assert await anext(answer) == b"and so on"
     await nats_server.stop()

@@ -10,8 +10,10 @@ from dataclasses import fields
 
 import aiohttp
 import pytest
+import zmq
 
 from engines.sim.__main__ import main, make_parser, read_settings
+from engines.sim.fleet import make_context
 from engines.sim.settings import SimSettings
 from engines.sim.timing import HELP, StepTiming
 
@@ -120,6 +122,34 @@ def test_what_a_flag_takes_is_told(flag: str, value: str, form: str, capsys: pyt
     with pytest.raises(SystemExit):
         main([flag, value])
     assert f"argument {flag}: it takes {form}" in capsys.readouterr().err
+
+
+def test_each_rank_of_a_large_fleet_has_its_event_sockets() -> None:
+    context = make_context(SimSettings(workers=1000, dp_size=2))
+    assert context.get(zmq.MAX_SOCKETS) >= 4000
+    context.destroy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["-Sn", "-n"])
+async def test_a_fleet_takes_more_files_than_are_usually_allowed_or_says_so(limit: str) -> None:
+    """20 workers take a hundred. A soft limit is raised; with a hard one nothing can be done."""
+    command = [sys.executable, "-m", "engines.sim", "--workers", "20", "--port", "0"]
+    limited = ["bash", "-c", f'ulimit {limit} 64 && exec "$@"', "limited", *command]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*limited, stdout=pipe, stderr=pipe)
+    assert process.stdout is not None
+    ready = await process.stdout.readline()
+    if process.returncode is None and ready:
+        process.terminate()
+    _, said = await process.communicate()
+    if limit == "-Sn":
+        assert len(json.loads(ready)["workers"]) == 20
+    else:
+        assert said.decode() == (
+            "kv-sim: 64 open files are too few for so many workers: raise `ulimit -Hn`; --help lists every flag\n"
+        )
+        assert process.returncode == 2
 
 
 @pytest.mark.slow

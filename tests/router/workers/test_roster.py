@@ -246,6 +246,26 @@ async def test_publishers_end_with_their_workers() -> None:
         await state.plane.close()
 
 
+async def test_a_worker_that_was_away_is_followed_on_unless_its_events_are_others() -> None:
+    """A publisher that begins anew knows only what the engine can replay."""
+    async with aiohttp.ClientSession() as session:
+        state = State(session, plane="local")
+        await state.plane.start()
+        worker = state.roster.join(spec("a", ",events=tcp://127.0.0.1:1"))
+        await state.up(worker)
+        publisher = state.resources._followed["a"].publisher
+        assert worker.description is not None
+        state.roster.restate(worker, spec("a", ",events=tcp://127.0.0.1:1,role=prefill"))
+        worker.description = msgspec.structs.replace(worker.description, models=(Model("m"), Model("b", parent="m")))
+        await state.resources.set_up(worker)
+        assert state.resources._followed["a"].publisher is publisher
+        worker.description = msgspec.structs.replace(worker.description, block_size=32)
+        await state.resources.set_up(worker)
+        assert state.resources._followed["a"].publisher is not publisher
+        await state.roster.close()
+        await state.plane.close()
+
+
 async def test_the_events_of_a_worker_that_publishes_none_any_more_are_not_waited_for() -> None:
     """Nor is what they told of the engine before believed."""
     async with aiohttp.ClientSession() as session:
@@ -278,7 +298,7 @@ class Publisher:
 
 def follow(state: State, worker: Worker, *, fails: bool) -> Publisher:
     publisher = Publisher(fails)
-    state.resources._followed[worker.id] = _Followed(None, worker.spec, cast("EnginePublisher", publisher))
+    state.resources._followed[worker.id] = _Followed((), cast("EnginePublisher", publisher))
     return publisher
 
 
@@ -292,6 +312,32 @@ async def test_a_worker_leaves_though_its_publisher_cannot_be_closed(
     await state.gone("a")
     assert state.scheduler.book.get_metrics(0.0) == {}
     assert "A publisher could not be closed" in caplog.messages
+
+
+class Meeting(Publisher):
+    """Is closed once the other is being closed too."""
+
+    def __init__(self, others: asyncio.Barrier) -> None:
+        super().__init__(fails=False)
+        self.others = others
+
+    async def close(self) -> None:
+        await self.others.wait()
+        await super().close()
+
+
+async def test_all_publishers_are_closed_at_once(state: State) -> None:
+    """A thousand one after another, each a few turns of a busy event loop, would outlast a pod's grace period."""
+    together = asyncio.Barrier(2)
+    publishers = [Meeting(together), Meeting(together)]
+    for name, publisher in zip("ab", publishers, strict=True):
+        state.resources._followed[name] = _Followed((), cast("EnginePublisher", publisher))
+    try:
+        async with asyncio.timeout(5):
+            await state.roster.close()
+    finally:
+        await together.abort()
+    assert [publisher.closed for publisher in publishers] == [True, True]
 
 
 async def test_all_ends_though_one_publisher_cannot_be_closed(state: State) -> None:

@@ -7,6 +7,7 @@ import errno
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -228,6 +229,9 @@ class ScriptedSession:
     def __init__(self, script: list[str], details: Mapping[str, tuple[int, bytes]] = DETAILS) -> None:
         self.script = script
         self.details = dict(details)
+        self.late: dict[str, int] = {}
+        """How many times a path is not answered in time, at first."""
+        self.asked: Counter[str] = Counter()
         self.checks = 0
         self.seen: list[bool] = []
         self.watched: Watched | None = None
@@ -236,6 +240,9 @@ class ScriptedSession:
     async def get(self, url: str, **_: object) -> AsyncIterator[_Response]:
         path = "/" + url.split("/", 3)[3]
         if path != "/health":
+            self.asked[path] += 1
+            if self.asked[path] <= self.late.get(path, 0):
+                raise TimeoutError
             if path not in self.details:
                 raise aiohttp.ServerDisconnectedError
             yield _Response(*self.details[path])
@@ -405,6 +412,48 @@ async def test_one_that_does_not_answer_what_it_is_does_not_serve_yet() -> None:
         session.details.update(DETAILS)
         await until(lambda: watched.worker.up)
         assert watched.described == [["m"]]
+
+
+VLLM = {
+    **DETAILS,
+    "/version": (200, b'{"version": "0.33.0"}'),
+    "/kv_event_sources": (200, b"{}"),
+    "/metrics": (200, b'vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="8"} 1\n'),
+}
+
+
+async def test_what_it_does_not_tell_in_time_is_asked_again_before_it_serves() -> None:
+    """As an engine that is busy: it would count as one that has no events, or blocks of another size, for as long as it
+    is up."""
+    session = ScriptedSession([WELL], VLLM)
+    session.late = {"/metrics": 2}
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await watched.watch.first_check.wait()
+        assert (watched.worker.up, watched.trouble) == (False, "answers /health, but not in time what it is")
+        await until(lambda: watched.worker.up)
+        assert watched.worker.block_size == 32
+        assert problems.LATE not in watched.worker.problems
+
+
+async def test_one_that_is_up_goes_on_as_it_was_known_until_it_tells_all() -> None:
+    session = ScriptedSession([WELL], VLLM)
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+        session.late = {"/metrics": session.asked["/metrics"] + 2}
+        session.details["/v1/models"] = models("other")
+        session.watched = watched
+        await until(lambda: len(watched.described) > 1)
+        assert all(session.seen)
+        assert (watched.described[1], watched.worker.block_size) == (["other"], 32)
+
+
+async def test_one_that_never_tells_all_serves_with_what_it_tells() -> None:
+    session = ScriptedSession([WELL], VLLM)
+    session.late = {"/metrics": 1000}
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+        assert session.checks == 3
+        assert problems.LATE in watched.worker.problems
 
 
 async def test_workers_that_joined_together_are_not_looked_at_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
