@@ -127,6 +127,7 @@ class App:
         self._draining = Draining(self._clients.open)
         self._register_metrics()
         self._sockets = Sockets(member, self._metrics.page) if member else None
+        self._heartbeat = shared.heartbeat if shared else None
         self._is_first = member is None or member.number == 0
         self._tasks: list[asyncio.Task[None]] = []
         self.port = settings.port
@@ -187,6 +188,8 @@ class App:
     async def start(self) -> None:
         """Look at the workers, then listen. OSError when the address cannot be listened on."""
         settings = self._settings
+        if self._heartbeat:
+            self._heartbeat.start(asyncio.get_running_loop().call_later)
         self._security.warn()
         self._scheduler.backlog.wanted = reads_prompts(settings)  # other modes do not ask
         self._session = self._security.make_session(self._fleet)

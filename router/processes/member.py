@@ -20,6 +20,7 @@ from publishers.early_ending import end_at_sigterm
 from router.cli import Source
 from router.early_signals import hold_hangups
 from router.processes.columns import Columns
+from router.processes.heartbeat import Beats, Heartbeat
 from router.processes.sent import WORDS, SentPrompts
 from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
 from router.scheduling.load import SharedTable
@@ -63,6 +64,7 @@ class Shared(NamedTuple):
     load: SharedTable
     backlog: SharedTable
     sent: SentPrompts
+    heartbeat: Heartbeat
 
 
 class Memory(NamedTuple):
@@ -74,29 +76,31 @@ class Memory(NamedTuple):
     that belongs to none."""
     rings: npt.NDArray[np.uint64]
     """The rings of `SentPrompts`, one for each process."""
+    beats: Beats
 
 
 def share(member: Member) -> Shared:
-    names, books, rings = map_memory(member.memory, member.count, member.columns)
+    names, books, rings, beats = map_memory(member.memory, member.count, member.columns)
     own = member.number
     columns = Columns(names, books[:, 0, :-1], own, member.memory)
     load, backlog = (
         SharedTable(rows, own, columns.claim, columns.release)
         for rows in (books[:, 1 : LOAD_ROWS + 1], books[:, LOAD_ROWS + 1 :])
     )
-    return Shared(load, backlog, SentPrompts(rings, own, columns))
+    return Shared(load, backlog, SentPrompts(rings, own, columns), Heartbeat(beats, own))
 
 
 def memory_size(count: int, columns: int) -> int:
     """Bytes."""
-    return _WORD * (columns + math.prod(_books_shape(count, columns)) + count * WORDS)
+    return _WORD * (columns + math.prod(_books_shape(count, columns)) + count * WORDS + count)
 
 
 def map_memory(descriptor: int, count: int, columns: int) -> Memory:
     words = np.frombuffer(mmap.mmap(descriptor, memory_size(count, columns)), np.int64)
     shape = _books_shape(count, columns)
-    names, books, rings = np.split(words, (columns, columns + math.prod(shape)))
-    return Memory(names.view(np.uint64), books.reshape(shape), rings.view(np.uint64).reshape(count, WORDS))
+    sizes = columns, math.prod(shape), count * WORDS
+    names, books, rings, beats = np.split(words, np.cumsum(sizes))
+    return Memory(names.view(np.uint64), books.reshape(shape), rings.view(np.uint64).reshape(count, WORDS), beats)
 
 
 def _books_shape(count: int, columns: int) -> tuple[int, int, int]:

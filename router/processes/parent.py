@@ -28,6 +28,7 @@ from publishers.streams import say
 from router.cli import Source
 from router.early_signals import take_hangups
 from router.port import check_free
+from router.processes.heartbeat import INTERVAL, Standstill
 from router.processes.member import Member, Start, map_memory, memory_size
 from router.settings import Settings, SettingsError
 
@@ -130,7 +131,8 @@ class _Parent:
         self._memory = memory.fileno()
         self._folder = folder
         self._reserved = reserved
-        self._books = map_memory(self._memory, settings.processes, columns).books
+        memory_map = map_memory(self._memory, settings.processes, columns)
+        self._books, self._standstill = memory_map.books, Standstill(memory_map.beats)
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._listening: set[int] = set()
         self._stopping = asyncio.Event()
@@ -147,7 +149,9 @@ class _Parent:
         stopped = self._stopping.is_set()
         if len(listening) == count and all(listening):
             say(listening[0].rstrip("\n"))
+            watching = asyncio.create_task(self._watch())
             await asyncio.gather(*(self._keep(number) for number in range(count)))
+            watching.cancel()
             return 0
         if not stopped:  # else they were told, and those that serve may take their time
             self._on_signal()
@@ -163,6 +167,14 @@ class _Parent:
         self._reserved.close()
         for process in self._running.values():
             _signal(process, signal.SIGTERM)
+
+    async def _watch(self) -> None:
+        """Kill those that stand still; they are started again as any that end."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            for number in self._standstill.found(self._listening):
+                log_event(logger, logging.ERROR, "A process stands still and is killed", process=number)
+                _signal(self._running[number], signal.SIGKILL)
 
     def _kill(self) -> None:
         """End those that heed no signal: they stand still."""

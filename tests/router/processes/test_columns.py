@@ -112,7 +112,7 @@ TestSharing.settings = settings(repeatable, max_examples=examples(60), stateful_
 
 def _claim(file: Path, own: int, many: int, together: Barrier, claimed: multiprocessing.Queue[list[int]]) -> None:
     with file.open("r+b") as memory:
-        names, books, _ = map_memory(memory.fileno(), PROCESSES, many)
+        names, books, *_ = map_memory(memory.fileno(), PROCESSES, many)
         columns = Columns(names, books[:, 0, :-1], own, memory.fileno())
         ranks = [WorkerRank("w", number) for number in range(many)]
         together.wait()

@@ -227,3 +227,33 @@ async def test_a_process_that_stands_still_is_killed_in_the_end(
         async with asyncio.timeout(5):
             await keeping
     assert "A process does not end and is killed" in caplog.messages
+
+
+async def test_a_process_that_stands_still_while_it_serves_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel goes on giving connections to it."""
+    started: list[Child] = []
+
+    def heed(child: Child, number: int) -> None:
+        assert number == signal.SIGKILL or len(started) > 1
+        child.ended.set()
+
+    async def start(*_: object, **__: Any) -> Child:
+        started.append(Child())
+        if len(started) > 1:
+            parent._on_signal()
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(processes, "_signal", heed)
+    monkeypatch.setattr(processes, "INTERVAL", 0.0)
+    monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
+    settings = Settings(processes=1)
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(memory_size(1, 8))
+        parent = _Parent(settings, settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
+        async with asyncio.timeout(5):
+            assert await parent.run() == 0
+    assert "A process stands still and is killed" in caplog.messages
+    assert len(started) == 2
