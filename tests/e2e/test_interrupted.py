@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 INTERRUPTED = 130
 ROUTER = ("router", "--router-mode", "kv", "--port", "0", "--worker", "http://127.0.0.1:1")
+FLEET = ("engines.sim", "--port", "0")
 PUBLISHER = ("publishers", "--engine", "http://127.0.0.1:1", "--nats", "nats://127.0.0.1:1")
 
 WHILE_IMPORTING = """
@@ -114,6 +115,7 @@ def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
         (WHILE_IMPORTING.format(module="router.cli"), ROUTER),
         (WHILE_IMPORTING.format(module="router.workers.roster"), ROUTER),
         (WHILE_IMPORTING.format(module="publishers.publisher"), PUBLISHER),
+        (WHILE_IMPORTING.format(module="engines.sim.fleet"), FLEET),
         (ONCE_MADE.format(numbers="[signal.SIGINT]"), ROUTER),
         (ONCE_MADE.format(numbers="[signal.SIGHUP, signal.SIGINT]"), ROUTER),
     ],
@@ -121,6 +123,7 @@ def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
         "imports before the router's settings",
         "router's imports",
         "publisher's imports",
+        "simulated fleet's imports",
         "router's parts",
         "router's parts, after a hangup",
     ],

@@ -11,7 +11,8 @@ from dataclasses import fields
 import aiohttp
 import pytest
 
-from engines.sim.__main__ import main, make_parser, read_settings
+from engines.sim.__main__ import main
+from engines.sim.process import make_parser, read_settings
 from engines.sim.settings import SimSettings
 from engines.sim.timing import HELP, StepTiming
 
