@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import engines.sim.__main__
+import engines.sim.process
 import publishers.cli
 import router.ab.live
 import router.ab.plan
@@ -19,7 +19,7 @@ DOCS = Path(__file__).parent.parent / "docs"
     ("page", "parsers"),
     [
         ("publishers.md", [publishers.cli.make_parser()]),
-        ("simulator.md", [engines.sim.__main__.make_parser()]),
+        ("simulator.md", [engines.sim.process.make_parser()]),
         ("ab.md", [router.ab.plan.make_parser(), router.ab.live.make_parser()]),
     ],
 )

@@ -4,5 +4,5 @@ Pure, driven by whatever clock its caller has: `cache` (blocks), `request`, `ans
 (batching), `timing` (how long a step takes), and what goes over the wire: `generation`, `tokens`, `flavour`,
 `vllm_flavour`, `sglang_flavour`. For prefill and decode apart: `transfers` (who gets whose KV), `place` (a worker as
 its peers know it) and `connectors` (what each wants on the wire). A shell around them: `clock`, `rank`,
-`event_publisher`, `worker`, `answering`, `server`, `fleet`. `python -m engines.sim --help` lists the flags.
+`event_publisher`, `worker`, `answering`, `server`, `fleet`, `process`. `python -m engines.sim --help` lists the flags.
 """

@@ -1,4 +1,4 @@
-"""What a simulated fleet is made of; `engines.sim.__main__` has a flag for each field."""
+"""What a simulated fleet is made of; `engines.sim.process` has a flag for each field."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, get_args
 
 import msgspec
@@ -120,6 +120,9 @@ _NAME = re.compile(r"[\w.-]{1,40}")
 _ACCESS_FILES = ("worker_api_key_file", "worker_ca", "worker_cert", "worker_key")
 _SIMULATED = ("sim_workers", "cache_tokens", "block_size", "sim_arg")
 """Flags that only a simulated fleet takes."""
+_SIMS = {"--workers": "--sim-workers", **{flag: flag for flag in ("--cache-tokens", "--block-size", "--speedup")}}
+_ROUTERS = {"--router-mode": "--modes", "--worker": "--worker"}
+"""Flags of the simulator and of the router that are set from flags here."""
 
 
 def read_plan(argv: Sequence[str]) -> Plan:
@@ -132,6 +135,8 @@ def read_plan(argv: Sequence[str]) -> Plan:
     stated = [name for name, value in simulated.items() if value]
     if workers and stated:
         raise RunError(f"--{stated[0].replace('_', '-')} is for a simulated fleet, and --worker names another")
+    _check_further("--sim-arg", simulated["sim_arg"], _SIMS)
+    _check_further("--router-arg", given["router_arg"], _ROUTERS)
     if peers and not workers:
         raise RunError("--peer names a router in front of workers that run already; name them with --worker")
     if given["out"] is not None and given["out"] == given["html"]:
@@ -151,6 +156,14 @@ def read_plan(argv: Sequence[str]) -> Plan:
         **given,
         **{name: value for name, value in simulated.items() if value},
     )
+
+
+def _check_further(flag: str, given: Sequence[str], own: Mapping[str, str]) -> None:
+    """Refuses what would win over the flags that the report goes by, and make it wrong."""
+    for text in given:
+        name = text.partition("=")[0]
+        if name in own:
+            raise RunError(f"{flag}: {name} is for ab itself to set, which reports by it; give {own[name]}")
 
 
 def make_parser() -> argparse.ArgumentParser:

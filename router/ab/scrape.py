@@ -151,6 +151,8 @@ async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
         raise RunError(f"{url} does not answer: {reason_of(error)}; is a router there?") from None
     if status in {401, 403}:
         raise RunError(f"{url} shows its metrics to admins only; give an admin's key by --key-file")
+    if status != 200:
+        raise RunError(f"{metrics_of(url)} answered {status}; give a router's address, http://HOST:PORT")
     if f"{_PREFIX}requests" not in page:
         raise RunError(f"{url} splits no traffic; start that router with --ab kv:90,round-robin:10, say")
     return page

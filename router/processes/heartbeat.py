@@ -32,7 +32,7 @@ class Heartbeat:
 
 
 class Standstill:
-    """As the parent sees it. It counts looks instead of seconds: if the whole machine stood still, so did the parent."""
+    """As the parent sees it. It counts looks, not seconds: if the whole machine stood still, so did the parent."""
 
     def __init__(self, beats: Beats) -> None:
         self._beats = beats

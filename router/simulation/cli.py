@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import msgspec
@@ -37,14 +39,14 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status: 2 for what cannot be run or written, 130 when interrupted."""
+    """Returns the exit status: 2 for what cannot be run or written, 130 when interrupted, by SIGTERM too."""
     try:
         plan = read_plan(argv)
         check_writable("--out", plan.out)
         check_writable("--page", plan.page)
         width = None if sys.stdout.isatty() else 140
         console = Output(bool(plan.out or plan.page), width=width, highlight=False, soft_wrap=True)
-        with runner(plan.jobs) as runs:
+        with _interrupted_by_sigterm(), runner(plan.jobs) as runs:
             found = _study(plan, runs, console)
     except RunError as error:
         sys.stderr.write(f"{NAME}: {error}\n")
@@ -57,6 +59,16 @@ def main(argv: list[str]) -> int:
     tell_written(written, console)
     console.check()
     return 0 if len(written) == len(files) else 2
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """As by Ctrl-C: a process that ends at once leaves to Python's own to tell of what it did not clear up."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _files(plan: Plan, found: Mapping[str, object], argv: Sequence[str]) -> dict[str, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -142,10 +143,22 @@ def runner(jobs: int) -> Iterator[Runner]:
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent) as pool:
         try:
-            yield lambda runs: pool.map(Run.figures, runs)
+            yield lambda runs: _start(pool, list(runs))
         except BaseException:
+            for process in multiprocessing.active_children():  # else they finish their runs first, which may take hours
+                process.terminate()
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _start(pool: ProcessPoolExecutor, runs: Sequence[Run]) -> Iterator[Figures]:
+    """The first call starts the processes. A terminal sends Ctrl-C to them too, and each would print where it was: they
+    inherit that it is blocked, and are ended from here."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.map(Run.figures, runs)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with_parent() -> None:

@@ -1,10 +1,13 @@
-"""Signals while a process is still starting: Ctrl-C ends it without a word, as after SIGINT, and SIGHUP does not."""
+"""Signals while a process is still starting: Ctrl-C ends it without a word, as after SIGINT, and SIGHUP does not. And
+while a simulation runs in several processes."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 INTERRUPTED = 130
 ROUTER = ("router", "--router-mode", "kv", "--port", "0", "--worker", "http://127.0.0.1:1")
+FLEET = ("engines.sim", "--port", "0")
 PUBLISHER = ("publishers", "--engine", "http://127.0.0.1:1", "--nats", "nats://127.0.0.1:1")
 
 WHILE_IMPORTING = """
@@ -67,12 +71,39 @@ def reload(self):
 App.start, Reloading.reload = interrupting, reload
 """
 
+WHILE_SIMULATING = """
+import os
+from concurrent.futures import ProcessPoolExecutor
+start = ProcessPoolExecutor.map
+def interrupting(*arguments):
+    started = start(*arguments)
+    os.kill(os.getpid(), {number})
+    return started
+ProcessPoolExecutor.map = interrupting
+"""
+
+INTERRUPTING_ALL = """
+import os, signal, sys
+if "--multiprocessing-fork" in sys.orig_argv:
+    try:
+        os.mkdir(__file__ + ".once")
+    except FileExistsError:
+        pass
+    else:
+        os.killpg(0, signal.SIGINT)
+"""
+
 
 def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
     """Its status, and what it says."""
     runs = f"import runpy, sys; sys.argv = {['', *arguments]}; runpy.run_module({package!r}, run_name='__main__')"
     ended = subprocess.run(
-        [sys.executable, "-c", f"{prelude}\n{runs}"], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", f"{prelude}\n{runs}"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        start_new_session=True,
     )
     return ended.returncode, ended.stdout, ended.stderr
 
@@ -84,6 +115,7 @@ def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
         (WHILE_IMPORTING.format(module="router.cli"), ROUTER),
         (WHILE_IMPORTING.format(module="router.workers.roster"), ROUTER),
         (WHILE_IMPORTING.format(module="publishers.publisher"), PUBLISHER),
+        (WHILE_IMPORTING.format(module="engines.sim.fleet"), FLEET),
         (ONCE_MADE.format(numbers="[signal.SIGINT]"), ROUTER),
         (ONCE_MADE.format(numbers="[signal.SIGHUP, signal.SIGINT]"), ROUTER),
     ],
@@ -91,6 +123,7 @@ def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
         "imports before the router's settings",
         "router's imports",
         "publisher's imports",
+        "simulated fleet's imports",
         "router's parts",
         "router's parts, after a hangup",
     ],
@@ -122,3 +155,21 @@ def test_names_that_are_being_looked_up_keep_a_router_neither_from_listening_nor
     status, told, log = run(NAMES_HANG, *ROUTER, *workers)
     assert (status, told.split()[:2]) == (0, ["Listening", "on"])
     assert "cannot be reached" in log or "did not answer" in log
+
+
+LONG_STUDY = ("router", "simulate", "--workload", "huge-fleet", "--duration", "900", "--jobs", "2")
+"""Each of its processes gets a run that takes minutes."""
+STUDY_INTERRUPTED = (INTERRUPTED, "", "kv-router simulate: interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_simulation_ends_at_once_and_says_only_that(number: signal.Signals) -> None:
+    assert run(WHILE_SIMULATING.format(number=int(number)), *LONG_STUDY) == STUDY_INTERRUPTED
+
+
+def test_no_process_of_a_simulation_tells_of_ctrl_c(tmp_path: Path) -> None:
+    """A terminal sends it to all of them, here while one is starting."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING_ALL, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    on_the_path = f"import os; os.environ['PYTHONPATH'] = {path!r}"
+    assert run(on_the_path, *LONG_STUDY) == STUDY_INTERRUPTED

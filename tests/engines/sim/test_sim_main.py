@@ -12,8 +12,9 @@ import aiohttp
 import pytest
 import zmq
 
-from engines.sim.__main__ import main, make_parser, read_settings
+from engines.sim.__main__ import main
 from engines.sim.fleet import make_context
+from engines.sim.process import make_parser, read_settings
 from engines.sim.settings import SimSettings
 from engines.sim.timing import HELP, StepTiming
 

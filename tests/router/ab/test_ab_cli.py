@@ -109,6 +109,16 @@ def trace(tmp_path: Path) -> str:
         (["--sim-workers", "2", "--frobnicate"], "unrecognized arguments: --frobnicate"),
         (["--worker", "http://a:1", "--sim-workers", "3"], "--sim-workers is for a simulated fleet"),
         (["--worker", "http://a:1", "--sim-arg=--x"], "--sim-arg is for a simulated fleet"),
+        (
+            ["--sim-arg=--speedup=8"],
+            "--sim-arg: --speedup is for ab itself to set, which reports by it; give --speedup",
+        ),
+        (["--sim-arg=--workers", "--sim-arg=2"], "which reports by it; give --sim-workers"),
+        (
+            ["--router-arg=--router-mode=random"],
+            "--router-arg: --router-mode is for ab itself to set, which reports by it; give --modes",
+        ),
+        (["--router-arg=--worker=http://a:1"], "--router-arg: --worker is for ab itself to set"),
         (["--peer", "x=http://a:1"], "--peer names a router in front of workers that run already; name them"),
         (["--peer", "http://a:1"], "--peer: http://a:1 is not NAME=http://HOST:PORT"),
         (

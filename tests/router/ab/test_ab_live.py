@@ -266,7 +266,7 @@ def test_a_router_with_keys_tells_admins_only(tmp_path: Path, capsys: pytest.Cap
         assert main(["report", url]) == 2
         assert f"{url} shows its metrics to admins only; give an admin's key by --key-file" in capsys.readouterr().err
         assert main(["report", url, "--key-file", str(file)]) == 2
-        assert "splits no traffic" in capsys.readouterr().err  # it was shown the page, on which there is nothing
+        assert f"{url}/metrics answered 404" in capsys.readouterr().err  # it has none, but refuses the key no more
     assert heads == [b"GET /metrics"] * 2
 
 
@@ -290,8 +290,16 @@ async def test_a_router_that_speaks_tls(tmp_path: Path, capsys: pytest.CaptureFi
             assert says in capsys.readouterr().err
 
 
-def test_a_router_without_a_test(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever answers there, no arm is among it."""
-    with engine(resets=True) as (url, _):
-        assert main(["report", url]) == 2
+async def test_a_router_without_a_test(capsys: pytest.CaptureFixture[str]) -> None:
+    async with ScriptedWorker() as worker, running(worker) as router:
+        url = f"http://127.0.0.1:{router.port}"
+        assert await asyncio.to_thread(main, ["report", url]) == 2
     assert f"{url} splits no traffic; start that router with --ab" in capsys.readouterr().err
+
+
+def test_an_address_below_which_there_are_no_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as that for clients, which ends in /v1: the router there may well split its traffic."""
+    with engine(resets=True) as (url, _):
+        assert main(["report", f"{url}/v1"]) == 2
+    told = f"{url}/v1/metrics answered 404; give a router's address, http://HOST:PORT"
+    assert capsys.readouterr().err == f"kv-router ab report: {told}\n"
