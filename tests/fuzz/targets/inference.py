@@ -48,7 +48,7 @@ def _compare(found: Inference, fields: dict[str, Any], data: bytes) -> None:
     except (ValueError, RecursionError):
         return
     salt = plain.get("cache_salt")
-    assert found.cache_salt == (next(iter(salt), None) if isinstance(salt, list) else salt)
+    assert found.cache_salt == ((next(iter(salt), None) if isinstance(salt, list) else salt) or None)
     assert (found.model, found.streamed) == (plain.get("model") or None, bool(plain.get("stream")))
     prompt = fields.get("prompt")
     assert (
