@@ -17,7 +17,9 @@ from router.ab.errors import RunError
 from router.ab.trace import BLOCK_TOKENS, Row
 
 
-class _Columns(NamedTuple):
+class Columns(NamedTuple):
+    """The names of those that are read, and what turns a time into seconds."""
+
     time: str
     prompt: str
     answer: str
@@ -30,22 +32,20 @@ def _since_1970(text: str) -> float:
 
 
 _KNOWN = (
-    _Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens", _since_1970),
-    _Columns("Timestamp", "Request tokens", "Response tokens", float),
+    Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens", _since_1970),
+    Columns("Timestamp", "Request tokens", "Response tokens", float),
 )
 
 
-def is_length_trace(header: str) -> bool:
-    """Whether a file with this first line is one."""
-    return _columns(header) is not None
+def find_columns(header: str) -> Columns | None:
+    """Those of a file with this first line; None if it is no trace of lengths."""
+    names = header.split(",")
+    return next((each for each in _KNOWN if set(each[:3]).issubset(names)), None)
 
 
-def read_lengths(lines: Sequence[str], name: str) -> list[Row]:
+def read_lengths(lines: Sequence[str], columns: Columns, name: str) -> list[Row]:
     """The rows of the file `name`, in its order, without those that have no prompt or no answer, since such requests
     failed. Raises RunError naming the line of the first malformed row."""
-    columns = _columns(lines[0])
-    if columns is None:
-        raise ValueError("not a trace of lengths")
     ids = count()
     return [
         Row(seconds * 1000, prompt, answer, tuple(islice(ids, -(-prompt // BLOCK_TOKENS))))
@@ -54,12 +54,7 @@ def read_lengths(lines: Sequence[str], name: str) -> list[Row]:
     ]
 
 
-def _columns(header: str) -> _Columns | None:
-    names = header.split(",")
-    return next((each for each in _KNOWN if set(each[:3]).issubset(names)), None)
-
-
-def _read(lines: Sequence[str], columns: _Columns, name: str) -> Iterator[tuple[float, int, int]]:
+def _read(lines: Sequence[str], columns: Columns, name: str) -> Iterator[tuple[float, int, int]]:
     reader = csv.DictReader(lines)
     for row in reader:
         try:

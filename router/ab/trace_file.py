@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from router.ab.errors import RunError
-from router.ab.length_trace import is_length_trace, read_lengths
+from router.ab.length_trace import find_columns, read_lengths
 from router.ab.trace import BLOCK_TOKENS, Row, synthesize
 
 FORMATS = "JSON lines in Mooncake's or Qwen-Bailian's format, or CSV in Azure's or BurstGPT's"
@@ -55,8 +55,9 @@ def read(path: Path) -> list[Row]:
         texts = path.read_bytes().splitlines()
     except OSError as error:
         raise _unreadable(path, error) from None
-    if texts and is_length_trace(texts[0].decode(errors="replace")):
-        rows = read_lengths([text.decode(errors="replace") for text in texts], str(path))
+    columns = find_columns(texts[0].decode(errors="replace")) if texts else None
+    if columns:
+        rows = read_lengths([text.decode(errors="replace") for text in texts], columns, str(path))
     else:
         rows = _read_lines(texts, path)
     if not rows:

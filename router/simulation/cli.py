@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """As by Ctrl-C: a process that ends at once leaves to Python's own to tell of what it did not clear up."""
+    """As by Ctrl-C. If it ended at once, Python would warn of what its processes shared."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
