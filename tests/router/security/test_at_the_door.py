@@ -73,6 +73,18 @@ async def test_with_a_wrong_key_nothing_is_done(a: ScriptedWorker, keys: str, he
     assert a.requests == []
 
 
+SEVERAL = [b"X-Api-Key: " + ONE.encode() + b"\r\n" + bearer(ONE), bearer(ONE) + b"\r\n" + bearer(ONE)]
+
+
+@pytest.mark.parametrize("headers", SEVERAL)
+async def test_who_shows_several_keys_is_told_so(a: ScriptedWorker, keys: str, headers: bytes) -> None:
+    """As Anthropic's clients do that have a key and a token: to hear that a key is needed would not help."""
+    async with running(a, api_keys=keys) as router, router.client() as client:
+        got = await client.ask(post("/v1/messages", b'{"messages":[]}', headers))
+    assert got.status == 401
+    assert b"2 headers" in got.body
+
+
 async def test_a_stranger_is_refused_before_his_body_is_read(a: ScriptedWorker, keys: str) -> None:
     async with running(a, api_keys=keys) as router:
         for head in (post(), get("/health"), get("/ready")):
