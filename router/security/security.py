@@ -10,7 +10,7 @@ import aiohttp
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles, warn_of_readable
 from publishers.plane import EventPlane
-from router.http.messages import AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, VIA, Passing, header_lines
+from router.http.messages import API_KEY, AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, VIA, Passing, header_lines
 from router.security.guard import Denied, Guard
 from router.security.keys import read_keys
 from router.security.newest import newest_from
@@ -40,7 +40,12 @@ class Security:
         self.make_plane()
 
     def _passing(self) -> Passing:
-        """A client's own key goes to the workers only where nobody here has asked for it, nor has another for them."""
+        """A client's own key goes to the workers only where nobody here has asked for it, nor has another for them.
+        Raises ValueError."""
+        if self.guard and API_KEY.decode() in self._settings.pass_header:
+            raise ValueError(
+                "--pass-header x-api-key: with --api-keys it holds clients' keys, which end at the router."
+            )
         names = REQUEST_HEADERS | {VIA} | {name.encode() for name in self._settings.pass_header}
         router_id = secrets.token_hex(8).encode()
         via = header_lines([(VIA, router_id)])
