@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Annotated
@@ -19,6 +20,8 @@ from router.yaml_text import NotYaml, read_yaml
 
 PREFIX = "kvr-"
 """By which scanners for leaked secrets can know one."""
+_NO_FIELD = re.compile(r"unknown field `(?![a-z0-9_]+`).*?`(?= - at |$)", re.DOTALL)
+"""In msgspec's words, one whose name may be a key."""
 _Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -73,7 +76,8 @@ def read_keys(path: str) -> Keys:
         raise ValueError(f"--api-keys: {path} is not valid YAML{error.line}.") from None
     except msgspec.ValidationError as error:
         expected = "is no list of entries as `kv-router keys new NAME` prints them"
-        raise ValueError(f"--api-keys: {path} {expected}: {error}.") from None
+        said = _NO_FIELD.sub("an unknown field", str(error))
+        raise ValueError(f"--api-keys: {path} {expected}: {said}.") from None
     except ValueError as error:
         raise ValueError(f"--api-keys: {path}: {error}") from None
 
