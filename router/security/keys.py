@@ -22,13 +22,13 @@ PREFIX = "kvr-"
 """By which scanners for leaked secrets can know one."""
 _NO_FIELD = re.compile(r"unknown field `(?![a-z0-9_]+`).*?`(?= - at |$)", re.DOTALL)
 """In msgspec's words, one whose name may be a key."""
-_Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry of the file. A limit of None is no limit."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
     """The tenant's."""
     sha256: _Digest | Annotated[list[_Digest], msgspec.Meta(min_length=1)]
     """Of the key; several while one takes another's place."""

@@ -99,6 +99,7 @@ GOOD = {"name": "one", "sha256": A}
         [{"name": "one"}],
         [GOOD | {"sha256": "kvr-SECRET"}],
         [GOOD | {"sha256": []}],
+        [GOOD | {"sha256": GOOD["sha256"] + "\n"}],  # as `sha256: |` reads it: no key would match
         [GOOD | {"name": "two words"}],
         [GOOD | {"admin": "yes please"}],
         [GOOD | {"requests_per_minute": 0}],
