@@ -33,33 +33,35 @@ def make_plane(url: str, files: NatsFiles = _NO_FILES) -> EventPlane:
         return EmbeddedNatsPlane(embedded_server(url))
     urls = url.split(",")
     for one in urls:
-        parts = _split(one)
+        parts = _split(one, url)
         if parts.scheme not in ("nats", "tls") or not parts.hostname:
-            raise _wrong(one)
+            raise _wrong(one, url)
     check_files(urls, files)
     return NatsPlane(urls, files=files)
 
 
 def embedded_server(url: str) -> NatsServer:
     """The one that `nats+embedded://[HOST][:PORT]` names, not yet started. Raises ValueError."""
-    parts = _split(url)
+    parts = _split(url, url)
     if parts.username is not None:
         raise ValueError("nats+embedded:// starts a server that requires no login: leave out user and password.")
     return NatsServer(parts.hostname or "127.0.0.1", parts.port or 0)
 
 
-def _split(url: str) -> SplitResult:
+def _split(url: str, whole: str) -> SplitResult:
+    """`whole`: what it was stated in."""
     try:
         parts = split_url(url)
         _ = parts.port  # raises ValueError for what is no port number
     except ValueError:
-        raise _wrong(url) from None
+        raise _wrong(url, whole) from None
     if parts.path.strip("/") or parts.query or parts.fragment:
-        raise _wrong(url)
+        raise _wrong(url, whole)
     return parts
 
 
-def _wrong(url: str) -> ValueError:
-    # The password, if there is one, stays out of the message.
-    shown = url.rpartition("@")[2]
-    return ValueError(f"{shown!r} names no event plane: expected {EXPECTED}")
+def _wrong(url: str, whole: str) -> ValueError:
+    # The password, if there is one, stays out of the message: `url` may end in the middle of it.
+    _, login, behind = whole.rpartition("@")
+    hint = "; what is no letter or digit in a user or a password must be percent-encoded" if login else ""
+    return ValueError(f"{(behind if login else url)!r} names no event plane: expected {EXPECTED}{hint}")

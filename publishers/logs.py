@@ -106,7 +106,7 @@ class JsonFormatter(_Formatter):
         entry = {**entry, **self._fields(record), **entry}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str, ensure_ascii=False)
+        return _as_json(entry)
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -115,11 +115,19 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A line break in a value must not let it forge a log line."""
-    return text.replace("\r", "\\r").replace("\n", "\\n")
+    """A line break in a value must not let it forge a log line, nor may it give orders to a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _as_json(value: object) -> str:
+    """JSON escapes some of what is not printable, and all of it with the rest that is not ASCII."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value, default=str)
 
 
 def _quoted(value: object) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     plain = text and text.isprintable() and not any(c in ' "=' for c in text)
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    return text if plain else _as_json(text)

@@ -23,10 +23,10 @@ class Authority:
         self.file = str(folder / f"{name}.pem")
         self._ca.cert_pem.write_to_path(self.file)
 
-    def pair(self, name: str, file: str = "server") -> Pair:
-        """For `name`, a host or an address."""
-        made = self._ca.issue_cert(name)
-        cert, key = (str(self._folder / f"{file}.{kind}") for kind in ("crt", "key"))
+    def pair(self, name: str, file: str = "server", kind: trustme.KeyType = trustme.KeyType.ECDSA) -> Pair:
+        """For `name`, a host or an address; `kind` of its key."""
+        made = self._ca.issue_cert(name, key_type=kind)
+        cert, key = (str(self._folder / f"{file}.{part}") for part in ("crt", "key"))
         for number, blob in enumerate(made.cert_chain_pems):
             blob.write_to_path(cert, append=number > 0)
         made.private_key_pem.write_to_path(key)

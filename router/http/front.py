@@ -80,6 +80,8 @@ class Connection(protocol.Protocol):
         self._beginning = False  # `_begin_next` is under way
         self._reading = True  # False: too much waits
         self._sent = 0  # requests that the client has sent
+        self._at_once = 0  # requests answered at once in this turn of the event loop
+        self._resting = False  # others have their turn
 
     def __repr__(self) -> str:
         return f"<Connection {'busy' if self._current else 'idle'}, {len(self._waiting)} waiting>"
@@ -131,6 +133,7 @@ class Connection(protocol.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
+        self._at_once = 0
         for read in self._reader.read(data):
             if isinstance(read, Request):
                 self._take(read)
@@ -147,14 +150,21 @@ class Connection(protocol.Protocol):
             return
         self._closing = self._last
         self._sent += 1
-        if self._current is None and not self._paused:
+        if self._current is None and not self._paused and not self._resting:
             self._begin(request)
             return
         self._waiting.append(request)
         self._ahead += _size(request)
         if len(self._waiting) >= MAX_PIPELINED or self._ahead >= READ_AHEAD:
-            self._reading = False
-            self._transport.pause_reading()
+            self._pause_reading()
+
+    def _pause_reading(self) -> None:
+        self._reading = False
+        self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        self._reading = True
+        self._transport.resume_reading()
 
     def _let_continue(self) -> None:
         if not self._closing and not self._current:
@@ -167,6 +177,26 @@ class Connection(protocol.Protocol):
         exchange = self._serve(request, self)
         if self._answers(request):  # else it is answered already, and the next one may have begun
             self._exchange = exchange
+            return
+        self._at_once += 1
+        if self._at_once >= MAX_PIPELINED and not self._closing:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Let others have their turn: a client may send megabytes of requests that are answered at once, for which
+        everybody else would wait."""
+        if not self._resting:
+            self._resting = True
+            self._pause_reading()
+            self._call_later(0, self._go_on)
+
+    def _go_on(self) -> None:
+        self._resting = False
+        self._at_once = 0
+        if not self._waiting and not self._transport.is_closing():
+            self._resume_reading()
+        if not self._closing:
+            self._begin_next()
 
     def _answers(self, request: Request) -> bool:
         return self._current is request
@@ -181,13 +211,12 @@ class Connection(protocol.Protocol):
             request = self._waiting.popleft()
             self._ahead -= _size(request)
             if not self._reading and len(self._waiting) < MAX_PIPELINED and self._ahead < READ_AHEAD:
-                self._reading = True
-                self._transport.resume_reading()
+                self._resume_reading()
             self._begin(request)
         self._beginning = False
 
     def _may_begin(self) -> bool:
-        return bool(self._waiting) and self._current is None and not self._paused
+        return bool(self._waiting) and self._current is None and not self._paused and not self._resting
 
     def respond(self, response: Response) -> None:
         """Answer the current request with a whole response."""

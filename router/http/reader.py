@@ -188,7 +188,7 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._headers_done:  # trailers are not headers: RFC 9110 section 6.5.1
-            self._headers.append((name.lower(), value))
+            self._headers.append((name.lower(), value.rstrip(b" \t")))  # the parser leaves what is behind a value
 
     def on_headers_complete(self) -> None:
         self._headers_done = True

@@ -133,8 +133,7 @@ class Guard:
     def _tenant(self, headers: Headers) -> Tenant:
         key = _key_in(headers)
         if key is None:
-            text = "An API key is needed here: send one, as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
-            raise self._unauthorized("no_key", text)
+            raise self._unauthorized("no_key", _how_to_show(headers))
         found = self._keys.find(key)
         if found is None:
             raise self._unauthorized("wrong_key", "Your API key is not valid here.")
@@ -149,6 +148,14 @@ def _key_in(headers: Headers) -> bytes | None:
     """As OpenAI's clients show it, or Anthropic's. None where two are shown: which counts is then anybody's guess."""
     shown = [_key_of(name, value) for name, value in headers if name in _SHOWN]
     return shown[0] if len(shown) == 1 else None
+
+
+def _how_to_show(headers: Headers) -> str:
+    shown = sum(name in _SHOWN for name, _ in headers)
+    wrong = (
+        f"{shown} headers show an API key, and which counts is unclear" if shown > 1 else "An API key is needed here"
+    )
+    return f"{wrong}: send one, as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
 
 
 def _key_of(name: bytes, value: bytes) -> bytes | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Annotated
@@ -19,13 +20,15 @@ from router.yaml_text import NotYaml, read_yaml
 
 PREFIX = "kvr-"
 """By which scanners for leaked secrets can know one."""
-_Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_NO_FIELD = re.compile(r"unknown field `(?![a-z0-9_]+`).*?`(?= - at |$)", re.DOTALL)
+"""In msgspec's words, one whose name may be a key."""
+_Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry of the file. A limit of None is no limit."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
     """The tenant's."""
     sha256: _Digest | Annotated[list[_Digest], msgspec.Meta(min_length=1)]
     """Of the key; several while one takes another's place."""
@@ -73,7 +76,8 @@ def read_keys(path: str) -> Keys:
         raise ValueError(f"--api-keys: {path} is not valid YAML{error.line}.") from None
     except msgspec.ValidationError as error:
         expected = "is no list of entries as `kv-router keys new NAME` prints them"
-        raise ValueError(f"--api-keys: {path} {expected}: {error}.") from None
+        said = _NO_FIELD.sub("an unknown field", str(error))
+        raise ValueError(f"--api-keys: {path} {expected}: {said}.") from None
     except ValueError as error:
         raise ValueError(f"--api-keys: {path}: {error}") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import ssl
 from collections.abc import Callable
 
 import aiohttp
@@ -11,11 +10,12 @@ import aiohttp
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles, warn_of_readable
 from publishers.plane import EventPlane
-from router.http.messages import AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, VIA, Passing, header_lines
+from router.http.messages import API_KEY, AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, VIA, Passing, header_lines
 from router.security.guard import Denied, Guard
 from router.security.keys import read_keys
-from router.security.tls import front_context, load_front
-from router.security.worker_access import load_again, read_access
+from router.security.newest import newest_from
+from router.security.tls import front_context
+from router.security.worker_access import read_access, worker_context
 from router.settings import Settings, SettingsError
 from router.workers.fleet import Fleet
 
@@ -33,14 +33,19 @@ class Security:
 
     def _load(self, settings: Settings, clock: Callable[[], float], denied: Denied) -> None:
         self.guard = _guard(settings, clock, denied)
-        self.front = front_context(settings)
+        self.front = newest_from(front_context(settings))
         self.workers = read_access(settings)
         self.passing = self._passing()
         self.answers_pass = RESPONSE_HEADERS | {name.encode() for name in settings.pass_header}
         self.make_plane()
 
     def _passing(self) -> Passing:
-        """A client's own key goes to the workers only where nobody here has asked for it, nor has another for them."""
+        """A client's own key goes to the workers only where nobody here has asked for it, nor has another for them.
+        Raises ValueError."""
+        if self.guard and API_KEY.decode() in self._settings.pass_header:
+            raise ValueError(
+                "--pass-header x-api-key: with --api-keys it holds clients' keys, which end at the router."
+            )
         names = REQUEST_HEADERS | {VIA} | {name.encode() for name in self._settings.pass_header}
         router_id = secrets.token_hex(8).encode()
         via = header_lines([(VIA, router_id)])
@@ -69,15 +74,14 @@ class Security:
         """Clients' keys and the certificates as they are now. SettingsError: nothing has changed."""
         try:
             keys = read_keys(self._settings.api_keys) if self._settings.api_keys else None
-            if self.front:
-                front_context(self._settings)  # else a pair that does not fit would be half loaded below
-            load_again(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self._settings)  # likewise
-            if self.front:
-                load_front(self.front, self._settings)
-            if self.workers.context:
-                load_again(self.workers.context, self._settings)
+            front = front_context(self._settings)
+            workers = worker_context(self._settings)
         except ValueError as error:
             raise SettingsError(str(error)) from None
+        if self.front and front:
+            self.front.newest = front
+        if self.workers.context and workers:
+            self.workers.context.newest = workers
         if self.guard and keys:
             self.guard.take(keys)
 

@@ -18,7 +18,7 @@ HANDSHAKE_TIMEOUT = 10.0
 
 
 def front_context(settings: Settings) -> ssl.SSLContext | None:
-    """None where the router serves plain HTTP. Raises ValueError."""
+    """With the files as they are now; None where the router serves plain HTTP. Raises ValueError."""
     if settings.tls_cert is None and settings.tls_key is None:
         if settings.tls_client_ca is not None:
             raise ValueError(
@@ -28,16 +28,11 @@ def front_context(settings: Settings) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    load_front(context, settings)
+    load_pair(context, ("--tls-cert", settings.tls_cert), ("--tls-key", settings.tls_key))
     if settings.tls_client_ca is not None:
         load_authorities(context, "--tls-client-ca", settings.tls_client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
-
-
-def load_front(context: ssl.SSLContext, settings: Settings) -> None:
-    """The certificate as it is now, for the connections to come. Raises ValueError."""
-    load_pair(context, ("--tls-cert", settings.tls_cert), ("--tls-key", settings.tls_key))
 
 
 class FailedHandshakes:

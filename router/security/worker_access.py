@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 
 import aiohttp
 
-from publishers.credentials import client_context, load_authorities, load_pair, make_session, read_key
+from publishers.credentials import client_context, make_session, read_key
+from router.security.newest import Newest, newest_from
 
 
 class WorkerFiles(Protocol):
@@ -26,7 +27,7 @@ class WorkerFiles(Protocol):
 
 class WorkerAccess(NamedTuple):
     key: str | None = None
-    context: ssl.SSLContext | None = None
+    context: Newest | None = None
     """For `https://`; None: the system's authorities, and no certificate of ours."""
 
     def session(self, urls: Callable[[], Iterable[str]]) -> aiohttp.ClientSession:
@@ -36,14 +37,11 @@ class WorkerAccess(NamedTuple):
 
 def read_access(files: WorkerFiles) -> WorkerAccess:
     """Raises ValueError for a file that cannot be used."""
-    context = client_context("--worker", files.worker_ca, files.worker_cert, files.worker_key)
+    context = newest_from(worker_context(files))
     path = files.worker_api_key_file
     return WorkerAccess(read_key("--worker-api-key-file", path) if path else None, context)
 
 
-def load_again(context: ssl.SSLContext, files: WorkerFiles) -> None:
-    """The certificate, and the authorities beside those before, as they are now, for the connections to come. Raises
-    ValueError."""
-    if files.worker_ca is not None:
-        load_authorities(context, "--worker-ca", files.worker_ca)
-    load_pair(context, ("--worker-cert", files.worker_cert), ("--worker-key", files.worker_key))
+def worker_context(files: WorkerFiles) -> ssl.SSLContext | None:
+    """With the files as they are now; None where none is given. Raises ValueError."""
+    return client_context("--worker", files.worker_ca, files.worker_cert, files.worker_key)

@@ -148,7 +148,9 @@ class Option(NamedTuple):
         return checked
 
     def _wrong(self, value: object, place: str) -> SettingsError:
-        return SettingsError(f"{place} takes {self.takes}, not {_without_password(repr(value))}.")
+        shown = _without_login(repr(value))
+        hint = "" if shown == repr(value) else " (left out: user and password)"
+        return SettingsError(f"{place} takes {self.takes}, not {shown}{hint}.")
 
     @property
     def _extra(self) -> dict[str, Any]:
@@ -158,6 +160,11 @@ class Option(NamedTuple):
 def _without_password(text: str) -> str:
     """URLs in it may hold one."""
     return re.sub(r"(?<=//)[^/\s]*@", "", text)
+
+
+def _without_login(text: str) -> str:
+    """Of a value that is no such URL: there a password may hold anything."""
+    return re.sub(r"^(\W?[a-z+]*:?//|\W?).*@", r"\1", text)
 
 
 def _takes(option: Option) -> str:

@@ -85,7 +85,10 @@ class Security:
     ] = None
     tls_key: Annotated[File | None, _file("The private key of --tls-cert (PEM, not encrypted).")] = None
     tls_client_ca: Annotated[
-        File | None, _file("Serve only clients whose certificate one of these authorities (PEM) has signed.")
+        File | None,
+        _file(
+            "Serve only clients whose certificate one of these authorities (PEM) has signed. SIGHUP reads them again."
+        ),
     ] = None
     worker_ca: Annotated[
         File | None,

@@ -48,6 +48,14 @@ def test_a_wrong_url_is_shown_without_its_password() -> None:
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("secret", ["XX,YY", "XX/YY", "XX#YY", "7,YY", "XX@Y,YY"])
+def test_a_password_that_is_not_percent_encoded_is_not_shown_either(secret: str) -> None:
+    """Nor half of it; and what stands behind it is no answer to what is wrong."""
+    with pytest.raises(ValueError, match="percent-encoded") as refused:
+        make_plane(f"nats://me:{secret}@h:4222")
+    assert not any(part in str(refused.value) for part in ("XX", "YY", "me:"))
+
+
 def test_a_password_for_a_server_that_asks_for_none_is_refused() -> None:
     """Who states one believes that nobody else can publish."""
     with pytest.raises(ValueError, match="requires no login") as refused:

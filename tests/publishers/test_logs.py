@@ -81,6 +81,14 @@ def test_a_line_break_cannot_forge_a_line(log_format: str) -> None:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
+def test_nothing_that_a_terminal_or_a_reader_of_lines_obeys_stays(log_format: str) -> None:
+    """ESC begins an order to a terminal, and so does U+009B; U+0085 and U+2028 end a line; U+202E turns text around."""
+    out, orders = lines(log_format), "\x1b[2J\x9b2J\x85\u2028\u202e\x7f"
+    log_event(log, logging.INFO, f"é{orders}", model=f"é{orders}")
+    assert out.getvalue().removesuffix("\n").isprintable()
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
 def test_an_exception_is_shown_with_its_trace(log_format: str) -> None:
     out = lines(log_format)
     try:

@@ -178,6 +178,13 @@ def test_a_bad_worker_is_explained(text: str, says: str) -> None:
         parse_worker(text)
 
 
+@pytest.mark.parametrize("plane", ["nats://me:XX YY@h", "nats://me:XX/YY @h", "me:XX@h", "nats//me:XX,YY@h"])
+def test_a_password_is_not_repeated_of_what_is_no_url(plane: str) -> None:
+    with pytest.raises(SettingsError, match=r"^--event-plane takes .*h' \(left out: user and password\)\.$") as caught:
+        BY_KEY["event_plane"].read(plane, "--event-plane", text=True)
+    assert not any(part in str(caught.value) for part in ("XX", "YY", "me:"))
+
+
 def test_a_password_is_not_repeated_in_the_error() -> None:
     with pytest.raises(ValueError, match="password") as caught:
         parse_worker("http://user:secret@a:1")

@@ -100,6 +100,13 @@ class Site:
     def feed(self, data: bytes) -> None:
         self.connection.data_received(data)
 
+    def turn(self) -> int:
+        """What was put off is done. Returns how many requests were begun thereby."""
+        before, calls, self.later = len(self.requests), self.later, []
+        for call in calls:
+            call()
+        return len(self.requests) - before
+
 
 GET = b"GET /a?b HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /p HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
@@ -268,9 +275,39 @@ def test_thousands_of_small_requests_in_one_read_are_answered_one_after_the_othe
     site.feed(GET * 3000)
     site.slow = False
     site.connection.respond(Response(200, b"1"))
+    while site.turn():
+        pass
     assert len(site.requests) == 3000
     assert site.transport.written.endswith(b"\r\n\r\n3000")
     assert site.transport.reading
+
+
+def test_others_have_their_turn_between_requests_that_are_answered_at_once() -> None:
+    """There may be megabytes of them."""
+    site = Site()
+    site.feed(GET * (2 * MAX_PIPELINED + 1))
+    assert (len(site.requests), site.transport.reading) == (MAX_PIPELINED, False)
+    assert (site.turn(), site.transport.reading) == (MAX_PIPELINED, False)
+    assert (site.turn(), site.transport.reading) == (1, True)
+    for _ in range(3):  # what comes one after the other waits for nothing
+        site.feed(GET * (MAX_PIPELINED - 1))
+    assert (site.turn(), site.transport.reading, len(site.requests)) == (0, True, 5 * MAX_PIPELINED - 2)
+
+
+def test_a_refusal_is_sent_and_what_is_refused_is_taken_though_others_have_their_turn() -> None:
+    site = Site()
+    site.feed(GET * MAX_PIPELINED + b"nonsense\r\n\r\n")
+    assert b" 400 " in site.transport.written
+    site.later[0]()
+    assert (site.transport.reading, site.transport.closed) == (True, False)
+
+
+def test_nothing_begins_on_a_connection_that_was_lost_meanwhile() -> None:
+    site = Site()
+    site.feed(GET * (MAX_PIPELINED + 1))
+    site.transport.abort()
+    site.connection.connection_lost(None)
+    assert (site.turn(), site.transport.reading) == (0, False)
 
 
 def test_a_lost_connection_cancels_what_is_in_progress() -> None:
@@ -348,6 +385,8 @@ def test_thousands_of_offers_to_upgrade_in_one_read_are_declined_one_after_the_o
     """Within each other they would be too deep."""
     site = Site()
     site.feed(request(b"connection: upgrade", b"upgrade: h2c", method=b"GET") * 3000)
+    while site.turn():
+        pass
     assert len(site.requests) == 3000
     assert site.transport.written.endswith(b"\r\n\r\n3000")
 

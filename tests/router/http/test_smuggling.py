@@ -94,3 +94,14 @@ def test_what_passes_on_is_whole_lines() -> None:
     site = Site()
     site.feed(request(HOST, b"accept: a/b", b"user-agent:  c", b"content-length: 0"))
     assert site.requests[0].head.passed_on == b"accept: a/b\r\nuser-agent: c\r\n"
+
+
+def test_blanks_around_a_value_are_no_part_of_it() -> None:
+    """RFC 9110 section 5.5: else a key with a blank behind it would be another key."""
+    site = Site()
+    site.feed(
+        request(HOST, b"x-api-key: \tkey \t", b"x-router-target-worker: a ", b"accept: a/b  ", b"content-length: 0")
+    )
+    head = site.requests[0].head
+    assert (b"x-api-key", b"key") in head.headers
+    assert (head.target_worker, head.passed_on) == (b"a", b"accept: a/b\r\n")

@@ -10,6 +10,9 @@ import pytest
 
 from router.security.guard import Guard
 from router.security.keys import Key, Keys
+from router.security.security import check_security
+from router.settings import Settings, SettingsError
+from router.workers.spec import parse_worker
 from tests.fakes.raw_client import Answered, RawClient, get, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, drop, never
 from tests.fakes.waiting import until
@@ -71,6 +74,18 @@ async def test_with_a_wrong_key_nothing_is_done(a: ScriptedWorker, keys: str, he
     assert got.status == 401
     assert b"kvr-" not in got.body
     assert a.requests == []
+
+
+SEVERAL = [b"X-Api-Key: " + ONE.encode() + b"\r\n" + bearer(ONE), bearer(ONE) + b"\r\n" + bearer(ONE)]
+
+
+@pytest.mark.parametrize("headers", SEVERAL)
+async def test_who_shows_several_keys_is_told_so(a: ScriptedWorker, keys: str, headers: bytes) -> None:
+    """As Anthropic's clients do that have a key and a token: to hear that a key is needed would not help."""
+    async with running(a, api_keys=keys) as router, router.client() as client:
+        got = await client.ask(post("/v1/messages", b'{"messages":[]}', headers))
+    assert got.status == 401
+    assert b"2 headers" in got.body
 
 
 async def test_a_stranger_is_refused_before_his_body_is_read(a: ScriptedWorker, keys: str) -> None:
@@ -277,6 +292,13 @@ async def test_without_keys_of_its_own_the_client_and_the_engine_settle_it(a: Sc
 
 async def test_a_clients_key_ends_here(a: ScriptedWorker, keys: str) -> None:
     assert await authorizations(a, bearer(ONE), api_keys=keys) == []
+
+
+def test_nor_does_it_pass_by_the_other_header_that_shows_it(keys: str) -> None:
+    stated: dict[str, Any] = {"workers": (parse_worker("http://a:1"),), "pass_header": ("x-api-key",)}
+    check_security(Settings(**stated))  # an engine's own affair
+    with pytest.raises(SettingsError, match="--pass-header x-api-key"):
+        check_security(Settings(api_keys=keys, **stated))
 
 
 @pytest.fixture

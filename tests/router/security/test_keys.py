@@ -99,6 +99,7 @@ GOOD = {"name": "one", "sha256": A}
         [{"name": "one"}],
         [GOOD | {"sha256": "kvr-SECRET"}],
         [GOOD | {"sha256": []}],
+        [GOOD | {"sha256": GOOD["sha256"] + "\n"}],  # as `sha256: |` reads it: no key would match
         [GOOD | {"name": "two words"}],
         [GOOD | {"admin": "yes please"}],
         [GOOD | {"requests_per_minute": 0}],
@@ -106,6 +107,8 @@ GOOD = {"name": "one", "sha256": A}
         [GOOD | {"concurrency": 1.5}],
         [GOOD | {"models": "m"}],
         [GOOD | {"key": "kvr-SECRET"}],
+        [{"kvr-SECRET": "one"}],
+        [GOOD | {"kvr-SECRET\n": 1}],
         [GOOD, GOOD],
     ],
 )
@@ -120,6 +123,13 @@ def test_a_file_that_cannot_be_used_is_told_and_not_quoted(tmp_path: Path, conte
     assert str(file) in str(caught.value)
     assert "SECRET" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_field_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(yaml.safe_dump([GOOD | {"request_per_minute": 1}]))
+    with pytest.raises(ValueError, match="unknown field `request_per_minute`"):
+        read_keys(str(file))
 
 
 @pytest.mark.parametrize(

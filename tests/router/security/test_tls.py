@@ -8,14 +8,15 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
+from trustme import KeyType
 
-from router.security.security import check_security
+from router.security.security import Security, check_security
 from router.security.tls import FailedHandshakes
 from router.serve import run
 from router.settings import Settings, SettingsError
@@ -152,6 +153,36 @@ async def test_a_hangup_reads_the_certificate_again(a: ScriptedWorker, ca: Autho
         assert await plain(router, ca.client()) == second
 
 
+async def test_a_certificate_with_a_key_of_another_kind_takes_the_place_of_the_one_before(
+    a: ScriptedWorker, ca: Authority, pair: Pair
+) -> None:
+    """OpenSSL keeps one of each kind, and would go on showing the old one."""
+    async with running(a, source=source_of(a), tls_cert=pair.cert, tls_key=pair.key) as router:
+        first = await plain(router, ca.client())
+        ca.pair("127.0.0.1", kind=KeyType.RSA)  # in the same files
+        router.app.on_hangup()
+        assert (await plain(router, ca.client())).serial != first.serial
+
+
+async def test_a_hangup_reads_whose_certificates_are_taken_again(
+    a: ScriptedWorker, ca: Authority, pair: Pair, tmp_path: Path
+) -> None:
+    authorities = tmp_path / "authorities.pem"
+    shutil.copy(ca.file, authorities)
+    other = Authority(tmp_path, "other")
+    before, after = ca.client(ca.pair("client", "before")), ca.client(other.pair("client", "after"))
+    files = {"tls_cert": pair.cert, "tls_key": pair.key, "tls_client_ca": str(authorities)}
+    async with running(a, source=source_of(a), **files) as router:
+        await plain(router, before)
+        with pytest.raises(OSError):
+            await plain(router, after)
+        shutil.copy(other.file, authorities)
+        router.app.on_hangup()
+        await plain(router, after)
+        with pytest.raises(OSError):
+            await plain(router, before)
+
+
 # -- workers
 
 
@@ -213,6 +244,42 @@ async def test_a_hangup_reads_what_workers_are_shown_again(ca: Authority, pair: 
             await until(lambda: router.is_up(worker))
             async with router.client() as client:
                 assert (await client.ask(post())).status == 200
+
+
+def shown(client: ssl.SSLContext, server: ssl.SSLContext) -> object:
+    """The number of the certificate that the server sees of the client. Raises ssl.SSLError."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(3):
+        for side in sides:
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    return (sides[1].getpeercert() or {})["serialNumber"]
+
+
+def test_what_workers_are_shown_and_who_signs_theirs_is_what_was_read_last(
+    ca: Authority, pair: Pair, tmp_path: Path
+) -> None:
+    """Also where the key is of another kind, and where an authority was taken out."""
+    ours, other, trusted = ca.pair("router", "router"), Authority(tmp_path, "other"), tmp_path / "trusted.pem"
+    engine, theirs = ca.server(pair, ca), ca.server(other.pair("127.0.0.1", "theirs"), ca)
+    shutil.copy(ca.file, trusted)
+    files = {"worker_ca": str(trusted), "worker_cert": ours.cert, "worker_key": ours.key}
+    security = Security(settings(**files), lambda: 0.0, lambda _: None)
+    client = security.workers.context
+    assert client
+    first = shown(client, engine)
+    ca.pair("router", "router", KeyType.RSA)
+    security.reload()
+    assert shown(client, engine) != first
+    shutil.copy(other.file, trusted)
+    security.reload()
+    assert shown(client, theirs)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shown(client, engine)
 
 
 async def test_a_handshake_that_fails_is_counted_and_told(
