@@ -30,6 +30,8 @@ class EventLoop(uvloop.Loop):
     async def getaddrinfo(self, host: Any, port: Any, **kind: int) -> Any:
         """Whoever asks for what is being looked up waits for that, so that there are no more threads than names."""
         asked = host, port, *(kind.get(name, 0) for name in ("family", "type", "proto", "flags"))
+        if _is_address(host):  # nothing is asked for: even `sock_connect` comes here, for every connection
+            return socket.getaddrinfo(*asked)
         found = self._lookups.get(asked)
         if found is None:
             found = self._lookups[asked] = self.create_future()
