@@ -129,6 +129,21 @@ async def test_a_request_that_the_prefill_worker_refuses_is_refused(
     assert len(p.requests) == 2
 
 
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+@pytest.mark.parametrize("status", [400, 503])
+async def test_a_prefill_workers_own_error_ends_a_request_as_any_workers_does(
+    p: ScriptedWorker, d: ScriptedWorker, connector: str, status: int
+) -> None:
+    """Else an alarm on requests that fail would rise with each client's mistake."""
+    p.then(answer(b"{}", status))
+    d.then(never)
+    async with router_of(connector, p, d) as router:
+        assert (await ask(router)).status == status
+        assert router.total("router_requests_total") == 1
+        assert router.total("router_requests_total", worker="p", status=str(status), end="complete") == 1
+        assert router.samples("router_first_byte_seconds_count") == {"p": 1}
+
+
 @pytest.mark.parametrize("status", [401, 429, 503])
 async def test_what_a_prefill_worker_says_beside_its_refusal(p: ScriptedWorker, d: ScriptedWorker, status: int) -> None:
     said = b"HTTP/1.1 %d No\r\ncontent-type: text/plain\r\nretry-after: 7\r\nserver: x\r\ncontent-length: 2\r\n\r\nno"
