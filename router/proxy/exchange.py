@@ -149,9 +149,10 @@ class Exchange:
         if self.first_byte is not None:
             self._cut(status, reason)
             return
+        leg = self._leg
         self._drop_split()
         self._drop()
-        self.answer(error_response(status, reason))
+        self.answer(error_response(status, reason), leg)
 
     # -- in two parts
 
@@ -414,7 +415,7 @@ class Exchange:
         self._cut(response.status, "The worker broke off its answer, and no other could go on.")
 
     def answer(self, response: Response, leg: Leg | None = None) -> None:
-        """End the request with an answer of the router's own. `leg`: the attempt whose failure it reports."""
+        """End the request with an answer of the router's own. `leg`: the latest attempt, which was given up."""
         if self._over:
             return
         self._finish(response.status, "failed", leg)
