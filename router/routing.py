@@ -343,7 +343,7 @@ class RequestRouting:
 
     def _count(self, outcome: Outcome) -> None:
         context, leg = self._context, outcome.leg
-        if 400 <= outcome.status < 500 and leg and _has_refused(leg, outcome):
+        if 400 <= outcome.status < 500 and leg and outcome.end == "complete":  # the answer is the worker's own
             self._retract(leg)
         if outcome.status == CAME_BACK and leg:
             context.fleet.loop_found(leg.worker, context.clock())
@@ -400,11 +400,6 @@ class RequestRouting:
         hashes = self.prompt.hashes
         if hashes:
             self._context.predict(rank, hashes.chain(worker.block_size), self.prompt.guessed)
-
-
-def _has_refused(leg: Leg, outcome: Outcome) -> bool:
-    """Whether the answer is the worker's own. (A prefill worker's is passed on by the router.)"""
-    return outcome.end == "complete" or (leg.part == "prefill" and outcome.end == "failed")
 
 
 def _with_implied_zero(outcome: Outcome) -> Outcome:

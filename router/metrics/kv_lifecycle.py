@@ -136,8 +136,8 @@ class KVLifecycle(Collector):
 
     def finished(self, outcome: Outcome) -> None:
         """A request has ended."""
-        leg, parted = outcome.leg, outcome.parted
-        if leg and parted and parted.transfer is not None and isinstance(leg.reservation, DecodeBooking):
+        leg, begun = outcome.leg, outcome.first_byte is not None and not outcome.is_error
+        if leg and begun and isinstance(leg.reservation, DecodeBooking):
             self._worker(leg.worker.id).migrated += leg.reservation.moved_tokens // leg.worker.block_size
 
     # -- prometheus_client's Collector

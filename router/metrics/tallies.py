@@ -76,9 +76,11 @@ class PartedTally:
         """The second part was served, too. `parted` None: before the first had answered. `decode`: seconds from the
         first byte of the answer to its end; None: it was not streamed, so its first byte tells nothing."""
         self.requests += 1
-        if parted and decode is not None and parted.transfer is not None:
+        if decode is None:
+            return
+        self.decode.observe(decode)
+        if parted and parted.transfer is not None:  # else the answer began before the first part was told to be done
             self.transfer.observe(parted.transfer)
-            self.decode.observe(decode)
 
     def collect(self) -> Iterator[Metric]:
         yield counter_family("router_pd_requests", "Requests served in two parts.", (), [((), self.requests)])

@@ -149,9 +149,10 @@ class Exchange:
         if self.first_byte is not None:
             self._cut(status, reason)
             return
+        leg = self._leg
         self._drop_split()
         self._drop()
-        self.answer(error_response(status, reason))
+        self.answer(error_response(status, reason), leg)
 
     # -- in two parts
 
@@ -209,7 +210,7 @@ class Exchange:
             split.release_usage()
             return
         self._drop()
-        self.answer(refusal)
+        self._pass_on(refusal)
 
     def start_over(self, worker: Worker) -> bool:
         """`worker` had closed the connection over which it was sent its part, but may have received it: KV under the
@@ -338,8 +339,11 @@ class Exchange:
         worker's own error, for the client if no other worker can be tried."""
         other = self._other(leg, failure, alternatives or _without(leg))
         self._routing.failed(leg, failure, other is not None)
+        if other is None and answer:
+            self._pass_on(answer, leg)
+            return
         if other is None:
-            self.answer(answer or error_response(failure.status, f"Worker {leg.worker.id} {failure.reason}."), leg)
+            self.answer(error_response(failure.status, f"Worker {leg.worker.id} {failure.reason}."), leg)
             return
         self._harmed += _may_have_harmed(leg, failure)
         self._excluded = other
@@ -411,10 +415,18 @@ class Exchange:
         self._cut(response.status, "The worker broke off its answer, and no other could go on.")
 
     def answer(self, response: Response, leg: Leg | None = None) -> None:
-        """End the request with an answer of the router's own. `leg`: the attempt whose failure it reports."""
+        """End the request with an answer of the router's own. `leg`: the latest attempt, which was given up."""
         if self._over:
             return
         self._finish(response.status, "failed", leg)
+        self.connection.respond(with_request_id(response, self.request_id))
+
+    def _pass_on(self, response: Response, leg: Leg | None = None) -> None:
+        """End the request with a prefill worker's own error. `leg`: as in `answer`."""
+        if self._over:
+            return
+        self.first_byte = self.clock() - self.began
+        self._finish(response.status, "complete", leg)
         self.connection.respond(with_request_id(response, self.request_id))
 
     def _finish(self, status: int, end: End, leg: Leg | None = None) -> None:

@@ -245,12 +245,15 @@ class StoreLookup:
     async def check(self) -> Verdict:
         """Whether the keys in the store look like those that look-ups will ask for."""
         try:
-            if (held := await self._master.keys_held()) > MOST_LISTED:
-                return Verdict(None, f"The store has {held:,} keys, too many to have them listed while it serves.")
-            verdict = verify(await self._master.some_keys(), self._keys)
+            held = await self._master.keys_held()
+            listed = [] if held > MOST_LISTED else await self._master.some_keys()
         except Unanswered as error:
             self._master.failed(error, self._clock())
             return Verdict(None, f"The store's keys cannot be listed: {error}.")
+        self._master.answered()
+        if held > MOST_LISTED:
+            return Verdict(None, f"The store has {held:,} keys, too many to have them listed while it serves.")
+        verdict = verify(listed, self._keys)
         self.agrees = self.agrees if verdict.agrees is None else verdict.agrees
         return verdict
 

@@ -82,7 +82,7 @@ class StoreMaster:
         return now < self._paused_until
 
     def answered(self) -> None:
-        """A look-up was answered."""
+        """A look-up was answered, or what keys there are."""
         self._failures = 0
 
     def failed(self, error: Unanswered, now: float) -> None:

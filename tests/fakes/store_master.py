@@ -32,6 +32,8 @@ class Master:
         """Times that all keys were asked for."""
         self.leased: list[str] = []
         self.answer: Callable[[], web.Response] | None = None
+        self.keys_answer: Callable[[], web.Response] | None = None
+        """In place of the list of all keys."""
         self.counts = {"master_total_capacity_bytes": 1 << 20, "master_active_clients": 1}
         self.segments_text: str | None = None
         """In place of what would be answered on /get_segments_detail."""
@@ -65,6 +67,8 @@ class Master:
 
     async def keys(self, _: web.Request) -> web.Response:
         self.listed += 1
+        if self.keys_answer:
+            return self.keys_answer()
         return web.Response(text="".join(f"{key}\n" for key in sorted(self.there)))
 
     async def health(self, _: web.Request) -> web.Response:

@@ -63,6 +63,13 @@ def test_labels_and_rates_are_right(expression: str) -> None:
     assert expression.count("(") == expression.count(")")
 
 
+def test_what_each_process_counts_of_the_same_events_is_not_added_up() -> None:
+    """All processes, and all routers, hear of each block that a worker stores or removes."""
+    fates = [each for each in expressions() if re.search(r"router_kv_(created|stored|evicted|expired)_", each)]
+    assert len(fates) == 8
+    assert all("max by (worker, tier) (rate(" in each for each in fates)
+
+
 def test_every_panel_asks_whichever_source_is_picked() -> None:
     for panel in PANELS:
         assert panel["datasource"] == SOURCE

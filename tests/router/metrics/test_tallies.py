@@ -158,7 +158,7 @@ class Both:
         self.theirs.parts["prefill"].observe(prefill)
         if transfer is not None:
             self.theirs.parts["transfer"].observe(transfer)
-            self.theirs.parts["decode"].observe(decode)
+        self.theirs.parts["decode"].observe(decode)
 
     def fail(self, leg: str) -> None:
         self.ours.parted.failures[leg] += 1

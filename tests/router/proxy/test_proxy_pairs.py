@@ -105,6 +105,35 @@ async def test_blocks_that_were_handed_over_are_counted(p: ScriptedWorker, d: Sc
         assert router.samples("router_kv_migrated_blocks_total") == {"d": 3}
 
 
+async def test_what_was_handed_over_is_counted_though_the_answer_begins_before_the_prefill_tells(
+    p: ScriptedWorker, d: ScriptedWorker
+) -> None:
+    """Where both parts are sent at once, either may be first."""
+
+    async def stream(dialogue: Dialogue) -> None:
+        dialogue.events_head()
+        dialogue.event(b"1")
+        await dialogue.go_on.wait()
+        dialogue.event(b"[DONE]")
+        dialogue.end()
+
+    p.then(once_told(PREFILLED))
+    d.then(stream)
+    body = b'{"prompt": "of thirteen ch", "max_tokens": 8, "stream": true}'
+    async with router_of("sglang", p, d, router_mode="kv") as router, router.client() as client:
+        client.send(post(body=body))
+        await client.head()
+        assert (await client.chunk())[1] == b"data: 1\n\n"
+        p.go_on.set()
+        await until(lambda: p.dialogues[0].finished)
+        d.go_on.set()
+        assert (await client.chunk())[1] == b"data: [DONE]\n\n"
+        await until(lambda: router.total("router_pd_requests_total") == 1)
+        assert router.samples("router_kv_migrated_blocks_total") == {"d": 3}
+        assert router.total("router_pd_decode_seconds_count") == 1
+        assert router.total("router_pd_transfer_seconds_count") == 0, "it did not begin after the first part's answer"
+
+
 @pytest.mark.parametrize("connector", ["nixl", "sglang"])
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
 async def test_a_request_that_the_prefill_worker_refuses_is_refused(
@@ -127,6 +156,21 @@ async def test_a_request_that_the_prefill_worker_refuses_is_refused(
         again = await client.ask(post(body=BODY))
         assert (again.status, again.body) == (200, b'{"ok":true}')
     assert len(p.requests) == 2
+
+
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+@pytest.mark.parametrize("status", [400, 503])
+async def test_a_prefill_workers_own_error_ends_a_request_as_any_workers_does(
+    p: ScriptedWorker, d: ScriptedWorker, connector: str, status: int
+) -> None:
+    """Else an alarm on requests that fail would rise with each client's mistake."""
+    p.then(answer(b"{}", status))
+    d.then(never)
+    async with router_of(connector, p, d) as router:
+        assert (await ask(router)).status == status
+        assert router.total("router_requests_total") == 1
+        assert router.total("router_requests_total", worker="p", status=str(status), end="complete") == 1
+        assert router.samples("router_first_byte_seconds_count") == {"p": 1}
 
 
 @pytest.mark.parametrize("status", [401, 429, 503])

@@ -185,6 +185,7 @@ async def test_a_request_is_given_up_after_its_time_in_all(a: ScriptedWorker) ->
         got = await client.ask(post())
         assert (got.status, b"--request-timeout" in got.body) == (504, True)
         await until(lambda: a.dialogues[0].is_over)
+        assert router.samples("router_requests_total") == {a.name: 1}, "it was there, and says so where it is counted"
 
 
 class StoppedOnce:

@@ -211,6 +211,16 @@ async def test_the_store_is_up_while_its_master_answers_whatever_it_was_asked_ab
         assert made.store.healthy
 
 
+async def test_a_master_that_comes_later_is_up_before_anything_is_looked_up() -> None:
+    async with scene(block_size=16) as made:
+        made.master.keys_answer = lambda: web.Response(status=500)
+        await made.comes_up(worker("w", 16))
+        assert not made.store.healthy
+        made.master.keys_answer = None
+        await made.store.compare()
+        assert made.store.healthy
+
+
 async def test_names_are_compared_until_they_agree(caplog: pytest.LogCaptureFixture) -> None:
     """A store is empty at first."""
     async with scene(block_size=16) as made:
