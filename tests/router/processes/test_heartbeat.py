@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
+from router.app import App
 from router.processes.heartbeat import INTERVAL, STILL, Heartbeat, Standstill
+from router.processes.member import Member, map_memory, memory_size
+from router.settings import Settings
 
 
 class Loop:
@@ -53,3 +58,15 @@ def test_a_process_that_was_started_again_has_all_its_time() -> None:
     for _ in range(STILL):
         assert standstill.found([0]) == []
     assert standstill.found([0]) == [0]
+
+
+async def test_the_router_beats_from_its_start_on(tmp_path: Path) -> None:
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(memory_size(2, 8))
+        app = App(Settings(port=0), Member(1, 2, 8, memory.fileno(), str(tmp_path)))
+        await app.start()
+        try:
+            assert map_memory(memory.fileno(), 2, 8).beats.tolist() == [0, 1]
+        finally:
+            await app.drain(0)
+            await app.close()

@@ -440,11 +440,11 @@ async def test_one_that_is_up_goes_on_as_it_was_known_until_it_tells_all() -> No
     async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
         await until(lambda: watched.worker.up)
         session.late = {"/metrics": session.asked["/metrics"] + 2}
-        session.details["/v1/models"] = models("other")
         session.watched = watched
+        watched.watch.stale = True  # as after a reload
         await until(lambda: len(watched.described) > 1)
         assert all(session.seen)
-        assert (watched.described[1], watched.worker.block_size) == (["other"], 32)
+        assert (watched.described[1], watched.worker.block_size) == (["m"], 32)
 
 
 async def test_one_that_never_tells_all_serves_with_what_it_tells() -> None:
