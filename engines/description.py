@@ -61,6 +61,8 @@ class EngineDescription(msgspec.Struct, frozen=True):
     max_running: int | None = None
     """Requests that run at once per rank."""
     tokenizer_path: str | None = None
+    keeps_prefixes: bool = True
+    """False: its prefix cache is off, so it never holds anything of an earlier prompt."""
     cuts_prompts: bool = False
     """It cuts a prompt that is longer than its context, and does not refuse it."""
     role: Role | None = None

@@ -398,7 +398,7 @@ class RequestRouting:
 
     def _predict(self, rank: WorkerRank, worker: Worker) -> None:
         hashes = self.prompt.hashes
-        if hashes:
+        if hashes and worker.keeps_prefixes:
             self._context.predict(rank, hashes.chain(worker.block_size), self.prompt.guessed)
 
 

@@ -48,6 +48,7 @@ def describe(host: str, models: tuple[Model, ...], info: object, model_info: obj
         kv_dtype=text(server.get("kv_cache_dtype")),
         max_running=_max_running(server, dp_size),
         tokenizer_path=_tokenizer_path(server, mapping(model_info), models),
+        keeps_prefixes=server.get("disable_radix_cache") is not True,
         cuts_prompts=server.get("allow_auto_truncate") is True,
         role=_ROLES.get(text(server.get("disaggregation_mode")) or ""),
         bootstrap_port=whole(server.get("disaggregation_bootstrap_port"), 1),

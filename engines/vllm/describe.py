@@ -41,6 +41,7 @@ def describe(
         first_rank=first_rank,
         event_sources=event_sources,
         total_blocks=blocks_of_each(config),
+        keeps_prefixes=all(sample.labels.get("enable_prefix_caching") != "False" for sample in config),
         kv_dtype=next((sample.labels["cache_dtype"] for sample in config if sample.labels.get("cache_dtype")), None),
         # Counters of NIXL are there from the start (0.32). Whether it pulls or pushes they do not tell; the prefill's
         # answer does, and as long as the two parts are sent one after the other both take it.

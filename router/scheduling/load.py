@@ -163,7 +163,8 @@ class LoadBook:
         self._rows = [row.data for row in self._table]  # single numbers are read and written there in half the time
 
     def watch(self, rank: WorkerRank, block_size: int) -> None:
-        """Keep books of `rank`, whose reports count blocks of `block_size` tokens. Bookings in flight stay."""
+        """Keep books of `rank`, whose reports count blocks of `block_size` tokens. Bookings in flight stay; what its
+        engine has room for it tells again, as it may be another engine, which does not tell all that."""
         self._block_sizes[rank] = block_size
         place = self._places.add(rank)
         if place in self._retired:  # in shared books a rank gets the place back that it had, and then holds it twice
@@ -171,6 +172,7 @@ class LoadBook:
             self._places.free(place)
         if place >= len(self._reported_at) - 1:
             self._resize(2 * place)
+        self._limits[:, place] = UNBOUNDED
 
     def forget(self, rank: WorkerRank) -> None:
         """Bookings in flight stay valid; the rank's place becomes free when the last of them ends."""

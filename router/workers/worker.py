@@ -145,6 +145,10 @@ class Worker:
         return self.description.models if self.description else ()
 
     @property
+    def keeps_prefixes(self) -> bool:
+        return self.description is None or self.description.keeps_prefixes
+
+    @property
     def cuts_prompts(self) -> bool:
         return self.description is not None and self.description.cuts_prompts
 

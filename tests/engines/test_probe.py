@@ -91,6 +91,15 @@ def test_sglang_tells_that_it_cuts_prompts() -> None:
     assert describe(changed(SGLANG, "/server_info", allow_auto_truncate=True)).cuts_prompts
 
 
+def test_engines_tell_that_they_keep_no_prefixes() -> None:
+    """`--no-enable-prefix-caching` of vLLM, `--disable-radix-cache` of SGLang."""
+    assert describe(VLLM).keeps_prefixes
+    assert describe(SGLANG).keeps_prefixes
+    metrics = VLLM["/metrics"].body.replace(b'enable_prefix_caching="True"', b'enable_prefix_caching="False"')
+    assert not describe({**VLLM, "/metrics": Answer(200, metrics)}).keeps_prefixes
+    assert not describe(changed(SGLANG, "/server_info", disable_radix_cache=True)).keeps_prefixes
+
+
 def test_the_older_path_of_server_info() -> None:
     served = {**without(SGLANG, "/server_info"), "/get_server_info": SGLANG["/server_info"]}
     assert describe(served) == describe(SGLANG)

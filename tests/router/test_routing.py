@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from msgspec.structs import replace
 
 from engines.description import EngineDescription, EngineKind, Model
 from engines.disaggregation.answer import Prefilled
@@ -70,6 +71,21 @@ def test_a_request_is_booked_before_it_is_sent_and_noted_after() -> None:
     routing.route(frozenset(), send)
     assert seen == [(1, 0, False)]  # the worker does not wait for what only later requests need
     assert look() == (1, 10, True)
+
+
+@pytest.mark.parametrize("guessed", [False, True])
+@pytest.mark.parametrize("has_events", [False, True])
+def test_nothing_is_expected_of_a_worker_that_keeps_no_prefixes(guessed: bool, has_events: bool) -> None:
+    made, prompt = context(), Prompt(10, HASHES, guessed=guessed)
+    if has_events:
+        made.indexer.on_batch(EventBatch("w", 0, 1, 0, [Stored(Tier.GPU, pack_hashes([1]))]))
+    worker = made.fleet.workers["w"]
+    assert worker.description
+    made.fleet.redescribe(worker, replace(worker.description, keeps_prefixes=False))
+    routing = RequestRouting(made, "m")
+    routing.prompt = prompt
+    routing.route(frozenset(), list[Leg | Pair | Response]().append)
+    assert RANK not in (made.matches(prompt) or {})
 
 
 @pytest.mark.parametrize("guessed", [False, True])

@@ -264,6 +264,17 @@ def test_slots_are_as_many_as_were_reported_until_the_rank_is_forgotten() -> Non
     assert book.loads(both, 100.0).slots.tolist() == [UNBOUNDED] * 2
 
 
+def test_the_limits_of_an_engine_that_was_replaced_do_not_hold_for_the_next_one() -> None:
+    """SGLang tells how many requests it runs at a time; vLLM, started in its place, does not."""
+    book, rank_set = watching(A), RankSet([A])
+    told = report(running=0, waiting=0)
+    book.on_report(msgspec.structs.replace(told, request_total_slots=16, kv_total_blocks=100), 0.0)
+    book.watch(A, BLOCK)
+    book.on_report(told, 1.0)
+    loads = book.loads(rank_set, 1.0)
+    assert (loads.slots.tolist(), loads.capacity_tokens.tolist()) == ([UNBOUNDED], [UNBOUNDED])
+
+
 def test_an_engine_that_does_not_tell_for_a_moment_has_the_load_that_it_told_last() -> None:
     """One that is overloaded may not answer in time when it is asked."""
     book = watching()
