@@ -246,7 +246,8 @@ async def test_publishers_end_with_their_workers() -> None:
         await state.plane.close()
 
 
-async def test_a_worker_that_was_away_is_followed_on_unless_its_events_are_others() -> None:
+@pytest.mark.parametrize("other", [{"block_size": 32}, {"dp_size": 2}, {"total_blocks": 9}, {"max_running": 3}])
+async def test_a_worker_that_was_away_is_followed_on_unless_its_events_are_others(other: dict[str, int]) -> None:
     """A publisher that begins anew knows only what the engine can replay."""
     async with aiohttp.ClientSession() as session:
         state = State(session, plane="local")
@@ -259,7 +260,7 @@ async def test_a_worker_that_was_away_is_followed_on_unless_its_events_are_other
         worker.description = msgspec.structs.replace(worker.description, models=(Model("m"), Model("b", parent="m")))
         await state.resources.set_up(worker)
         assert state.resources._followed["a"].publisher is publisher
-        worker.description = msgspec.structs.replace(worker.description, block_size=32)
+        worker.description = msgspec.structs.replace(worker.description, **other)
         await state.resources.set_up(worker)
         assert state.resources._followed["a"].publisher is not publisher
         await state.roster.close()
