@@ -16,6 +16,7 @@ from engines.description import EngineDescription, bases
 from engines.disaggregation.mooncake import bootstrap_url, read_bootstrap
 from engines.endpoints import confined
 from engines.probe import probe, read_models
+from engines.vllm import sleep
 from publishers.dialogue import TIMED_OUT, converse, fetch
 from publishers.logs import log_event
 from publishers.reasons import LATE
@@ -37,6 +38,8 @@ DESCRIBE_TIMEOUT = 5.0
 """Seconds for each request that finds out what a worker is."""
 _MOST_LATE = 3
 """Attempts in a row to find that out in which a request is not answered in time, after which the rest must do."""
+
+ASLEEP = "is asleep or paused"
 
 OnDescribed = Callable[[Worker], Awaitable[None]]
 
@@ -65,6 +68,7 @@ class WorkerWatch:
         """Set once the worker was checked, whatever the result."""
         self.stale = False
         """What is known of the worker is out of date: the next check finds it out anew."""
+        self._tells_sleep = False
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -109,7 +113,15 @@ class WorkerWatch:
         self._slow = 0
         if answer.status == 0:
             return why
-        return None if answer.status == 200 else f"/health answered {answer.status}"
+        if answer.status != 200:
+            return f"/health answered {answer.status}"
+        return ASLEEP if self._tells_sleep and await self._is_asleep() else None
+
+    async def _is_asleep(self) -> bool:
+        answer, _ = await fetch(self._session, self._worker.spec.url, sleep.PATH, self._interval)
+        if answer.status > 0:
+            self._tells_sleep = answer.status == 200
+        return sleep.is_asleep(answer)
 
     async def _ask_bootstrap(self) -> None:
         """Ask for its engine ids each time: they change with each restart, which may take less than a check's
@@ -145,6 +157,8 @@ class WorkerWatch:
         found = await describe(self._session, worker, self._event_hosts)
         if problems.NO_ANSWER in found.problems:
             return "answers /health, but not what it is"
+        if found.kind == "vllm" and await self._is_asleep():
+            return ASLEEP
         self._late = self._late + 1 if problems.LATE in found.problems else 0
         if 0 < self._late < _MOST_LATE:  # what is open now would stay so for as long as it is up
             self.stale = worker.up

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import socket
 import ssl
@@ -18,11 +19,12 @@ import msgspec
 import pytest
 
 from engines import problems
+from engines.vllm import sleep
 from publishers.reasons import reason_of
 from router.http.pool import Pool
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
-from router.workers.watch import WorkerWatch, _addresses
+from router.workers.watch import ASLEEP, WorkerWatch, _addresses
 from router.workers.worker import Worker
 from tests.certificates import Authority
 from tests.fakes.http_engine import HttpEngine, models, running
@@ -454,6 +456,42 @@ async def test_one_that_never_tells_all_serves_with_what_it_tells() -> None:
         await until(lambda: watched.worker.up)
         assert session.checks == 3
         assert problems.LATE in watched.worker.problems
+
+
+def asleep(yes: bool) -> tuple[int, bytes]:
+    return 200, json.dumps({"is_sleeping": yes}).encode()
+
+
+async def test_a_vllm_that_is_put_to_sleep_gets_nothing_until_it_is_awake() -> None:
+    """It goes on answering /health, and requests would wait for a minute."""
+    session = ScriptedSession([WELL], {**VLLM, sleep.PATH: asleep(False)})
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+        session.details[sleep.PATH] = asleep(True)
+        await until(lambda: not watched.worker.up)
+        assert watched.trouble == ASLEEP
+        session.details[sleep.PATH] = asleep(False)
+        await until(lambda: watched.worker.up)
+
+
+async def test_a_vllm_that_sleeps_from_the_start_does_not_serve() -> None:
+    session = ScriptedSession([WELL], {**VLLM, sleep.PATH: asleep(True)})
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await watched.watch.first_check.wait()
+        assert (watched.worker.up, watched.trouble) == (False, ASLEEP)
+        session.details[sleep.PATH] = asleep(False)
+        await until(lambda: watched.worker.up)
+
+
+@pytest.mark.parametrize(("answer", "asked"), [((404, b""), 1), ((200, b"?"), 3), (None, 1)])
+async def test_one_that_does_not_tell_is_awake_and_not_asked_again(
+    answer: tuple[int, bytes] | None, asked: int
+) -> None:
+    session = ScriptedSession([WELL], VLLM if answer is None else {**VLLM, sleep.PATH: answer})
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: session.checks > 3)
+        assert watched.worker.up
+        assert min(session.asked[sleep.PATH], 3) == asked
 
 
 async def test_workers_that_joined_together_are_not_looked_at_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
