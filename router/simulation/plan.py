@@ -72,6 +72,12 @@ def read_plan(argv: Sequence[str]) -> Plan:
     elif given.store_sweep:
         why = "--store-sweep has its own speeds and compares with and without credit, at one --rate"
         _refuse(parser, given, _NOT_OF_STORE_SWEEP, why)
+    if not given.prefill:
+        _refuse(parser, given, _OF_PARTS, "without --prefill no request is served in two parts")
+    if not given.store_tokens:
+        _refuse(parser, given, _OF_STORE, "without --store-tokens there is no store")
+    if given.ttft_slo is None and given.tbt_slo is None:
+        _refuse(parser, given, _OF_SLOS, "without --ttft-slo or --tbt-slo there is no objective")
     requests, policies = _requests(given), given.policies
     fleet = _fleet(given, requests)
     for policy in policies:
@@ -103,6 +109,9 @@ _SLOS = frozenset({"ttft_slo", "tbt_slo", "slo_action", "slo_patience"})
 """Flags that the search for a knee refuses: requests that are rejected do not queue, so queues would not grow."""
 _NOT_OF_KNEE = frozenset({"policies", "baseline", "rate", "sweep", "store_sweep"}) | _SLOS
 _NOT_OF_STORE_SWEEP = frozenset({"sweep", "baseline", "store_gb_s", "store_credit"})
+_OF_PARTS = frozenset({"push", "transfer_gb_s", "transfer_base_s"})
+_OF_STORE = frozenset({"store_gb_s", "store_base_s", "store_eviction", "store_ttl", "store_replicas", "store_credit"})
+_OF_SLOS = frozenset({"slo_action", "slo_patience"})
 _NEGATIVE = {"reuse": "no-reuse", "store_credit": "no-store-credit", "kv_events": "no-kv-events"}
 
 

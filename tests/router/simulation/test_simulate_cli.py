@@ -153,6 +153,18 @@ def test_no_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "--duration 1 --jobs 1 --store-tokens 1000 --store-sweep 1 --sweep 1,2 --no-store-credit --store-gb-s 7",
             "with and without credit, at one --rate; leave out --no-store-credit, --store-gb-s, --sweep",
         ),
+        (
+            "--push --transfer-gb-s 5",
+            "without --prefill no request is served in two parts; leave out --push, --transfer-gb-s",
+        ),
+        (
+            "--store-ttl 5 --no-store-credit",
+            "without --store-tokens there is no store; leave out --no-store-credit, --store-ttl",
+        ),
+        (
+            "--slo-action queue",
+            "without --ttft-slo or --tbt-slo there is no objective; leave out --slo-action",
+        ),
         ("--page suite.md", "--page is of --suite, without --knee"),
         (
             "--slow 0=inf",
@@ -235,7 +247,9 @@ def test_help_names_every_workload(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_flags_come_from_a_file_and_the_command_line_wins(tmp_path: Path) -> None:
     file = tmp_path / "flags.yaml"
-    file.write_text("workers: 4\nseeds: [0, 1]\npush: true\nno-reuse: false\nslow: 1=2.5\n", "utf-8")
+    file.write_text(
+        "workers: 4\nseeds: [0, 1]\nprefill: 1\ndecode: 1\npush: true\nno-reuse: false\nslow: 1=2.5\n", "utf-8"
+    )
     own = plan(f"--flags {file} --workers 3")
     assert (own.fleet.workers, own.seeds, own.fleet.push, own.fleet.slow) == (3, (0, 1), True, {1: 2.5})
 
