@@ -82,6 +82,9 @@ class Connection(protocol.Protocol):
         self._sent = 0  # requests that the client has sent
         self._at_once = 0  # requests answered at once in this turn of the event loop
         self._resting = False  # others have their turn
+        # For what is read, after the answers to those that wait:
+        self._refusal: Response | None = None  # it cannot be read
+        self._continue_due = False  # the client waits for a word before it sends the rest
 
     def __repr__(self) -> str:
         return f"<Connection {'busy' if self._current else 'idle'}, {len(self._waiting)} waiting>"
@@ -131,7 +134,7 @@ class Connection(protocol.Protocol):
         self._begin_next()
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
+        if self._closing or self._refusal:
             return
         self._at_once = 0
         for read in self._reader.read(data):
@@ -145,10 +148,10 @@ class Connection(protocol.Protocol):
             self._reader.drop()
 
     def _take(self, request: Request) -> None:
-        if self._closing:
+        if self._closing or self._refusal:
             self._clients.buffered -= held(request.body)
             return
-        self._closing = self._last
+        self._closing, self._continue_due = self._last, False
         self._sent += 1
         if self._current is None and not self._paused and not self._resting:
             self._begin(request)
@@ -163,11 +166,13 @@ class Connection(protocol.Protocol):
         self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        self._reading = True
-        self._transport.resume_reading()
+        if self._refusal is None:
+            self._reading = True
+            self._transport.resume_reading()
 
     def _let_continue(self) -> None:
-        if not self._closing and not self._current:
+        self._continue_due = bool(self._current or self._waiting)
+        if not self._closing and not self._continue_due:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     # -- answering
@@ -214,6 +219,17 @@ class Connection(protocol.Protocol):
                 self._resume_reading()
             self._begin(request)
         self._beginning = False
+        if not self._waiting and self._current is None:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """All that came whole is answered: say what had to wait for that."""
+        if self._refusal:
+            refusal, self._refusal = self._refusal, None
+            self._resume_reading()  # else the connection's end would be a reset
+            self._refuse_with(refusal)
+        elif self._continue_due:
+            self._let_continue()
 
     def _may_begin(self) -> bool:
         return bool(self._waiting) and self._current is None and not self._paused and not self._resting
@@ -281,12 +297,15 @@ class Connection(protocol.Protocol):
 
     def _refuse_with(self, response: Response) -> None:
         """Answer a request that is not read to its end, and close, since the start of the next one is unknown."""
-        if self._closing:
+        if self._closing or self._refusal:
+            return
+        if self._waiting and self._current is None:  # what is written now would be taken for another's answer
+            self._refusal = response
+            self._pause_reading()
+            self._reader.drop()
             return
         self._closing = True
-        if self._waiting and self._current is None:  # what is written now would be taken for another's answer
-            self._close()
-        elif self._current is None:
+        if self._current is None:
             self._transport.write(write_response(response, CLOSES, date=self._clients.date))
             self._linger()
         self._drop_waiting()

@@ -266,7 +266,11 @@ def test_a_refusal_is_not_taken_for_the_answer_to_a_request_that_waits() -> None
     site.connection.pause_writing()
     site.feed(GET + b"nonsense\r\n\r\n")
     assert (len(site.requests), site.transport.written) == (1, answered)
-    assert site.transport.closed
+    site.connection.resume_writing()
+    assert len(site.requests) == 2
+    assert site.transport.written[len(answered) :].count(b"HTTP/1.1 ") == 2
+    assert site.transport.written.index(b" 400 ") > site.transport.written.rindex(b" 200 ")
+    assert (site.transport.eof, site.transport.reading) == (True, True)
 
 
 def test_thousands_of_small_requests_in_one_read_are_answered_one_after_the_other() -> None:
@@ -300,6 +304,18 @@ def test_a_refusal_is_sent_and_what_is_refused_is_taken_though_others_have_their
     assert b" 400 " in site.transport.written
     site.later[0]()
     assert (site.transport.reading, site.transport.closed) == (True, False)
+
+
+def test_a_refusal_comes_after_the_answers_to_those_that_others_have_their_turn_before() -> None:
+    site = Site()
+    site.feed(GET * (2 * MAX_PIPELINED + 1) + b"nonsense\r\n\r\n" + GET)
+    assert b" 400 " not in site.transport.written
+    site.feed(GET)  # behind what could not be read nothing counts
+    while not site.transport.eof:
+        site.turn()
+    assert len(site.requests) == 2 * MAX_PIPELINED + 1
+    assert site.transport.written.index(b" 400 ") > site.transport.written.rindex(b" 200 ")
+    assert (site.transport.reading, site.connection.closing) == (True, True)
 
 
 def test_nothing_begins_on_a_connection_that_was_lost_meanwhile() -> None:
@@ -349,6 +365,26 @@ def test_head_has_the_length_but_no_body() -> None:
     site.feed(request(method=b"HEAD"))
     assert b"content-length: 1\r\n" in site.transport.written
     assert site.transport.written.endswith(b"\r\n\r\n")
+
+
+def test_who_waits_to_send_a_body_is_told_to_go_on_after_the_answers_before() -> None:
+    """Told at once, the client would take it for a word on the request before; told never, it might wait for ever."""
+    site = Site(slow=True)
+    site.feed(GET + request(b"content-length: 5", b"expect: 100-continue"))
+    assert site.transport.written == b""
+    site.connection.respond(Response(200, b"ok"))
+    assert site.transport.written.endswith(b"okHTTP/1.1 100 Continue\r\n\r\n")
+    site.feed(b"hello")
+    assert [each.body for each in site.requests] == [b"", b"hello"]
+    assert site.transport.written.count(b" 100 ") == 1
+
+
+def test_who_has_sent_it_meanwhile_is_not_told() -> None:
+    site = Site(slow=True)
+    site.feed(GET + request(b"content-length: 5", b"expect: 100-continue", body=b"hello"))
+    for _ in range(2):
+        site.connection.respond(Response(200, b"ok"))
+    assert b" 100 " not in site.transport.written
 
 
 def test_expect_continue_is_answered_before_the_body() -> None:
