@@ -118,7 +118,8 @@ class WorkerWatch:
         return ASLEEP if self._tells_sleep and await self._is_asleep() else None
 
     async def _is_asleep(self) -> bool:
-        answer, _ = await fetch(self._session, self._worker.spec.url, sleep.PATH, self._interval)
+        timeout = min(self._interval, DESCRIBE_TIMEOUT)
+        answer, _ = await fetch(self._session, self._worker.spec.url, sleep.PATH, timeout)
         if answer.status > 0:
             self._tells_sleep = answer.status == 200
         return sleep.is_asleep(answer)

@@ -137,6 +137,7 @@ class Pages:
                 f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",engine="0",num_gpu_blocks="10000"}} 1\n'
             ),
             "/kv_event_sources": dict,
+            "/is_sleeping": lambda: {"is_sleeping": False},
             **({} if self.server_info is None else self._of_sglang()),
         }
         if path not in pages:
