@@ -414,20 +414,17 @@ class Exchange:
             self.migration.count("failed")
         self._cut(response.status, "The worker broke off its answer, and no other could go on.")
 
-    def answer(self, response: Response, leg: Leg | None = None) -> None:
+    def answer(self, response: Response, leg: Leg | None = None, end: End = "failed") -> None:
         """End the request with an answer of the router's own. `leg`: the latest attempt, which was given up."""
         if self._over:
             return
-        self._finish(response.status, "failed", leg)
+        self._finish(response.status, end, leg)
         self.connection.respond(with_request_id(response, self.request_id))
 
     def _pass_on(self, response: Response, leg: Leg | None = None) -> None:
-        """End the request with a prefill worker's own error. `leg`: as in `answer`."""
-        if self._over:
-            return
+        """End the request, which is not over, with a prefill worker's own error. `leg`: as in `answer`."""
         self.first_byte = self.clock() - self.began
-        self._finish(response.status, "complete", leg)
-        self.connection.respond(with_request_id(response, self.request_id))
+        self.answer(response, leg, "complete")
 
     def _finish(self, status: int, end: End, leg: Leg | None = None) -> None:
         """Give everything back, and tell how it ended. `leg`: as in `answer`."""
