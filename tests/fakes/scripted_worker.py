@@ -378,6 +378,15 @@ def events(*data: bytes) -> Script:
     return script
 
 
+async def held_stream(dialogue: Dialogue) -> None:
+    """One event, and the end when the test says so."""
+    dialogue.events_head()
+    dialogue.event(b"1")
+    await dialogue.go_on.wait()
+    dialogue.event(b"[DONE]")
+    dialogue.end()
+
+
 async def drop(dialogue: Dialogue) -> None:
     """Close before the first byte."""
     dialogue.drop()

@@ -10,22 +10,13 @@ from typing import Any
 import pytest
 
 from tests.fakes.raw_client import Answered, get, post
-from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, answer, events, never
+from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, answer, events, held_stream, never
 from tests.fakes.waiting import until
 from tests.router.proxy.administering import HERE, Admin, admin_of, administering
 from tests.router.proxy.test_proxy_pairs import PREFILLED, STREAMED, router_of
 
 STREAM = b'{"prompt":"x","stream":true}'
 TO_A = b"x-router-target-worker: a"
-
-
-async def held_stream(dialogue: Dialogue) -> None:
-    """One event, and the end when the test says so."""
-    dialogue.events_head()
-    dialogue.event(b"1")
-    await dialogue.go_on.wait()
-    dialogue.event(b"[DONE]")
-    dialogue.end()
 
 
 async def endless_stream(dialogue: Dialogue) -> None:

@@ -17,7 +17,7 @@ from router.proxy.exchange import Exchange
 from router.workers.breaker import FAILURES
 from router.workers.spec import parse_worker
 from tests.fakes.raw_client import Answered, post
-from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, events, never, says
+from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, events, held_stream, never, says
 from tests.fakes.waiting import until
 from tests.router.disaggregation.fleets import running
 from tests.router.proxy.running import RunningRouter
@@ -110,15 +110,8 @@ async def test_what_was_handed_over_is_counted_though_the_answer_begins_before_t
 ) -> None:
     """Where both parts are sent at once, either may be first."""
 
-    async def stream(dialogue: Dialogue) -> None:
-        dialogue.events_head()
-        dialogue.event(b"1")
-        await dialogue.go_on.wait()
-        dialogue.event(b"[DONE]")
-        dialogue.end()
-
     p.then(once_told(PREFILLED))
-    d.then(stream)
+    d.then(held_stream)
     body = b'{"prompt": "of thirteen ch", "max_tokens": 8, "stream": true}'
     async with router_of("sglang", p, d, router_mode="kv") as router, router.client() as client:
         client.send(post(body=body))
@@ -596,15 +589,8 @@ async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker,
 async def test_a_prefill_that_fails_after_the_answer_began_is_counted_and_no_more(
     p: ScriptedWorker, d: ScriptedWorker
 ) -> None:
-    async def stream(dialogue: Dialogue) -> None:
-        dialogue.events_head()
-        dialogue.event(b"1")
-        await dialogue.go_on.wait()
-        dialogue.event(b"[DONE]")
-        dialogue.end()
-
     p.then(once_told(drop))
-    d.then(stream)
+    d.then(held_stream)
     async with router_of("sglang", p, d) as router, router.client() as client:
         client.send(post(body=STREAMED))
         await client.head()

@@ -16,10 +16,9 @@ from router.reloading import Reloading
 from router.settings.administration import Address
 from router.workers.spec import WorkerSpec
 from tests.fakes.raw_client import post
-from tests.fakes.scripted_worker import ScriptedWorker, events
+from tests.fakes.scripted_worker import ScriptedWorker, events, held_stream
 from tests.fakes.waiting import until
 from tests.router.proxy.running import RunningRouter, running
-from tests.router.proxy.test_proxy_fleet import held_stream
 
 
 class File:

@@ -12,7 +12,7 @@ import pytest
 from router import housekeeping
 from router.workers.breaker import FAILURES, LONGEST
 from tests.fakes.raw_client import Answered, RawClient, post
-from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, events, never, says
+from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, events, held_stream, never, says
 from tests.fakes.waiting import until
 from tests.router.proxy.running import RunningRouter, running
 
@@ -215,14 +215,7 @@ class StoppedOnce:
 async def test_what_came_while_the_router_itself_stood_still_counts(a: ScriptedWorker) -> None:
     """It was stopped, or its machine was: nobody else has been silent."""
 
-    async def answer_in_three(dialogue: Dialogue) -> None:
-        dialogue.events_head()
-        dialogue.event(b"1")
-        await dialogue.go_on.wait()
-        dialogue.event(b"[DONE]")
-        dialogue.end()
-
-    a.then(answer_in_three)
+    a.then(held_stream)
     async with running(a, stall_timeout=LONG, idle_timeout=LONG) as router, router.client() as client:
         client.send(STREAM)
         assert (await client.head()).status == 200
