@@ -112,13 +112,12 @@ class RequestReader:
             return data
         self._misses = 0
         start, length = found
-        body = data[start : start + length]
-        if len(body) < length:
-            self._missing = length - len(body)
-            self._add(body)
-            return b""
-        self._complete(repeated.head, body)
-        return data[start + length :]
+        end = start + length
+        if end > len(data) or length > LARGE:
+            self._missing = length
+            return self._take_missing(data[start:])
+        self._complete(repeated.head, data[start:end])
+        return data[end:]
 
     def _take_missing(self, data: bytes) -> bytes:
         """Reads more of a body. Returns what follows the body."""
