@@ -156,7 +156,7 @@ def _from_variables(environ: Mapping[str, str]) -> dict[str, Any]:
         if name in known:
             values[known[name].attribute] = known[name].read(text, name, text=True)
         else:
-            _log.warning("The variable %s means nothing to the router%s", name, _variable_hint(name, known))
+            _log.warning("The variable %s means nothing to the router%s", name, _hint(name, known, VARIABLE_PREFIX))
     return values
 
 
@@ -191,16 +191,10 @@ def _read_yaml(path: Path, place: str) -> dict[Any, Any]:
     return content
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {near[0]}?" if near else "; --help lists all."
-
-
-def _variable_hint(name: str, known: Iterable[str]) -> str:
-    """By what follows ROUTER_, which all begin with: alike by that alone is not alike."""
-    bare = {variable.removeprefix(VARIABLE_PREFIX): variable for variable in known}
-    near = difflib.get_close_matches(name.replace(VARIABLE_PREFIX, ""), list(bare), 1)
-    return f"; did you mean {bare[near[0]]}?" if near else "; --help lists all."
+def _hint(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """`prefix`: all of `known` begin with it, and alike by that alone is not alike."""
+    near = difflib.get_close_matches(name.replace(prefix, ""), [each.removeprefix(prefix) for each in known], 1)
+    return f"; did you mean {prefix}{near[0]}?" if near else "; --help lists all."
 
 
 def _version() -> str:

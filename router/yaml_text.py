@@ -15,9 +15,8 @@ class NotYaml(Exception):
         mark = getattr(error, "problem_mark", None)
         self.line = f", line {mark.line + 1}" if mark else ""
         """To go behind "is not valid YAML"."""
-        self.problem = getattr(error, "problem", error)
-        """May quote what stands there."""
-        super().__init__(f"{self.line}: {self.problem}")
+        problem = getattr(error, "problem", error)  # which may quote what stands there
+        super().__init__(f"{self.line}: {problem}")
 
 
 class _UniqueKeys(yaml.SafeLoader):

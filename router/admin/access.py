@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from publishers.urls import split_url
+from publishers.urls import is_loopback, split_url
 from router.http.messages import Headers
 from router.openai.errors import BadRequest
 from router.security.guard import Guard
-from router.settings.administration import Address
 
 
 class Refusal(NamedTuple):
@@ -42,6 +41,6 @@ def refuse_foreign_host(host: str | None) -> Refusal | None:
         name = split_url(f"//{host}").hostname
     except ValueError:
         name = None
-    if name and Address(name, 0).is_loopback:
+    if name and is_loopback(name):
         return None
     return Refusal(403, "Without keys this surface answers only where it is called by a loopback address or localhost.")

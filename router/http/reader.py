@@ -112,22 +112,19 @@ class RequestReader:
             return data
         self._misses = 0
         start, length = found
-        body = data[start : start + length]
-        if len(body) < length:
-            self._missing = length - len(body)
-            self._body, self._body_size = [body], len(body)
-            self._count()
-            return b""
-        self._complete(repeated.head, body)
-        return data[start + length :]
+        end = start + length
+        if end > len(data) or length > LARGE:
+            self._missing = length
+            return self._take_missing(data[start:])
+        self._complete(repeated.head, data[start:end])
+        return data[end:]
 
     def _take_missing(self, data: bytes) -> bytes:
         """Reads more of a body. Returns what follows the body."""
         rest = data[self._missing :]
-        self._body.append(data[: self._missing] if rest else data)
-        self._missing -= len(self._body[-1])
-        self._body_size += len(self._body[-1])
-        self._count()
+        piece = data[: self._missing] if rest else data
+        self._missing -= len(piece)
+        self._add(piece)
         if not self._missing and self._repeated:
             pieces, self._body = self._body, []
             self._body_size = 0
@@ -228,14 +225,10 @@ class RequestReader:
 
     def on_body(self, body: bytes) -> None:
         self._no_content = 0
-        self._body_size += len(body)
-        if self._body_size > self._limits.max_body:
+        if self._body_size + len(body) > self._limits.max_body:
             self._refuse_body()
         elif not self._refused:
-            self._body.append(body)
-            if len(self._body) > PIECES + self._body_size // 256:
-                self._body = [b"".join(self._body)]
-            self._count()
+            self._add(body)
 
     def on_message_complete(self) -> None:
         if self._offers_upgrade:
@@ -261,6 +254,13 @@ class RequestReader:
         self._shared.buffered += held(body) - self._counted
         self._counted = 0
         self._read.append(Request(head, body))
+
+    def _add(self, piece: bytes) -> None:
+        self._body.append(piece)
+        self._body_size += len(piece)
+        if len(self._body) > PIECES + self._body_size // 256:
+            self._body = [b"".join(self._body)]
+        self._count()
 
     def _count(self) -> None:
         """Count a large body in `shared.buffered`, and refuse it if there is no room."""

@@ -101,7 +101,7 @@ class _Parts:
         self.keep_alive = self.parser.should_keep_alive()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        self.headers.append((name.lower(), value.rstrip(b" \t")))  # the parser leaves what is behind a value
 
 
 def parse_head(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -31,8 +31,8 @@ from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-OUTCOMES: Final = ("continued", "ended", "refused", "failed")
 Outcome = Literal["continued", "ended", "refused", "failed"]
+OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 _COMPLETIONS: Final = b"/v1/completions"
 
 

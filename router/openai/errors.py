@@ -9,12 +9,9 @@ import msgspec
 from router.http.messages import Response
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
     408: "timeout_error",
-    413: "invalid_request_error",
-    431: "invalid_request_error",
     429: "rate_limit_error",
 }
 

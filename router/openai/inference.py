@@ -214,10 +214,9 @@ def inputs(path: bytes, raw: bytes) -> dict[str, Any]:
 def names_adapter(raw: bytes) -> bool:
     """Whether a body, if it is JSON, names one besides its model."""
     try:
-        named = _decode_adapter(raw).lora_path
+        return is_given(_decode_adapter(raw).lora_path)
     except UNDECODABLE:
         return False
-    return named is not ABSENT and bytes(named) != b"null"
 
 
 def decoded_as(

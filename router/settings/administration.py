@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from publishers.urls import is_loopback, split_url
-from router.settings.options import SettingsError, about
+from router.settings.options import SettingsError, about, read_none
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -17,16 +17,11 @@ class Address(msgspec.Struct, frozen=True):
     host: str
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        return is_loopback(self.host)
-
 
 def read_address(value: object) -> object:
     """HOST:PORT as an Address, anything else as it is, for the type check."""
     if not isinstance(value, str) or value == "none":
-        return None if value == "none" else value
+        return read_none(value)
     try:
         parts = split_url(f"//{value}")
         host, port = parts.hostname, parts.port
@@ -64,7 +59,7 @@ class Administration:
             )
         if self.watch_config and not file:
             raise SettingsError("--watch-config needs a file to watch: name it with --config FILE.")
-        if listen and not keys and not listen.is_loopback:
+        if listen and not keys and not is_loopback(listen.host):
             raise SettingsError(
                 f"--admin-listen: others may reach {listen.host}, and need no key: give --api-keys, or listen on a "
                 "loopback address such as 127.0.0.1."

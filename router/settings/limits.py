@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from router.settings.options import about, read_header, read_none, read_size, seconds
+from router.settings.options import about, memory, read_header, read_none, seconds
 
 AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -43,14 +43,10 @@ class Limits:
     ] = 16384
     max_buffered: Annotated[
         int,
-        about(
+        memory(
             "Limits",
             "Most bytes of large request bodies (above 64KiB) that each process holds at a time; what comes "
             "beyond is answered with 429.",
-            "SIZE",
-            ge=1024**2,
-            takes="a size of at least 1MiB, such as 512MiB (KiB, MiB, GiB, or a plain number of bytes)",
-            read=read_size,
         ),
     ] = 1024**3
     client_timeout: Annotated[

@@ -65,6 +65,11 @@ def seconds(group: str, description: str) -> msgspec.Meta:
     return about(group, description, "SECONDS", gt=0, takes="a number of seconds above 0")
 
 
+def memory(group: str, description: str) -> msgspec.Meta:
+    takes = "a size of at least 1MiB, such as 512MiB (KiB, MiB, GiB, or a plain number of bytes)"
+    return about(group, description, "SIZE", ge=1024**2, takes=takes, read=read_size)
+
+
 def seconds_or_none(group: str, description: str) -> msgspec.Meta:
     takes = "a number of seconds above 0, or none"
     return about(group, description, "SECONDS", takes=takes, read=read_none)

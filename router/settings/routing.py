@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from router.arm_spec import read_arms
-from router.settings.options import Above0, AtLeast0, about, read_header, read_none, read_size, seconds, seconds_or_none
+from router.settings.options import Above0, AtLeast0, about, memory, read_header, read_none, seconds, seconds_or_none
 
 RouterMode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
 
@@ -120,13 +120,9 @@ class Routing:
     ] = 120.0
     index_max_memory: Annotated[
         int,
-        about(
+        memory(
             "Routing",
             "Most memory that each process's index takes; beyond it, what was unused for longest is forgotten.",
-            "SIZE",
-            ge=1024**2,
-            takes="a size of at least 1MiB, such as 512MiB (KiB, MiB, GiB, or a plain number of bytes)",
-            read=read_size,
         ),
     ] = 4 * 1024**3
     seed: Annotated[

@@ -75,13 +75,13 @@ def _refers(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
     ):
         return _refers(node.node, name, key)
     if key is None:
-        return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
+        return _refers_plainly(node, name)
     if isinstance(node, nodes.Getitem):
         return isinstance(node.arg, nodes.Const) and node.arg.value == key and _refers_plainly(node.node, name)
     return isinstance(node, nodes.Getattr) and node.attr == key and _refers_plainly(node.node, name)
 
 
-def _refers_plainly(node: nodes.Node, name: str) -> bool:
+def _refers_plainly(node: nodes.Node | None, name: str) -> bool:
     return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
 
 

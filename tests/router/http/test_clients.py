@@ -220,9 +220,11 @@ def test_a_large_body_is_counted_until_its_answers_end(chunked: bool, size: int,
         assert one.clients.buffered == 0
 
 
-def test_bodies_that_come_in_one_piece_count_together() -> None:
+@pytest.mark.parametrize("reads", [[post(3 * LARGE) * 2], [post(3 * LARGE)] * 2])
+def test_bodies_that_come_in_one_piece_count_together(reads: list[bytes]) -> None:
     one = site(slow=True)
-    one.feed(post(3 * LARGE) * 2)
+    for read in reads:
+        one.feed(read)
     assert (len(one.requests), one.clients.buffered, one.clients.refused) == (1, 3 * LARGE, {"max_buffered": 1})
 
 

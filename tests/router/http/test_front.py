@@ -248,6 +248,16 @@ def test_a_body_in_tiny_chunks_is_not_kept_in_as_many_pieces() -> None:
     assert site.requests[0].body == b"ab" * 50_000
 
 
+def test_neither_is_one_that_comes_bit_by_bit_behind_a_repeated_head() -> None:
+    site = Site(max_body=100_000)
+    site.feed(request(b"content-length: 2", body=b"ab"))
+    site.feed(request(b"content-length: 100000"))
+    for _ in range(50_000):
+        site.feed(b"ab")
+        assert len(site.connection._reader._body) <= PIECES + 100_000 // 256
+    assert site.requests[1].body == b"ab" * 50_000
+
+
 def test_pipelined_requests_are_answered_in_order_and_not_read_without_end() -> None:
     site = Site(slow=True)
     site.feed(GET * (MAX_PIPELINED + 1))

@@ -110,6 +110,12 @@ def test_so_is_one_that_closes_behind_an_answer_to_head(length: bytes) -> None:
     assert not head.keep_alive
 
 
+def test_blanks_behind_a_header_do_not_belong_to_it() -> None:
+    raw = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n%s\r\ntransfer-encoding: chunked%s\r\n\r\n"
+    head, _ = parse_head(raw % (b"content-encoding: identity \t", b" "))
+    assert (head.framing, head.events) == ("chunked", True)
+
+
 def test_a_length_without_a_number_is_not_taken_for_the_last() -> None:
     known = KnownHeads()
     known.read(b"HTTP/1.1 200 OK\r\ncontent-length:5\r\n\r\n", False)
