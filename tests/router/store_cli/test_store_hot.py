@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engines.store import SchedulerBlockSize, VllmLayout
+from engines.store import VllmLayout
 from indexer.hashing import pack_tokens
 from router.store.hot_page import Hot
 from router.store.spec import StoreSpec
@@ -27,7 +27,7 @@ TOKENS = [7_000 + number for number in range(4 * BLOCK_SIZE + 1)]
 
 
 def with_store(worker: ScriptedWorker, master: Master) -> Any:
-    master.layout = VllmLayout(model="tiny", block_size=SchedulerBlockSize(BLOCK_SIZE))
+    master.layout = VllmLayout(model="tiny", block_size=BLOCK_SIZE)
     return running(worker, router_mode="kv", store=StoreSpec(url=master.url, budget_ms=10_000.0))
 
 
