@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
 from indexer.events import LARGEST_COUNT
+
+_T = TypeVar("_T")
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON or msgpack, not of the shape wanted, or nested too deeply."""
@@ -28,6 +31,14 @@ def parse(text: str | bytes) -> object:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError):
         return None
+
+
+def decoded(decode: Callable[[bytes], _T], data: bytes | msgspec.Raw) -> _T:
+    """`data` by a decoder of msgspec's. Raises ValueError for whatever cannot be decoded."""
+    try:
+        return decode(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def mapping(value: object) -> dict[str, Any]:

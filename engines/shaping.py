@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from engines.answers import decoded
 from engines.description import EngineKind
 from engines.disaggregation.legs import raw, read_body, write_body
 from engines.versions import Version, is_before
@@ -75,10 +76,7 @@ def tokenize_body(request: Mapping[str, Any]) -> bytes:
 
 def parse_tokenize(body: bytes) -> list[int]:
     """The token ids in an answer to `tokenize_body`. Raises ValueError for any other answer."""
-    try:
-        return _tokenized.decode(body).tokens
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    return decoded(_tokenized.decode, body).tokens
 
 
 def is_other_chat(kind: EngineKind, version: str | None, ids: Sequence[int]) -> bool:

@@ -110,11 +110,6 @@ class Cursor:
         return View.EXACT if self._publisher_exact and not self._incomplete else View.PARTIAL
 
     @property
-    def epoch(self) -> int:
-        """−1 before the first message."""
-        return self._epoch
-
-    @property
     def reported(self) -> bool:
         """Whether reports come, at their publisher's own pace."""
         return self._gap is not None and self.ticks <= max(SILENCE, 3 * self._gap)

@@ -20,7 +20,7 @@ from engines.rank_load import RankLoad
 from indexer.types import WorkerRank
 from publishers.connect import make_plane
 from publishers.logs import log_event
-from publishers.plane import EventPlane, load_subject
+from publishers.plane import EventPlane, figures_subject
 from publishers.plugin_settings import Settings
 from publishers.rank import Decode, EngineRank, Epochs
 
@@ -37,12 +37,6 @@ RESTART_DELAY = 5.0
 STOP_TIMEOUT = 3.0
 TURN = 64
 """Batches handled before the rest of the thread's loop gets its turn."""
-
-
-def figures_subject(namespace: str, rank: WorkerRank) -> str:
-    """The subject on which the engine's front end sends its load, to the process that publishes its events and
-    reports."""
-    return f"kv.{namespace}.figures.{load_subject(namespace, rank).split('.', 3)[3]}"
 
 
 class _Figures(msgspec.Struct, frozen=True):

@@ -49,8 +49,8 @@ class SafeClient(Client):
     """nats-py's client without some of its shortcomings: `publish` is a coroutine only; with tls:// it goes on
     unencrypted if the server says that it has no TLS, as an attacker in between may say too; when a reconnect ends in
     an unexpected error it tries no more, and leaves the connection open; it does not decode the user and password of a
-    URL, nor use them for other servers of a cluster; it has no place for certificates that change; it puts errors into
-    lower case, and so the subjects that they name."""
+    URL, nor use them for other servers of a cluster; it has no place for certificates that change, and cannot be closed
+    where it found no nkey seed; it puts errors into lower case, and so the subjects that they name."""
 
     def __init__(self, files: NatsFiles = NatsFiles()) -> None:  # noqa: B008 -- immutable
         super().__init__()
@@ -76,9 +76,14 @@ class SafeClient(Client):
         publishing.close()
         raise nats.errors.Error("what writes to the server has ended")
 
+    def _setup_nkeys_connect(self) -> None:
+        """Not yet: it reads the seed."""
+
     async def _process_connect_init(self) -> None:
         """The handshake. Credentials are read again each time, from files that may be in the middle of a change."""
         try:
+            if self._user_credentials or self._nkeys_seed:
+                super()._setup_nkeys_connect()
             await super()._process_connect_init()
         except (OSError, TimeoutError, nats.errors.Error):
             self._hang_up()

@@ -72,6 +72,11 @@ def replay_subject(namespace: str, rank: WorkerRank) -> str:
     return f"kv.{namespace}.replay.{_token(rank.worker_id)}.{rank.dp_rank}"
 
 
+def figures_subject(namespace: str, rank: WorkerRank) -> str:
+    """On which an engine's front end sends its load, to the process that publishes its events and reports."""
+    return f"kv.{namespace}.figures.{_token(rank.worker_id)}.{rank.dp_rank}"
+
+
 def all_events(namespace: str) -> str:
     return f"kv.{namespace}.events.>"
 

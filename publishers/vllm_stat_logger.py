@@ -12,6 +12,7 @@ from typing import Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from engines.rank_load import RankLoad
+from engines.vllm.load import active_blocks
 from publishers.in_process import FiguresThread
 from publishers.plugin_settings import settings_from
 
@@ -45,8 +46,7 @@ class KVRouterStatLogger(StatLoggerBase):  # type: ignore[misc] # Any: vLLM is n
             gpu_prefix_cache_hit_rate=self._hits / self._queries if self._queries else None,
             request_active_slots=stats.num_running_reqs,
             request_total_slots=self._config.scheduler_config.max_num_seqs,
-            # One block is vLLM's null block, never used and not part of its usage.
-            kv_active_blocks=round(stats.kv_cache_usage * (total - 1)) if total else None,
+            kv_active_blocks=active_blocks(stats.kv_cache_usage, total) if total else None,
             kv_total_blocks=total,
         )
 

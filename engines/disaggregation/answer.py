@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from engines.answers import UNDECODABLE, decoded
 from engines.disaggregation.nixl_push import COORDINATES
 
 
@@ -51,10 +52,7 @@ _decode_any = msgspec.json.Decoder().decode
 
 def read_answer(body: bytes) -> Prefilled:
     """Raises ValueError for what is no answer of an OpenAI route, nor of SGLang's /generate."""
-    try:
-        answer = _decode(body)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    answer = decoded(_decode, body)
     if isinstance(answer, list):  # to several prompts, each with its own
         if not answer:
             raise ValueError("empty")
@@ -74,7 +72,7 @@ def coordinates(params: msgspec.Raw) -> dict[str, Any] | None:
     """Where decode workers register for a push; None where the worker does not push, or says what nobody can read."""
     try:
         found = _decode_any(params)
-    except ValueError:
+    except UNDECODABLE:
         return None
     if found.get("transfer_mode") != "push":
         return None

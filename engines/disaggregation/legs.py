@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from engines.answers import UNDECODABLE, decoded
 from engines.versions import Version, is_before
 
 Body: TypeAlias = dict[str, msgspec.Raw]
 """A request's fields, each as the client wrote it. Bodies are never changed in place."""
+_T = TypeVar("_T")
 
 TRANSFER = "kv_transfer_params"
 PROBABILITIES_OF_PROMPT = (
@@ -100,7 +102,7 @@ class SingleSequenceConnector(Connector):
 
 def read_body(raw: bytes | msgspec.Raw) -> Body:
     """The fields of a JSON object, undecoded. Raises ValueError for anything else, and for names that are not UTF-8."""
-    return _decode_body(raw)
+    return decoded(_decode_body, raw)
 
 
 def write_body(body: Body) -> bytes:
@@ -145,21 +147,20 @@ def token_ids_in(body: Body) -> msgspec.Raw | None:
 
 
 def value_of(body: Body, name: str) -> Any:
-    """The field's value; None if it is missing or cannot be decoded: a number that no float can hold, or text that is
-    not UTF-8."""
-    given = body.get(name)
-    try:
-        return None if given is None else _decode(given)
-    except ValueError:
-        return None
+    """The field's value; None if it is missing or cannot be decoded: a number that no float can hold, text that is not
+    UTF-8, or what is nested too deeply."""
+    return _value(_decode, body.get(name))
 
 
 def count_of(body: Body, name: str) -> int | None:
     """The field as a whole number, in all forms that engines accept for one, such as 2.0 and "2"; None for others."""
-    given = body.get(name)
+    return _value(_decode_count, body.get(name))
+
+
+def _value(decode: Callable[[msgspec.Raw], _T], given: msgspec.Raw | None) -> _T | None:
     try:
-        return None if given is None else _decode_count(given)
-    except ValueError:
+        return None if given is None else decode(given)
+    except UNDECODABLE:
         return None
 
 
@@ -175,7 +176,9 @@ def prompts_in(body: Body) -> int:
 def _entries(given: msgspec.Raw | None) -> int:
     if given is None or (written := memoryview(given)) == _NULL:
         return 0
-    return len(_decode_items(given)) if _BATCH.match(written) else 1  # one of tokens is long, and not looked through
+    # One of tokens is long, and not looked through.
+    items = _value(_decode_items, given) if _BATCH.match(written) else None
+    return len(items) if items else 1
 
 
 def answers_wanted(body: Body) -> int:

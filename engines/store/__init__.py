@@ -5,7 +5,7 @@ Pure: tokens to keys, answers to facts. Who asks, when, and what it is worth is 
 
 from __future__ import annotations
 
-from engines.store.keys import DIGEST_BYTES, Digest, Verdict
+from engines.store.keys import Digest, Verdict
 from engines.store.master import Counted, Health, read_counted, read_health
 from engines.store.messages import HashName, warm_up
 from engines.store.query import Segment, Stored, query_path, read_keys, read_present, read_query, read_segments
@@ -15,27 +15,19 @@ from engines.store.survey import Kept, survey
 from engines.store.verify import Layout, verify
 from engines.store.vllm import (
     DEFAULT_SEED,
-    GroupBlockSize,
-    HashBlockSize,
-    SchedulerBlockSize,
     VllmGroup,
     VllmLayout,
-    scheduler_block_size,
     seed_of,
 )
 
 __all__ = [
     "DEFAULT_SEED",
-    "DIGEST_BYTES",
     "Counted",
     "Digest",
-    "GroupBlockSize",
-    "HashBlockSize",
     "HashName",
     "Health",
     "Kept",
     "Layout",
-    "SchedulerBlockSize",
     "Segment",
     "SglangLayout",
     "Stored",
@@ -51,7 +43,6 @@ __all__ = [
     "read_present",
     "read_query",
     "read_segments",
-    "scheduler_block_size",
     "seed_of",
     "survey",
     "verify",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 Digest: TypeAlias = bytes
-"""Of one block; for an engine that hashes finer than it stores, of each part of the block, one after the other."""
+"""Of one block."""
 
 DIGEST_BYTES = 32
 

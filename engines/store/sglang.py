@@ -13,6 +13,7 @@ import hashlib
 import uuid
 from collections.abc import Mapping
 from functools import cached_property
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -35,22 +36,17 @@ class SglangLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     tp: int = 1
     """Attention's tensor-parallel size, or `tp_lcm_size` where the heads are split to fit several."""
     pp: int = 1
-    dcp: int = 1
     mla: bool = False
     tag: str | None = None
     """`extra_backend_tag`; "" is one too."""
     loras: Mapping[str, str] = {}
     """Paths by adapter, of those that --lora-paths gave: one that was loaded later has a random name in the keys."""
 
-    @property
-    def problem(self) -> str | None:
-        """As `VllmLayout.problem`; so `hashes` and `keys`."""
-        if self.dcp > 1:
-            return "which keys a block has cannot be known under decode context parallelism (dcp above 1)"
-        return None
+    problem: ClassVar[str | None] = None
+    """As `VllmLayout.problem`; so `hashes` and `keys`."""
 
     def hashes(self, tokens: Tokens, namespace: Namespace, parent: Digest | None = None) -> list[Digest] | None:
-        if self.problem or (namespace.lora_name is not None and namespace.lora_name not in self.loras):
+        if namespace.lora_name is not None and namespace.lora_name not in self.loras:
             return None
         before = parent or self._seed(namespace)
         data = memoryview(np.ascontiguousarray(tokens, "<u4").tobytes())
@@ -69,22 +65,18 @@ class SglangLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def keys(self, digest: Digest) -> tuple[str, ...]:
         start = self.start + digest.hex()
-        return tuple([start + end for end in self._ends])
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """What follows the digest in a block's keys."""
-        return self._ends
+        return tuple([start + end for end in self.ends])
 
     @cached_property
     def start(self) -> str:
-        """What stands before it."""
+        """What stands before the digest in a block's keys."""
         parts = [] if self.tag is None else [self.tag]
         named = [self.model.replace("/", "-")] if self.names_model else []
         return "_".join([*parts, *named, ""])
 
     @cached_property
-    def _ends(self) -> tuple[str, ...]:
+    def ends(self) -> tuple[str, ...]:
+        """What follows it."""
         stages = [str(stage) for stage in range(self.pp)] if self.pp > 1 else [""]
         if self.mla:
             return tuple(f"_{stage}_k" for stage in stages)

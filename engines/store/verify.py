@@ -65,7 +65,7 @@ def _in_ranks(keys: list[VllmKey], layout: VllmLayout, group: VllmGroup) -> list
     return [
         *_differing("tp_rank", {key.tp for key in of_group}, set(range(layout.ranks(group)))),
         *_differing("pp_rank", {key.pp for key in of_group}, set(range(layout.pp))),
-        *_differing("pcp", {key.pcp for key in of_group}, set(range(layout.pcp))),
+        *_differing("pcp", {key.pcp for key in of_group}, {0}),
         *_differing("dcp", {key.dcp for key in of_group}, {0}),
     ]
 

@@ -36,7 +36,7 @@ def _rank_load(known: dict[str, float], total_blocks: int | None, max_running: i
         gpu_prefix_cache_hit_rate=_hit_rate(known.get(QUERIES), known.get(HITS)),
         request_active_slots=_count(known.get(RUNNING)),
         request_total_slots=max_running,
-        kv_active_blocks=None if usage is None or total_blocks is None else _active_blocks(usage, total_blocks),
+        kv_active_blocks=None if usage is None or total_blocks is None else active_blocks(usage, total_blocks),
         kv_total_blocks=total_blocks,
     )
 
@@ -52,6 +52,6 @@ def _hit_rate(queries: float | None, hits: float | None) -> float | None:
     return hits / queries
 
 
-def _active_blocks(usage: float, total_blocks: int) -> int:
+def active_blocks(usage: float, total_blocks: int) -> int:
     """One block is vLLM's null block, never used and not part of its usage (BlockPool.get_usage)."""
     return round(usage * (total_blocks - 1))

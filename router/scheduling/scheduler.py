@@ -30,13 +30,12 @@ class Scheduler:
         book: LoadBook,
         random: Uniform,
         backlog: Backlog | None = None,
-        latency: LatencyModel | None = None,
     ) -> None:
         self._policy = policy
         self._random = random
         self.book = book
         self.backlog = backlog or Backlog()
-        self.latency = latency or LatencyModel()
+        self.latency = LatencyModel()
         self.disaggregation = Disaggregation()
         self.store_loads = StoreLoads()
         self.handing_over: Counter[WorkerRank] = Counter()

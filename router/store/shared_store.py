@@ -16,7 +16,6 @@ from prometheus_client.registry import Collector
 from engines.description import Model, bases
 from engines.store import (
     Layout,
-    SchedulerBlockSize,
     SglangLayout,
     Verdict,
     VllmGroup,
@@ -224,7 +223,7 @@ def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[s
         return None
     return VllmLayout(
         model=name,
-        block_size=SchedulerBlockSize(size),
+        block_size=size,
         hash=spec.hash,
         hash_seed=spec.hash_seed or seed_of(version),
         tp=tp,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
+from engines.endpoints import url_host
+from engines.store import HashName
 from publishers.urls import is_host, split_url
 
-HashName = Literal["sha256", "sha256_cbor"]
 RPC_PORT = 50051
 """Of `mooncake_master --rpc_port`, by default."""
 _RPC = re.compile(r"[^\s/]+:[0-9]{1,5}")
@@ -44,8 +45,7 @@ class StoreSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     @property
     def rpc_address(self) -> str:
         """Stated, else the port that a master takes, on the host of its HTTP surface."""
-        host = split_url(self.url).hostname or ""
-        return self.rpc or f"{f'[{host}]' if ':' in host else host}:{RPC_PORT}"
+        return self.rpc or f"{url_host(split_url(self.url).hostname or '')}:{RPC_PORT}"
 
 
 def read_store(value: object) -> object:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from engines.answers import UNDECODABLE
 from engines.store import Segment, Stored
 from router.store.hot_page import PATH, Hot, HotPage
 from router.store_cli.errors import Away
@@ -51,7 +52,7 @@ async def _page(router: Peer) -> HotPage:
         raise Away(f"The router at {router.url} answers {PATH} with {status}.")
     try:
         return msgspec.json.decode(body, type=HotPage)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Away(f"The router at {router.url} answers {PATH} with nonsense: {error}.") from None
 
 

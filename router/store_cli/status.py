@@ -12,7 +12,6 @@ from engines.store import (
     Health,
     Kept,
     Layout,
-    SchedulerBlockSize,
     Segment,
     SglangLayout,
     VllmLayout,
@@ -72,7 +71,7 @@ def _stated(spec: StoreSpec, kept: Sequence[Kept]) -> list[Layout]:
     size, tp = spec.block_size or ASSUMED_BLOCK_SIZE, spec.tp or 1
     if any(one.engine == "sglang" for one in kept) and not any(one.engine == "vllm" for one in kept):
         return [SglangLayout(model=spec.model, block_size=size, tp=tp, pp=spec.pp)]
-    return [VllmLayout(model=spec.model, block_size=SchedulerBlockSize(size), hash=spec.hash, tp=tp, pp=spec.pp)]
+    return [VllmLayout(model=spec.model, block_size=size, hash=spec.hash, tp=tp, pp=spec.pp)]
 
 
 def show(found: Status) -> str:

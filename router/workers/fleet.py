@@ -179,7 +179,7 @@ class Fleet:
         return any(known.id == model and known.adapter is not None for known in models)
 
     def candidates_of(self, worker: Worker, model: str | None, exclude: Collection[str] = ()) -> Candidates:
-        """The same, of `worker` alone."""
+        """As `candidates`, of `worker` alone."""
         if worker.state != "up" or not worker.serves(model) or worker.id in exclude or worker.role != "both":
             return _NOBODY
         found = self._ranks.get(worker.id)

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from engines.disaggregation import CONNECTORS, Handover, Prefiller
 from engines.disaggregation.answer import Prefilled, coordinates, read_answer
-from engines.disaggregation.legs import answer_limit, answers_wanted, prompts_in, raw, read_body, write_body
+from engines.disaggregation.legs import (
+    answer_limit,
+    answers_wanted,
+    count_of,
+    prompts_in,
+    raw,
+    read_body,
+    value_of,
+    write_body,
+)
 from engines.disaggregation.mooncake import bootstrap_url, own_engines, read_bootstrap
 from tests.engines.recordings import exchanges
 
@@ -231,6 +240,15 @@ def test_what_can_be_split(body: bytes, prompts: int, answers: int) -> None:
 )
 def test_the_most_tokens_however_they_are_written(asked: bytes, limit: int | None) -> None:
     assert answer_limit(read_body(b"{%s}" % asked)) == limit
+
+
+def test_fields_may_be_nested_deeper_than_anybody_can_read() -> None:
+    """How deep that is depends on the stack: a body that could be read may hold a field that cannot, further down."""
+    deep = b"[" * 10_000 + b"]" * 10_000
+    with pytest.raises(ValueError, match="too deeply"):
+        read_body(b'{"stop":%b}' % deep)
+    body = {"stop": msgspec.Raw(deep), "n": msgspec.Raw(deep), "prompt": msgspec.Raw(deep)}
+    assert (value_of(body, "stop"), count_of(body, "n"), prompts_in(body)) == (None, None, 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.store import (
-    SchedulerBlockSize,
     Segment,
     SglangLayout,
     Stored,
@@ -27,7 +26,7 @@ from engines.store import (
 from indexer.types import Tier
 from tests.engines.recordings import exchanges
 
-BLOCK = SchedulerBlockSize(16)
+BLOCK = 16
 DIGEST = "ab" * 32
 ABSENT = {"ok": False, "error": "OBJECT_NOT_FOUND", "values": None, "disk_values": None, "local_disk_values": None}
 REPLICA = {"size_": 100, "buffer_address_": 140079737602048, "protocol_": "tcp", "transport_endpoint_": "10.0.0.1:1"}

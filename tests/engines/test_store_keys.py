@@ -19,16 +19,12 @@ from engines.sglang.decode import decode as decode_sglang
 from engines.store import (
     DEFAULT_SEED,
     Digest,
-    GroupBlockSize,
-    HashBlockSize,
     HashName,
     Layout,
-    SchedulerBlockSize,
     SglangLayout,
     VllmGroup,
     VllmLayout,
     read_keys,
-    scheduler_block_size,
     verify,
 )
 from engines.vllm.decode import decode
@@ -38,7 +34,7 @@ from tests.engines.recordings import answer, payloads
 
 GOLDEN = Path(__file__).parents[1] / "real/store/golden"
 LORAS = {"adapter": "/models/adapter"}
-BLOCK = SchedulerBlockSize(16)
+BLOCK = 16
 TINY = VllmLayout(model="tiny", block_size=BLOCK)
 HASHES: tuple[HashName, ...] = ("sha256", "sha256_cbor")
 
@@ -125,7 +121,7 @@ def keys_of_last_block(layout: Layout, case: dict[str, Any]) -> tuple[str, ...]:
 
 def test_recorded_store_has_the_names_of_recorded_blocks() -> None:
     """A real vLLM's blocks, as its events tell them, and the first keys that the master listed."""
-    layout = VllmLayout(model="tiny", block_size=SchedulerBlockSize(32))
+    layout = VllmLayout(model="tiny", block_size=32)
     digests = recorded_digests(layout, decode, "vllm-0.32.0-mooncake")
     listed = read_keys(answer("vllm-0.32.0-mooncake", "master /get_all_keys").body)
     assert len(listed) == 8
@@ -168,7 +164,7 @@ texts = st.none() | st.text(max_size=300).filter(lambda text: len(text) != 1)
 
 @given(tokens=token_lists, block=st.integers(4, 40), lora=texts, salt=texts)
 def test_digests_are_of_what_pickle_writes(tokens: list[int], block: int, lora: str | None, salt: str | None) -> None:
-    layout = VllmLayout(model="m", block_size=SchedulerBlockSize(block), loras={} if lora is None else {lora: "/path"})
+    layout = VllmLayout(model="m", block_size=block, loras={} if lora is None else {lora: "/path"})
     # A text of its own: pickle writes one that it has seen only once.
     salts, parent, expected = [("cache_salt", "".join(list(salt)))] if salt else [], pickled(DEFAULT_SEED), []
     loras = [] if lora is None else [("lora", lora, "/path")]
@@ -186,7 +182,7 @@ def pickled(value: object) -> bytes:
 @pytest.mark.parametrize("block", [4, 255, 256, 8192])
 def test_smallest_and_largest_blocks(block: int) -> None:
     tokens = np.arange(block, dtype=np.uint32) * np.uint32(7919)
-    layout = VllmLayout(model="m", block_size=SchedulerBlockSize(block))
+    layout = VllmLayout(model="m", block_size=block)
     assert layout.hashes(tokens, PLAIN) == [pickled((pickled(DEFAULT_SEED), tuple(tokens.tolist()), None))]
 
 
@@ -213,40 +209,8 @@ def test_less_than_a_block_has_no_names(layout: Layout, tokens: int) -> None:
     assert layout.hashes(tokens_of(tokens), Namespace(cache_salt="salt")) == []
 
 
-def test_blocks_of_hybrid_models_need_every_groups_keys() -> None:
-    """What is hashed, what each group keeps and what is scheduled differ; a group's block goes by its last hash."""
-    groups = (VllmGroup(0, "heads", GroupBlockSize(32)), VllmGroup(1, "state", GroupBlockSize(64)))
-    layout = VllmLayout(
-        model="m", block_size=scheduler_block_size(groups), groups=groups, hash_block_size=HashBlockSize(16), tp=2,
-        kv_heads=1,
-    )  # fmt: skip
-    tokens = tokens_of(16 * 9)
-    fine = VllmLayout(model="m", block_size=BLOCK).hashes(tokens, PLAIN)
-    assert fine is not None
-    assert layout.problem is None
-    blocks = layout.hashes(tokens, PLAIN)
-    assert blocks == [b"".join(fine[:4]), b"".join(fine[4:8])]
-    assert layout.hashes(tokens[64:], PLAIN, blocks[0]) == blocks[1:]
-    assert layout.keys(blocks[0]) == (
-        f"m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{fine[1].hex()}",
-        f"m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{fine[3].hex()}",
-        f"m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:1@{fine[3].hex()}",
-        f"m@tp_rank:1@pcp0@dcp0@pp_rank:0@group:1@{fine[3].hex()}",
-    )
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        VllmLayout(model="m", block_size=BLOCK, tp=2, dcp=2),
-        VllmLayout(model="m", block_size=BLOCK, hash_block_size=HashBlockSize(24)),
-        VllmLayout(model="m", block_size=BLOCK, groups=(VllmGroup(block_size=GroupBlockSize(32)),)),
-        VllmLayout(model="m", block_size=SchedulerBlockSize(3)),
-        SglangLayout(model="m", block_size=16, tp=2, dcp=2, mla=True),
-    ],
-    ids=["vllm dcp", "hash size", "group size", "tiny blocks", "sglang dcp"],
-)
-def test_what_cannot_be_known_is_said(layout: VllmLayout | SglangLayout) -> None:
+def test_what_cannot_be_known_is_said() -> None:
+    layout = VllmLayout(model="m", block_size=3)
     assert layout.problem
     assert layout.hashes(tokens_of(64), PLAIN) is None
     verdict = verify(["m@tp_rank:0"], layout)

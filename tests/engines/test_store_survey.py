@@ -9,7 +9,6 @@ from engines.store import (
     Counted,
     Health,
     Kept,
-    SchedulerBlockSize,
     SglangLayout,
     VllmGroup,
     VllmLayout,
@@ -28,7 +27,7 @@ def keys(layout: VllmLayout | SglangLayout) -> list[str]:
 
 
 def vllm(model: str = "tiny", **more: object) -> VllmLayout:
-    return VllmLayout(model=model, block_size=SchedulerBlockSize(16), **more)  # type: ignore[arg-type]
+    return VllmLayout(model=model, block_size=16, **more)  # type: ignore[arg-type]
 
 
 def test_each_layout_is_told_with_its_ranks() -> None:

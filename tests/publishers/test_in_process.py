@@ -20,10 +20,10 @@ from engines.vllm.decode import Decoder
 from indexer.events import NO_EVENTS, EventBatch, LoadReport, Stored, decode_batch, decode_load, unpack_hashes
 from indexer.types import WorkerRank
 from publishers.embedded_nats import NatsServer
-from publishers.in_process import FAILED, EventThread, FiguresThread, figures_subject
+from publishers.in_process import FAILED, EventThread, FiguresThread
 from publishers.local_plane import LocalPlane
 from publishers.nats_plane import NatsPlane
-from publishers.plane import EventPlane, all_events, all_loads
+from publishers.plane import EventPlane, all_events, all_loads, figures_subject
 from publishers.plugin_settings import Settings, settings_from
 from publishers.vllm_plugin import register
 from tests.fakes.waiting import until

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import nats.errors
 import pytest
 from nats.aio.msg import Msg
 
 import publishers.nats_plane
+from publishers.credentials import NatsFiles
 from publishers.embedded_nats import NatsServer
 from publishers.nats_access import SafeClient
 from publishers.nats_plane import NatsPlane
 from publishers.plane import PlaneUnavailable
 from tests.fakes.waiting import until
+from tests.nats_accounts import make_nkey
 from tests.nats_fixture import nats_server, running_nats_server
 
 pytestmark = pytest.mark.nats
@@ -92,6 +97,24 @@ async def test_a_plane_may_start_before_its_server(caplog: pytest.LogCaptureFixt
         await received.reached(1)
         await plane.close()
     assert plane.dropped == 1
+
+
+async def test_while_the_file_with_the_seed_is_gone_nobody_waits_and_it_is_told_once(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishers.nats_plane, "RECONNECT_WAIT", 0.01)
+    seed = tmp_path / "seed"
+    plane = NatsPlane([nats_server.url], files=NatsFiles(nkey_seed=str(seed)))
+    async with asyncio.timeout(5):
+        await plane.start()
+    await asyncio.sleep(0.1)
+    assert not plane.connected
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == [
+        "NATS cannot be reached yet"
+    ]
+    seed.write_text(make_nkey(random.Random(0)).seed)
+    await until(lambda: plane.connected)
+    await plane.close()
 
 
 async def test_of_a_server_that_says_nothing_it_is_told_that_none_answers(

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Collection, Hashable
 
 from engines.store import (
-    SchedulerBlockSize,
     SglangLayout,
     VllmLayout,
     query_path,
@@ -19,7 +18,7 @@ from engines.store import (
 from tests.engines.recordings import exchanges
 from tests.fuzz.target import DEEP_JSON, JSON, Target, place
 
-_LAYOUTS = (VllmLayout(model="m", block_size=SchedulerBlockSize(16)), SglangLayout(model="m", block_size=16))
+_LAYOUTS = (VllmLayout(model="m", block_size=16), SglangLayout(model="m", block_size=16))
 
 
 def _answers(data: bytes) -> Hashable:

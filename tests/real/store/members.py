@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from engines.store import SchedulerBlockSize, Segment, Stored, VllmLayout, query_path, read_keys, read_query
+from engines.store import Segment, Stored, VllmLayout, query_path, read_keys, read_query
 from engines.store.query import ALL_KEYS, SEGMENTS, read_segments
 from indexer.hashing import pack_tokens
 from indexer.types import PLAIN, Namespace
@@ -82,7 +82,7 @@ class Member(Weighted):
     def layout(self) -> VllmLayout:
         """As it is started: the model's name is its folder's."""
         [model] = {served["root"] for served in get(f"{self.url}/v1/models").json()["data"]}
-        return VllmLayout(model=model, block_size=SchedulerBlockSize(self.block), kv_heads=2)
+        return VllmLayout(model=model, block_size=self.block, kv_heads=2)
 
     def keys(self, tokens: Sequence[int], namespace: Namespace = PLAIN) -> list[str]:
         """Of a prompt's full blocks."""

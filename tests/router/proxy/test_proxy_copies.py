@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from engines.store import SchedulerBlockSize, VllmLayout
+from engines.store import VllmLayout
 from indexer.hashing import pack_tokens
 from router.serve import run
 from router.settings import Settings
@@ -28,7 +28,7 @@ from tests.fakes.waiting import until
 from tests.router.proxy.running import RunningRouter, running
 
 SIZE = 16
-LAYOUT = VllmLayout(model="tiny", block_size=SchedulerBlockSize(SIZE))
+LAYOUT = VllmLayout(model="tiny", block_size=SIZE)
 HOT = list(range(1, 4 * SIZE + 1))
 KEYS = [key for digest in LAYOUT.hashes(pack_tokens(HOT), PLAIN) or [] for key in LAYOUT.keys(digest)]
 SEGMENTS = {

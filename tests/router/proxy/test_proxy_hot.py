@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from engines.store import SchedulerBlockSize, VllmLayout
+from engines.store import VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.types import Namespace
 from router.store import copies as store_copies
@@ -31,7 +31,7 @@ from tests.fakes.waiting import until
 from tests.router.proxy.running import RunningRouter, running
 
 SIZE = 16
-LAYOUT = VllmLayout(model="tiny", block_size=SchedulerBlockSize(SIZE))
+LAYOUT = VllmLayout(model="tiny", block_size=SIZE)
 SYSTEM = list(range(1, 4 * SIZE + 1))
 """Of four blocks, with which many prompts begin."""
 

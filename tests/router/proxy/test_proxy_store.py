@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engines.store import SchedulerBlockSize, VllmLayout
+from engines.store import VllmLayout
 from indexer.hashing import pack_tokens
 from router.store.spec import StoreSpec
 from tests.fakes.raw_client import Answered, RawClient, post
@@ -17,7 +17,7 @@ from tests.fakes.store_master import Master, serving
 from tests.router.proxy.running import running
 
 TOKENS = list(range(1, 101))
-LAYOUT = VllmLayout(model="tiny", block_size=SchedulerBlockSize(16))
+LAYOUT = VllmLayout(model="tiny", block_size=16)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from engines.store import SchedulerBlockSize, VllmLayout
+from engines.store import VllmLayout
 from indexer.hashing import Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace
 from router.metrics.tallies import Histogram
@@ -24,7 +24,7 @@ from tests.fakes.store_master import PLAIN, Master, serving
 from tests.fakes.waiting import until
 
 SIZE = 16
-LAYOUT = VllmLayout(model="m", block_size=SchedulerBlockSize(SIZE), tp=2)
+LAYOUT = VllmLayout(model="m", block_size=SIZE, tp=2)
 PROMPT = pack_tokens(list(range(10, 10 + 10 * SIZE + 5)))
 
 

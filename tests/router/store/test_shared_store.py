@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from engines.description import EngineDescription, EngineKind, Model
-from engines.store import SchedulerBlockSize, VllmLayout
+from engines.store import VllmLayout
 from indexer.hashing import pack_tokens
 from indexer.kv_indexer import hash_prompt
 from indexer.types import PLAIN, Namespace
@@ -58,7 +58,7 @@ class Scene:
 @asynccontextmanager
 async def scene(block_size: int, hash_seed: str | None = None) -> AsyncIterator[Scene]:
     """A store that has the whole prompt, in blocks of `block_size`."""
-    async with serving(VllmLayout(model="m", block_size=SchedulerBlockSize(block_size))) as master:
+    async with serving(VllmLayout(model="m", block_size=block_size)) as master:
         master.put(pack_tokens(IDS), len(IDS) // block_size)
         async with aiohttp.ClientSession() as session:
             fleet = Fleet([])
@@ -122,7 +122,7 @@ def with_adapter(name: str, path: str) -> EngineDescription:
 
 
 def put_of_adapter(master: Master, name: str, path: str) -> None:
-    master.layout = VllmLayout(model="m", block_size=SchedulerBlockSize(16), loras={name: path})
+    master.layout = VllmLayout(model="m", block_size=16, loras={name: path})
     master.put(pack_tokens(IDS), len(IDS) // 16, Namespace(name))
 
 

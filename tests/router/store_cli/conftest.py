@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import pytest
 
-from engines.store import SchedulerBlockSize, VllmLayout
+from engines.store import VllmLayout
 from router.__main__ import main
 from tests.fakes.scripted_worker import BLOCK_SIZE, ScriptedWorker
 from tests.fakes.store_master import Master, serving
 
-LAYOUT = VllmLayout(model="tiny", block_size=SchedulerBlockSize(BLOCK_SIZE), tp=2)
+LAYOUT = VllmLayout(model="tiny", block_size=BLOCK_SIZE, tp=2)
 
 
 class Ended(NamedTuple):

@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engines.store import SchedulerBlockSize, VllmLayout
+import pytest
+
+from engines.store import VllmLayout
 from indexer.hashing import pack_tokens
 from router.store.hot_page import Hot
 from router.store.spec import StoreSpec
 from tests.certificates import Authority
+from tests.fakes import http_engine
+from tests.fakes.http_engine import HttpEngine
 from tests.fakes.raw_client import RawClient, post
 from tests.fakes.scripted_worker import BLOCK_SIZE, ScriptedWorker
 from tests.fakes.store_master import Master
@@ -23,7 +27,7 @@ TOKENS = [7_000 + number for number in range(4 * BLOCK_SIZE + 1)]
 
 
 def with_store(worker: ScriptedWorker, master: Master) -> Any:
-    master.layout = VllmLayout(model="tiny", block_size=SchedulerBlockSize(BLOCK_SIZE))
+    master.layout = VllmLayout(model="tiny", block_size=BLOCK_SIZE)
     return running(worker, router_mode="kv", store=StoreSpec(url=master.url, budget_ms=10_000.0))
 
 
@@ -64,6 +68,17 @@ async def test_a_router_without_a_store_or_none(run: Run, master: Master, worker
         assert (ended.status, "without --store" in ended.err) == (1, True)
     ended = await run("hot", "--store", master.url, "--router", "http://127.0.0.1:1")
     assert (ended.status, "The router does not answer" in ended.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>", b'{"half_life_seconds":1,"models":[{"model":"\xff"}]}', b'{"x":' + b"[" * 10_000],
+    ids=["", "text", "deep"],
+)
+async def test_nonsense_is_no_answer(run: Run, master: Master, body: bytes) -> None:
+    async with http_engine.running(HttpEngine({"/router/hot": (200, body)})) as other:
+        ended = await run("hot", "--store", master.url, "--router", other.url)
+    assert (ended.status, "answers /router/hot with nonsense" in ended.err) == (1, True)
 
 
 async def test_a_router_with_keys_tells_admins_only(
