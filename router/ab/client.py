@@ -14,6 +14,7 @@ from typing import cast
 import httptools
 import msgspec
 
+from engines.answers import UNDECODABLE
 from engines.endpoints import url_host
 from publishers.urls import split_url
 from router.security.worker_access import WorkerAccess
@@ -178,7 +179,7 @@ def read_usage(tail: bytes, outcome: Outcome) -> str:
             continue
         try:
             chunk = msgspec.json.decode(line[5:], type=_LastChunk)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             return "the last chunk of the stream is not JSON"
         if chunk.error and bytes(chunk.error) != b"null":
             return f"error in the stream: {bytes(chunk.error).decode(errors='replace')[:300]}"
