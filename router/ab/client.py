@@ -193,8 +193,15 @@ def read_usage(tail: bytes, outcome: Outcome) -> str:
 
 async def send(address: Address, body: bytes, timeout: float) -> Outcome:
     """Sends a request and waits for the whole answer, at most `timeout` seconds. Errors are reported in the outcome."""
+    exchange = Exchange(address.request(body), perf_counter(), asyncio.get_running_loop().create_future())
+    await complete(exchange, address, timeout)
+    exchange.outcome.worker = exchange.outcome.worker or address.url
+    return exchange.outcome
+
+
+async def complete(exchange: Exchange, address: Address, timeout: float) -> None:
+    """Makes the exchange with the server, as `send` does."""
     loop = asyncio.get_running_loop()
-    exchange = Exchange(address.request(body), perf_counter(), loop.create_future())
     try:
         async with asyncio.timeout(timeout):
             await loop.create_connection(lambda: exchange, address.host, address.port, ssl=address.tls)
@@ -205,4 +212,3 @@ async def send(address: Address, body: bytes, timeout: float) -> Outcome:
         exchange.outcome.error = f"cannot connect to {address.url}: {error.strerror or error}"
     finally:
         exchange.close()
-    return exchange.outcome
