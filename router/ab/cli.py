@@ -27,10 +27,11 @@ from router.ab.output import Output
 from router.ab.plan import UNROUTED, Plan, mode_of, read_plan
 from router.ab.progress import progress
 from router.ab.replay import Pace, Prompts, replay
-from router.ab.report import ModeReport, Report, comparison, run_name, show, warnings
+from router.ab.report import ModeReport, Report, comparison, show, warnings
 from router.ab.statistics import NOTHING, Record, Summary, summarise
 from router.ab.trace import Row, describe
 from router.page.html import page
+from router.page.results import run_name
 from router.security.worker_access import WorkerAccess
 from router.workers.spec import parse_worker
 
