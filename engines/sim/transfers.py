@@ -8,7 +8,7 @@ with garbage, a crash or silence is written down as a violation. Times are simul
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,11 +130,11 @@ class Transfers:
         if self.offers.get(offer.key) is offer:
             del self.offers[offer.key]
             self._remember(offer.key, why)
-        _cancel(offer.lease)
+        cancel(offer.lease)
         offer.rank.let_go(offer.request.request_id)
 
     def _lease(self, offer: Offer) -> None:
-        _cancel(offer.lease)
+        cancel(offer.lease)
         offer.lease = self.after(self.settings.lease_s, self.withdraw, offer, "was offered until its lease was over")
 
     # -- the taker
@@ -158,7 +158,7 @@ class Transfers:
     def drop(self, want: Want) -> None:
         """The taker is gone, or served; whatever was offered to it is let go."""
         want.over = True
-        _cancel(want.timer)
+        cancel(want.timer)
         self._by_request.pop(want.request, None)
         if self.wants.get(want.key) is not want:
             return
@@ -181,8 +181,8 @@ class Transfers:
         offer, want = self.offers.get(key), self.wants.get(key)
         if offer is None or want is None:
             return
-        _cancel(offer.lease)
-        _cancel(want.timer)
+        cancel(offer.lease)
+        cancel(want.timer)
         if text := _mismatch(offer, want):
             self._fail(want, text)
         else:
@@ -225,25 +225,6 @@ class Transfers:
             self._ended.popitem(last=False)
 
 
-class Store:
-    """Blocks of prompts that any worker of the fleet may load, by hash; it forgets nothing."""
-
-    def __init__(self) -> None:
-        self._hashes: set[int] = set()
-
-    def put(self, hashes: Iterable[int]) -> None:
-        self._hashes.update(hashes)
-
-    def leading(self, hashes: Iterable[int]) -> int:
-        """How many leading ones are held."""
-        count = 0
-        for sequence_hash in hashes:
-            if sequence_hash not in self._hashes:
-                break
-            count += 1
-        return count
-
-
 def _mismatch(offer: Offer, want: Want) -> str | None:
     if offer.engine_id != want.engine_id:
         return f"{offer.key} is offered by engine {offer.engine_id}, asked of {want.engine_id}"
@@ -254,6 +235,6 @@ def _mismatch(offer: Offer, want: Want) -> str | None:
     return None
 
 
-def _cancel(timer: Timer | None) -> None:
+def cancel(timer: Timer | None) -> None:
     if timer is not None:
         timer.cancel()

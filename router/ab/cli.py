@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ import uvloop
 from rich.console import Console
 
 from router.ab import children, live, workers
-from router.ab.client import Address
+from router.ab.client import Address, send
 from router.ab.errors import RunError
 from router.ab.figures import ratios
 from router.ab.flags import check_writable, tell_written, write_all
@@ -26,10 +27,11 @@ from router.ab.output import Output
 from router.ab.plan import UNROUTED, Plan, mode_of, read_plan
 from router.ab.progress import progress
 from router.ab.replay import Pace, Prompts, replay
-from router.ab.report import ModeReport, Report, comparison, run_name, show, warnings
+from router.ab.report import ModeReport, Report, comparison, show, warnings
 from router.ab.statistics import NOTHING, Record, Summary, summarise
 from router.ab.trace import Row, describe
 from router.page.html import page
+from router.page.results import run_name
 from router.security.worker_access import WorkerAccess
 from router.workers.spec import parse_worker
 
@@ -151,12 +153,13 @@ async def _measure(plan: Plan, access: WorkerAccess, run: _Run, console: Console
     meter = Meter()
     async with _fleet(plan) as named:
         urls = [url_of(worker) for worker in named]
-        prompts = Prompts(await workers.served_model(urls, access, plan.model), run.seed, plan.timeout)
+        prompts = Prompts(await workers.served_model(urls, access, plan.model), run.seed)
         refused = [] if plan.simulated else await workers.reset_caches(urls, access)
         # The router is started after the caches are emptied, so that it knows nothing of the previous mode.
         async with _targets(plan, run, named, access) as targets:
             with progress(console, run_name(run.label, run.rate, run.seed, plan.single), len(run.rows)) as advance:
-                records = await replay(run.rows, targets, Pace(run.rate, plan.speedup), prompts, advance)
+                sends = [partial(send, target, timeout=plan.timeout) for target in targets]
+                records = await replay(run.rows, sends, Pace(run.rate, plan.speedup), prompts, advance)
     cost = meter.read(sum(record.chunks for record in records))
     return _Measured(run, records, cost, refused, 0 if run.label in plan.peers else len(named))
 
@@ -167,9 +170,7 @@ async def _fleet(plan: Plan) -> AsyncIterator[Sequence[str]]:
     if plan.workers:
         yield plan.workers
         return
-    sizes = ["--workers", str(plan.sim_workers), "--cache-tokens", str(plan.cache_tokens)]
-    sizes += ["--block-size", str(plan.block_size), "--speedup", f"{plan.speedup:g}"]
-    async with children.fleet(["--port", "0", *sizes, *plan.sim_args]) as urls:
+    async with children.fleet(plan.fleet_flags) as urls:
         yield urls
 
 

@@ -14,6 +14,7 @@ from typing import cast
 import httptools
 import msgspec
 
+from engines.answers import UNDECODABLE
 from engines.endpoints import url_host
 from publishers.urls import split_url
 from router.security.worker_access import WorkerAccess
@@ -178,7 +179,7 @@ def read_usage(tail: bytes, outcome: Outcome) -> str:
             continue
         try:
             chunk = msgspec.json.decode(line[5:], type=_LastChunk)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             return "the last chunk of the stream is not JSON"
         if chunk.error and bytes(chunk.error) != b"null":
             return f"error in the stream: {bytes(chunk.error).decode(errors='replace')[:300]}"
@@ -192,8 +193,15 @@ def read_usage(tail: bytes, outcome: Outcome) -> str:
 
 async def send(address: Address, body: bytes, timeout: float) -> Outcome:
     """Sends a request and waits for the whole answer, at most `timeout` seconds. Errors are reported in the outcome."""
+    exchange = Exchange(address.request(body), perf_counter(), asyncio.get_running_loop().create_future())
+    await complete(exchange, address, timeout)
+    exchange.outcome.worker = exchange.outcome.worker or address.url
+    return exchange.outcome
+
+
+async def complete(exchange: Exchange, address: Address, timeout: float) -> None:
+    """Makes the exchange with the server, as `send` does."""
     loop = asyncio.get_running_loop()
-    exchange = Exchange(address.request(body), perf_counter(), loop.create_future())
     try:
         async with asyncio.timeout(timeout):
             await loop.create_connection(lambda: exchange, address.host, address.port, ssl=address.tls)
@@ -204,4 +212,3 @@ async def send(address: Address, body: bytes, timeout: float) -> Outcome:
         exchange.outcome.error = f"cannot connect to {address.url}: {error.strerror or error}"
     finally:
         exchange.close()
-    return exchange.outcome

@@ -95,6 +95,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise RunError(str(error)) from None
 
     @property
+    def fleet_flags(self) -> list[str]:
+        """Of the simulated fleet, for `python -m engines.sim`."""
+        sizes = ["--workers", str(self.sim_workers), "--cache-tokens", str(self.cache_tokens)]
+        sizes += ["--block-size", str(self.block_size), "--speedup", f"{self.speedup:g}"]
+        return ["--port", "0", *sizes, *self.sim_args]
+
+    @property
     def access_flags(self) -> list[str]:
         """The same credentials, as flags for the router."""
         given = [("--" + name.replace("_", "-"), getattr(self, name)) for name in _ACCESS_FILES]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from time import perf_counter
 
 import msgspec
 
-from router.ab import client
-from router.ab.client import Address, Outcome
+from router.ab.client import Outcome
 from router.ab.prompts import completion_body
 from router.ab.statistics import Record, record
 from router.ab.trace import Row
@@ -38,30 +37,32 @@ class Prompts(msgspec.Struct, frozen=True):
 
     model: str
     seed: int = 0
-    timeout: float = 600.0
-    """Seconds of wall time a request may take."""
+
+
+Send = Callable[[bytes], Coroutine[None, None, Outcome]]
+"""Sends the body of a completion request, and waits for the whole answer."""
 
 
 async def replay(
     rows: Sequence[Row],
-    targets: Sequence[Address],
+    sends: Sequence[Send],
     pace: Pace,
     prompts: Prompts,
     on_done: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Record]:
-    """Sends the rows to the targets in turn and waits for all answers. Returns a record for each row, in order."""
+    """Sends the rows by each of `sends` in turn and waits for all answers. Returns a record for each row, in order."""
     dues: list[float] = []
     sending: list[asyncio.Task[Outcome]] = []
     ready, bodies = deque[bytes](), _bodies(rows, prompts)
     await _write_ahead(ready, bodies, until=perf_counter() + 1.0)
     start = perf_counter()
     async with asyncio.TaskGroup() as group:
-        for row, target in zip(rows, itertools.cycle(targets), strict=False):
+        for row, send in zip(rows, itertools.cycle(sends), strict=False):
             dues.append(start + pace.wall(row.timestamp - rows[0].timestamp))
             await _write_ahead(ready, bodies, until=dues[-1] - _SPARE)
             await asyncio.sleep(dues[-1] - perf_counter())
             body = ready.popleft() if ready else next(bodies)
-            sending.append(group.create_task(_send(target, body, prompts.timeout, on_done)))
+            sending.append(group.create_task(_send(send, body, on_done)))
     outcomes = [task.result() for task in sending]
     return [
         record(index, due, outcome, start, pace.speedup)
@@ -83,8 +84,7 @@ async def _write_ahead(ready: deque[bytes], bodies: Iterator[bytes], until: floa
         await asyncio.sleep(0)
 
 
-async def _send(target: Address, body: bytes, timeout: float, on_done: Callable[[Outcome], None]) -> Outcome:
-    outcome = await client.send(target, body, timeout)
-    outcome.worker = outcome.worker or target.url
+async def _send(send: Send, body: bytes, on_done: Callable[[Outcome], None]) -> Outcome:
+    outcome = await send(body)
     on_done(outcome)
     return outcome

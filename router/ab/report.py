@@ -15,7 +15,7 @@ from router.ab.machine import Cost
 from router.ab.plan import Plan
 from router.ab.statistics import Record, Summary, balance
 from router.page.intervals import Interval
-from router.page.results import BUSY, Comparison, Figure, Result
+from router.page.results import BUSY, Comparison, Figure, Result, run_name
 
 _BUSY = 0.85
 """The share of cores in use above which waiting for the CPU distorts the latencies of simulated engines."""
@@ -98,11 +98,6 @@ def _remedy(cost: Cost, plan: Plan) -> str:
     if cost.busy > 2 * cost.own_busy:
         return "run it on an idle machine"
     return "lower --speedup" if plan.speedup > 1 else "lower --rates"
-
-
-def run_name(mode: str, rate: float, seed: int, single: bool) -> str:
-    """The name of a run; with a `single` rate and seed that of its mode is enough."""
-    return mode if single else f"{mode} at rate {rate:g}, seed {seed}"
 
 
 def comparison(report: Report) -> Comparison:
@@ -220,8 +215,7 @@ def show(report: Report, console: Console) -> None:
     for rate in compared.rates:
         console.print(table(compared, rate, real=report.real, gaps=True))
     console.print(_legend(compared), highlight=False, soft_wrap=True)
-    single = len(compared.rates) == len(compared.seeds) == 1
     for mode in report.modes:
         for warning in mode.warnings:
-            console.print(f"[yellow]warning[/] {run_name(mode.mode, mode.rate, mode.seed, single)}: ", end="")
+            console.print(f"[yellow]warning[/] {run_name(mode.mode, mode.rate, mode.seed, compared.single)}: ", end="")
             console.print(warning, markup=False, highlight=False, soft_wrap=True)

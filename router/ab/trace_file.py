@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from engines.answers import UNDECODABLE
 from router.ab.errors import RunError
 from router.ab.length_trace import find_columns, read_lengths
 from router.ab.trace import BLOCK_TOKENS, Row, synthesize
@@ -87,7 +88,7 @@ def _unreadable(path: Path, error: OSError) -> RunError:
 def _parse(text: bytes, where: str) -> _Line:
     try:
         line = msgspec.json.decode(text, type=_Line)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise RunError(f"{where}: not a trace row: {error}") from None
     if line.input_length < 1 or line.output_length < 1 or line.timestamp < 0:
         raise RunError(f"{where}: input_length and output_length must be at least 1, timestamp at least 0")

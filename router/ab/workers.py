@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import aiohttp
 import msgspec
 
+from engines.answers import UNDECODABLE
 from publishers.reasons import reason_of
 from router.ab.client import Address
 from router.ab.errors import RunError
@@ -53,7 +54,7 @@ async def _model(session: aiohttp.ClientSession, url: str) -> str:
         raise RunError(f"the worker {url} cannot be asked: {reason_of(error)}; see --worker-ca") from None
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise RunError(f"the worker {url} does not answer: {reason_of(error)}; start it or leave it out") from None
-    except (msgspec.DecodeError, IndexError):
+    except (*UNDECODABLE, IndexError):
         raise RunError(f"{url}/v1/models lists no model; is {url} an engine?") from None
 
 

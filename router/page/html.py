@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from router.page.charts import Chart, Group, groups
-from router.page.results import Comparison, Result
+from router.page.results import Comparison, run_name
 from router.page.svg import COLOURS
 from router.page.tables import key, table
 
@@ -72,18 +72,13 @@ def _warnings(comparison: Comparison) -> str:
     """The same warning of several runs stands once."""
     said: dict[str, list[str]] = {}
     for result in comparison.results:
+        name = run_name(result.policy, result.rate, result.seed, comparison.single)
         for warning in result.warnings:
-            said.setdefault(warning, []).append(_run(comparison, result))
+            said.setdefault(warning, []).append(name)
     if not said:
         return ""
     items = "".join(f"<li>{escape(text)} <small>({escape('; '.join(of))})</small></li>" for text, of in said.items())
     return f'<section class="warnings" role="note"><strong>Before you trust this</strong><ul>{items}</ul></section>'
-
-
-def _run(comparison: Comparison, result: Result) -> str:
-    if len(comparison.rates) == len(comparison.seeds) == 1:
-        return result.policy
-    return f"{result.policy} at rate {result.rate:g}, seed {result.seed}"
 
 
 def _charts(comparison: Comparison) -> str:

@@ -43,6 +43,11 @@ class Result(NamedTuple):
     """Standard errors of values, by title, where one run tells them; they count where there is one seed."""
 
 
+def run_name(policy: str, rate: float, seed: int, single: bool) -> str:
+    """The name of a run; with a `single` rate and seed that of its policy is enough."""
+    return policy if single else f"{policy} at rate {rate:g}, seed {seed}"
+
+
 class Comparison(NamedTuple):
     """A page's whole content."""
 
@@ -72,6 +77,11 @@ class Comparison(NamedTuple):
     @property
     def seeds(self) -> list[int]:
         return sorted({result.seed for result in self.results})
+
+    @property
+    def single(self) -> bool:
+        """Whether there is only one rate and one seed."""
+        return len(self.rates) == len(self.seeds) == 1
 
     def of(self, policy: str, rate: float) -> list[Result]:
         """By seed."""

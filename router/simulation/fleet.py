@@ -122,6 +122,7 @@ class VirtualFleet:
         self.open: list[WorkerRank] = []
         """Workers that may be sent requests."""
         self._sent: dict[WorkerRank, dict[Arrival, None]] = {}
+        """The requests at each worker that the router has not noticed to be lost."""
         self.fetching: dict[Request, Parts] = {}
         """Requests that wait for their prompt's KV from a prefill worker."""
         self.shared = SharedStore(self) if settings.store_tokens else None
@@ -186,6 +187,16 @@ class VirtualFleet:
         for rank in self.open:
             ranks[role(self.numbers[rank])].append((rank, size))
         self.candidates = Candidates(ranks["both"], self._split(ranks["prefill"], ranks["decode"] + ranks["both"]))
+
+    def split_of(self, prefill: WorkerRank) -> Split | None:
+        """The workers that may decode what `prefill` computes, even if it drains: those that drain only if there are
+        no others."""
+        split = self.candidates.split
+        if split is not None and prefill in split.prefills.ranks:
+            return split
+        size, role = self.settings.block_size, self.settings.role
+        decodes = [(rank, size) for rank in self._sent if role(self.numbers[rank]) != "prefill"]
+        return self._split([(prefill, size)], [one for one in decodes if one[0] in self.open] or decodes)
 
     def _split(self, prefill: list[tuple[WorkerRank, int]], decode: list[tuple[WorkerRank, int]]) -> Split | None:
         if not prefill or not decode:

@@ -63,8 +63,8 @@ class Parts:
 
     def _send_decode(self) -> None:
         fleet, arrival, decision = self._fleet, self._arrival, self._decision
-        split = fleet.candidates.split
-        if split is None or decision.rank not in split.prefills.ranks:
+        split = fleet.split_of(decision.rank)
+        if split is None:
             arrival.lose(decision.rank)
             return
         decision = decision.at(split, split.prefills.ranks.index(decision.rank))

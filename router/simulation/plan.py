@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -195,7 +194,7 @@ def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
 
 def _timing(given: argparse.Namespace) -> StepTiming:
     try:
-        return StepTiming(**{field.name: getattr(given, field.name) for field in fields(StepTiming)})
+        return StepTiming(**{name: getattr(given, name) for name in TIMING_HELP})
     except ValueError as error:
         raise RunError(f"{error}; --help lists every flag") from None
 
@@ -271,9 +270,9 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     add("--max-num-seqs", type=count, default=default.max_num_seqs, metavar="N", help=text)
     tokens, text = default.max_num_batched_tokens, "most tokens that a step computes (default: %(default)s)"
     add("--max-num-batched-tokens", type=count, default=tokens, metavar="N", help=text)
-    for field in fields(StepTiming):
-        flag, usual = "--" + field.name.replace("_", "-"), getattr(default.timing, field.name)
-        add(flag, type=float, default=usual, metavar="X", help=f"{TIMING_HELP[field.name]} (default: %(default)s)")
+    for name, what in TIMING_HELP.items():
+        flag, usual = "--" + name.replace("_", "-"), getattr(default.timing, name)
+        add(flag, type=float, default=usual, metavar="X", help=f"{what} (default: %(default)s)")
 
 
 def _add_store(group: argparse._ArgumentGroup) -> None:

@@ -41,11 +41,10 @@ class Timeline:
     def call_later(self, seconds: float, callback: Callable[..., object], *arguments: Any) -> Handle:
         return self.call_at(self._now + seconds, callback, *arguments)
 
-    def run(self, until: float) -> bool:
-        """Runs the callbacks that are due by `until`; returns whether any are left."""
+    def run(self, until: float) -> None:
+        """Runs the callbacks that are due by `until`."""
         entries = self._entries
         while entries and entries[0][0] <= until:
             self._now, _, callback, arguments = heapq.heappop(entries)
             if callback is not None:
                 callback(*arguments)
-        return bool(entries)

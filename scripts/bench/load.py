@@ -37,7 +37,6 @@ class Outcome(NamedTuple):
     errors: int
     seconds: float
     cpu: float
-    own_cpu: float
     p50: float
     p99: float
     """Latencies in seconds; all of them would be megabytes."""
@@ -96,14 +95,14 @@ class Load:
     async def run(self) -> Outcome:
         await self._connect()
         await self._go(self._args.warm_up)
-        cpu, own, began = self._cpu(), time.process_time(), time.perf_counter()
+        cpu, began = self._cpu(), time.perf_counter()
         self._measuring = True
         await self._go(self._args.seconds)
         seconds = time.perf_counter() - began
         spent = self._cpu() - cpu if self._args.pid else -1.0
         ordered = sorted(self._latencies) or [0.0]
         p50, p99 = (percentile(ordered, share) for share in (0.5, 0.99))
-        return Outcome(len(self._latencies), self._errors, seconds, spent, time.process_time() - own, p50, p99)
+        return Outcome(len(self._latencies), self._errors, seconds, spent, p50, p99)
 
     async def _connect(self) -> None:
         url = urlsplit(self._args.url)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from statistics import median
 from typing import NamedTuple
 
 from .corpus import model_folder
@@ -113,14 +113,10 @@ def _measure(field: Field, workloads: Sequence[str], effort: Effort, found: Find
         for mine in (name for name in runs if name.startswith("ours")):
             for peer in (name for name in runs if not name.startswith("ours")):
                 pair = ratio(runs[mine], runs[peer])
-                found.cpu.append(CpuRow(workload, mine, _median(runs[mine]), peer, _median(runs[peer]), pair))
+                found.cpu.append(CpuRow(workload, mine, median(runs[mine]), peer, median(runs[peer]), pair))
                 print(f"{workload}: {mine} {found.cpu[-1].ours:.0f} µs, {peer}: ratio {pair}", file=sys.stderr)
 
 
 def _note(field: Field, found: Findings) -> None:
     found.missing.update(field.missing)
     found.commands.update({router.name: router.command for router in field.running})
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,16 +34,14 @@ class Running(NamedTuple):
 @contextmanager
 def fleet(name: str, workers: int, *flags: str) -> Iterator[list[str]]:
     """Fake workers; yields their URLs."""
-    child = Child(name, [sys.executable, "-m", "scripts.bench.fake_worker", "--workers", str(workers), *flags])
-    try:
+    command = [sys.executable, "-m", "scripts.bench.fake_worker", "--workers", str(workers), *flags]
+    with _started(name, command) as child:
         child.wait_until(lambda: "\n" in child.output())
         try:
             urls: list[str] = json.loads(child.output())["workers"]
         except ValueError:
             raise CannotStart(f"{name}: {child.last_words()}") from None
         yield urls
-    finally:
-        child.stop()
 
 
 @contextmanager
@@ -53,7 +50,7 @@ def ours(mode: str, workers: Sequence[str], *flags: str, label: str = "") -> Ite
     named = [part for url in workers for part in ("--worker", url)]
     arguments = ["--router-mode", mode, "--port", "0", "--log-level", "warning", *flags]
     log = f"ours-{mode}{label}".replace(" ", "-")
-    with _started(log, [sys.executable, "-m", "router", *arguments, *named], None) as child:
+    with _started(log, [sys.executable, "-m", "router", *arguments, *named]) as child:
         child.wait_until(lambda: _LISTENING.search(child.output()) is not None)
         found = _LISTENING.search(child.output())
         url = found[1] if found else ""
@@ -67,25 +64,21 @@ def publishers(workers: Sequence[str]) -> Iterator[str]:
     with ExitStack() as stack:
         port = free_port()
         server = [str(nats_server_binary()), "--addr", "127.0.0.1", "--port", str(port)]
-        child = stack.enter_context(_started("nats-server", server, None))
+        child = stack.enter_context(_started("nats-server", server))
         child.wait_until(lambda: "Server is ready" in child.output())
         plane = f"nats://127.0.0.1:{port}"
         for number, worker in enumerate(workers):
             command = [sys.executable, "-m", "publishers", "--engine", worker, "--nats", plane]
-            stack.enter_context(_started(f"publisher-{number}", command, None))
+            stack.enter_context(_started(f"publisher-{number}", command))
         yield plane
 
 
-@contextmanager
-def vllm_router(policy: str, workers: Sequence[str]) -> Iterator[Running]:
-    with _rust("vllm-router", "vllm_router.launch_router", policy, workers, "warning") as running:
-        yield running
+def vllm_router(policy: str, workers: Sequence[str]) -> AbstractContextManager[Running]:
+    return _rust("vllm-router", "vllm_router.launch_router", policy, workers, "warning")
 
 
-@contextmanager
-def sglang_router(policy: str, workers: Sequence[str]) -> Iterator[Running]:
-    with _rust("sglang-router", "sglang_router.launch_router", policy, workers, "warn") as running:
-        yield running
+def sglang_router(policy: str, workers: Sequence[str]) -> AbstractContextManager[Running]:
+    return _rust("sglang-router", "sglang_router.launch_router", policy, workers, "warn")
 
 
 @contextmanager
@@ -95,7 +88,7 @@ def _rust(peer: str, module: str, policy: str, workers: Sequence[str], level: st
     flags = ["--policy", policy, "--host", "127.0.0.1", "--log-level", level]
     ports = ["--port", str(port), "--prometheus-port", str(free_port())]
     command = [_python(peer), "-m", module, *flags, *ports, "--worker-urls", *workers]
-    with _started(f"{peer}-{policy}", command, None) as child:
+    with _started(f"{peer}-{policy}", command) as child:
         yield _up(
             child,
             f"{peer} {policy}",
@@ -108,7 +101,7 @@ def _rust(peer: str, module: str, policy: str, workers: Sequence[str], level: st
 def dynamo(model: Path, workers: int, tokenizer: str) -> Iterator[Running]:
     """Front end and mocker find each other in a folder and speak TCP and ZMQ: no etcd, no NATS."""
     python, port = _python("ai-dynamo"), free_port()
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kv-router-bench"))
         environment = {"DYN_FILE_KV": folder, "DYN_LOG": "warn", "HF_HUB_OFFLINE": "1", "DYN_TCP_RPC_HOST": "127.0.0.1"}
         planes = ["--discovery-backend", "file", "--event-plane", "zmq", "--request-plane", "tcp"]
@@ -130,7 +123,7 @@ def dynamo(model: Path, workers: int, tokenizer: str) -> Iterator[Running]:
 
 
 @contextmanager
-def _started(name: str, command: Sequence[str], environment: dict[str, str] | None) -> Iterator[Child]:
+def _started(name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> Iterator[Child]:
     child = Child(name, command, environment)
     try:
         yield child
@@ -158,7 +151,7 @@ class Field:
         self.running: list[Running] = []
         self.missing: dict[str, str] = {}
 
-    def add(self, name: str, router: contextlib.AbstractContextManager[Running]) -> None:
+    def add(self, name: str, router: AbstractContextManager[Running]) -> None:
         try:
             self.running.append(self._stack.enter_context(router))
         except CannotStart as error:

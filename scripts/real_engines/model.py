@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from .install import CannotInstall
+from .install import ENGINES, CannotInstall, is_installed
 from .places import HERE, alone, engines_folder
 
 MAKER = HERE / "tiny_model.py"
@@ -16,12 +16,10 @@ WEIGHTS_MAKER = HERE / "weights.py"
 
 
 def make_model(folder: Path, *, weights: bool = False) -> None:
-    for engine in ("vllm", "sglang"):
-        venv = engines_folder() / engine
-        if (venv / f".{engine}-installed").exists():
-            for maker in _makers(weights=weights):
-                subprocess.run([str(venv / "bin/python"), str(maker), str(folder)], check=True)
-            return
+    for engine in filter(is_installed, ENGINES):
+        for maker in _makers(weights=weights):
+            subprocess.run([str(engines_folder() / engine / "bin/python"), str(maker), str(folder)], check=True)
+        return
     raise CannotInstall("making a model needs an engine's environment: run scripts/real-engines install vllm")
 
 

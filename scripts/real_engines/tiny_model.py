@@ -9,7 +9,7 @@ import ast
 import json
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -59,7 +59,8 @@ CONFIG = {
 }
 
 
-def corpus(lines_of_source: int) -> Iterator[str]:
+def corpus(lines_of_source: int = LINES_OF_SOURCE) -> Iterator[str]:
+    """`lines_of_source`: of each module, beside its docstrings; a larger vocabulary needs more."""
     library = Path(sysconfig.get_paths()["stdlib"])
     for module in sorted(MODULES):
         path = library / f"{module}.py"
@@ -74,8 +75,7 @@ def lines_of(source: str, at_most: int) -> Iterator[str]:
     yield from source.splitlines()[:at_most]
 
 
-def train(vocabulary: int = VOCABULARY, lines_of_source: int = LINES_OF_SOURCE) -> Tokenizer:
-    """`lines_of_source`: of each module, beside its docstrings; a larger vocabulary needs more."""
+def train(text: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -85,7 +85,7 @@ def train(vocabulary: int = VOCABULARY, lines_of_source: int = LINES_OF_SOURCE) 
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    tokenizer.train_from_iterator(corpus(lines_of_source), trainer)
+    tokenizer.train_from_iterator(text, trainer)
     return tokenizer
 
 
@@ -100,4 +100,4 @@ def write(folder: Path, tokenizer: Tokenizer, sizes: Mapping[str, int]) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), train(), {})
+    write(Path(sys.argv[1]), train(corpus()), {})

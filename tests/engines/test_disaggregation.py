@@ -26,7 +26,6 @@ from engines.disaggregation.mooncake import bootstrap_url, own_engines, read_boo
 from tests.engines.recordings import exchanges
 
 NUMBER = 0x0123456789ABCDEF
-TRANSFER_ID = "xfer-0123456789abcdef"
 P = Prefiller("10.0.0.1", bootstrap_port=8998, engine_ids={0: "engine-0", 1: "engine-1"})
 COORDINATES = {"remote_engine_id": "e", "remote_host": "10.0.0.1", "remote_port": 5600, "tp_size": 1}
 PUSHING = P._replace(coordinates=COORDINATES)

@@ -13,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from engines.description import EventSource
+from indexer.hashing import chain_hashes, pack_tokens
 
 BLOCK_SIZE = 4
 
@@ -36,6 +37,11 @@ def stored(first: int, *more: int, parent: int | None = None, medium: str = "GPU
 
 def removed(*hashes: int, medium: str = "GPU") -> dict[str, Any]:
     return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": medium}
+
+
+def ours(*blocks: int) -> set[int]:
+    """Our hashes of a chain of these blocks."""
+    return set(chain_hashes(pack_tokens([token for block in blocks for token in [block] * BLOCK_SIZE]), BLOCK_SIZE, 0))
 
 
 CLEARED = {"type": "AllBlocksCleared"}

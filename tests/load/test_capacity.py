@@ -10,7 +10,7 @@ from tests.load.idle_streams import Plan
 
 
 def outcome(rate: float, p99: float = 0.01, errors: int = 0, share: float = 1.0) -> Outcome:
-    return Outcome(int(rate * 5 * share), errors, 5.0, -1.0, 0.0, p99 / 2, p99)
+    return Outcome(int(rate * 5 * share), errors, 5.0, -1.0, p99 / 2, p99)
 
 
 @pytest.mark.parametrize("limit", [FIRST, 240.0, 1000.0, 3333.0])

@@ -27,7 +27,6 @@ from indexer.events import (
     encode,
     unpack_hashes,
 )
-from indexer.hashing import chain_hashes, pack_tokens
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
 from publishers.local_plane import LocalPlane
@@ -35,7 +34,7 @@ from publishers.plane import all_events, all_loads, replay_subject
 from publishers.publisher import FAILED, EnginePublisher, with_overrides
 from tests.fakes.http_engine import HttpEngine, models, running
 from tests.fakes.waiting import until
-from tests.fakes.zmq_engine import BLOCK_SIZE, CLEARED, FakeEngine, removed, stored
+from tests.fakes.zmq_engine import CLEARED, FakeEngine, ours, removed, stored
 
 RANK = WorkerRank("w", 0)
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody answers
@@ -74,11 +73,6 @@ class Receiver:
     async def replay(self, epoch: int, event_id: int) -> list[EventBatch]:
         request = encode(ReplayRequest("w", 0, epoch, event_id))
         return [decode_batch(reply) async for reply in self.plane.request(replay_subject("default", RANK), request)]
-
-
-def ours(*blocks: int) -> set[int]:
-    """Our hashes of a chain of the fake engine's blocks."""
-    return set(chain_hashes(pack_tokens([token for block in blocks for token in [block] * BLOCK_SIZE]), BLOCK_SIZE, 0))
 
 
 @asynccontextmanager

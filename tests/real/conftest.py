@@ -76,11 +76,6 @@ def vllm(engines: list[Engine]) -> Engine:
 
 
 @pytest.fixture
-def other_vllm(engines: list[Engine]) -> Engine:
-    return engines[1]
-
-
-@pytest.fixture
 def sglang(engines: list[Engine]) -> Engine:
     return engines[2]
 

@@ -12,7 +12,8 @@ from engines.sim.rank import Rank, Sink, Timer
 from engines.sim.request import Request
 from engines.sim.scheduler import Scheduler
 from engines.sim.settings import SimSettings
-from engines.sim.transfers import WAIT_S, Offer, Store, Transfers, Want
+from engines.sim.transfers import WAIT_S, Offer, Transfers, Want, cancel
+from indexer.types import SequenceHash
 
 Json = dict[str, Any]
 FAILED = "Internal server error"
@@ -26,7 +27,8 @@ class Fleet:
 
     transfers: Transfers
     places: list[Place] = field(default_factory=list)
-    store: Store = field(default_factory=Store)
+    stored: set[SequenceHash] = field(default_factory=set)
+    """Blocks that any worker may load, where there is a store; it forgets nothing."""
     schedulers: list[Scheduler] = field(default_factory=list)
 
     def state(self) -> Json:
@@ -112,7 +114,7 @@ class PrefillLeg(Leg):
         def on_met(request: Request) -> None:
             waiting.discard(request)
             if self._waits and not waiting:
-                self._cancel()
+                cancel(self._timer)
                 submit()
 
         for index, request in enumerate(requests):
@@ -126,10 +128,6 @@ class PrefillLeg(Leg):
     def _nobody_came(self, fail: Callable[[Refused], None]) -> None:
         fail(self._transfers.refuse("a prefill that no decode came for"))
 
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
     def sink(self, request: Request, sink: Sink) -> Sink:
         return _Finishing(sink, lambda: self._transfers.finish(self._offers[request]))
 
@@ -137,7 +135,7 @@ class PrefillLeg(Leg):
         return self._params(next(iter(self._offers.values()))) if self._params else None
 
     def close(self) -> None:
-        self._cancel()
+        cancel(self._timer)
         for offer in self._offers.values():
             if offer.finished is None:
                 self._transfers.withdraw(offer, "was given up by its prefill")

@@ -80,8 +80,7 @@ class Sglang(Connector):
 
 
 def _of_rank(place: Place, rank: object) -> str:
-    known = isinstance(rank, int) and 0 <= rank < len(place.engine_ids)
-    return place.engine_ids[rank] if known and isinstance(rank, int) else ""
+    return place.engine_ids[rank] if isinstance(rank, int) and 0 <= rank < len(place.engine_ids) else ""
 
 
 def _each(given: object, asked: Asked) -> list[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from engines.sim.connectors.base import FAILED, Connector, Fleet, Leg
 from engines.sim.generation import Asked, Refused
@@ -11,7 +12,7 @@ from engines.sim.place import Place
 from engines.sim.rank import Rank, Sink, Timer
 from engines.sim.request import Request
 from engines.sim.settings import SimSettings
-from engines.sim.transfers import Store
+from indexer.types import SequenceHash
 
 
 class StoreConnector(Connector):
@@ -50,12 +51,12 @@ class StoreLeg(Leg):
     def sink(self, request: Request, sink: Sink) -> Sink:
         if self._connector.place.role == "decode":
             return sink
-        return _Storing(sink, self._connector.fleet.store, request, self._connector.settings.block_size)
+        return _Storing(sink, self._connector.fleet.stored, request, self._connector.settings.block_size)
 
     def fetch(self, rank: Rank, request: Request, missing: int) -> None:
         connector, transfers = self._connector, self._connector.transfers
         size = connector.settings.block_size
-        held = connector.fleet.store.leading(request.hashes) * size
+        held = len(list(takewhile(connector.fleet.stored.__contains__, request.hashes))) * size
         if connector.place.role == "decode" and not held and request.prompt_length >= size:
             connector.violate("a decode without its prefill: nothing of its prompt was prefilled elsewhere")
         own = request.prompt_length - missing
@@ -82,13 +83,13 @@ class _Storing:
     """Puts the prompt's full blocks when its first token is there."""
 
     sink: Sink
-    store: Store
+    stored: set[SequenceHash]
     request: Request
     block_size: int
 
     def on_token(self, position: int, finished: bool) -> None:
         if position == 0:
-            self.store.put(self.request.hashes[: self.request.prompt_length // self.block_size])
+            self.stored.update(self.request.hashes[: self.request.prompt_length // self.block_size])
         self.sink.on_token(position, finished)
 
 

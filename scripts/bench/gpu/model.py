@@ -40,5 +40,5 @@ SHAPES = {
 
 
 def make_model(folder: Path, shape: Shape) -> None:
-    tokenizer = tiny_model.train(VOCABULARY, lines_of_source=10_000)
+    tokenizer = tiny_model.train(tiny_model.corpus(lines_of_source=10_000), VOCABULARY)
     tiny_model.write(folder, tokenizer, {**shape._asdict(), "max_position_embeddings": LONGEST})

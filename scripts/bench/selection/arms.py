@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 from rich.console import Console
 
 from router.ab import children, client, workers
-from router.ab.client import Address, Outcome
+from router.ab.client import Address
 from router.ab.errors import RunError
 from router.ab.machine import Cost, Meter
 from router.ab.plan import Plan
 from router.ab.progress import progress
-from router.ab.replay import Pace, Prompts
+from router.ab.replay import Pace, Prompts, Send, replay
 from router.ab.statistics import Record
 from router.ab.trace import Row, reuse
 from router.security.worker_access import WorkerAccess
@@ -22,7 +23,6 @@ from router.security.worker_access import WorkerAccess
 from . import service
 from .asking import Asking
 from .options import DYNAMO, OURS
-from .replaying import Send, replay
 from .service import Tally
 
 
@@ -38,39 +38,25 @@ class Measured(msgspec.Struct, frozen=True):
 async def measure(plan: Plan, rows: list[Row], arm: str, label: str, console: Console) -> Measured:
     """From empty caches to all answers. Raises RunError."""
     meter = Meter()
-    async with children.fleet(fleet_flags(plan)) as urls:
-        prompts = Prompts(await workers.served_model(urls, WorkerAccess()), plan.seed, plan.timeout)
-        async with _sender(plan, arm, urls, prompts) as (send, tally):
+    async with children.fleet(plan.fleet_flags) as urls:
+        prompts = Prompts(await workers.served_model(urls, WorkerAccess()), plan.seed)
+        async with _sender(plan, arm, urls, prompts.model) as (send, tally):
             with progress(console, label, len(rows)) as advance:
-                records = await replay(rows, send, Pace(plan.rate, plan.speedup), prompts, advance)
+                records = await replay(rows, [send], Pace(plan.rate, plan.speedup), prompts, advance)
     if tally is not None:
         check_credit(tally, rows)
     return Measured(arm, tuple(records), meter.read(sum(one.chunks for one in records)), tally)
 
 
-def fleet_flags(plan: Plan) -> list[str]:
-    """For `python -m engines.sim`."""
-    sizes = ["--workers", str(plan.sim_workers), "--cache-tokens", str(plan.cache_tokens)]
-    sizes += ["--block-size", str(plan.block_size), "--speedup", f"{plan.speedup:g}"]
-    return ["--port", "0", *sizes, *plan.sim_args]
-
-
 @asynccontextmanager
-async def _sender(
-    plan: Plan, arm: str, urls: Sequence[str], prompts: Prompts
-) -> AsyncIterator[tuple[Send, Tally | None]]:
+async def _sender(plan: Plan, arm: str, urls: Sequence[str], model: str) -> AsyncIterator[tuple[Send, Tally | None]]:
     if arm == DYNAMO:
-        async with service.started(urls, prompts.model) as found:
-            yield Asking(found, prompts.timeout).send, found.tally
+        async with service.started(urls, model) as found:
+            yield Asking(found, plan.timeout).send, found.tally
         return
     flags = ["--seed", str(plan.seed), "--log-level", "warning", *(plan.router_args if arm == OURS else ())]
     async with children.router("kv" if arm == OURS else arm, urls, flags) as url:
-        address = Address.parse(url)
-
-        async def send(body: bytes) -> Outcome:
-            return await client.send(address, body, prompts.timeout)
-
-        yield send, None
+        yield partial(client.send, Address.parse(url), timeout=plan.timeout), None
 
 
 def check_credit(tally: Tally, rows: Sequence[Row]) -> None:

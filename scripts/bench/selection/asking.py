@@ -9,7 +9,7 @@ from time import perf_counter
 
 import aiohttp
 
-from router.ab.client import Address, Exchange, Outcome
+from router.ab.client import Address, Exchange, Outcome, complete
 from router.ab.errors import RunError
 
 from .service import Service
@@ -38,20 +38,19 @@ class Asking:
     async def send(self, body: bytes) -> Outcome:
         """Errors are in the outcome."""
         name, sent = str(next(self._names)), perf_counter()
-        deadline = asyncio.get_running_loop().time() + self._timeout
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(self._timeout):
                 choice = await self._service.reserve(name, body)
         except (RunError, aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             return Outcome(sent, error=f"no worker was selected: {str(error) or 'no answer in time'}")
         try:
-            outcome = await self._ask(Address.parse(choice.endpoint), body, sent, name, deadline)
+            outcome = await self._ask(Address.parse(choice.endpoint), body, sent, name)
         finally:
             await self._service.release(name)
         outcome.worker = choice.endpoint
         return outcome
 
-    async def _ask(self, address: Address, body: bytes, sent: float, name: str, deadline: float) -> Outcome:
+    async def _ask(self, address: Address, body: bytes, sent: float, name: str) -> Outcome:
         """As router.ab.client.send does; ends when the service also knows that the prompt is computed."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
@@ -61,18 +60,5 @@ class Asking:
                 loop.create_future(),
                 lambda: group.create_task(self._service.prefilled(name)),
             )
-            await _complete(exchange, address, deadline)
+            await complete(exchange, address, sent + self._timeout - perf_counter())
         return exchange.outcome
-
-
-async def _complete(exchange: Exchange, address: Address, deadline: float) -> None:
-    try:
-        async with asyncio.timeout_at(deadline):
-            await asyncio.get_running_loop().create_connection(lambda: exchange, address.host, address.port)
-            await exchange.done
-    except TimeoutError:
-        exchange.outcome.error = "no complete answer in time"
-    except OSError as error:
-        exchange.outcome.error = f"cannot connect to {address.url}: {error.strerror or error}"
-    finally:
-        exchange.close()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -93,10 +92,3 @@ async def zmq_socket(kind: int, endpoint: str) -> AsyncIterator[zmq.asyncio.Sock
     finally:
         socket.close(linger=0)
         context.term()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let the loop run until `condition()` holds. TimeoutError after 10 seconds, for a test that fails."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the simulator has no test-only events to wait for
-            await asyncio.sleep(0)

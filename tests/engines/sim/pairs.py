@@ -10,7 +10,8 @@ from typing import Any
 import aiohttp
 
 from engines.sim.fleet import SimFleet
-from tests.engines.sim.fleets import Client, Json, settings, until
+from tests.engines.sim.fleets import Client, Json, settings
+from tests.fakes.waiting import until
 
 TOKENS = list(range(100, 140))
 TEXT = "/v1/completions"

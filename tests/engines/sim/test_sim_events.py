@@ -21,7 +21,8 @@ from indexer.handles import BlockHandles
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace, Tier
 from publishers.zmq_source import ZmqSource
-from tests.engines.sim.fleets import BLOCK, Client, client, until, zmq_socket
+from tests.engines.sim.fleets import BLOCK, Client, client, zmq_socket
+from tests.fakes.waiting import until
 
 CODECS: dict[str, ModuleType] = {"vllm": engines.vllm.decode, "sglang": engines.sglang.decode}
 FLAVOURS = sorted(CODECS)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.engines.sim.fleets import Json, until
+from tests.engines.sim.fleets import Json
 from tests.engines.sim.pairs import TOKENS, Pair, pair
+from tests.fakes.waiting import until
 
 BODY: Json = {"prompt": TOKENS, "max_tokens": 3}
 Change = Callable[[Json], Json]

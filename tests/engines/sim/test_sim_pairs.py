@@ -9,8 +9,9 @@ import aiohttp
 import pytest
 
 from engines.sim.timing import StepTiming
-from tests.engines.sim.fleets import client, events, until
+from tests.engines.sim.fleets import client, events
 from tests.engines.sim.pairs import CHAT, IDLE, PAIRS, TEXT, TOGETHER, TOKENS, Pair, pair
+from tests.fakes.waiting import until
 
 SLOW = StepTiming(base_s=3600.0)
 ALL = (*PAIRS, "store")

@@ -17,7 +17,8 @@ from engines.sim.server import make_app
 from engines.sim.timing import StepTiming
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace
-from tests.engines.sim.fleets import BLOCK, INSTANT, Client, client, events, settings, until
+from tests.engines.sim.fleets import BLOCK, INSTANT, Client, client, events, settings
+from tests.fakes.waiting import until
 
 TOKENS = list(range(100, 140))
 SLOW = StepTiming(base_s=3600.0)

@@ -18,14 +18,16 @@ from router.ab.children import fleet, read_listening
 from router.ab.cli import main
 from router.ab.errors import RunError
 from router.ab.plan import MODES, mode_of, read_plan
+from router.ab.workers import served_model
 from router.cli import load_settings
 from router.commands import run
+from router.security.worker_access import WorkerAccess
 from router.settings import RouterMode
 from tests.certificates import Authority
 from tests.fakes.full_stream import FullStream
 from tests.fakes.unread import run_unread
 
-from .conftest import scripted
+from .conftest import Serve, scripted
 from .streams import DONE, chunked, plain, token, usage
 
 ROW = '{"timestamp": 0, "input_length": 8, "output_length": 2, "hash_ids": [0]}\n'
@@ -355,6 +357,16 @@ def test_a_server_that_is_no_engine(trace: str, capsys: pytest.CaptureFixture[st
     with engine(resets=True) as (url, _):
         assert main(["--trace", trace, "--modes", "none", "--worker", f"{url}/elsewhere"]) == 2
     assert f"{url}/elsewhere/v1/models lists no model" in capsys.readouterr().err
+
+
+async def test_a_list_of_models_that_cannot_be_decoded(serve: Serve) -> None:
+    async def answer(head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(plain(b"200 OK", b'{"data":[{"id":"\xff"}]}'))
+        await writer.drain()
+
+    address = await serve(answer)
+    with pytest.raises(RunError, match="lists no model"):
+        await served_model([address.url], WorkerAccess())
 
 
 def test_help_names_every_mode(capsys: pytest.CaptureFixture[str]) -> None:

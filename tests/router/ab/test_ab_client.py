@@ -75,6 +75,7 @@ async def test_a_long_stream_keeps_only_its_tail() -> None:
         (chunked(token(), DONE), "the stream ended without usage"),
         (chunked(token(), b'data: {"error":{"message":"boom"}}\n\n', DONE), 'error in the stream: {"message":"boom"}'),
         (chunked(b'data: {"usage"\n\n'), "the last chunk of the stream is not JSON"),
+        (chunked(b'data: {"usage":null,"x":%b' % (b"[" * 4000)), "the last chunk of the stream is not JSON"),
         (b"SSH-2.0-OpenSSH\r\n", "not an HTTP response"),
     ],
 )

@@ -46,6 +46,14 @@ def test_a_malformed_row_is_named(tmp_path: Path, row: object, message: str) -> 
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("field", [b'"chat_id": "\xff"', b'"deep": ' + b"[" * 100_000])
+def test_a_row_that_cannot_be_decoded_is_named(tmp_path: Path, field: bytes) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(json.dumps(ROW).encode()[:-1] + b", %b}" % field)
+    with pytest.raises(RunError, match=r"t.jsonl:1: not a trace row"):
+        read(path)
+
+
 def test_a_trace_that_is_missing_or_empty(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot read the trace"):
         read(tmp_path / "none")

@@ -14,7 +14,6 @@ import pytest
 from engines.description import EngineDescription
 from engines.sim.fleet import SimFleet
 from indexer.cursor import View
-from indexer.hashing import chain_hashes, pack_tokens
 from indexer.types import Tier, WorkerRank
 from publishers.embedded_nats import NatsServer
 from publishers.nats_plane import NatsPlane
@@ -23,7 +22,7 @@ from tests.engines.sim.fleets import BLOCK, Client, settings
 from tests.fakes.faulty_proxy import FaultyProxy
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.waiting import until
-from tests.fakes.zmq_engine import BLOCK_SIZE, CLEARED, FakeEngine, removed, stored
+from tests.fakes.zmq_engine import CLEARED, FakeEngine, ours, removed, stored
 from tests.nats_fixture import nats_server
 from tests.router.events.following import RANK, REPORTS, Engine, Follower, following, publishing
 from tests.router.proxy.running import RunningRouter, running, session
@@ -32,11 +31,6 @@ pytestmark = pytest.mark.nats
 __all__ = ["nats_server"]
 
 NOWHERE = "http://127.0.0.1:9"
-
-
-def ours(*blocks: int) -> set[int]:
-    """Our hashes of a chain of the fake engine's blocks."""
-    return set(chain_hashes(pack_tokens([token for block in blocks for token in [block] * BLOCK_SIZE]), BLOCK_SIZE, 0))
 
 
 @asynccontextmanager

@@ -1,9 +1,10 @@
-"""Two scripted workers, and the event loops that the router runs on."""
+"""Two scripted workers, the event loops that the router runs on, and the log level as it was before."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 import pytest
 
@@ -31,3 +32,10 @@ async def a() -> AsyncIterator[ScriptedWorker]:
 async def b() -> AsyncIterator[ScriptedWorker]:
     async with ScriptedWorker("b") as worker:
         yield worker
+
+
+@pytest.fixture
+def log_level() -> Iterator[None]:
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)

@@ -34,13 +34,6 @@ from tests.router.proxy.running import running
 from tests.router.security.files import write_keys
 
 
-@pytest.fixture
-def log_level() -> Iterator[None]:
-    level = logging.getLogger().level
-    yield
-    logging.getLogger().setLevel(level)
-
-
 async def held(dialogue: Dialogue) -> None:
     """An answer when the test says so."""
     await dialogue.go_on.wait()

@@ -4,9 +4,7 @@ that it names; what it does not allow is refused; and every answer has the shape
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,12 +32,7 @@ OPERATIONS = {each.ok().label: each.ok() for each in SCHEMA.get_all_operations()
 OF_ONE = [label for label, operation in OPERATIONS.items() if operation.path_parameters]
 ASKING = [label for label, operation in OPERATIONS.items() if operation.body or operation.query]
 
-
-@pytest.fixture(autouse=True)
-def log_level() -> Iterator[None]:
-    level = logging.getLogger().level
-    yield
-    logging.getLogger().setLevel(level)
+pytestmark = pytest.mark.usefixtures("log_level")
 
 
 @pytest.mark.parametrize("label", OPERATIONS)

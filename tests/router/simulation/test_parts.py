@@ -96,6 +96,19 @@ def test_a_worker_that_dies_before_its_half_arrives_leaves_none_of_the_other(num
     nothing_stays(virtual)
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
+def test_a_worker_that_drains_finishes_its_part(number: int) -> None:
+    virtual = fleet(1, 1, workers=2)
+    row, *_ = rows(5)
+
+    def during(running: VirtualFleet) -> None:
+        running.timeline.call_at(row.timestamp / 1000 + 2 * HOP, running.drain, number)
+
+    assert fates(virtual.run([row], during)) == {"answered"}
+    assert [worker.scheduler.counters.aborted_requests for worker in virtual.workers.values()] == [0, 0]
+    nothing_stays(virtual)
+
+
 def test_workers_of_a_role_may_all_go_and_come_back() -> None:
     """Those that do both serve meanwhile."""
     virtual = fleet(1, 1, workers=3)
