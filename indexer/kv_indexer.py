@@ -173,6 +173,11 @@ class KVIndexer:
         cursor = self._cursors.get(rank)
         return cursor is not None and cursor.reported
 
+    def learns_anew(self, rank: WorkerRank) -> bool:
+        """Whether the rank's publisher is heard, and what it told before `relearn` is all that is not known."""
+        cursor = self._cursors.get(rank)
+        return cursor is not None and cursor.learns_anew
+
     def find_matches(self, prompt: PromptHashes) -> Matches:
         """The overlap of each rank that holds the prompt's first block, in blocks of the rank's own size."""
         return _together([self._find(chain) for chain in prompt.chains.values()])
