@@ -125,8 +125,9 @@ class Cursor:
 
     @property
     def forsaken(self) -> bool:
-        """Whether nobody has spoken for the rank for a while, so that no events will soon tell what it is sent now."""
-        return self._doubted and self.ticks > SILENCE
+        """Whether nobody has spoken for the rank for a while, so that no events will soon tell what it is sent now. A
+        snapshot that is coming speaks, and what is added to it would pass for told."""
+        return self._doubted and self.ticks > SILENCE and not self._next_part
 
     @property
     def learns_anew(self) -> bool:
