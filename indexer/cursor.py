@@ -130,6 +130,11 @@ class Cursor:
         return self._doubted and self.ticks > SILENCE and not self._next_part
 
     @property
+    def torn(self) -> bool:
+        """Whether a whole snapshot must replace what is indexed."""
+        return self._torn
+
+    @property
     def learns_anew(self) -> bool:
         """Whether all that is told is here, and only what was told before `relearn` is not."""
         return self._relearning and not self._behind()

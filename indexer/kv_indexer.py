@@ -155,7 +155,8 @@ class KVIndexer:
             return
         cursor = self._cursors.get(rank)
         self._predicted.remove(rank, chain)
-        if cursor is None or cursor.view is View.BLIND or cursor.forsaken:
+        # Of a silent rank: not before something was assumed, as nobody would tell again of what is taken back.
+        if cursor is None or cursor.view is View.BLIND or (cursor.forsaken and cursor.torn):
             self._assumed.retract(rank, chain)
 
     def expire(self, now: float) -> None:
