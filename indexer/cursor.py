@@ -104,10 +104,14 @@ class Cursor:
     def view(self) -> View:
         if self._epoch < 0:
             return View.BLIND
-        behind = self._asking or self._early or self._torn or self._missed >= self._next_id
-        if behind or self._doubted or self._contested or self._anew or self._relearning:
+        if self._relearning or self._behind():
             return View.RECOVERING
         return View.EXACT if self._publisher_exact and not self._incomplete else View.PARTIAL
+
+    def _behind(self) -> bool:
+        """Whether the publisher may have told what is not here."""
+        missing = self._asking or bool(self._early) or self._torn or self._missed >= self._next_id
+        return missing or self._doubted or self._contested or self._anew
 
     @property
     def reported(self) -> bool:
@@ -116,8 +120,19 @@ class Cursor:
 
     @property
     def forsaken(self) -> bool:
-        """Whether nobody has spoken for the rank for a while, so that no events will soon tell what it is sent now."""
-        return self._doubted and self.ticks > SILENCE
+        """Whether nobody has spoken for the rank for a while, so that no events will soon tell what it is sent now. A
+        snapshot that is coming speaks, and what is added to it would pass for told."""
+        return self._doubted and self.ticks > SILENCE and not self._next_part
+
+    @property
+    def torn(self) -> bool:
+        """Whether a whole snapshot must replace what is indexed."""
+        return self._torn
+
+    @property
+    def learns_anew(self) -> bool:
+        """Whether all that is told is here, and only what was told before `relearn` is not."""
+        return self._relearning and not self._behind()
 
     @property
     def rivalled(self) -> bool:

@@ -155,7 +155,8 @@ class KVIndexer:
             return
         cursor = self._cursors.get(rank)
         self._predicted.remove(rank, chain)
-        if cursor is None or cursor.view is View.BLIND or cursor.forsaken:
+        # Of a silent rank: not before something was assumed, as nobody would tell again of what is taken back.
+        if cursor is None or cursor.view is View.BLIND or (cursor.forsaken and cursor.torn):
             self._assumed.retract(rank, chain)
 
     def expire(self, now: float) -> None:
@@ -172,6 +173,11 @@ class KVIndexer:
         """Whether load reports of the rank come."""
         cursor = self._cursors.get(rank)
         return cursor is not None and cursor.reported
+
+    def learns_anew(self, rank: WorkerRank) -> bool:
+        """Whether the rank's publisher is heard, and what it told before `relearn` is all that is not known."""
+        cursor = self._cursors.get(rank)
+        return cursor is not None and cursor.learns_anew
 
     def find_matches(self, prompt: PromptHashes) -> Matches:
         """The overlap of each rank that holds the prompt's first block, in blocks of the rank's own size."""

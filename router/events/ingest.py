@@ -26,9 +26,23 @@ TICK = 1.0
 """Seconds between two ticks, which `indexer.cursor.SILENCE` counts."""
 
 RIVALS = "Two publishers speak for one rank, of which one counts at a time; each engine needs one, with its --worker-id"
+STRANGER_PATIENCE = 10
+"""Ticks for which somebody must speak of a worker that is none of ours before that is logged: publishers may start
+before their workers join, and end after these have left."""
+_STRANGER_RESTS, _STRANGER_LEAVES = 180, 3600
+"""Ticks of silence after which one of whom nothing was logged, or something, is forgotten."""
 _MOST_STRANGERS = 100
-"""Unknown workers that are logged at most; their names come from the network."""
+"""Unknown workers that are remembered at most, and so logged in an hour; their names come from the network."""
 _LONGEST_NAME = 128
+
+
+class _Stranger:
+    """Somebody who speaks of a worker that is none of ours."""
+
+    def __init__(self, tick: int) -> None:
+        self.since = self.heard = tick
+        """The ticks at which it was heard first and last."""
+        self.told = False
 
 
 class Ingest:
@@ -53,7 +67,8 @@ class Ingest:
         self._turns = asyncio.Semaphore(MOST_REPLAYS)
         self._knows = knows
         self._told: set[str] = set()
-        self._strangers: set[str] = set()
+        self._strangers: dict[str, _Stranger] = {}
+        self._ticks = 0
         self._rivalled: set[WorkerRank] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -73,6 +88,8 @@ class Ingest:
 
     def tick(self) -> None:
         """Notice ranks that have fallen silent, and ranks for which two publishers speak."""
+        self._ticks += 1
+        self._forget_strangers()
         self._indexer.on_tick(self._plane.connected)
         rivalled = self._indexer.rivalled()
         for rank in rivalled:
@@ -113,12 +130,26 @@ class Ingest:
         self._ask_all(self._indexer.on_report(report))
 
     def _tell_of_stranger(self, worker_id: str) -> None:
-        name = worker_id[:_LONGEST_NAME]
-        if self._knows(worker_id) or name in self._strangers or len(self._strangers) >= _MOST_STRANGERS:
+        if self._knows(worker_id):
             return
-        self._strangers.add(name)
-        text = "A publisher speaks of a worker that is none of ours; its --worker-id must be the worker's name here"
-        log_event(logger, logging.WARNING, text, worker=name)
+        name = worker_id[:_LONGEST_NAME]
+        stranger = self._strangers.get(name)
+        if stranger is None:
+            if len(self._strangers) >= _MOST_STRANGERS:
+                return
+            stranger = self._strangers[name] = _Stranger(self._ticks)
+        stranger.heard = self._ticks
+        if not stranger.told and self._ticks - stranger.since >= STRANGER_PATIENCE:
+            stranger.told = True
+            text = "A publisher speaks of a worker that is none of ours; its --worker-id must be the worker's name here"
+            log_event(logger, logging.WARNING, text, worker=name)
+
+    def _forget_strangers(self) -> None:
+        """Those that are ours by now, or have been silent for long: others must have their turn."""
+        for name, stranger in list(self._strangers.items()):
+            longest = _STRANGER_LEAVES if stranger.told else _STRANGER_RESTS
+            if self._knows(name) or self._ticks - stranger.heard > longest:
+                del self._strangers[name]
 
     def _undecodable(self, kind: str) -> None:
         self._metrics.undecodable.labels(kind).inc()

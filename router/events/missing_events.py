@@ -49,8 +49,9 @@ class MissingEvents:
 
     def _unheard(self, worker: Worker) -> list[WorkerRank]:
         """The worker's ranks that are followed, and from which nothing was ever received, or nothing more."""
-        watched = (rank for rank in worker.ranks if self._indexer.watches(rank))
-        return [rank for rank in watched if self._indexer.view(rank) in {View.BLIND, View.RECOVERING}]
+        indexer = self._indexer
+        watched = (rank for rank in worker.ranks if indexer.watches(rank) and not indexer.learns_anew(rank))
+        return [rank for rank in watched if indexer.view(rank) in {View.BLIND, View.RECOVERING}]
 
     def _problem(self, name: str, unheard: list[WorkerRank]) -> str:
         ranks = [rank for rank in unheard if self._indexer.view(rank) is View.BLIND]

@@ -320,6 +320,33 @@ def test_what_a_rank_is_sent_in_a_long_silence_is_assumed_until_its_publisher_te
     assert (held(indexer), indexer.view(RANK)) == ({1, 3}, View.EXACT)
 
 
+def test_what_a_rank_is_sent_while_its_snapshot_comes_after_a_silence_is_not_taken_for_told() -> None:
+    """Else it would stay in an index that counts as exact, and what events tell of would expire with it."""
+    indexer, sent = heard(), np.array([1, 2, 3], np.uint64)
+    looks(indexer, SILENCE + 1, connected=False)
+    indexer.predict(RANK, sent, now=0.0)
+    assert indexer.on_reconnect() == [ReplayRequest("w", 0, NO_EVENTS, 1)]
+    indexer.on_batch(batch(0, stored(1), epoch=5, part=0, parts=2))
+    indexer.predict(RANK, sent, now=1.0)
+    indexer.on_batch(batch(0, stored(2), epoch=5, part=1, parts=2))
+    indexer.on_replay_end(RANK)
+    indexer.on_report(report(0, epoch=5))
+    assert (held(indexer), indexer.view(RANK)) == ({1, 2}, View.EXACT)
+    indexer.expire(now=1000.0)
+    assert held(indexer) == {1, 2}
+
+
+def test_a_prompt_refused_late_in_a_silence_takes_back_nothing_that_events_told_of() -> None:
+    """Another request with the same prompt was computed meanwhile."""
+    indexer, sent = heard(), np.array([1, 2], np.uint64)
+    indexer.predict(RANK, sent, now=0.0)
+    indexer.on_batch(batch(1, stored(2), epoch=5))
+    looks(indexer, SILENCE + 1)
+    indexer.retract(RANK, sent[1:], guessed=False)
+    indexer.on_report(report(1, epoch=5))
+    assert (held(indexer), indexer.view(RANK)) == ({1, 2}, View.EXACT)
+
+
 def test_what_was_missed_in_a_silence_is_asked_for_at_the_first_report() -> None:
     indexer = heard()
     looks(indexer, 1, connected=False)

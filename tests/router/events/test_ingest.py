@@ -26,7 +26,7 @@ from indexer.kv_indexer import KVIndexer
 from indexer.types import Tier, WorkerRank
 from publishers.local_plane import LocalPlane
 from publishers.plane import events_subject, load_subject, replay_subject
-from router.events.ingest import MOST_REPLAYS, Ingest
+from router.events.ingest import MOST_REPLAYS, STRANGER_PATIENCE, Ingest
 from router.metrics.registry import Metrics
 from router.scheduling.load import Load, LoadBook
 from tests.fakes.waiting import until
@@ -363,18 +363,59 @@ async def test_random_bytes_never_stop_the_stream(caplog: pytest.LogCaptureFixtu
         assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 2
 
 
+def seconds_pass(ends: Ends, seconds: int) -> None:
+    for _ in range(seconds):
+        ends.ingest.tick()
+
+
+def strangers_told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [vars(record)["fields"]["worker"] for record in caplog.records if "--worker-id" in record.message]
+
+
 async def test_a_publisher_of_a_worker_that_is_none_of_ours_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     async with following() as ends:
         ends.ingest._knows = lambda name: name == "not up yet"
-        for number in range(200):
-            for name in ("not up yet", f"{number}" + "x" * 1000):
-                stranger = Publisher(ends.plane, WorkerRank(name, 0))
-                await stranger.store(1)
-                await stranger.report()
-                await stranger.store(2)
+        for _ in range(3):
+            for number in range(200):
+                for name in ("not up yet", f"{number}" + "x" * 1000):
+                    stranger = Publisher(ends.plane, WorkerRank(name, 0))
+                    await stranger.store(1)
+                    await stranger.report()
+                    await stranger.store(2)
+            seconds_pass(ends, STRANGER_PATIENCE)
         await ends.publisher.store(1)
-    named = [vars(record)["fields"]["worker"] for record in caplog.records if "--worker-id" in record.message]
-    assert named == [(f"{number}" + "x" * 1000)[:128] for number in range(100)]
+    assert strangers_told(caplog) == [(f"{number}" + "x" * 1000)[:128] for number in range(100)]
+
+
+async def test_publishers_of_workers_that_leave_are_no_strangers_and_do_not_hide_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A publisher ends some seconds after its worker has left, and may start some before it joins."""
+    async with following() as ends:
+        ends.ingest._knows = lambda _: False
+        for number in range(200):
+            await Publisher(ends.plane, WorkerRank(f"gone-{number}", 0)).report()
+            seconds_pass(ends, STRANGER_PATIENCE - 1)
+            await Publisher(ends.plane, WorkerRank(f"gone-{number}", 0)).report()
+        assert strangers_told(caplog) == []
+        mistaken = Publisher(ends.plane, WorkerRank("mistaken", 0))
+        for _ in range(STRANGER_PATIENCE + 1):
+            await mistaken.report()
+            seconds_pass(ends, 1)
+    assert strangers_told(caplog) == ["mistaken"]
+
+
+async def test_one_that_is_ours_for_a_while_is_told_of_when_it_is_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    ours = set[str]()
+    async with following() as ends:
+        ends.ingest._knows = ours.__contains__
+        publisher = Publisher(ends.plane, WorkerRank("w", 0))
+        for change in (ours.add, ours.discard, ours.add, ours.discard):
+            for _ in range(STRANGER_PATIENCE + 1):
+                await publisher.report()
+                seconds_pass(ends, 1)
+            change("w")
+    assert strangers_told(caplog) == ["w", "w"]
 
 
 @pytest.mark.parametrize(

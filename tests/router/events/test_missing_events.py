@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines.description import EngineDescription, EventSource
-from indexer.cursor import SILENCE
+from indexer.cursor import SILENCE, View
 from indexer.events import NO_EVENTS, EventBatch, LoadReport
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
@@ -120,6 +120,25 @@ def test_a_publisher_that_falls_silent_is_told_of_until_it_speaks_again(caplog: 
     assert caplog.messages == [silent]
     watched.indexer.on_report(reports[1])
     assert not watched.problem(2.0 + PATIENCE)
+
+
+def test_a_publisher_whose_rank_is_learned_anew_is_not_said_to_be_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """As after an alarm for drift, for up to five minutes. It publishes all the while."""
+    watched = Watched()
+    watched.hear(R0, R1)
+    watched.indexer.relearn(R0)
+    for second in range(int(2 * PATIENCE)):
+        for rank in (R0, R1):
+            watched.indexer.on_report(LoadReport(*rank, 1, 0, True))
+        watched.indexer.on_tick(connected=True)
+        assert not watched.problem(float(second))
+    assert watched.indexer.view(R0) is View.RECOVERING
+    assert not caplog.messages
+    for rank in (R0, R1):
+        watched.indexer.on_report(LoadReport(*rank, 1, 1, True))
+        watched.indexer.on_report(LoadReport(*rank, 1, 1, True))
+    watched.missing_events.tick(50.0)
+    assert "dp_rank 0, 1 " in watched.problem(50.0 + PATIENCE), "a batch is missing, and nobody answers for it"
 
 
 @pytest.mark.parametrize(
