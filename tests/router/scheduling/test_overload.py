@@ -23,7 +23,7 @@ from router.scheduling.queue import TICK
 from tests.examples import examples
 from tests.router.scheduling.candidates import holding_on_gpu, named, rank, repeatable
 from tests.router.scheduling.comings import Comings
-from tests.router.scheduling.waiting import Desk, Request
+from tests.router.scheduling.waiting import Desk, Gate, Request
 
 POLICIES: dict[str, Callable[[], Policy]] = {"auto": lambda: Cheapest(Auto()), "round-robin": RoundRobin}
 
@@ -73,6 +73,22 @@ def test_who_names_a_worker_waits_for_it_and_holds_up_nobody_else() -> None:
         request.end()
     second.end()
     assert desk.at_rest
+
+
+def test_who_waits_beside_a_full_worker_is_counted_where_it_will_go() -> None:
+    gate = Gate()
+    desk = Desk(Cheapest(gate), "abc", Limits(max_worker_concurrency=2))
+    for _ in range(2):
+        desk.ask(candidates=named("a"), pinned=True)
+    running = [desk.ask() for _ in "bc"]
+    waiting = [desk.ask() for _ in range(2)]
+    assert [request.fate for request in waiting] == ["waits", "waits"]
+    ahead_at_b, ahead_at_c = gate.held[-1]
+    assert ahead_at_b > 0.0
+    assert ahead_at_c == 0.0
+    for request in running:
+        request.end()
+    assert [request.decision.rank.worker_id for request in waiting if request.decision] == ["b", "c"]
 
 
 def test_a_named_worker_without_limits_is_never_waited_for() -> None:
