@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from router.scheduling.admission import Objectives, QueueFull, QueueTimeout
+from router.scheduling.admission import Objectives, QueueFull, QueueTimeout, Refusal
 from router.scheduling.auto import Auto
 from router.scheduling.balance import RoundRobin
 from router.scheduling.cheapest import Cheapest
@@ -265,6 +265,22 @@ def test_nobody_is_held_for_longer_than_the_limit() -> None:
     assert isinstance(second.refusal, QueueTimeout)
     assert 2.0 < second.refusal.waited <= 2.0 + 2 * TICK
     assert second.refusal.limit == 2.0
+
+
+def test_who_waits_for_room_is_refused_as_soon_as_its_objective_has_passed() -> None:
+    desk = Desk(limits=Limits(max_concurrency=1), objectives=Objectives(1.0))
+    first, second = desk.ask(), desk.ask()
+    patient = desk.ask(ttft_slo=2.0)
+    desk.clock.run(0.9)
+    assert second.fate == "waits"
+    desk.clock.run(0.2)
+    assert (second.fate, patient.fate) == ("refused", "waits")
+    assert isinstance(second.refusal, Refusal)
+    assert second.refusal.waited > second.refusal.limit == 1.0
+    desk.clock.run(1.0)
+    assert (patient.fate, len(desk.queue)) == ("refused", 0)
+    first.end()
+    assert desk.at_rest
 
 
 def test_the_wait_that_is_stated_is_that_of_those_who_left() -> None:

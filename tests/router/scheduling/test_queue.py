@@ -423,6 +423,14 @@ def test_without_tokens_it_waits_like_all_and_is_never_refused() -> None:
     assert second.fate == "sent"
 
 
+def test_the_work_of_one_without_tokens_is_not_known_to_be_ahead_of_others() -> None:
+    gate = Gate()
+    desk = Desk(Cheapest(gate))
+    desk.ask()
+    assert desk.ask(known=False).fate == desk.ask().fate == "waits"
+    assert gate.held[-1] == [0]
+
+
 # -- objectives
 
 OVERLAP = Cheapest(OverlapCost(1))
