@@ -530,6 +530,19 @@ def test_who_has_left_is_not_ahead_of_anybody() -> None:
     first.end()
 
 
+def test_what_is_ahead_is_less_once_its_prompt_is_cached_meanwhile() -> None:
+    gate = Gate()
+    desk = Desk(Cheapest(gate))
+    first, second = desk.ask(), desk.ask(prompt=20_000)
+    desk.ask()
+    before = gate.held[-1][0]
+    second._matches = holding_on_gpu({rank("a"): 20_000 // 16 - 1})
+    desk.clock.run(TICK)
+    desk.ask()
+    assert 0.0 < gate.held[-1][0] < before / 10
+    first.end()
+
+
 def test_nobody_is_ahead_when_all_that_waited_were_sent() -> None:
     gate = Gate()
     desk = Desk(Cheapest(gate))
