@@ -172,6 +172,24 @@ def test_all_that_wait_are_told_when_the_last_worker_goes() -> None:
     first.end()
 
 
+def test_whose_candidates_change_waits_with_those_who_have_the_same() -> None:
+    desk = Desk(RoundRobin(), "ab", Limits(max_worker_concurrency=1))
+    only_a, only_b = named("a"), named("b")
+    at_a, at_b = desk.ask(candidates=only_a), desk.ask(candidates=only_b)
+    next_at_a, last_at_a = desk.ask(candidates=only_a), desk.ask(candidates=only_a)
+    next_at_b = desk.ask(candidates=only_b)
+    urgent = desk.ask(candidates=only_a, priority=-1)
+    urgent.chosen_from = only_b
+    at_a.end()
+    desk.clock.run(TICK)
+    assert [each.fate for each in (next_at_a, last_at_a, urgent)] == ["sent", "waits", "waits"]
+    at_b.end()
+    assert (urgent.fate, next_at_b.fate) == ("sent", "waits")
+    for each in (urgent, next_at_a, last_at_a, next_at_b):
+        each.end()
+    assert desk.at_rest
+
+
 def test_short_work_goes_first_when_room_was_all_that_was_missing() -> None:
     desk = Desk(Cheapest(Auto()), limits=Limits(max_concurrency=1))
     first = desk.ask("1")
