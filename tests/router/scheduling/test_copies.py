@@ -135,6 +135,22 @@ def test_conversations_pay_for_nothing() -> None:
         assert int(policy.cost(now).values.argmin()) == 0
 
 
+@pytest.mark.parametrize(("ranks", "requests", "copied"), [("ba", [0, 15], 0), ("bac", [3, 15, 0], 2)])
+def test_the_copy_is_made_where_it_costs_least(ranks: str, requests: list[int], copied: int) -> None:
+    policy, others = Auto(), len(ranks) - 2
+    holders: dict[str, Any] = {
+        "overlap": [0, 900] + [0] * others,
+        "prefill": [1.0, 0.1] + [1.0] * others,
+        "step": [0.01, 0.02] + [0.01] * others,
+        "requests": requests,
+    }
+    found = []
+    for time in range(40):
+        now = situation(named(ranks), 1_000, **holders, prefix=HOT, now=float(time))
+        found.append(int(policy.cost(now).values.argmin()))
+    assert set(found) == {1, copied}
+
+
 def test_all_at_once_buy_nothing() -> None:
     assert set(taken(100, every=0.0)) == {0}
 
