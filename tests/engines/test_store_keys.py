@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engines.events import BlockStored, EngineBatch
@@ -163,6 +163,8 @@ texts = st.none() | st.text(max_size=300).filter(lambda text: len(text) != 1)
 
 
 @given(tokens=token_lists, block=st.integers(4, 40), lora=texts, salt=texts)
+@example(tokens=[1] * 4, block=4, lora=None, salt="ü" * 127 + "x")  # 255 bytes, the most of a short text
+@example(tokens=[1] * 4, block=4, lora=None, salt="ü" * 128)
 def test_digests_are_of_what_pickle_writes(tokens: list[int], block: int, lora: str | None, salt: str | None) -> None:
     layout = VllmLayout(model="m", block_size=block, loras={} if lora is None else {lora: "/path"})
     # A text of its own: pickle writes one that it has seen only once.

@@ -175,6 +175,14 @@ def test_a_cleared_cache_holds_no_window_either_even_where_that_was_all_it_still
     assert not router.find_matches(hash_prompt([0, 1, 2, 3], [SIZE], PLAIN))
 
 
+def test_a_clear_amid_a_step_takes_what_came_before_it_and_leaves_what_came_after() -> None:
+    stored = BlockStored([1, 2], None, [0, 1, 2, 3], SIZE, Tier.GPU)
+    one, both = WindowStored([1], SIZE, 0, 1), WindowStored([1, 2], SIZE, 0, 1)
+    for before, after, blocks in ((both, one, 1), (one, both, 2)):
+        router = told([stored, before, AllBlocksCleared(), stored, after])
+        assert router.find_matches(hash_prompt([0, 1, 2, 3], [SIZE], PLAIN))[RANK].blocks == blocks
+
+
 def test_a_prompts_end_within_a_block_says_nothing_of_the_size_of_blocks() -> None:
     """Where it ends so early within the block that what it follows is known."""
     stored = BlockStored([1, 2], None, [0, 1, 2, 3], SIZE, Tier.GPU)

@@ -13,6 +13,7 @@ from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
 from indexer.types import PLAIN, Tier, WorkerRank
 from router.events.drift import LEAST_REQUESTS, LEAST_SECONDS
 from router.events.index_audit import EVERY, PATIENCE, Claim, IndexAudit
+from router.metrics.registry import Metrics
 from router.proxy.legs import Parted
 from router.proxy.outcome import Outcome
 from router.scheduling.candidates import Candidates
@@ -81,6 +82,20 @@ def test_what_was_claimed_is_held_against_what_was_reported_but_for_a_block(held
     audited = Audited(held)
     audited.finish(audited.claim(), cached)
     assert audited.drift == pytest.approx(drift, abs=0.01)
+
+
+def test_how_far_the_index_is_off_is_told_of_each_rank_until_it_leaves() -> None:
+    audited, metrics = Audited(4), Metrics()
+    audited.audit.register(metrics)
+    labels = {"worker": "w", "dp_rank": "0"}
+    assert metrics.registry.get_sample_value("router_index_drift_ratio", labels) is None
+    audited.finish(audited.claim(), 0)
+    assert audited.drift == pytest.approx(4, abs=0.01)
+    ratio = metrics.registry.get_sample_value("router_index_drift_ratio", labels)
+    assert ratio == pytest.approx(4 * SIZE / TOKENS)
+    audited.indexer.forget(RANK)
+    assert audited.drift is None
+    assert metrics.registry.get_sample_value("router_index_drift_ratio", labels) is None
 
 
 @pytest.mark.parametrize(("first", "last", "drift"), [(2, 6, 0), (6, 8, 4)], ids=["those missed", "others"])

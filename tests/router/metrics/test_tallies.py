@@ -246,6 +246,12 @@ def test_in_two_parts_was_served_what_was_decoded(
     assert (tallies.parted.prefill.sum, tallies.parted.decode.sum) == (1.0, float(decoded))
 
 
+def test_what_one_worker_served_alone_is_not_counted_as_served_in_two_parts() -> None:
+    tallies = Tallies()
+    tallies.finished(Outcome(None, 200, "complete", 2.0, 3.0, None, None), True)
+    assert (tallies.parted.requests, tallies.parted.decode.sum) == (0, 0.0)
+
+
 def test_asking_twice_counts_once() -> None:
     both = Both()
     both.decide(0.5, 3, 5)

@@ -54,7 +54,7 @@ class Relayed:
         `on_first_bytes`: as an exchange's."""
         self.others = others
         self.on_first_bytes = on_first_bytes
-        self.now = 0.0
+        self.now = 1000.0
         self.scheduler = Scheduler(LeastLoaded(), LoadBook(), Scripted([]))
         self.scheduler.watch(rank("a"), 16)
         self.worker = Worker(parse_worker("http://a:1,name=a"), Pool("http://a:1", 1.0))
@@ -125,7 +125,7 @@ class Relayed:
     def send(self) -> None:
         """To the worker, at last."""
         decision = Decision(named("a"), Choice(0, None, "the only one"), PROMPT, 0, 0)
-        self.routed(Leg(self.worker, decision, self.scheduler.reserve(decision, 0.0), b""))
+        self.routed(Leg(self.worker, decision, self.scheduler.reserve(decision, self.now), b""))
 
     def routed(self, answer: Leg | Response) -> None:
         assert self.waiting
@@ -165,6 +165,15 @@ def test_a_request_is_booked_from_its_start_to_its_end() -> None:
     assert relayed.load == Load()
     assert relayed.body == EVENT + EVENT + LAST
     assert [(outcome.status, outcome.end) for outcome in relayed.outcomes] == [(200, "complete")]
+
+
+def test_times_count_from_when_the_request_came() -> None:
+    relayed = Relayed()
+    relayed.now += 2.0
+    relayed.answer(EVENTS, EVENT)
+    relayed.now += 3.0
+    relayed.answer(EVENT, LAST)
+    assert [(outcome.first_byte, outcome.duration) for outcome in relayed.outcomes] == [(2.0, 5.0)]
 
 
 def test_generated_tokens_are_booked_in_steps() -> None:
@@ -395,7 +404,7 @@ def test_a_connection_that_breaks_long_after_the_request_was_sent_was_not_too_ol
     relayed = Relayed()
     relayed.answer(EVENTS, EVENT, LAST)
     relayed.connection.data_received(b"POST /v1/x HTTP/1.1\r\nhost: r\r\ncontent-length: 2\r\n\r\n{}")
-    relayed.now = STALE_WITHIN + 0.1
+    relayed.now += STALE_WITHIN + 0.1
     relayed.at_worker.connection_lost(None)
     assert relayed.failures == ["broke off before its first byte: the connection was closed"]
     assert relayed.load == Load()

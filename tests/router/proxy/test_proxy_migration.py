@@ -137,6 +137,22 @@ async def test_a_stream_that_breaks_after_any_event(endpoint: Endpoint, way: Way
                 assert (await ask(client, workers, endpoint))[1].ends == 1  # the client's connection goes on
 
 
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+async def test_tokens_that_come_in_one_piece_with_the_failure_are_not_lost(endpoint: Endpoint) -> None:
+    async def script(dialogue: Dialogue) -> None:
+        first, *events = Engine(PROMPT, ANSWER, [1], "a").stream(endpoint, json.loads(dialogue.request.body))
+        dialogue.events_head()
+        dialogue.chunk(first)
+        await dialogue.go_on.wait()
+        died = b'data: {"error": {"message": "EngineCore encountered an issue.", "param": null, "code": 500}}\n\n'
+        dialogue.chunk(b"".join(events[:4]) + died)
+
+    async with fleet(script, engine("b")) as (router, client, workers):
+        _, found = await ask(client, workers, endpoint)
+        assert_whole(found, endpoint)
+        assert migrations(router) == {"continued": 1}
+
+
 async def test_what_the_next_worker_is_asked() -> None:
     async with fleet(engine("a", 4), engine("b")) as (router, client, workers):
         first, second = workers

@@ -14,6 +14,7 @@ import pytest
 
 from router import housekeeping
 from router.proxy.exchange import Exchange
+from router.split import prefill_leg
 from router.workers.breaker import FAILURES
 from router.workers.spec import parse_worker
 from tests.fakes.raw_client import Answered, post
@@ -255,6 +256,17 @@ async def test_a_prefill_that_fails_is_asked_of_another(
             assert got.header(b"x-router-prefill-worker") == b"p2"
         assert failures(router)[1] == 0
         await until(lambda: all(dialogue.is_over for dialogue in d.dialogues[:-1]))
+
+
+async def test_a_prefill_worker_may_not_fill_the_routers_memory(
+    p: ScriptedWorker, d: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_leg, "MOST_BYTES", 1000)
+    p._default = answer(b'{"kv_transfer_params":%s,"more":"%s"}' % (PARAMS, b"x" * 1000))
+    async with ScriptedWorker("p2", default=PREFILLED) as other, router_of("nixl", p, other, d) as router:
+        got = await ask(router)
+        assert (got.status, got.header(b"x-router-prefill-worker")) == (200, b"p2")
+        assert failures(router) == (1, 0)
 
 
 @pytest.mark.parametrize("params", [b"null", b"[]", b'"x"', None])

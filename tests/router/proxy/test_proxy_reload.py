@@ -121,10 +121,10 @@ async def test_a_key_that_is_not_a_role_is_taken_in_with_the_next_health_check(a
 
 
 @asynccontextmanager
-async def watching(router: RunningRouter, file: File) -> AsyncIterator[None]:
+async def watching(router: RunningRouter, file: File, interval: float = 0.001) -> AsyncIterator[None]:
     assert router.app._roster
     reloading = Reloading(file.source, router.app._settings, router.app._roster, lambda: None)
-    task = asyncio.create_task(reloading.watch(file.path, 0.001))
+    task = asyncio.create_task(reloading.watch(file.path, interval))
     yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -186,6 +186,17 @@ async def test_a_file_that_is_being_written_is_read_when_it_is_whole(
     async with running(a) as router, watching(router, file):
         await until(lambda: len(looks) > len(marks) + 2)
     assert read_at == [2, 6]
+
+
+async def test_nothing_is_looked_at_until_the_interval_has_passed(
+    a: ScriptedWorker, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Path] = []
+    monkeypatch.setattr("router.reloading._mark", looks.append)
+    async with running(a) as router, watching(router, file, 3600.0):
+        for _ in range(50):  # in each of which it could look again
+            await asyncio.to_thread(int)
+    assert len(looks) == 1
 
 
 async def test_a_fault_in_taking_settings_over_does_not_end_the_watching(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import pytest
 
+from indexer.matches import Overlap
 from router.scheduling.auto import Auto
 from router.scheduling.auto_costs import auto_costs
+from router.scheduling.cheapest import Cheapest
 from router.scheduling.copies import MEMORY, Copies
-from tests.router.scheduling.candidates import named, situation
+from router.scheduling.load import LoadBook
+from router.scheduling.scheduler import Scheduler
+from tests.router.scheduling.candidates import holding, named, rank, situation
 
 HOT, OTHER = 7, 8
 
@@ -130,5 +135,34 @@ def test_conversations_pay_for_nothing() -> None:
         assert int(policy.cost(now).values.argmin()) == 0
 
 
+@pytest.mark.parametrize(("ranks", "requests", "copied"), [("ba", [0, 15], 0), ("bac", [3, 15, 0], 2)])
+def test_the_copy_is_made_where_it_costs_least(ranks: str, requests: list[int], copied: int) -> None:
+    policy, others = Auto(), len(ranks) - 2
+    holders: dict[str, Any] = {
+        "overlap": [0, 900] + [0] * others,
+        "prefill": [1.0, 0.1] + [1.0] * others,
+        "step": [0.01, 0.02] + [0.01] * others,
+        "requests": requests,
+    }
+    found = []
+    for time in range(40):
+        now = situation(named(ranks), 1_000, **holders, prefix=HOT, now=float(time))
+        found.append(int(policy.cost(now).values.argmin()))
+    assert set(found) == {1, copied}
+
+
 def test_all_at_once_buy_nothing() -> None:
     assert set(taken(100, every=0.0)) == {0}
+
+
+def test_the_prefix_that_is_paid_for_is_the_one_that_is_cached() -> None:
+    candidates = named("ab")
+    choosing = Scheduler(Cheapest(Auto()), LoadBook(), random.Random(0))
+    for each in candidates.ranks:
+        choosing.watch(each, 16)
+    for _ in range(2):
+        streaming = choosing.select(named("a"), 2_000, holding({}), 0.0)
+        choosing.reserve(streaming, 0.0).first_token(0.0)
+    held = holding({rank("a"): Overlap(110, 110)})
+    found = [choosing.select(candidates, 2_000, held, float(now)).rank for now in range(40)]
+    assert 5 <= found.index(rank("b")) <= 8, "not at once, and not never"

@@ -73,6 +73,17 @@ class Traffic:
             self.model.observe_prefill(each, prefill, seen, self._free_at[each])
 
 
+@pytest.mark.parametrize("others", range(1, 20))
+def test_however_many_ranks_there_are_what_one_takes_says_nothing_of_a_stranger(others: int) -> None:
+    ranks = [rank(f"w{number}") for number in range(others)]
+    slow = rank("slow")
+    model = learning([*ranks, slow])
+    for now in range(5):
+        for each in (*ranks, slow):
+            model.observe_prefill(each, PROMPTS[1], takes(PROMPTS[1]) * (10 if each == slow else 1), float(now))
+    assert factor(model, 5.0, slow) > 1.2 * factor(model, 5.0, STRANGER)
+
+
 def test_before_anything_was_seen_the_prior_holds() -> None:
     model = learning()
     for prefill in PROMPTS:

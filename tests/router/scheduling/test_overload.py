@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from router.scheduling.admission import Objectives, QueueFull, QueueTimeout
+from router.scheduling.admission import Objectives, QueueFull, QueueTimeout, Refusal
 from router.scheduling.auto import Auto
 from router.scheduling.balance import RoundRobin
 from router.scheduling.cheapest import Cheapest
@@ -23,7 +23,7 @@ from router.scheduling.queue import TICK
 from tests.examples import examples
 from tests.router.scheduling.candidates import holding_on_gpu, named, rank, repeatable
 from tests.router.scheduling.comings import Comings
-from tests.router.scheduling.waiting import Desk, Request
+from tests.router.scheduling.waiting import Desk, Gate, Request
 
 POLICIES: dict[str, Callable[[], Policy]] = {"auto": lambda: Cheapest(Auto()), "round-robin": RoundRobin}
 
@@ -73,6 +73,22 @@ def test_who_names_a_worker_waits_for_it_and_holds_up_nobody_else() -> None:
         request.end()
     second.end()
     assert desk.at_rest
+
+
+def test_who_waits_beside_a_full_worker_is_counted_where_it_will_go() -> None:
+    gate = Gate()
+    desk = Desk(Cheapest(gate), "abc", Limits(max_worker_concurrency=2))
+    for _ in range(2):
+        desk.ask(candidates=named("a"), pinned=True)
+    running = [desk.ask() for _ in "bc"]
+    waiting = [desk.ask() for _ in range(2)]
+    assert [request.fate for request in waiting] == ["waits", "waits"]
+    ahead_at_b, ahead_at_c = gate.held[-1]
+    assert ahead_at_b > 0.0
+    assert ahead_at_c == 0.0
+    for request in running:
+        request.end()
+    assert [request.decision.rank.worker_id for request in waiting if request.decision] == ["b", "c"]
 
 
 def test_a_named_worker_without_limits_is_never_waited_for() -> None:
@@ -154,6 +170,24 @@ def test_all_that_wait_are_told_when_the_last_worker_goes() -> None:
     desk.clock.run(4 * TICK)
     assert {request.fate for request in waiting} == {"no candidates"}
     first.end()
+
+
+def test_whose_candidates_change_waits_with_those_who_have_the_same() -> None:
+    desk = Desk(RoundRobin(), "ab", Limits(max_worker_concurrency=1))
+    only_a, only_b = named("a"), named("b")
+    at_a, at_b = desk.ask(candidates=only_a), desk.ask(candidates=only_b)
+    next_at_a, last_at_a = desk.ask(candidates=only_a), desk.ask(candidates=only_a)
+    next_at_b = desk.ask(candidates=only_b)
+    urgent = desk.ask(candidates=only_a, priority=-1)
+    urgent.chosen_from = only_b
+    at_a.end()
+    desk.clock.run(TICK)
+    assert [each.fate for each in (next_at_a, last_at_a, urgent)] == ["sent", "waits", "waits"]
+    at_b.end()
+    assert (urgent.fate, next_at_b.fate) == ("sent", "waits")
+    for each in (urgent, next_at_a, last_at_a, next_at_b):
+        each.end()
+    assert desk.at_rest
 
 
 def test_short_work_goes_first_when_room_was_all_that_was_missing() -> None:
@@ -249,6 +283,22 @@ def test_nobody_is_held_for_longer_than_the_limit() -> None:
     assert isinstance(second.refusal, QueueTimeout)
     assert 2.0 < second.refusal.waited <= 2.0 + 2 * TICK
     assert second.refusal.limit == 2.0
+
+
+def test_who_waits_for_room_is_refused_as_soon_as_its_objective_has_passed() -> None:
+    desk = Desk(limits=Limits(max_concurrency=1), objectives=Objectives(1.0))
+    first, second = desk.ask(), desk.ask()
+    patient = desk.ask(ttft_slo=2.0)
+    desk.clock.run(0.9)
+    assert second.fate == "waits"
+    desk.clock.run(0.2)
+    assert (second.fate, patient.fate) == ("refused", "waits")
+    assert isinstance(second.refusal, Refusal)
+    assert second.refusal.waited > second.refusal.limit == 1.0
+    desk.clock.run(1.0)
+    assert (patient.fate, len(desk.queue)) == ("refused", 0)
+    first.end()
+    assert desk.at_rest
 
 
 def test_the_wait_that_is_stated_is_that_of_those_who_left() -> None:

@@ -423,6 +423,14 @@ def test_without_tokens_it_waits_like_all_and_is_never_refused() -> None:
     assert second.fate == "sent"
 
 
+def test_the_work_of_one_without_tokens_is_not_known_to_be_ahead_of_others() -> None:
+    gate = Gate()
+    desk = Desk(Cheapest(gate))
+    desk.ask()
+    assert desk.ask(known=False).fate == desk.ask().fate == "waits"
+    assert gate.held[-1] == [0]
+
+
 # -- objectives
 
 OVERLAP = Cheapest(OverlapCost(1))
@@ -519,6 +527,19 @@ def test_who_has_left_is_not_ahead_of_anybody() -> None:
     assert fourth.looks > 1
     desk.ask()
     assert gate.held[-1][0] < 0.1
+    first.end()
+
+
+def test_what_is_ahead_is_less_once_its_prompt_is_cached_meanwhile() -> None:
+    gate = Gate()
+    desk = Desk(Cheapest(gate))
+    first, second = desk.ask(), desk.ask(prompt=20_000)
+    desk.ask()
+    before = gate.held[-1][0]
+    second._matches = holding_on_gpu({rank("a"): 20_000 // 16 - 1})
+    desk.clock.run(TICK)
+    desk.ask()
+    assert 0.0 < gate.held[-1][0] < before / 10
     first.end()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from indexer.matches import MostOfMatches, Overlap
@@ -62,6 +63,18 @@ def test_ranks_without_the_store_are_not_credited(without: WorkerRank, chosen: W
     candidates = Candidates([(A, 16), (B, 16)], without_store=[without])
     found = scheduler(candidates).select(candidates, 8_000, holding({}), 0.0, stored=6_400)
     assert (found.rank, found.stored_tokens) == (chosen, 6_400)
+
+
+def test_a_prompt_joins_the_line_when_what_is_stored_of_it_should_be_there() -> None:
+    candidates = named("a")
+    choosing = scheduler(candidates)
+    decision = choosing.select(candidates, 100_000, holding({}), 0.0, stored=99_000)
+    assert decision.predicted
+    loaded = decision.predicted.load
+    choosing.reserve(decision, 0.0)
+    left = [choosing.backlog.seconds(candidates, np.ones(1), loaded * part).item() for part in (0.0, 0.99, 1.001)]
+    assert left[:2] == [0.0, 0.0]
+    assert left[2] > 0.0
 
 
 @pytest.mark.parametrize("ending", ["first token", "assumed", "none"])

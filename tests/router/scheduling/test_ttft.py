@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from indexer.events import LoadReport
 from router.scheduling.cheapest import Cheapest
+from router.scheduling.load import LoadBook
+from router.scheduling.scheduler import Scheduler
 from router.scheduling.ttft import PredictedTTFT
-from tests.router.scheduling.candidates import Scripted, costs_of, named, situation
+from tests.router.scheduling.candidates import Scripted, costs_of, holding, named, rank, situation
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,18 @@ def test_the_least_predicted_time_to_first_token_is_taken(
 def test_a_whole_prompt_is_meant_at_the_mean_of_all() -> None:
     cost = PredictedTTFT().cost(situation(named("ab"), 1000, prefill=[0.1, 0.2], whole=[0.5, 1.5]))
     assert cost.prompt == 1.0
+
+
+def test_once_all_slots_are_taken_a_request_waits_until_one_is_free() -> None:
+    """One of n requests ends every nth part of the time that they stay."""
+    candidates = named("a")
+    choosing = Scheduler(Cheapest(PredictedTTFT()), LoadBook(), Scripted([0.0] * 8))
+    choosing.watch(rank("a"), 16)
+    choosing.book.on_report(LoadReport("a", 0, 1, -1, True, request_total_slots=2), 0.0)
+    waits = []
+    for _ in range(4):
+        decision = choosing.select(candidates, 10, holding({}), 0.0)
+        assert decision.predicted
+        waits.append(decision.predicted.queue)
+        choosing.reserve(decision, 0.0).first_token(0.0)
+    assert waits == pytest.approx([0.0, 0.0, choosing.latency.residence / 2, choosing.latency.residence * 2 / 3])
