@@ -85,6 +85,11 @@ def test_bars_are_drawn(tmp_path: Path) -> None:
     assert found.outside == []
 
 
+def test_a_long_name_stays_beside_its_bar(tmp_path: Path) -> None:
+    of = comparison(("kv", "vllm-router-0.1.17-behind-our-gateway-eu1"))
+    assert measured(tmp_path / "ab.html", page(of)).outside == []
+
+
 def test_light_and_dark(tmp_path: Path) -> None:
     light = measured(tmp_path / "light.html", page(comparison()), "--blink-settings=preferredColorScheme=1")
     dark = measured(tmp_path / "dark.html", page(comparison()), "--blink-settings=preferredColorScheme=0")

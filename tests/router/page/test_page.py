@@ -52,6 +52,12 @@ def test_bars_where_there_is_one_rate() -> None:
     assert len(within.charts) == 2
 
 
+def test_a_long_name_is_cut_beside_its_bar_and_told_whole_when_pointed_at() -> None:
+    chart = groups(comparison(("kv", "vllm-router-0.1.17-behind-our-gateway")))[0].charts[0]
+    assert "<title>vllm-router-0.1.17-behind-our-gateway</title>vllm-rout…teway</text>" in chart.svg
+    assert ">kv</text>" in chart.svg
+
+
 def test_a_distribution_goes_from_none_to_all() -> None:
     """Its first point lies on the floor, its last at the top."""
     chart = groups(comparison())[1].charts[0]
