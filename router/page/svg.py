@@ -146,6 +146,7 @@ def _line(frame: _Frame, line: Line, marks: bool, aside: float) -> str:
     known = [point for point in line.points if math.isfinite(point.y)]
     path = " ".join(f"{frame.across(point.x) + aside:.1f},{frame.down(point.y):.1f}" for point in known)
     drawn = f'<polyline class="line {_colour(line)}" points="{path}"><title>{escape(line.name)}</title></polyline>'
+    marks = marks or len(known) == 1  # a line of one point would not be seen
     return drawn + "".join(_mark(frame, line, point, aside) for point in known if marks)
 
 

@@ -67,6 +67,15 @@ def test_a_distribution_goes_from_none_to_all() -> None:
     assert (heights[0], heights[-1]) == (208.0, 12.0)
 
 
+def test_a_run_of_one_window_has_a_dot_where_a_line_has_no_length() -> None:
+    short = [one._replace(ttft=[0.25], imbalance=[(0.0, 1.5)]) for one in comparison().results]
+    balance = groups(comparison()._replace(results=short))[1].charts[1]
+    assert balance.title == "Imbalance over time"
+    assert balance.svg.count("<circle") == 2
+    assert "kv: 1.5 at 0" in balance.svg
+    assert "<circle" not in groups(comparison())[1].charts[1].svg
+
+
 def test_the_table_tells_intervals_and_ratios() -> None:
     text = table(MANY)
     assert text.count("<tr>") == 1 + 3 * (1 + len(FIGURES) + 1)
