@@ -13,6 +13,8 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError
 
 COMPILED = [
     "engines/kv_events.py",
@@ -101,10 +103,26 @@ def extensions() -> list[Extension]:
         return []
     from mypyc.build import mypycify  # noqa: PLC0415 -- not needed to install without
 
-    made: list[Extension] = mypycify([*MYPY, *COMPILED], opt_level="3", debug_level="0", group_name="kv_router")
-    for extension in made:
-        extension.optional = not wanted
-    return made
+    return list(mypycify([*MYPY, *COMPILED], opt_level="3", debug_level="0", group_name="kv_router"))
+
+
+class AllOrNone(build_ext):
+    """Where the compiler fails, as it does without memory enough, the package runs uncompiled.
+
+    Each compiled module takes its code from one that all share: with some of them there and that one not, none could be
+    imported.
+    """
+
+    def build_extensions(self) -> None:
+        try:
+            super().build_extensions()
+        except (BaseError, CCompilerError) as error:
+            if os.environ.get("KV_ROUTER_COMPILE"):
+                raise
+            self.warn(f"the compiler failed, so the router runs uncompiled: {error}")
+            for extension in self.extensions:
+                Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
+            self.extensions = []
 
 
 def _can_compile() -> bool:
@@ -112,4 +130,5 @@ def _can_compile() -> bool:
     return bool(shutil.which(compiler)) and (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
 
 
-setup(ext_modules=extensions())
+if __name__ == "__main__":
+    setup(ext_modules=extensions(), cmdclass={"build_ext": AllOrNone})

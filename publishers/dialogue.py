@@ -54,7 +54,7 @@ async def fetch(session: aiohttp.ClientSession, url: str, path: str, timeout: fl
             answer = Answer(response.status, await read_whole(response))
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         status = TIMED_OUT if isinstance(error, TimeoutError) else 0
-        return Answer(status), f"cannot be reached: {reason_of(error)}"
+        return Answer(status), f"cannot be reached: {reason_of(error, '--worker-ca')}"
     return answer, f"{path} answered {answer.status}" if answer.status >= 500 else ""
 
 

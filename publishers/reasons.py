@@ -12,17 +12,22 @@ from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 LATE = "it did not answer in time"
 
 
-def reason_of(error: Exception) -> str:
-    """Short and without an address, since clients may be told it."""
+_UNKNOWN_AUTHORITY = frozenset((18, 19, 20, 21))
+"""OpenSSL's codes where naming the authority helps; it does not against a wrong name or a date."""
+
+
+def reason_of(error: Exception, ca_flag: str = "") -> str:
+    """Short and without an address, since clients may be told it. `ca_flag`: names authorities to trust."""
     if isinstance(error, TimeoutError):  # whatever it came from, which is a cancellation
         return LATE
     cause = error.__cause__ or error
-    return _of_tls(cause) if isinstance(cause, ssl.SSLError) else _of_connection(cause)
+    return _of_tls(cause, ca_flag) if isinstance(cause, ssl.SSLError) else _of_connection(cause)
 
 
-def _of_tls(error: ssl.SSLError) -> str:
+def _of_tls(error: ssl.SSLError, ca_flag: str) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message})"
+        hint = f"; see {ca_flag}" if ca_flag and error.verify_code in _UNKNOWN_AUTHORITY else ""
+        return f"its certificate is not trusted ({error.verify_message}){hint}"
     return f"TLS failed ({(error.reason or 'no reason given').replace('_', ' ').lower()})"
 
 

@@ -9,6 +9,7 @@ import importlib.util
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
@@ -125,20 +126,43 @@ def _parse_flags(argv: Sequence[str]) -> dict[str, Any]:
     except argparse.ArgumentError as error:
         takes = {option.flag: f"takes {option.takes}" for option in options() if not option.is_switch}
         name = error.argument_name or "A flag"
+        if (flag := name.partition("/")[0]) in _switches():
+            raise _takes_no_value(flag) from None
         raise SettingsError(f"{name} {takes.get(name, 'is used wrongly')}: {error.message}.") from None
     if unknown:
-        raise _unknown(unknown[0])
+        raise _unknown(unknown[0], argv)
     return vars(flags)
 
 
-def _unknown(argument: str) -> SettingsError:
+def _switches() -> dict[str, str]:
+    """Both forms of each flag that takes no value, and the plain one."""
+    plain = [option.flag for option in options() if option.is_switch]
+    return {form: flag for flag in plain for form in (flag, _negated(flag))}
+
+
+def _negated(switch: str) -> str:
+    return f"--no-{switch.removeprefix('--')}"
+
+
+def _takes_no_value(switch: str) -> SettingsError:
+    both = f"{switch} or {_negated(switch)}"
+    return SettingsError(f"{switch} takes no value; write {both}, and nothing behind it.")
+
+
+def _unknown(argument: str, argv: Sequence[str]) -> SettingsError:
+    switches = _switches()
     if not argument.startswith("-"):
+        for flag, behind in pairwise(argv):
+            if behind == argument and flag in switches:
+                return _takes_no_value(switches[flag])
         return SettingsError(
             f"{argument!r} belongs to no flag; each worker needs its own --worker. (Commands come first: ab, simulate, "
             "store, keys.)"
         )
     flag = argument.partition("=")[0]
-    return SettingsError(f"There is no flag {flag}{_hint(flag, [CONFIG_FLAG, *(o.flag for o in options())])}")
+    return SettingsError(
+        f"There is no flag {flag}{_hint(flag, [CONFIG_FLAG, *(o.flag for o in options()), *switches])}"
+    )
 
 
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:

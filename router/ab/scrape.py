@@ -147,6 +147,8 @@ async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
     try:
         async with session.get(metrics_of(url)) as answer:
             status, page = answer.status, await answer.text()
+    except aiohttp.ClientSSLError as error:
+        raise RunError(f"{url} cannot be asked: {reason_of(error, '--ca')}") from None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise RunError(f"{url} does not answer: {reason_of(error)}; is a router there?") from None
     if status in {401, 403}:

@@ -51,7 +51,7 @@ async def _model(session: aiohttp.ClientSession, url: str) -> str:
             raise RunError(f"the worker {url} wants a key: status {answer.status}; give it with --worker-api-key-file")
         return msgspec.json.decode(body, type=_Models).data[0].id
     except aiohttp.ClientSSLError as error:
-        raise RunError(f"the worker {url} cannot be asked: {reason_of(error)}; see --worker-ca") from None
+        raise RunError(f"the worker {url} cannot be asked: {reason_of(error, '--worker-ca')}") from None
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise RunError(f"the worker {url} does not answer: {reason_of(error)}; start it or leave it out") from None
     except (*UNDECODABLE, IndexError):

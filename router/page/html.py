@@ -48,7 +48,12 @@ small, .ratio { font-size: 12.5px; color: var(--soft) }
 .single .ratio { min-width: 3.5em }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 6px 18px; margin: 0 } dt { color: var(--soft) }
 dd { margin: 0; overflow-wrap: anywhere; font-family: ui-monospace, "Liberation Mono", monospace; font-size: 13px }
-@media print { .legend { position: static } figure { break-inside: avoid } }
+.key i { print-color-adjust: exact; -webkit-print-color-adjust: exact }
+@media print { .legend { position: static } figure { break-inside: avoid } tr { break-inside: avoid }
+  .scroll { overflow: visible; width: auto } table { font-size: 11px } th, td { padding: 3px 5px }
+  td, tbody th, table .key { white-space: normal } th:first-child { position: static }
+  small, .ratio { font-size: 10px }
+  .ratio, .single .ratio { display: block; margin: 0; min-width: 0; text-align: right } }
 """
 _COLOURS = "".join(
     f".line.c{n}, .whisker.c{n} {{ stroke: var(--c{n}) }} .dot.c{n}, .bar.c{n} {{ fill: var(--c{n}) }} "

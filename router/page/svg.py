@@ -27,6 +27,8 @@ class Margins(NamedTuple):
 
 _LINES, _BARS = Margins(52, 14), Margins(104, 56)
 """Beside bars stand names, and behind them values."""
+_NAME = 15
+"""Letters of a name for which there is room beside a bar."""
 
 
 class Point(NamedTuple):
@@ -108,6 +110,15 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
+def _bar_name(x: float, y: float, name: str) -> str:
+    """A long one is cut in its middle: names of a kind differ at their ends."""
+    if len(name) <= _NAME:
+        return _text(x, y, name, "end")
+    short = f"{name[:9]}…{name[10 - _NAME :]}"
+    told = f"<title>{escape(name)}</title>{escape(short)}"
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="end">{told}</text>'
+
+
 def _y_axis(frame: _Frame, axis: Axis) -> str:
     parts, left = [], frame.margins.left
     for tick in frame.y.ticks:
@@ -135,6 +146,7 @@ def _line(frame: _Frame, line: Line, marks: bool, aside: float) -> str:
     known = [point for point in line.points if math.isfinite(point.y)]
     path = " ".join(f"{frame.across(point.x) + aside:.1f},{frame.down(point.y):.1f}" for point in known)
     drawn = f'<polyline class="line {_colour(line)}" points="{path}"><title>{escape(line.name)}</title></polyline>'
+    marks = marks or len(known) == 1  # a line of one point would not be seen
     return drawn + "".join(_mark(frame, line, point, aside) for point in known if marks)
 
 
@@ -158,7 +170,7 @@ def _mark(frame: _Frame, line: Line, point: Point, aside: float) -> str:
 
 def _bar(frame: _Frame, line: Line, form: str, middle: float) -> str:
     value, left = line.points[0], frame.margins.left
-    name = _text(left - 8, middle + 4, line.name, "end")
+    name = _bar_name(left - 8, middle + 4, line.name)
     if not math.isfinite(value.y):
         return name
     end, width = frame.across(value.y), _BAR - 8

@@ -52,7 +52,7 @@ class Peer:
             async with self._session.request(method, url, data=body, headers=headers, timeout=timeout) as answer:
                 return answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Away(f"{self.what} does not answer at {self.url}: {reason_of(error)}.") from None
+            raise Away(f"{self.what} does not answer at {self.url}: {reason_of(error, '--ca')}.") from None
 
 
 class Master(Peer):

@@ -100,6 +100,13 @@ def test_a_switch_has_two_flags() -> None:
             {},
             "'http://b' belongs to no flag; each worker needs its own --worker. (Commands come first: ab,",
         ),
+        (
+            [*WORKER, "--kv-events", "false"],
+            {},
+            "--kv-events takes no value; write --kv-events or --no-kv-events, and nothing behind it.",
+        ),
+        (["--no-kv-events=true"], {}, "--kv-events takes no value; write --kv-events or --no-kv-events, and nothing"),
+        (["--no-kv-event"], {}, "There is no flag --no-kv-event; did you mean --no-kv-events?"),
         (["--worker", "a:1"], {}, "--worker: 'a:1' is not an engine's address"),
         (
             ["--event-host", "http://x"],

@@ -5,7 +5,12 @@ from __future__ import annotations
 import ast
 import asyncio
 import importlib
+import importlib.util
 import inspect
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +52,38 @@ def test_what_derives_from_a_compiled_class_is_compiled_too() -> None:
     children = [each for each in everybody(object) if any(base.__module__ in modules for base in each.__bases__)]
     assert {child.__module__ for child in children} <= modules
     assert children
+
+
+BUILD = """
+import runpy, sys
+from setuptools import Extension, setup
+extensions = [Extension("package.good", ["good.c"]), Extension("package.other", [sys.argv[2]])]
+command = runpy.run_path(sys.argv[1])["AllOrNone"]
+setup(name="package", ext_modules=extensions, cmdclass={"build_ext": command}, script_args=["build_ext"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
+@pytest.mark.parametrize(
+    ("other", "wanted", "status", "built"),
+    [("good.c", "", 0, 2), ("bad.c", "", 0, 0), ("bad.c", "1", 1, None)],
+    ids=["all", "none", "wanted"],
+)
+def test_where_one_module_cannot_be_compiled_none_is(
+    tmp_path: Path, other: str, wanted: str, status: int, built: int | None
+) -> None:
+    """Those of mypyc take their code from one that they share, and cannot be imported without it."""
+    (tmp_path / "good.c").write_text("void *PyInit_good(void) { return 0; } void *PyInit_other(void) { return 0; }")
+    (tmp_path / "bad.c").write_text("#error too large for this machine")
+    command = [sys.executable, "-W", "ignore", "-c", BUILD, str(ROOT / "setup.py"), other]
+    environ = os.environ | {"KV_ROUTER_COMPILE": wanted}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == status, done.stderr
+    found = len([*tmp_path.glob("build/lib*/**/*.so")])
+    assert found == built or built is None
+    assert ("runs uncompiled" in done.stderr + done.stdout) == (built == 0)
 
 
 def everybody(parent: type) -> set[type]:

@@ -281,7 +281,7 @@ async def test_a_router_that_speaks_tls(tmp_path: Path, capsys: pytest.CaptureFi
     async with ScriptedWorker() as worker, running(worker, tls_cert=pair.cert, tls_key=pair.key) as router:
         arguments = ["report", f"https://127.0.0.1:{router.port}"]
         for more, says in (
-            ([], "certificate is not trusted"),
+            ([], "certificate is not trusted (unable to get local issuer certificate); see --ca"),
             (["--ca", theirs.file], "certificate is not trusted"),
             (["--ca", pair.key], "--ca: "),
             (["--ca", ours.file], "splits no traffic"),

@@ -29,6 +29,8 @@ document.body.dataset.measured = JSON.stringify({
   outside: [...document.querySelectorAll("svg text")].filter(
     t => !inside(t.getBoundingClientRect(), t.closest("svg").getBoundingClientRect())).map(t => t.textContent),
   wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+  cut: [...document.querySelectorAll("div")].map(e => e.scrollWidth - e.clientWidth).filter(w => w > 0).length,
+  keys: getComputedStyle(document.querySelector(".key i")).printColorAdjust,
   paper: getComputedStyle(document.body).backgroundColor })
 </script></body>"""
 MANY = page(comparison(("kv", "least-loaded", "power-of-two", "random"), (0.5, 1.0, 2.0), (0, 1, 2)))
@@ -42,6 +44,10 @@ class Measured(msgspec.Struct):
     """Texts of charts that are cut off."""
     wide: float
     """By how much the page is wider than its window."""
+    cut: int
+    """Parts that are wider than is seen of them."""
+    keys: str
+    """Whether the colours of the legend are printed where backgrounds are not."""
     paper: str
 
 
@@ -83,6 +89,18 @@ def test_bars_are_drawn(tmp_path: Path) -> None:
     assert len(found.svgs) == 5 + 2
     assert min(found.lines) > 20
     assert found.outside == []
+
+
+def test_a_long_name_stays_beside_its_bar(tmp_path: Path) -> None:
+    of = comparison(("kv", "vllm-router-0.1.17-behind-our-gateway-eu1"))
+    assert measured(tmp_path / "ab.html", page(of)).outside == []
+
+
+def test_on_paper_the_legend_has_its_colours_and_the_table_all_columns(tmp_path: Path) -> None:
+    printed = MANY.replace("@media print", "@media all")
+    assert printed != MANY
+    found = measured(tmp_path / "ab.html", printed, "--window-size=760,1000")
+    assert (found.keys, found.cut, found.wide) == ("exact", 0, 0)
 
 
 def test_light_and_dark(tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ def test_bars_where_there_is_one_rate() -> None:
     assert len(within.charts) == 2
 
 
+def test_a_long_name_is_cut_beside_its_bar_and_told_whole_when_pointed_at() -> None:
+    chart = groups(comparison(("kv", "vllm-router-0.1.17-behind-our-gateway")))[0].charts[0]
+    assert "<title>vllm-router-0.1.17-behind-our-gateway</title>vllm-rout…teway</text>" in chart.svg
+    assert ">kv</text>" in chart.svg
+
+
 def test_a_distribution_goes_from_none_to_all() -> None:
     """Its first point lies on the floor, its last at the top."""
     chart = groups(comparison())[1].charts[0]
@@ -59,6 +65,15 @@ def test_a_distribution_goes_from_none_to_all() -> None:
     heights = [float(point.split(",")[1]) for point in points]
     assert heights == sorted(heights, reverse=True)
     assert (heights[0], heights[-1]) == (208.0, 12.0)
+
+
+def test_a_run_of_one_window_has_a_dot_where_a_line_has_no_length() -> None:
+    short = [one._replace(ttft=[0.25], imbalance=[(0.0, 1.5)]) for one in comparison().results]
+    balance = groups(comparison()._replace(results=short))[1].charts[1]
+    assert balance.title == "Imbalance over time"
+    assert balance.svg.count("<circle") == 2
+    assert "kv: 1.5 at 0" in balance.svg
+    assert "<circle" not in groups(comparison())[1].charts[1].svg
 
 
 def test_the_table_tells_intervals_and_ratios() -> None:

@@ -191,7 +191,8 @@ async def test_a_certificate_that_is_not_trusted_says_so(tmp_path: Path) -> None
     served.load_cert_chain(*authority.pair("127.0.0.1"))
     async with running(HttpEngine(tls=served)) as engine, watching(engine.url) as watched:
         await watched.watch.first_check.wait()
-        assert watched.trouble.startswith("cannot be reached: its certificate is not trusted (unable to get")
+        reason = "its certificate is not trusted (unable to get local issuer certificate); see --worker-ca"
+        assert watched.trouble == f"cannot be reached: {reason}"
 
 
 async def test_a_worker_that_stops_is_down(caplog: pytest.LogCaptureFixture) -> None:
