@@ -137,8 +137,8 @@ class LoadBook:
         self._block_sizes: dict[WorkerRank, int] = {}
         self._reports: dict[WorkerRank, LoadReport] = {}
         self._reported_at = np.full(1, -np.inf)
-        self._limits = np.full((2, 1), UNBOUNDED)
-        """Rows: tokens of KV memory in all, and requests that are run at a time."""
+        self._limits = np.full((3, 1), UNBOUNDED)
+        """Rows: tokens of KV memory in all; requests that are run at a time, now and at most."""
         self._oldest = np.inf
         """When the oldest of the reports with foreign load came."""
         self._table = shared.tables[shared.own] if shared else np.zeros((LOAD_ROWS, 1), np.int64)
@@ -152,7 +152,7 @@ class LoadBook:
         old = len(self._reported_at) - 1
         times[:old] = self._reported_at[:old]
         self._reported_at = times
-        limits = np.full((2, columns + 1), UNBOUNDED)
+        limits = np.full((3, columns + 1), UNBOUNDED)
         limits[:, :old] = self._limits[:, :old]
         self._limits = limits
         if self._all_tables is None:
@@ -233,7 +233,7 @@ class LoadBook:
         if report.kv_total_blocks:
             self._limits[0, place] = report.kv_total_blocks * self._block_sizes[rank]
         if report.request_total_slots:
-            self._limits[1, place] = report.request_total_slots
+            self._limits[2, place] = report.request_total_slots
         rows = self._rows
         reported = (report.request_active_slots or 0) + (report.num_requests_waiting or 0)
         requests = max(0, reported - self._most(MOST_REQUESTS, BEFORE_REQUESTS, place))
@@ -241,6 +241,8 @@ class LoadBook:
         # Without foreign requests, blocks beyond our own are rounding and requests just ended, not load.
         tokens = max(0, reported_tokens - self._most(MOST_ACTIVE, BEFORE_ACTIVE, place)) if requests else 0
         rows[FOREIGN_REQUESTS][place], rows[FOREIGN_TOKENS][place] = requests, tokens
+        full = self._is_full(report, reported_tokens, place)
+        self._limits[1, place] = report.request_active_slots if full else self._limits[2, place]
         if report.kv_active_blocks is not None:
             rows[BEYOND][place] = reported_tokens - self._sum(NEW, place)
             self._oldest = min(self._oldest, now)
@@ -249,11 +251,21 @@ class LoadBook:
         if requests:
             self._oldest = min(self._oldest, now)
 
+    def _is_full(self, report: LoadReport, tokens: int, place: int) -> bool:
+        """Whether requests wait at the engine for memory, so that it runs as many as it can: `tokens` are in use, and
+        one more like ours would not fit. Those that it put back to let others grow wait too, and use none."""
+        own = self._sum(REQUESTS, place)
+        if not (report.num_requests_waiting and report.request_active_slots and own):
+            return False
+        return bool(tokens + self._sum(NEW, place) / own > self._limits[0, place])
+
     def _expire(self, now: float) -> None:
         """Forget the foreign load of reports that say nothing any more."""
         old = now - self._reported_at > REPORT_LIFE
         self._table[FOREIGN_REQUESTS : BEYOND + 1, old] = 0
-        telling = self._reported_at[(self._table[FOREIGN_REQUESTS] > 0) | (self._table[BEYOND] != 0)]
+        self._limits[1, old] = self._limits[2, old]
+        full = self._limits[1] != self._limits[2]
+        telling = self._reported_at[(self._table[FOREIGN_REQUESTS] > 0) | (self._table[BEYOND] != 0) | full]
         self._oldest = float(telling.min()) if len(telling) else np.inf
 
     def columns(self, ranks: RankSet, now: float) -> tuple[Tables, int, Positions, npt.NDArray[np.int64]]:

@@ -275,6 +275,55 @@ def test_the_limits_of_an_engine_that_was_replaced_do_not_hold_for_the_next_one(
     assert (loads.slots.tolist(), loads.capacity_tokens.tolist()) == ([UNBOUNDED], [UNBOUNDED])
 
 
+def full(*, running: int = 4, waiting: int = 2, blocks: int = 90) -> LoadReport:
+    """Of an engine that runs at most 16 requests, in 100 blocks."""
+    told = report(running=running, waiting=waiting, blocks=blocks)
+    return msgspec.structs.replace(told, request_total_slots=16, kv_total_blocks=100)
+
+
+def slots_of(book: LoadBook, now: float) -> int:
+    return int(book.loads(RankSet([A]), now).slots[0])
+
+
+def test_an_engine_without_memory_for_one_more_runs_no_more_than_it_runs() -> None:
+    book = watching()
+    for _ in range(6):
+        book.reserve(A, 15 * BLOCK, 15 * BLOCK)
+    book.on_report(full(), 0.0)
+    assert slots_of(book, 0.0) == 4
+    book.on_report(full(waiting=0), 1.0)
+    assert slots_of(book, 1.0) == 16
+
+
+@pytest.mark.parametrize(
+    ("told", "tokens"),
+    [
+        (full(blocks=80), 15 * BLOCK),  # one more fits
+        (full(), 9 * BLOCK),  # those that wait are short
+        (full(running=0), 15 * BLOCK),  # it has just begun
+        (full(), None),  # others send what it has, and tell us nothing of it
+    ],
+)
+def test_requests_that_wait_at_an_engine_with_memory_wait_for_something_else(
+    told: LoadReport, tokens: int | None
+) -> None:
+    book = watching()
+    if tokens:
+        book.reserve(A, tokens, tokens)
+    book.on_report(told, 0.0)
+    assert slots_of(book, 0.0) == 16
+
+
+def test_that_an_engine_has_no_memory_is_known_as_long_as_its_report_is_valid() -> None:
+    book = watching(A, B)
+    book.reserve(A, 90 * BLOCK, 90 * BLOCK)
+    book.on_report(full(running=1), 100.0)  # it uses just what we sent it
+    book.on_report(report(B, running=3), 95.0)
+    assert slots_of(book, 106.0) == 1
+    assert slots_of(book, 100.0 + REPORT_LIFE) == 1
+    assert slots_of(book, 100.5 + REPORT_LIFE) == 16
+
+
 def test_an_engine_that_does_not_tell_for_a_moment_has_the_load_that_it_told_last() -> None:
     """One that is overloaded may not answer in time when it is asked."""
     book = watching()

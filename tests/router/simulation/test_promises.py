@@ -197,6 +197,17 @@ def test_an_objective_is_kept_where_slots_are_what_is_short() -> None:
 
 
 @pytest.mark.slow
+def test_an_objective_is_kept_where_memory_is_what_is_short() -> None:
+    """Answers grow until an engine takes memory back from the last request that it began. That one waits, and seems to
+    have left room for others."""
+    trace, small = WORKLOADS["long-answers"].rows(0, 240), COARSE._replace(workers=2, cache_tokens=100_000)
+    samples = VirtualFleet(small, auto(), 0, Admission(Objectives(ttft=SLO))).run(trace)
+    kept = goodput(samples)
+    assert kept > 0.48 * len(samples)
+    assert sum(sample.ttft is not None and sample.ttft > SLO for sample in samples) < 0.03 * kept
+
+
+@pytest.mark.slow
 def test_quick_workers_get_no_more_than_they_can_run() -> None:
     """By their steps alone, those that are twice as quick would get sixteen times as many answers to decode."""
     kind, rate = WORKLOADS["long-answers"], 0.9
