@@ -77,13 +77,11 @@ class SafeClient(Client):
         raise nats.errors.Error("what writes to the server has ended")
 
     def _setup_nkeys_connect(self) -> None:
-        """Not yet: it reads the seed."""
+        """Reads the seed: not before the server has spoken, see `_connect_command`."""
 
     async def _process_connect_init(self) -> None:
         """The handshake. Credentials are read again each time, from files that may be in the middle of a change."""
         try:
-            if self._user_credentials or self._nkeys_seed:
-                super()._setup_nkeys_connect()
             await super()._process_connect_init()
         except (OSError, TimeoutError, nats.errors.Error):
             self._hang_up()
@@ -108,6 +106,8 @@ class SafeClient(Client):
         creds = self._user_credentials
         if isinstance(creds, str) and not _CREDS.search(Path(creds).read_text()):  # where nats-py would look for ever
             raise nats.errors.Error(f"{creds} holds no NATS credentials")
+        if creds or self._nkeys_seed:
+            super()._setup_nkeys_connect()
         command = bytes(super()._connect_command())
         return command if creds or self._nkeys_seed else _with_user(command, self._user_of_url())
 
