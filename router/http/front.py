@@ -180,7 +180,7 @@ class Connection(protocol.Protocol):
     def _begin(self, request: Request) -> None:
         self._current = request
         exchange = self._serve(request, self)
-        if self._current is request:  # else it is answered already, and the next one may have begun
+        if self._answers(request):  # else it is answered already, and the next one may have begun
             self._exchange = exchange
             return
         self._at_once += 1
@@ -202,6 +202,10 @@ class Connection(protocol.Protocol):
             self._resume_reading()
         if not self._closing:
             self._begin_next()
+
+    def _answers(self, request: Request) -> bool:
+        """A function, since mypyc takes what was just assigned to be there still."""
+        return self._current is request
 
     def _begin_next(self) -> None:
         """Begin the next request, but only when the client has taken the answers before, which would pile up here. Not
