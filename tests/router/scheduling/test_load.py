@@ -316,8 +316,9 @@ def test_requests_that_wait_at_an_engine_with_memory_wait_for_something_else(
 
 def test_that_an_engine_has_no_memory_is_known_as_long_as_its_report_is_valid() -> None:
     book = watching(A, B)
-    book.reserve(A, 90 * BLOCK, 90 * BLOCK)
-    book.on_report(full(running=1), 100.0)  # it uses just what we sent it
+    for _ in range(3):
+        book.reserve(A, 30 * BLOCK, 30 * BLOCK)
+    book.on_report(full(running=1), 100.0)  # it has, and uses, just what we sent it
     book.on_report(report(B, running=3), 95.0)
     assert slots_of(book, 106.0) == 1
     assert slots_of(book, 100.0 + REPORT_LIFE) == 1
