@@ -15,6 +15,7 @@ from router.metrics.registry import Metrics
 from router.processes.sent import SentPrompts
 from router.retry_budget import RetryBudget
 from router.scheduling.load import LoadBook
+from router.scheduling.others import ALONE, Others
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.workers.fleet import Fleet
@@ -30,6 +31,8 @@ class Prompt(NamedTuple):
     namespace: Namespace = Namespace()
     guessed: bool = False
     """Tokens and hashes are those of stand-ins (see the glossary)."""
+    others: Others = ALONE
+    """All else is about its first prompt."""
 
 
 class RouterContext(NamedTuple):

@@ -27,6 +27,7 @@ from router.context import Prompt, RouterContext
 from router.openai.errors import BadRequest
 from router.openai.inference import Inference
 from router.routing import RequestRouting
+from router.scheduling.others import Others
 from router.settings import SettingsError
 from router.token_takers import TIMEOUT, TokenTakers
 from router.tokens import (
@@ -42,6 +43,7 @@ from router.tokens import (
     find_tokenizer,
     first_prompt,
     load_tokenizer,
+    other_tokens,
     read_ids,
     stand_ins,
     verify,
@@ -191,10 +193,10 @@ class Prompts:
         """As `prepare`, with what `_tokenized` has made."""
         if isinstance(made, CannotTokenize):
             if made.engine_can:
-                return self._ask(inference, base, routing)
+                return self._ask(inference, base, routing, fields)
             self._give_up(routing, inference, made.reason, fields)
             return None
-        self._set_prompt(routing, inference, base, made)
+        self._set_prompt(routing, inference, base, made, fields)
         if self._takers and base and self._takers.take(base.id):
             self._send_ids(routing, inference, fields, made)
         return None
@@ -218,12 +220,17 @@ class Prompts:
         return packed if batch else packed[0]
 
     def _set_prompt(
-        self, routing: RequestRouting, inference: Inference, base: Model | None, ids: Sequence[int] | Tokens
+        self,
+        routing: RequestRouting,
+        inference: Inference,
+        base: Model | None,
+        ids: Sequence[int] | Tokens,
+        fields: Fields,
     ) -> None:
         if base:
             routing.too_short = self._too_short(base.id, inference, len(ids))
         namespace = Namespace(self._context.fleet.lora_name(inference.model), inference.cache_salt)
-        routing.prompt = self._context.hash_prompt(ids, namespace)
+        routing.prompt = _with_others(self._context.hash_prompt(ids, namespace), inference, fields)
 
     def _send_ids(self, routing: RequestRouting, inference: Inference, fields: Fields, ids: Tokens) -> None:
         """Send the ids, so that the engine need not tokenize again. Not of a batch, whose first prompt alone was."""
@@ -251,14 +258,14 @@ class Prompts:
         wanted = tokens + (answer_limit(read_body(inference.raw)) or 0)  # engines refuse both together
         return lengths.under(wanted if lengths.most is None else min(wanted, lengths.most))
 
-    async def _ask(self, inference: Inference, base: Model | None, routing: RequestRouting) -> None:
+    async def _ask(self, inference: Inference, base: Model | None, routing: RequestRouting, fields: Fields) -> None:
         worker = routing.idlest_worker(self._answering.resting())
         if worker is None:
             if routing.idlest_worker(frozenset()):  # else the answer will say that nobody can serve it
-                self._give_up(routing, inference, "engine", inference.fields())
+                self._give_up(routing, inference, "engine", fields)
             return
         if inference.endpoint == "chat" and worker.id in self._render_otherwise:
-            self._give_up(routing, inference, "no_template", inference.fields())
+            self._give_up(routing, inference, "no_template", fields)
             return
         self._answering.asked(worker.id)
         try:
@@ -267,13 +274,13 @@ class Prompts:
             if error.reason == "no_template" and worker.id not in self._render_otherwise:
                 self._render_otherwise.add(worker.id)
                 log_event(logger, logging.WARNING, "Chats are matched by their text", worker=worker.id, reason=error)
-            self._give_up(routing, inference, error.reason, inference.fields())
+            self._give_up(routing, inference, error.reason, fields)
             return
         except msgspec.ValidationError:
             self._give_up(routing, inference, "malformed", {})
             return
         self._context.metrics.engine_tokenized.inc()
-        self._set_prompt(routing, inference, base, ids)
+        self._set_prompt(routing, inference, base, ids, fields)
 
     def _give_up(self, routing: RequestRouting, inference: Inference, reason: Reason, fields: Fields) -> None:
         """Match by text what has no token ids. `fields`: as far as they could be read."""
@@ -281,13 +288,14 @@ class Prompts:
         routing.prompt = Prompt(len(inference.raw) // BYTES_PER_TOKEN)
         if reason == "malformed":
             return
-        fields = {**fields, "cache_salt": inference.cache_salt}
+        said = {**fields, "cache_salt": inference.cache_salt}
         try:
             if inference.endpoint == "completions":
-                fields["prompt"] = first_prompt(fields["prompt"])
+                said["prompt"] = first_prompt(fields["prompt"])
         except CannotTokenize:  # for the engine to judge
             return
-        self._guess(routing, inference.model, fields, ("prompt", "media", "tools", "messages"))
+        self._guess(routing, inference.model, said, ("prompt", "media", "tools", "messages"))
+        routing.prompt = _with_others(routing.prompt, inference, fields)
 
     def guess(self, routing: RequestRouting, model: str | None, fields: Fields, rendered: Sequence[str]) -> None:
         """Gives `routing` what stands for the prompt of a request that every engine renders in its own way: `rendered`
@@ -386,6 +394,14 @@ def _tokenized(tokens: PromptTokens, endpoint: Endpoint, fields: Fields) -> Toke
         return tokens.tokens(endpoint, fields)
     except CannotTokenize as error:
         return error
+
+
+def _with_others(prompt: Prompt, inference: Inference, fields: Fields) -> Prompt:
+    """`prompt`, which is the request's first, with what it asks for besides."""
+    prompts = fields.get("prompt")
+    if isinstance(prompts, list) and len(prompts) > 1:
+        return prompt._replace(others=Others(other_tokens(prompts), mixed=True))
+    return prompt._replace(others=Others(mixed=True)) if inference.choices > 1 else prompt
 
 
 def _packed(prompt: Any, may_be_text: bool) -> Any:

@@ -27,6 +27,7 @@ from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking, DecodeBooking
 from router.scheduling.candidates import Candidates
 from router.scheduling.decision import Decision
+from router.scheduling.others import Others
 from router.scheduling.waiting import AnyRefusal
 from router.split.bodies import SplitBodies
 from router.worker_failures import note_failure
@@ -140,6 +141,10 @@ class RequestRouting:
     def prompt_tokens(self) -> int:
         return self.prompt.tokens
 
+    @property
+    def others(self) -> Others:
+        return self.prompt.others
+
     def candidates(self) -> Candidates:
         return self._candidates(self._exclude)
 
@@ -236,8 +241,8 @@ class RequestRouting:
         named = b"x-router-prefill-worker: %s\r\n%s" % (prefill.worker.id.encode(), prefill.answer_lines)
         lines, body = _rank_lines(worker, onward.rank), self._ranked(worker, onward.rank, written)
         # Booked last: after a fault before this there is nothing to give back.
-        tokens = self.prompt.tokens
-        booking = context.scheduler.reserve_decode(decision.rank, onward, tokens, now, self.streamed)
+        tokens, others = self.prompt.tokens, self.prompt.others
+        booking = context.scheduler.reserve_decode(decision.rank, onward, tokens, now, self.streamed, others)
         if answer:
             booking.prefilled(now)
         return Leg(worker, prefill.decision, booking, lines, named, body, "decode")

@@ -36,7 +36,8 @@ def _decode_any_vllm(raw: bytes) -> VllmGenerate:
 def _of_sglang(raw: bytes) -> Inference:
     given = read_as(_decode_sglang, raw)
     name = "text"
-    body = AsCompletion(lora_path=given.lora_path, extra_key=given.extra_key, session_params=given.session_params)
+    n = _choices(given.sampling_params)
+    body = AsCompletion(n=n, lora_path=given.lora_path, extra_key=given.extra_key, session_params=given.session_params)
     if is_given(given.input_ids):  # the order in which the engine takes them: embeddings beside others are dropped
         name, body.prompt = "input_ids", given.input_ids
         check_prompt(name, body.prompt, *_IDS)
@@ -54,10 +55,16 @@ def _of_sglang(raw: bytes) -> Inference:
 def _of_vllm(raw: bytes) -> Inference:
     given = read_as(_decode_any_vllm, raw)
     check_prompt("token_ids", given.token_ids, *_IDS)
-    body = AsCompletion(prompt=given.token_ids)
+    body = AsCompletion(prompt=given.token_ids, n=_choices(given.sampling_params))
     _add_media(body, given.features, given.content_parts)
     said = given.model or None, given.cache_salt, bool(given.stream), raw, body, "token_ids"
     return Inference("completions", *said, "vllm", _passes_over_cache(given.sampling_params or Sampling()))
+
+
+def _choices(sampled: Sampling | list[Sampling] | None) -> int | None:
+    """Answers to each prompt: of a batch that gives each its own number, the first's."""
+    first = next(iter(sampled), None) if isinstance(sampled, list) else sampled
+    return int(first.n) if first and first.n else None
 
 
 def _shows_prompt(given: SglangGenerate) -> bool:

@@ -69,6 +69,11 @@ class Inference(NamedTuple):
     recomputed: bool = False
     """The engine may compute all of its prompt again, whatever it holds: for the prompt's log probabilities."""
 
+    @property
+    def choices(self) -> int:
+        """Answers that it asks for, to each of its prompts."""
+        return max(1, self.body.n or 1, self.body.best_of or 1)
+
     def fields(self) -> dict[str, Any]:
         """What `PromptTokens` reads, as far as it is given; a prompt of token ids may be an array. A completion has
         none where its embeddings stand for it.

@@ -9,6 +9,7 @@ from router.scheduling.backlog import Entry
 from router.scheduling.decision import Decision, Onward
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Reservation, subtract
+from router.scheduling.others import ALONE, Others
 from router.scheduling.store_loads import StoreLoad
 
 if TYPE_CHECKING:
@@ -19,15 +20,19 @@ class Booking:
     """One request's booking on one rank: its reservation in the load book, and what its tokens teach the latency model.
     Its owner releases it however the request ends."""
 
-    __slots__ = ("_booked", "_rank", "_reservation", "_scheduler", "_token_at")
+    __slots__ = ("_booked", "_others", "_rank", "_reservation", "_scheduler", "_token_at")
 
-    def __init__(self, scheduler: Scheduler, rank: WorkerRank, reservation: Reservation, now: float) -> None:
+    def __init__(
+        self, scheduler: Scheduler, rank: WorkerRank, reservation: Reservation, now: float, others: Others
+    ) -> None:
         self._scheduler = scheduler
         self._rank = rank
         self._reservation = reservation
         self._booked = now
+        self._others = others
         self._token_at: float | None = None
-        """When the latest token came; None before the first."""
+        """When the latest token came; None before the first, and where there are several answers, whose tokens come
+        mixed."""
 
     def first_token(self, now: float) -> None:
         """The first token is there. Does nothing a second time, or after the release."""
@@ -68,14 +73,21 @@ class PrefillBooking(Booking):
     __slots__ = ("_decode_meanwhile", "_entry", "_handed_on", "_load", "_past_prefill", "_prefill", "_streamed")
 
     def __init__(
-        self, scheduler: Scheduler, decision: Decision, now: float, streamed: bool, past_prefill: bool = False
+        self,
+        scheduler: Scheduler,
+        decision: Decision,
+        now: float,
+        streamed: bool,
+        past_prefill: bool = False,
+        others: Others = ALONE,
     ) -> None:
         """`streamed`: the end of the prefill will be seen. `past_prefill`: the prefill counts as done from the start,
         since its end will be neither seen nor predicted."""
-        tokens = decision.prefill_tokens
-        prefill_tokens = 0 if past_prefill else tokens
-        reservation = scheduler.book.reserve(decision.rank, prefill_tokens, decision.prompt_tokens, decision.new_tokens)
-        super().__init__(scheduler, decision.rank, reservation, now)
+        tokens, further = decision.prefill_tokens, others.tokens
+        prefill_tokens = 0 if past_prefill else tokens + further
+        prompt_tokens, new_tokens = decision.prompt_tokens + further, decision.new_tokens + further
+        reservation = scheduler.book.reserve(decision.rank, prefill_tokens, prompt_tokens, new_tokens)
+        super().__init__(scheduler, decision.rank, reservation, now, others)
         self._streamed = streamed
         self._past_prefill = past_prefill
         split = decision.split
@@ -88,13 +100,15 @@ class PrefillBooking(Booking):
         if scheduler.backlog.wanted and not past_prefill:
             self._prefill = Prefill(tokens, decision.prompt_tokens)
             work = scheduler.latency.prefill_share(self._prefill)
+            if further:
+                work += scheduler.latency.others_share(further, decision.prompt_tokens)
             joins = self._begin_load(decision, now) if decision.stored_tokens else None
             self._entry = scheduler.backlog.add(decision.rank, work, now, joins)
         self._decode_meanwhile: DecodeBooking | None = None
         onward = decision.onward
         if split and onward and not split.pushes[decision.position]:
             self._decode_meanwhile = DecodeBooking(
-                scheduler, decision.rank, onward, decision.prompt_tokens, now, streamed
+                scheduler, decision.rank, onward, decision.prompt_tokens, now, streamed, others
             )
 
     def _begin_load(self, decision: Decision, now: float) -> float | None:
@@ -107,13 +121,13 @@ class PrefillBooking(Booking):
         return now + predicted.queue + predicted.load
 
     def first_token(self, now: float) -> None:
-        if self._past_prefill:
+        if self._past_prefill or self._others.tokens:
             return
         entry = self._end_prefill()
         if entry is not None:
             seconds = self._scheduler.backlog.done(entry, now)
             if self._streamed:
-                self._token_at = now
+                self._token_at = None if self._others.mixed else now
                 self._learn(seconds, now)
             else:
                 self._learn_from_whole(seconds, now)
@@ -184,11 +198,14 @@ class DecodeBooking(Booking):
         prompt_tokens: int,
         now: float,
         streamed: bool,
+        others: Others = ALONE,
     ) -> None:
         self.moved_tokens = max(0, prompt_tokens - onward.overlap_tokens)
-        """Prompt tokens whose KV has to be moved here."""
-        reservation = scheduler.book.reserve(onward.rank, 0, prompt_tokens, new_tokens=self.moved_tokens)
-        super().__init__(scheduler, onward.rank, reservation, now)
+        """Tokens of the prompt whose KV has to be moved here."""
+        further = others.tokens
+        new_tokens = self.moved_tokens + further
+        reservation = scheduler.book.reserve(onward.rank, 0, prompt_tokens + further, new_tokens)
+        super().__init__(scheduler, onward.rank, reservation, now, others)
         self._source = source
         self.onward = onward
         self._streamed = streamed
@@ -210,8 +227,8 @@ class DecodeBooking(Booking):
         if self._decodes or self._reservation.released:
             return
         self._begin()
-        self._token_at = now
-        if self._streamed and self._prefilled is not None:
+        self._token_at = None if self._others.mixed else now
+        if self._streamed and self._prefilled is not None and not self._others.tokens:
             onward = self.onward
             seconds = max(0.0, now - self._prefilled - onward.step)
             self._scheduler.disaggregation.transfers.observe(onward.near, onward.work, seconds)

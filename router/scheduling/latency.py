@@ -257,6 +257,16 @@ class LatencyModel:
         """The same without the fixed cost of a step, which prefills in one step share."""
         return self._prefill.expected(0.0, prefill.new, prefill.pairs)
 
+    def others_share(self, further: int, first: int) -> float:
+        """`prefill_share` of the other prompts of a batch, `further` tokens in all, each taken to be about as long as
+        the first, which has `first`."""
+        return self._prefill.expected(0.0, further, further * first / 2)
+
+    def others_seconds_on(self, rank: WorkerRank, further: int, first: int) -> float:
+        """The same in seconds on `rank`; 0 for one that is not watched."""
+        place = self._places.get(rank)
+        return 0.0 if place is None else self._prefill_factors.at(place) * self.others_share(further, first)
+
     def prefill_seconds_on(self, rank: WorkerRank, prefill: Prefill) -> float:
         """Seconds on `rank`; 0 for one that is not watched."""
         place = self._places.get(rank)

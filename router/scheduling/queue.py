@@ -266,26 +266,33 @@ class Queue:
 
     def _work(self, waiting: Waiting, candidates: Candidates, decision: Decision | None, now: float) -> float:
         """Seconds of the request's own prefill: where it would go, or else at least; 0 if overlaps are not known."""
+        others = self._work_of_others(waiting)
         if decision is not None:
-            return decision.predicted.prefill if decision.predicted else 0.0
-        matches = waiting.matches()
+            return decision.predicted.prefill + others if decision.predicted else 0.0
+        matches, tokens = waiting.matches(), waiting.prompt_tokens
         if matches is None:
             return 0.0
-        return self._scheduler.least_prefill(candidates, waiting.prompt_tokens, matches, now, waiting.stored_tokens)
+        return self._scheduler.least_prefill(candidates, tokens, matches, now, waiting.stored_tokens) + others
+
+    def _work_of_others(self, waiting: Waiting) -> float:
+        """Seconds of the prefills of a batch after the first, wherever they are."""
+        others = waiting.others.tokens
+        return self._scheduler.latency.others_share(others, waiting.prompt_tokens) if others else 0.0
 
     def _charge(self, waiting: Waiting, decision: Decision | None) -> float:
         """Seconds of prefill that the tenant is charged; of the whole prompt if overlaps are not known."""
+        others = self._work_of_others(waiting)
         if decision and decision.predicted:
-            return decision.predicted.prefill
+            return decision.predicted.prefill + others
         tokens = waiting.prompt_tokens
-        return self._scheduler.latency.prefill_work(Prefill(tokens, tokens))
+        return self._scheduler.latency.prefill_work(Prefill(tokens, tokens)) + others
 
     def _send(self, waiting: Waiting, decision: Decision, now: float) -> None:
         if waiting in self._line:
             self._held.remove(waiting, now, self._charge(waiting, decision))
         elif len(self._line):
             self._held.shares.pass_by(waiting.tenant, self._charge(waiting, decision))
-        waiting.send(decision, self._scheduler.reserve(decision, now, waiting.streamed))
+        waiting.send(decision, self._scheduler.reserve(decision, now, waiting.streamed, waiting.others))
 
     def _discard(self, waiting: Waiting, now: float) -> None:
         """Remove the request if it is in line."""

@@ -19,6 +19,7 @@ from router.scheduling.decision import NOTHING_HELD, Choice, Decision, Onward, P
 from router.scheduling.disaggregation import Disaggregation
 from router.scheduling.latency import LatencyModel
 from router.scheduling.load import LoadBook
+from router.scheduling.others import ALONE, Others
 from router.scheduling.present import Present
 from router.scheduling.store_loads import StoreLoads
 
@@ -107,23 +108,32 @@ class Scheduler:
         return self.disaggregation.decode(self, split, position, hidden, prefill.prompt_tokens, matches, now)
 
     def reserve_decode(
-        self, source: WorkerRank, onward: Onward, prompt_tokens: int, now: float, streamed: bool
+        self,
+        source: WorkerRank,
+        onward: Onward,
+        prompt_tokens: int,
+        now: float,
+        streamed: bool,
+        others: Others = ALONE,
     ) -> DecodeBooking:
         """Book what `select_decode` found; the caller must release it however the request ends. `source`: the prefill
         rank."""
-        return DecodeBooking(self, source, onward, prompt_tokens, now, streamed)
+        return DecodeBooking(self, source, onward, prompt_tokens, now, streamed, others)
 
-    def reserve(self, decision: Decision, now: float, streamed: bool = True) -> Booking:
+    def reserve(self, decision: Decision, now: float, streamed: bool = True, others: Others = ALONE) -> Booking:
         """Book the decision's prefill and active tokens; the caller must release it however the request ends.
 
-        An answer that is not `streamed` shows no first token, so its prefill counts as done when it was predicted to
-        be. A worker that only prefills answers when it is done.
+        An answer that is not `streamed` shows no first token, and the first of several tells nothing of the other
+        prompts: such a prefill counts as done when it was predicted to be. A worker that only prefills answers when it
+        is done.
         """
-        heard = streamed or decision.split is not None  # the end of the prefill
+        heard = (streamed and not others.tokens) or decision.split is not None  # the end of the prefill
         predicted = decision.predicted if decision.stored_tokens or not heard else None
-        booking = PrefillBooking(self, decision, now, heard, past_prefill=not heard and predicted is None)
+        past = not heard and predicted is None
+        booking = PrefillBooking(self, decision, now, heard, past_prefill=past, others=others)
         if predicted and not heard:
-            heappush(self._unheard, (now + predicted.ttft, next(self._numbers), booking))
+            further = self.latency.others_seconds_on(decision.rank, others.tokens, decision.prompt_tokens)
+            heappush(self._unheard, (now + predicted.ttft + further, next(self._numbers), booking))
         return booking
 
     def _settle(self, now: float) -> None:

@@ -9,6 +9,7 @@ from router.scheduling.admission import QueueFull, QueueTimeout, Refusal
 from router.scheduling.booking import Booking
 from router.scheduling.candidates import Candidates
 from router.scheduling.decision import Decision, Policy
+from router.scheduling.others import Others
 
 AnyRefusal: TypeAlias = Refusal | QueueFull | QueueTimeout
 
@@ -18,6 +19,8 @@ class Waiting(Protocol):
 
     @property
     def prompt_tokens(self) -> int: ...
+    @property
+    def others(self) -> Others: ...
     @property
     def arrived(self) -> float: ...
     @property

@@ -12,6 +12,7 @@ from router.proxy.failures import MOST_HARMED
 from router.scheduling.booking import Booking
 from router.scheduling.candidates import Candidates
 from router.scheduling.decision import Decision, Policy
+from router.scheduling.others import ALONE
 from router.scheduling.waiting import AnyRefusal
 from router.simulation.parts import HOP, Parts
 from router.simulation.prompts import make_request, sequence_hashes
@@ -70,6 +71,7 @@ class Arrival:
         self.pinned = False
         self.ttft_slo: float | None = None
         self.streamed = True
+        self.others = ALONE
         self.policy: Policy | None = None
         self._booking: Booking | None = None
         self._request: Request | None = None

@@ -8,6 +8,7 @@ than none, since every block after it would look different.
 from router.tokens.engine_tokens import EngineTokens, Post
 from router.tokens.errors import CannotTokenize, Reason
 from router.tokens.ids import read_ids
+from router.tokens.other_prompts import other_tokens
 from router.tokens.prompt import Endpoint, Fields, PromptTokens, first_prompt
 from router.tokens.source import find_tokenizer
 from router.tokens.stand_ins import BYTES_PER_TOKEN, stand_ins
@@ -28,6 +29,7 @@ __all__ = [
     "find_tokenizer",
     "first_prompt",
     "load_tokenizer",
+    "other_tokens",
     "read_ids",
     "stand_ins",
     "verify",

@@ -34,6 +34,7 @@ from router.routing import RequestRouting
 from router.scheduling.admission import Admission
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.load import LoadBook
+from router.scheduling.others import Others
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.tokens import Endpoint, PromptTokens, Tokenizer, stand_ins
@@ -188,7 +189,7 @@ def comparable(prompt: Prompt) -> Prompt:
 async def test_token_ids_need_neither_tokenizer_nor_engine() -> None:
     async with scene() as made:
         assert await made.prompt(prompt=[1, 2, 3, 4, 5]) == known([1, 2, 3, 4, 5])
-        assert await made.prompt(prompt=[[1, 2, 3, 4], [9]]) == known([1, 2, 3, 4])
+        assert await made.prompt(prompt=[[1, 2, 3, 4]]) == known([1, 2, 3, 4])
         assert made.asked_engine == 0
 
 
@@ -196,9 +197,31 @@ async def test_text_by_the_tokenizer_at_hand(folder: Path, reference: tokenizers
     ids = reference.encode(TEXT).ids
     async with scene(str(folder)) as made:
         assert await made.prompt(prompt=TEXT) == known(ids)
-        assert await made.prompt(prompt=[TEXT, "something else"]) == known(ids)
+        assert await made.prompt(prompt=[TEXT]) == known(ids)
         assert await made.prompt(prompt=TEXT, add_special_tokens=False) == known(ids[1:])
         assert made.asked_engine == 0
+
+
+async def test_of_a_batch_the_first_prompt_is_looked_up_and_the_others_count(
+    folder: Path, reference: tokenizers.Tokenizer
+) -> None:
+    ids = reference.encode(TEXT).ids
+    other = "Something else. " * 10
+    async with scene(str(folder)) as made:
+        texts = await made.prompt(prompt=[TEXT, other, TEXT], n=2)
+        assert texts == known(ids)._replace(others=Others(len(other) // 4, mixed=True))
+        packed = await made.prompt(prompt=[[1, 2, 3, 4], [1, 2, 9]])
+        assert packed == known([1, 2, 3, 4])._replace(others=Others(1, mixed=True))
+        untold = await made.prompt(prompt=[TEXT, other], suffix="x")
+        assert untold == guessed(TEXT)._replace(others=Others(len(other) // 4, mixed=True))
+
+
+async def test_one_prompt_may_be_answered_several_times(folder: Path, reference: tokenizers.Tokenizer) -> None:
+    async with scene(folder=folder) as made:
+        one = await made.prompt(prompt=TEXT, n=1)
+        assert one == known(reference.encode(TEXT).ids)
+        assert await made.prompt(prompt=TEXT, n=3) == one._replace(others=Others(mixed=True))
+        assert (await made.prompt("chat", messages=CHAT, n=3)).others == Others(mixed=True)
 
 
 async def test_a_chat_by_the_models_template(folder: Path, reference: tokenizers.Tokenizer) -> None:
@@ -438,7 +461,7 @@ async def test_a_prompt_that_engines_cut_off_is_routed_by_its_text(
     ):
         assert await made.prompt(prompt=TEXT, truncate_prompt_tokens=4) == guessed(TEXT)
         ids = await made.prompt(prompt=[[1, 2, 3, 4, 5], [6]], truncate_prompt_tokens=4)
-        assert ids == guessed(np.array([1, 2, 3, 4, 5], np.uint32))
+        assert ids == guessed(np.array([1, 2, 3, 4, 5], np.uint32))._replace(others=Others(1, mixed=True))
         assert (await made.prompt(prompt=[], truncate_prompt_tokens=4)).hashes is None
         assert (made.asked_engine, made.untokenized("untold")) == (0, 3)
 

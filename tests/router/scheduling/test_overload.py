@@ -18,6 +18,7 @@ from router.scheduling.decision import Policy
 from router.scheduling.figures import LOAD_ROWS
 from router.scheduling.limits import Limits
 from router.scheduling.load import LoadBook, SharedTable
+from router.scheduling.others import Others
 from router.scheduling.pass_budget import MOST
 from router.scheduling.queue import TICK
 from tests.examples import examples
@@ -361,6 +362,18 @@ def test_a_tenant_is_charged_for_what_is_still_to_be_computed_of_its_prompts() -
         desk.sent[-1].end()
         desk.clock.run()
     assert desk.names[1:].count("c") > desk.names.count("n") + 6
+
+
+def test_a_tenant_is_charged_for_all_prompts_of_a_batch() -> None:
+    desk = Desk(limits=Limits(max_concurrency=1))
+    desk.ask("r", tenant="running")
+    for _ in range(12):
+        desk.ask("b", 1_000, tenant="batches", others=Others(15_000, mixed=True))
+        desk.ask("s", 1_000, tenant="singles")
+    for _ in range(13):
+        desk.sent[-1].end()
+        desk.clock.run()
+    assert desk.names[1:].count("s") > desk.names.count("b") + 6
 
 
 def test_what_a_tenant_is_sent_without_waiting_counts_while_others_wait() -> None:

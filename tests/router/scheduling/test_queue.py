@@ -22,6 +22,7 @@ from router.scheduling.figures import MUCH_LATER
 from router.scheduling.latency import PREFILL_PRIOR, Prefill
 from router.scheduling.limits import Limits
 from router.scheduling.load import Load
+from router.scheduling.others import Others
 from router.scheduling.overlap import OverlapCost
 from router.scheduling.pass_budget import MOST
 from router.scheduling.queue import TICK
@@ -674,6 +675,54 @@ def test_a_prefill_that_nobody_heard_of_is_no_time_of_the_one_behind_it() -> Non
     assert factor == pytest.approx(1.0, abs=0.1)
     for request in (unheard, heard, last):
         request.end()
+    assert desk.at_rest
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_batch_keeps_its_rank_busy_with_all_of_its_prompts(streamed: bool) -> None:
+    """Nobody hears when they are computed: the first token tells of the first prompt."""
+    desk, ten = Desk(OVERLAP), Desk(OVERLAP)
+    request = desk.ask(prompt=1_000, streamed=streamed, others=Others(9_000, mixed=True))
+    ones = [ten.ask(prompt=1_000) for _ in range(10)]
+    assert desk.backlog[0] == pytest.approx(ten.backlog[0], rel=0.01)
+    assert desk.loads == {Load(1, 10_000, 10_000)}
+    factor = prefill_factors(desk.scheduler.latency, desk.candidates, 0.0)[0]
+    desk.clock.run(0.05)
+    request.first_token()
+    assert desk.backlog[0] == pytest.approx(ten.backlog[0] - 0.05, rel=0.02)
+    desk.clock.run(1.0)
+    other = desk.ask()
+    assert desk.backlog[0] < 0.1
+    assert prefill_factors(desk.scheduler.latency, desk.candidates, desk.clock.now)[0] == factor
+    for each in (request, other, *ones):
+        each.end()
+    assert desk.at_rest
+    assert ten.at_rest
+
+
+def test_a_batch_that_ends_sooner_than_it_should_leaves_nothing() -> None:
+    desk = Desk(OVERLAP)
+    request = desk.ask(prompt=1_000, streamed=False, others=Others(900_000, mixed=True))
+    desk.clock.run(0.1)
+    request.first_token()
+    request.end()
+    assert desk.backlog[0] == 0
+    assert desk.at_rest
+
+
+def test_tokens_of_several_answers_come_mixed_and_are_no_steps() -> None:
+    desk = Desk(OVERLAP)
+    latency = desk.scheduler.latency
+    expected = latency._step_factors.at(0)
+    for _ in range(20):
+        request = desk.ask(others=Others(mixed=True))
+        request.first_token()
+        for _ in range(20):
+            desk.clock.run(0.001)
+            assert request.booking
+            request.booking.generated(1, desk.clock.now)
+        request.end()
+    assert latency._step_factors.at(0) == expected
     assert desk.at_rest
 
 

@@ -17,6 +17,7 @@ from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Cost, Decision, Policy, Situation
 from router.scheduling.limits import Limits
 from router.scheduling.load import Load, LoadBook
+from router.scheduling.others import ALONE, Others
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.waiting import AnyRefusal
@@ -143,6 +144,7 @@ class Request:
         pinned: bool = False,
         ttft_slo: float | None = None,
         streamed: bool = True,
+        others: Others = ALONE,
         matches: Matches | None = None,
         known: bool = True,
         candidates: Candidates | None = None,
@@ -160,6 +162,7 @@ class Request:
         self.ttft_slo = ttft_slo
         self.stored_tokens = 0
         self.streamed = streamed
+        self.others = others
         self.policy: Policy | None = None
         self._matches = matches
         self._known = known
