@@ -2,9 +2,11 @@
 
 A block's *sequence hash* mixes its tokens into the sequence hash of the block before it (the namespace's root before
 the first), so it depends on every token up to the block's end: equal hashes mean equal prefixes, with a chance of about
-2^-64 against it for each pair, and the index needs no tree to match them (docs/adr/0001-flat-chained-hashes.md). The
-mixing is MurmurHash3's 64-bit body and finaliser (Appleby, public domain). It is no cryptographic hash: whoever makes
-two prompts collide can misroute them, and nothing else.
+2^-64 against it for each pair, and the index needs no tree to match them (docs/adr/0001-flat-chained-hashes.md).
+
+The tokens of a block are summed up, each pair mixed with a key of its position, and MurmurHash3's 64-bit finaliser
+(Appleby, public domain) chains the sums. It is no cryptographic hash: whoever makes two prompts collide can misroute
+them, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import xxhash
 from indexer.hash_kernels import chain
 from indexer.types import PLAIN, Namespace, SequenceHash
 
-HASH_VERSION = 1
+HASH_VERSION = 2
 """Sent with every batch on the event plane: hashes of different versions never match."""
 
 Tokens: TypeAlias = npt.NDArray[np.uint32]

@@ -1,3 +1,6 @@
+from itertools import permutations, zip_longest
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,17 +17,19 @@ def hashes(ids: list[int], size: int, root: int = 0, extras: tuple[bytes, ...] =
 
 
 def reference(ids: list[int], size: int, root: int) -> list[int]:
-    """MurmurHash3's 64-bit mixing, in plain integers."""
+    """In plain integers: a keyed sum of a block's pairs of tokens, and MurmurHash3's finaliser."""
     word = (1 << 64) - 1
 
-    def rotate(x: int, by: int) -> int:
-        return (x << by | x >> (64 - by)) & word
+    def keyed(pair: int, low: int, high: int) -> int:
+        key = 0x4CF5AD432745937F + pair * 0x3C6EF372FE94F82A & word
+        mixed = ((low | high << 32) ^ key) * 0x87C37B91114253D5 & word
+        return (mixed ^ mixed >> 33) * key
 
     found = []
     for start in range(0, len(ids) - size + 1, size):
-        for token in ids[start : start + size]:
-            root ^= rotate(token * 0x87C37B91114253D5 & word, 31) * 0x4CF5AD432745937F & word
-            root = (rotate(root, 27) * 5 + 0x52DCE729) & word
+        block = ids[start : start + size]
+        pairs = zip_longest(block[::2], block[1::2], fillvalue=0)
+        root ^= sum(keyed(number, *pair) for number, pair in enumerate(pairs)) & word
         for multiplier in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
             root = (root ^ root >> 33) * multiplier & word
         root ^= root >> 33
@@ -34,12 +39,22 @@ def reference(ids: list[int], size: int, root: int) -> list[int]:
 
 def test_golden_values() -> None:
     """What publishers and routers agree on: a change here needs a new HASH_VERSION."""
-    assert hashes([1, 2, 3, 4, 5], 2) == [14918841197461741720, 5131705787455434203]
+    assert hashes([1, 2, 3, 4, 5], 2) == [1838773808892156667, 14793473291883430984]
 
 
 @given(tokens, st.integers(1, 40), st.integers(0, 2**64 - 1))
 def test_compiled_is_as_written(ids: list[int], size: int, root: int) -> None:
     assert hashes(ids, size, root) == reference(ids, size, root)
+
+
+def test_blocks_that_are_alike_have_hashes_that_are_not() -> None:
+    """Two in 10^5 agree in half of their bits about as often as random numbers do (1.3 times), and in all never."""
+    turned = [[token for token in order for _ in range(2)] for order in permutations(range(8))]
+    few = [[number >> bit & 1 for bit in range(16)] for number in range(2**16)]
+    found = np.array([hash_ for block in turned + few for hash_ in hashes(block, 16)], np.uint64)
+    assert len(np.unique(found)) == len(found)
+    for half in (found & np.uint64(2**32 - 1), found >> np.uint64(32)):
+        assert len(found) - len(np.unique(half)) <= 10
 
 
 @given(tokens, tokens, st.integers(1, 40))
