@@ -66,7 +66,7 @@ class Server:
         guard: Guard | None,
         tenant_header: bytes | None,
         migrations: Migrations | None,
-        responses: KeptResponses | None,
+        responses: KeptResponses,
     ) -> None:
         """`direct`: each request names its worker. `guard`: if requests need an API key. `tenant_header`: the header,
         in lower case, that names a request's tenant if no key does."""
@@ -200,11 +200,11 @@ class Server:
             self._prompts.check(served, inputs(request.head.path, request.body))
         if self._prompts and fields:
             self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
-        responses, kept = self._responses, read_kept(request.head, request.body)
-        note = responses.note if responses and kept.keeps else None
+        kept = read_kept(request.head, request.body)
+        note = self._responses.note if kept.keeps else None
         exchange = self._exchange(request, connection, routing, tenant, on_first_bytes=note)
-        if responses and kept.named and not routing.pinned:
-            self._start_later(exchange, _to_keeper(responses, kept.named, routing))
+        if kept.named and not routing.pinned:
+            self._start_later(exchange, _to_keeper(self._responses, kept.named, routing))
         else:
             exchange.start()
         return exchange
