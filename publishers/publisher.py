@@ -37,7 +37,7 @@ RESTART_DELAY = 5.0
 """Seconds from an unexpected failure until the publisher starts again."""
 
 FAILED = "A publisher has failed and begins anew"
-NO_EVENTS = (
+UNTOLD_EVENTS = (
     "The engine does not say where it publishes KV events: start it with --kv-events-config, or state the endpoint "
     "(--events tcp://HOST:PORT)"
 )
@@ -192,7 +192,7 @@ class EnginePublisher:
             await asyncio.sleep(PROBE_INTERVAL)
 
     def _warn(self, found: EngineDescription, description: EngineDescription) -> None:
-        untold = next((why for problem, why in _WHY_NONE.items() if problem in found.problems), NO_EVENTS)
+        untold = next((why for problem, why in _WHY_NONE.items() if problem in found.problems), UNTOLD_EVENTS)
         lacking = () if description.event_sources else (untold,)
         for problem in (*lacking, *other_block_size(description.block_size, found.block_size)):
             log_event(logger, logging.WARNING, problem, worker=self.worker_id, engine=self._url)

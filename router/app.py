@@ -133,7 +133,7 @@ class App:
         self.port = settings.port
         # Made by `start`:
         self._session: aiohttp.ClientSession | None = None
-        self._responses: KeptResponses | None = None
+        self._responses: KeptResponses
         self._prompts: Prompts | None = None
         self._store: SharedStore | None = None
         self._copies: StoreCopies | None = None

@@ -148,14 +148,15 @@ class Prompts:
         """The worker has left, or serves only the models in `still`: how it tokenizes others is of no more use."""
         self._answering.forget(worker_id)
         self._render_otherwise.discard(worker_id)
-        for model, differing in self._differing.items():
-            if worker_id in differing and model not in still:
-                differing.remove(worker_id)
-                self._settle(model)
         for model in self._serving.keys() - still:
-            self._serving[model].discard(worker_id)
-            if not self._serving[model]:
+            serving, differing = self._serving[model], self._differing.get(model, set())
+            was_settled = worker_id in differing or model in self._by_model
+            serving.discard(worker_id)
+            differing.discard(worker_id)
+            if not serving:
                 self._drop(model)
+            elif was_settled:
+                self._settle(model)
         if self._takers:
             self._takers.forget(worker_id, still)
 
@@ -351,7 +352,8 @@ class Prompts:
             return
         if model not in self._by_model:
             log_event(logger, logging.INFO, "Tokenizer is ready", model=model, backend=tokenizer.backend)
-        kinds = {worker.engine for worker in self._context.fleet.workers.values() if worker.serves(model)}
+        serving = self._serving[model]
+        kinds = {worker.engine for worker in self._context.fleet.workers.values() if worker.id in serving}
         self._by_model[model] = PromptTokens(tokenizer, next((kind for kind in _STRICTEST if kind in kinds), "unknown"))
 
     def _engine(self, worker: Worker) -> EngineTokens:

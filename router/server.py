@@ -66,7 +66,7 @@ class Server:
         guard: Guard | None,
         tenant_header: bytes | None,
         migrations: Migrations | None,
-        responses: KeptResponses | None,
+        responses: KeptResponses,
     ) -> None:
         """`direct`: each request names its worker. `guard`: if requests need an API key. `tenant_header`: the header,
         in lower case, that names a request's tenant if no key does."""
@@ -200,14 +200,20 @@ class Server:
             self._prompts.check(served, inputs(request.head.path, request.body))
         if self._prompts and fields:
             self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
-        responses, kept = self._responses, read_kept(request.head, request.body)
-        note = responses.note if responses and kept.keeps else None
+        kept = read_kept(request.head, request.body)
+        note = self._responses.note if kept.keeps else None
         exchange = self._exchange(request, connection, routing, tenant, on_first_bytes=note)
-        if responses and kept.named and not routing.pinned:
-            self._start_later(exchange, _to_keeper(responses, kept.named, routing))
+        if kept.named and not routing.pinned:
+            self._start_later(exchange, self._to_keeper(kept.named, routing, exchange))
         else:
             exchange.start()
         return exchange
+
+    async def _to_keeper(self, named: str, routing: RequestRouting, exchange: Exchange) -> None:
+        """Pin the request to the worker that keeps the answer `named`. If none does, any engine may say so."""
+        keeper = await self._responses.keeper(named, lambda: exchange in self.under_way)
+        if keeper:
+            routing.pin(keeper)
 
     def _exchange(
         self,
@@ -326,13 +332,6 @@ def _check_adapter(body: bytes, tenant: Tenant | None) -> None:
     if tenant is not None and tenant.key.models is not None and names_adapter(body):
         text = "Your key is for some models only: name an adapter as the model, not in the field 'lora_path'."
         raise BadRequest(403, text, param="lora_path")
-
-
-async def _to_keeper(responses: KeptResponses, named: str, routing: RequestRouting) -> None:
-    """Pin the request to the worker that keeps the answer `named`. If none does, any engine may say so."""
-    keeper = await responses.keeper(named)
-    if keeper:
-        routing.pin(keeper)
 
 
 def _wrong_method(allowed: str) -> BadRequest:

@@ -28,7 +28,7 @@ from router.admin.shapes import (
     read_worker,
 )
 from router.context import RouterContext
-from router.openai.errors import error_body
+from router.openai.errors import error_response
 from router.settings.administration import Address
 from router.settings.logs import LogLevel as Level
 from router.split.pairing import Counterparts, counterparts
@@ -225,9 +225,8 @@ def _json(status: int, content: object) -> web.Response:
 
 def _error(status: int, message: str) -> web.Response:
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return web.Response(
-        status=status, body=error_body(status, message), content_type="application/json", headers=headers
-    )
+    body = error_response(status, message).body
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:

@@ -45,23 +45,12 @@ def error_response(
     header: Header | None = None,
 ) -> Response:
     """`code` defaults to the status, as engines have it; `details` stand beside it."""
-    body = error_body(status, message, code=code, param=param, details=details)
-    return Response(status, body, headers=(header,) if header else ())
-
-
-def error_body(
-    status: int,
-    message: str,
-    *,
-    code: str | None = None,
-    param: str | None = None,
-    details: Mapping[str, float] | None = None,
-) -> bytes:
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     error = {"message": message, "type": kind, "param": param, "code": code or status, **(details or {})}
-    return msgspec.json.encode({"error": error, "type": "error"})
+    body = msgspec.json.encode({"error": error, "type": "error"})
+    return Response(status, body, headers=(header,) if header else ())
 
 
 def error_event(status: int, message: str) -> bytes:
     """A server-sent event that ends a stream which cannot go on."""
-    return b"data: %s\n\n" % error_body(status, message)
+    return b"data: %s\n\n" % error_response(status, message).body

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import aiohttp
@@ -93,12 +94,13 @@ class KeptResponses:
         if found:
             self._remember(found[1].decode(), worker)
 
-    async def keeper(self, named: str) -> Worker | None:
-        """The worker that keeps the answer; None if none is found."""
+    async def keeper(self, named: str, wanted: Callable[[], bool]) -> Worker | None:
+        """The worker that keeps the answer; None if none is found, or nobody is asked because it is not `wanted` any
+        more when its turn comes."""
         worker = self._fleet.workers.get(self._keepers.get(named, ""))
         if worker is None and len(self._fleet.up) > 1:
             async with self._asking:
-                worker = await self._ask(named)
+                worker = await self._ask(named) if wanted() else None
             if worker:
                 self._remember(named, worker)
         return worker

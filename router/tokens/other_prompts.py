@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
@@ -32,6 +31,12 @@ def _as_bytes(prompt: object) -> bytes:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many bytes they begin with in common."""
-    shorter = min(len(one), len(other))
-    return bisect_left(range(shorter), True, key=lambda at: one[: at + 1] != other[: at + 1])
+    """How many bytes they begin with in common. Each byte is looked at once: prompts may have millions."""
+    common, most = 0, min(len(one), len(other))
+    while common < most:
+        middle = (common + most + 1) // 2
+        if one[common:middle] == other[common:middle]:
+            common = middle
+        else:
+            most = middle - 1
+    return common

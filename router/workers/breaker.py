@@ -71,7 +71,7 @@ class Breaker:
     def succeeded(self, now: float) -> bool:
         """Returns whether that changes the state. While it is open, answers to earlier requests do not close it."""
         if self.state == "half-open":
-            self._close()
+            self.reset()
             return True
         if self._ends:
             self._note(now, failed=False)
@@ -108,8 +108,11 @@ class Breaker:
         return False
 
     def reset(self) -> None:
-        """The worker has restarted: earlier failures do not count any more."""
-        self._close()
+        """Close it; earlier failures do not count any more."""
+        self._ends.clear()
+        self._tries = 0
+        self._probed_at = None
+        self.state = "closed"
 
     def _note(self, now: float, *, failed: bool) -> None:
         self._ends.append((now, failed))
@@ -117,9 +120,3 @@ class Breaker:
             self._ends.popleft()
         while self._ends and not self._ends[0][1]:
             self._ends.popleft()
-
-    def _close(self) -> None:
-        self._ends.clear()
-        self._tries = 0
-        self._probed_at = None
-        self.state = "closed"

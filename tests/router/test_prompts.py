@@ -424,6 +424,21 @@ async def test_the_tokenizer_stays_as_long_as_anybody_serves_its_model(
         assert made.asked_engine == 0
 
 
+async def test_only_as_long_as_an_sglang_serves_a_model_is_what_it_renders_otherwise_asked(
+    folder: Path, reference: tokenizers.Tokenizer
+) -> None:
+    async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url, folder=folder) as made:
+        other = Worker(parse_worker(f"{engine.url},name=v"), Pool(engine.url, 1.0))
+        other.description = EngineDescription("sglang", models=made.worker.models, block_size=BLOCK)
+        made.context.fleet.add(other)
+        await made.prompts.learn(other)
+        await made.prompt("chat", messages=CHAT, task="title")
+        assert made.asked_engine == 1
+        made.prompts.forget("v")
+        await made.prompt("chat", messages=CHAT, task="title")
+        assert made.asked_engine == 1
+
+
 async def test_an_engine_that_serves_another_model_by_now_is_believed_of_the_first(
     folder: Path, reference: tokenizers.Tokenizer
 ) -> None:

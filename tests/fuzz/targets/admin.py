@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from router.admin.openapi import document
 from router.admin.shapes import Wrong, read_change, read_log_level, read_timeout, read_worker
 from router.http.pool import parse_address
-from router.openai.errors import error_body
+from router.openai.errors import error_response
 from tests.fuzz.target import DEEP_JSON, JSON, Target, place
 
 _STATUSES = {400, 422}
@@ -36,7 +36,7 @@ def _outcome(read: Callable[[bytes], object], data: bytes) -> Hashable:
     except Wrong as error:
         wrong = error
     assert wrong.status in _STATUSES
-    assert error_body(wrong.status, str(wrong))
+    assert error_response(wrong.status, str(wrong)).body
     return place(wrong)
 
 

@@ -9,6 +9,7 @@ import pytest
 import router.openai.kept_responses
 from tests.fakes.raw_client import Answered, RawClient, get, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, events, never
+from tests.fakes.waiting import until
 from tests.router.proxy.running import RunningRouter, running
 
 PATH = "/v1/responses"
@@ -74,6 +75,25 @@ async def test_a_worker_that_does_not_say_is_not_waited_for(a: ScriptedWorker, m
         assert a.dialogues[0].is_over
 
 
+async def test_for_a_client_that_has_gone_meanwhile_nobody_is_asked(
+    a: ScriptedWorker, b: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for worker in (a, b):
+        worker.then(never)
+    monkeypatch.setattr(router.openai.kept_responses, "_ASKING", 1)
+    monkeypatch.setattr(router.openai.kept_responses, "PATIENCE", 0.2)
+    async with running(a, b) as front, front.client() as one, front.client() as two, front.client() as three:
+        under_way = front.app._draining.exchanges
+        one.send(get(f"{PATH}/resp_1"))
+        await until(lambda: a.requests and b.requests)
+        two.send(get(f"{PATH}/resp_2"))
+        await until(lambda: len(under_way) == 2)
+        two.vanish()
+        await until(lambda: len(under_way) == 1)
+        assert (await three.ask(get(f"{PATH}/resp_3"))).status == 200
+    assert b"/v1/responses/resp_2" not in {request.target for request in (*a.requests, *b.requests)}
+
+
 async def test_what_nobody_keeps_is_for_an_engine_to_say(a: ScriptedWorker, b: ScriptedWorker) -> None:
     for worker in (a, b):
         worker.then(MISSING, MISSING)
@@ -130,6 +150,4 @@ async def test_the_oldest_are_forgotten(a: ScriptedWorker, monkeypatch: pytest.M
 
 
 def _known(router: RunningRouter) -> list[str]:
-    responses = router.app._responses
-    assert responses
-    return list(responses._keepers)
+    return list(router.app._responses._keepers)

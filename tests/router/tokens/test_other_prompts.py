@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from itertools import takewhile
 
 import numpy as np
@@ -44,6 +46,22 @@ def test_what_is_common_is_what_is_common(texts: list[bytes]) -> None:
 
 def _alike(one: bytes, other: bytes) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def test_what_long_prompts_have_in_common_takes_little_more_than_to_read_them() -> None:
+    """Everybody else waits meanwhile, and a request may be of 64 MB."""
+    one, other = "a" * 2**24, "a" * 2**24 + "b"
+    reading = _seconds(lambda: one.encode() == other.encode())
+    assert _seconds(lambda: other_tokens([one, other])) < 10 * reading
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    took = []
+    for _ in range(5):
+        began = time.process_time()
+        work()
+        took.append(time.process_time() - began)
+    return min(took)
 
 
 def test_a_long_batch_is_taken_to_be_as_its_first_prompts_are() -> None:
