@@ -65,6 +65,8 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     part: int = 0
     parts: int = 0
     hash_version: int = HASH_VERSION
+    past: bool = False
+    """Whether the engine did it before its publisher followed it."""
 
     @property
     def rank(self) -> WorkerRank:

@@ -258,10 +258,11 @@ class KVIndexer:
 
     def _apply(self, batch: EventBatch) -> None:
         rank = batch.rank
-        observer = None if batch.parts else self._observer
+        observer = None if batch.parts or batch.past else self._observer
         for event in batch.events:
             if isinstance(event, Cleared):
-                self._tell_dropped(rank, "cleared")
+                if observer:
+                    self._tell_dropped(rank, "cleared")
                 self._drop(rank)
                 continue
             hashes = unpack_hashes(event.hashes)

@@ -14,7 +14,8 @@ believed."""
 
 
 class Observer(Protocol):
-    """Snapshots are not observed: they say what a rank holds already, not what has happened."""
+    """Snapshots are not observed: they say what a rank holds already, not what has happened. Nor is what has long
+    happened."""
 
     def stored(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes, created: int) -> None:
         """`created`: how many of `hashes` no rank held in that tier before."""

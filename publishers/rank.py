@@ -135,8 +135,8 @@ class EngineRank(RankPublisher):
         self._make_decode = make_decode
         self._decode = make_decode()
 
-    def apply(self, payload: bytes) -> None:
-        """One message of the engine; one that cannot be read is counted."""
+    def apply(self, payload: bytes, past: bool = False) -> None:
+        """One message of the engine; one that cannot be read is counted. `past`: see `EventBatch`."""
         try:
             batch = self._decode(payload)
         except MalformedEvent as error:
@@ -149,7 +149,7 @@ class EngineRank(RankPublisher):
             self._prove(self._unproven, batch)
         if "lora" in batch.skipped and not self.relay.counts.skipped["lora"]:
             log_event(logger, logging.WARNING, NUMBERED_ADAPTERS, worker=self.relay.rank)
-        for made in self.relay.apply(batch):
+        for made in self.relay.apply(batch, past):
             self.publish(made)
 
     def _prove(self, block_size: int, batch: EngineBatch) -> None:

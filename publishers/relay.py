@@ -71,8 +71,9 @@ class RankRelay:
         """Blocks held, whatever the tier."""
         return len(self._handles)
 
-    def apply(self, batch: EngineBatch) -> list[EventBatch]:
-        """The batches to publish: none when nothing changed for a receiver, several when one would be too large."""
+    def apply(self, batch: EngineBatch, past: bool = False) -> list[EventBatch]:
+        """The batches to publish: none when nothing changed for a receiver, several when one would be too large.
+        `past`: see `EventBatch`."""
         for reason, count in batch.skipped.items():
             self._skip(reason, count)
         events: list[Event] = []
@@ -81,7 +82,7 @@ class RankRelay:
         if not events:
             return []
         merged = _merge(events)
-        return [self._number(merged)] if _fits(merged) else [self._number(part) for part in _split(merged)]
+        return [self._number(part, past) for part in ([merged] if _fits(merged) else _split(merged))]
 
     def restart(self, epoch: int) -> None:
         """Begin `epoch`, greater than the one before, with an empty cache. Publishes nothing by itself."""
@@ -196,15 +197,16 @@ class RankRelay:
             out.append(Cleared())
             out += [Stored(Tier.GPU, b"", window) for window in self._windows.windows]
 
-    def _number(self, events: list[Event]) -> EventBatch:
+    def _number(self, events: list[Event], past: bool) -> EventBatch:
         self.event_id += 1
         self.counts.batches += 1
-        batch = self._batch(events)
+        batch = self._batch(events, past=past)
         self._ring.append(batch)
         return batch
 
-    def _batch(self, events: list[Event], part: int = 0, parts: int = 0) -> EventBatch:
-        return EventBatch(self.rank.worker_id, self.rank.dp_rank, self.epoch, self.event_id, events, part, parts)
+    def _batch(self, events: list[Event], part: int = 0, parts: int = 0, past: bool = False) -> EventBatch:
+        worker, rank = self.rank
+        return EventBatch(worker, rank, self.epoch, self.event_id, events, part, parts, past=past)
 
 
 def _windows_last(events: list[EngineEvent]) -> list[EngineEvent]:

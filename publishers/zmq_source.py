@@ -63,7 +63,8 @@ _Take = Callable[[Stimulus, "_Sockets"], None]
 class EventSink(Protocol):
     """What receives a source's events, in order; no method may take long."""
 
-    def apply(self, payload: bytes) -> None: ...
+    def apply(self, payload: bytes, past: bool) -> None:
+        """`past`: the engine said it before we followed it."""
 
     def new_epoch(self) -> None: ...
 
@@ -100,6 +101,8 @@ class ZmqSource:
         self._sequence = ZmqSequence()
         self._sockets: _Sockets | None = None
         self._caught_up = False
+        self._from_start = False
+        """Whether the latest replay asked for all that the engine still has, and not for what was missed."""
 
     @property
     def connected(self) -> bool:
@@ -158,11 +161,12 @@ class ZmqSource:
             self._sink.follow(caught_up)
 
     def _feed(self, stimulus: Stimulus, sockets: _Sockets) -> None:
-        nobody_to_ask = False
+        nobody_to_ask, past = False, self._from_start and isinstance(stimulus, Replayed)
         for instruction in self._sequence.handle(stimulus):
             if isinstance(instruction, Apply):  # the most frequent by far, so handled without a further call
-                self._apply(instruction.payload)
+                self._apply(instruction.payload, past)
             elif isinstance(instruction, AskReplay):
+                self._from_start = not instruction.start
                 nobody_to_ask = not sockets.ask_replay(instruction.start)
             else:
                 self._report(instruction)
@@ -179,9 +183,9 @@ class ZmqSource:
             log_event(logger, logging.WARNING, "Events are lost for good", endpoint=self._source.endpoint)
         self._sink.lose_track()
 
-    def _apply(self, payload: bytes) -> None:
+    def _apply(self, payload: bytes, past: bool) -> None:
         try:
-            self._sink.apply(payload)
+            self._sink.apply(payload, past)
         except Exception:
             # One bad message must not end the stream; the sink has to know that it is missing.
             logger.exception("A message could not be applied")

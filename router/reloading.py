@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from publishers.logs import log_event
+from router.checking import check
 from router.cli import Source
 from router.settings import Settings, SettingsError, options
 from router.workers.roster import Roster
@@ -33,6 +34,9 @@ class Reloading:
         `say_none`: log it even where no worker has changed."""
         try:
             settings = self._source.read()
+            others = self._others(settings)
+            if others:  # else only the restart would find out what is wrong with them
+                check(settings)
             self._reload_files()
         except SettingsError as error:
             log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
@@ -40,7 +44,6 @@ class Reloading:
         changed = self._roster.take(settings.workers, self._settings.drain_timeout)
         if changed or say_none:
             log_event(logger, logging.INFO, "Settings read again", workers_changed=",".join(changed) or "none")
-        others = self._others(settings)
         if others:
             message = "Other settings have changed too: they take a restart"
             log_event(logger, logging.WARNING, message, settings=",".join(others))

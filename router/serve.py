@@ -13,17 +13,14 @@ from publishers.event_loop import EventLoop
 from publishers.logs import configure_logging, log_event
 from router.admin.surface import CannotAdminister
 from router.app import App
-from router.arms import check_mode, make_arms, reads_prompts, unheeded
+from router.arms import unheeded
+from router.checking import check
 from router.cli import Source
 from router.early_signals import take_hangups
 from router.open_files import warn_if_few
-from router.policies import make_policy
 from router.port import check_free
 from router.processes.member import Member, parent_ended
-from router.security.security import check_security
 from router.settings import Settings, SettingsError
-from router.store.mooncake_client import is_installed
-from router.tokens import find_tokenizer
 
 logger = logging.getLogger("router")
 
@@ -34,12 +31,7 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
     """Serve until a signal; returns the process's exit status. `source`: where the settings came from, to be read anew.
     `member`: as one of several processes."""
     try:
-        check_tokenizer(settings)
-        check_store(settings)
-        make_policy(settings)
-        make_arms(settings)
-        check_mode(settings)
-        check_security(settings)
+        check(settings)
     except SettingsError as error:
         sys.stderr.write(f"kv-router: {error}\n")
         return 2
@@ -57,21 +49,6 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
     app = App(settings, member, source)  # before the loop: a signal ends it while it compiles
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         return runner.run(_serve(app, settings, source, member))
-
-
-def check_tokenizer(settings: Settings) -> None:
-    """A stated tokenizer must be there; SettingsError says what is wrong. (Found ones are looked for later.)"""
-    if reads_prompts(settings) and settings.tokenizer not in {"auto", "engine"}:
-        find_tokenizer(settings.tokenizer, (), None)
-
-
-def check_store(settings: Settings) -> None:
-    """SettingsError when copies are wanted that cannot be asked for."""
-    if settings.store and settings.store.copy and not is_installed():
-        raise SettingsError(
-            "the store's copy= needs Mooncake's client here: pip install mooncake-transfer-engine "
-            "(without CUDA: mooncake-transfer-engine-non-cuda)"
-        )
 
 
 async def _serve(app: App, settings: Settings, source: Source | None, member: Member | None) -> int:

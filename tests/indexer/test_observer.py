@@ -95,6 +95,16 @@ def test_what_is_lost_is_told_when_it_has_come_again_and_what_comes_twice_once()
     assert told() == [("stored", "a", "GPU", [2], 1), ("removed", "a", "GPU", [1])]
 
 
+def test_what_a_rank_did_before_it_was_followed_is_not_told() -> None:
+    indexer, told = watching()
+    events: list[Stored | Removed | Cleared] = [stored(1), removed(1), stored(2), Cleared(), stored(3, 4)]
+    indexer.on_batch(EventBatch(*A, 1, 0, events, past=True))
+    assert told() == []
+    assert indexer.index.blocks(A, Tier.GPU) == 2
+    indexer.on_batch(batch(1, stored(5), removed(3)))
+    assert told() == [("stored", "a", "GPU", [5], 1), ("removed", "a", "GPU", [3])]
+
+
 def test_a_cleared_cache_and_a_new_epoch_are_told_apart() -> None:
     indexer, told = watching()
     indexer.on_batch(batch(0, stored(1, 2), stored(1, tier=Tier.DISK)))

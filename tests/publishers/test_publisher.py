@@ -119,6 +119,26 @@ async def test_history_and_live_events_arrive_hashed() -> None:
             await until(lambda: receiver.held == set())
 
 
+async def test_what_an_engine_did_before_it_was_followed_is_told_as_past() -> None:
+    """Who counts events would else count it with every start of a router."""
+    async with FakeEngine() as engine:
+        await engine.lose(stored(1))
+        await engine.lose(removed(1))
+        async with publishing(engine.source) as (_, receiver):
+            await engine.subscribed()
+            await until(lambda: len(receiver.batches) == 2)
+            await engine.publish(stored(2))
+            await engine.lose(stored(3))
+            await engine.publish(stored(4))
+            await until(lambda: len(receiver.batches) == 5)
+            assert [batch.past for batch in receiver.batches] == [True, True, False, False, False]
+            asked_again = await receiver.replay(receiver.batches[0].epoch, 1)
+            assert [batch.past for batch in asked_again] == [True, False, False, False]
+            await engine.restart(stored(7))
+            await until(lambda: receiver.held == ours(7))
+            assert receiver.batches[-1].past
+
+
 async def test_a_replay_endpoint_may_be_stated_as_the_engine_is_told_it() -> None:
     async with FakeEngine() as engine:
         await engine.lose(stored(1, 2))

@@ -29,7 +29,7 @@ class Log:
         self.fail_on: bytes | None = None
         self.caught_up: list[bool] = []
 
-    def apply(self, payload: bytes) -> None:
+    def apply(self, payload: bytes, past: bool) -> None:
         if payload == self.fail_on:
             raise RuntimeError("a fault of the sink's own")
         self.said.append(payload)

@@ -76,7 +76,7 @@ class Log:
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
 
-    def apply(self, payload: bytes) -> None:
+    def apply(self, payload: bytes, past: bool) -> None:
         self.payloads.append(payload)
 
     def new_epoch(self) -> None: ...

@@ -100,6 +100,31 @@ async def test_a_broken_file_changes_nothing_and_says_why(
         assert (names(router.app), (await client.ask(post())).status) == (["a"], 200)
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ("kv_policy: nonsense", "--kv-policy"),
+        ("tokenizer: /nowhere", "/nowhere"),
+        ("api_keys: /nowhere", "--api-keys"),
+        ("tls_client_ca: /nowhere", "--tls-client-ca"),
+        ("ab_sticky: x-session", "--ab-sticky"),
+    ],
+)
+async def test_settings_that_a_restart_would_refuse_change_nothing(
+    a: ScriptedWorker, b: ScriptedWorker, file: File, caplog: pytest.LogCaptureFixture, changed: str, named: str
+) -> None:
+    common = COMMON.replace("round-robin", "kv")
+    file.say(a, more=common)
+    async with running(a, source=file.source, router_mode="kv") as router:
+        file.put(f"{file.path.read_text()}  - {b.url}\n".replace(common, "") + common)
+        file.say(a, b, more=common.replace("tokenizer: engine\n", "") + changed + "\n")
+        router.app.on_hangup()
+        assert names(router.app) == ["a"]
+        (reason,) = reasons(caplog)
+        assert named in reason
+        assert "they take a restart" not in caplog.text
+
+
 async def test_a_key_that_is_not_a_role_is_taken_in_with_the_next_health_check(a: ScriptedWorker, file: File) -> None:
     file.say(a, more=COMMON)
     async with running(a, source=file.source) as router, router.client() as client:
