@@ -56,6 +56,7 @@ class Auto:
             1 + self.delay(situation) + _behind(situation),
             self.load_delay(situation),
             situation.residence_seconds,
+            _growth(situation),
         )
         if rent > 0.0:
             self._rent_or_buy(situation, values, least, other, rent)
@@ -86,6 +87,13 @@ class Auto:
         if self._loads.due(situation.now):
             self._loads.see(situation.loading, situation.now)
         return min(_MOST_LOAD_DELAY, self._loads.delay)
+
+
+def _growth(situation: Situation) -> float:
+    """Tokens that running requests are expected to go on for. Where memory runs out, an engine takes it back from those
+    that came last, whose first token is late then. That counts where there is an objective for it. Without one, filling
+    memory to the brim gives earlier first tokens, on average (compared in docs/adr/0005-auto-policy.md)."""
+    return situation.answer_tokens if situation.limit < math.inf else 0.0
 
 
 def _behind(situation: Situation) -> float:

@@ -54,19 +54,28 @@ _STEPS: Final = 1.5
 
 
 @inlined
-def _memory_wait(taken: int, new: int, prompt: int, capacity: int, residence: float) -> float:
-    """Seconds until enough requests have ended for the prompt's `new` tokens to fit into memory, at the mean rate of
-    release."""
+def _memory_wait(taken: int, needed: int, prompt: int, capacity: int, residence: float) -> float:
+    """Seconds until enough requests have ended for `needed` tokens to fit into memory, of which `taken` are in use, at
+    the mean rate of release."""
     spare = min(_SPARE * capacity, _AGAIN * prompt)
-    return max(0.0, taken + new + spare - capacity) * residence / max(1, taken)
+    return max(0.0, needed + spare - capacity) * residence / max(1, taken)
+
+
+@inlined
+def _grown(tokens: int, requests: int, answer: float) -> int:
+    """The most tokens that `requests` with `tokens` in all will have at a time, if no others come and each goes on for
+    `answer` tokens on average. Where lengths are exponential, R requests of c tokens have R·exp(−t/A)·(c + t) after t
+    steps: some have ended, the others have grown. That is the most at t = A − c."""
+    mean = tokens / requests
+    return tokens if mean >= answer else int(requests * answer * math.exp(mean / answer - 1.0))
 
 
 @kernel
 def memory_waits(taken: Figures, new: Figures, prompt: int, capacity: Figures, residence: float) -> Seconds:
-    """The same for each of several ranks."""
+    """The same for a prompt with `new` tokens at each of several ranks."""
     waits = np.zeros(len(taken))
     for at in range(len(taken)):
-        waits[at] = _memory_wait(taken[at], new[at], prompt, capacity[at], residence)
+        waits[at] = _memory_wait(taken[at], taken[at] + new[at], prompt, capacity[at], residence)
     return waits
 
 
@@ -137,9 +146,16 @@ def _rent(
 
 @kernel
 def auto_costs(
-    counts: Counts, estimates: Seconds, prompt: int, weight: float, load_delay: float, residence: float
+    counts: Counts,
+    estimates: Seconds,
+    prompt: int,
+    weight: float,
+    load_delay: float,
+    residence: float,
+    answer: float,
 ) -> tuple[Seconds, npt.NDArray[np.bool_], int, int, float]:
     """Returns the cost of each candidate, whether each is ready for the request, and the three results of `_rent`.
+    `answer`: tokens that each request is expected to go on for.
 
     A rank that has no request from this router is always ready, whatever it reports: otherwise other clients of it
     could keep this router away for ever. If the prefill under way is late on every rank (`figures.LATE`), its lateness
@@ -152,8 +168,9 @@ def auto_costs(
     weights = _weights(estimates, weight)
     most, all_late = max(1e-9, estimates[COMPUTED].max()), estimates[LATE].min() > 0.0
     for at in range(ranks):
-        taken, new = counts[MEMORY, at], prompt - counts[OVERLAP, at]
-        memory = _memory_wait(taken, new, prompt, counts[CAPACITY, at], residence) if taken else 0.0
+        taken = counts[MEMORY, at]
+        needed = _grown(taken + prompt - counts[OVERLAP, at], counts[IN_FLIGHT, at] + 1, answer)
+        memory = _memory_wait(taken, needed, prompt, counts[CAPACITY, at], residence) if taken else 0.0
         queue, held = estimates[QUEUE, at], estimates[AHEAD, at]
         own, work = estimates[OWN_PREFILL, at], estimates[OWN_WORK, at]
         loads = estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at]

@@ -20,7 +20,7 @@ class Booking:
     """One request's booking on one rank: its reservation in the load book, and what its tokens teach the latency model.
     Its owner releases it however the request ends."""
 
-    __slots__ = ("_booked", "_others", "_rank", "_reservation", "_scheduler", "_token_at")
+    __slots__ = ("_answer", "_booked", "_others", "_rank", "_reservation", "_scheduler", "_token_at")
 
     def __init__(
         self, scheduler: Scheduler, rank: WorkerRank, reservation: Reservation, now: float, others: Others
@@ -30,6 +30,8 @@ class Booking:
         self._reservation = reservation
         self._booked = now
         self._others = others
+        self._answer = 0
+        """Its tokens after the first that were seen."""
         self._token_at: float | None = None
         """When the latest token came; None before the first, and where there are several answers, whose tokens come
         mixed."""
@@ -49,6 +51,7 @@ class Booking:
             return
         latency, rank = self._scheduler.latency, self._rank
         passed, self._token_at = now - self._token_at, now
+        self._answer += tokens
         if latency.observe_steps(rank, tokens, passed, now):
             load = self._scheduler.book.load(rank, now)
             latency.fold_steps(rank, load.requests, load.active_tokens, now)
@@ -177,6 +180,8 @@ class PrefillBooking(Booking):
         if self._past_prefill:
             if not self._handed_on:
                 self._scheduler.latency.observe_residence(now - self._booked)
+                if self._token_at is not None:
+                    self._scheduler.latency.observe_answer(self._answer)
             return
         entry = self._end_prefill()
         if entry is not None:
@@ -250,3 +255,5 @@ class DecodeBooking(Booking):
         self._let_go()
         if self._decodes:
             self._scheduler.latency.observe_residence(now - self._booked)
+            if self._token_at is not None:
+                self._scheduler.latency.observe_answer(self._answer)

@@ -139,6 +139,10 @@ class Situation(Protocol):
         """Mean time for which a request occupies memory."""
 
     @property
+    def answer_tokens(self) -> float:
+        """Mean tokens of an answer."""
+
+    @property
     def counts(self) -> npt.NDArray[np.int64]:
         """The counted figures above as one array for compiled loops, in the rows that `figures` names."""
 

@@ -41,9 +41,9 @@ _ANCHOR = 0.05
 """Weight of the prior, in samples, that is never forgotten."""
 _LEAST = 0.02
 """Least share of its prior that a coefficient may have."""
-_RESIDENCE_GAIN = 0.02
-"""Least weight of one request in the mean residence. The first ones weigh more, and the prior as much as one of them:
-otherwise requests of 0.2 s would seem to take seconds until a hundred of them have ended."""
+_LEAST_GAIN = 0.02
+"""Least weight of one request in the mean residence and the mean answer. The first ones weigh more, and the prior as
+much as one of them: otherwise requests of 0.2 s would seem to take seconds until a hundred of them have ended."""
 _SAME_STEP = 0.5
 """Share of a step's fixed cost: a first token that comes sooner than this after another came out of the same step."""
 _FOLD_SECONDS = 0.25
@@ -230,6 +230,9 @@ class LatencyModel:
         self._ended = 0
         self.residence = RESIDENCE_PRIOR
         """Mean seconds from booking to release: how long a request occupies memory."""
+        self._answers = 0
+        self.answer_tokens = 0.0
+        """Mean tokens of an answer, as far as streams showed them."""
 
     def watch(self, rank: WorkerRank) -> None:
         place = self._places.add(rank)
@@ -324,7 +327,17 @@ class LatencyModel:
         observed = min(took / steps / expected, _OUTLIER * factor)
         self._step_factors.observe(place, _FOLD_SECONDS * observed, _FOLD_SECONDS, now)
 
+    def observe_answer(self, tokens: int) -> None:
+        """An answer has ended after so many."""
+        self._answers += 1
+        self.answer_tokens += _gain(self._answers) * (tokens - self.answer_tokens)
+
     def observe_residence(self, seconds: float) -> None:
         """A request has ended `seconds` after it was booked."""
         self._ended += 1
-        self.residence += max(_RESIDENCE_GAIN, 1 / (1 + self._ended)) * (seconds - self.residence)
+        self.residence += _gain(self._ended) * (seconds - self.residence)
+
+
+def _gain(number: int) -> float:
+    """The weight in a mean of its latest value, the first being number 1."""
+    return max(_LEAST_GAIN, 1 / (1 + number))

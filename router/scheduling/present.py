@@ -245,6 +245,10 @@ class Present:
         return self._scheduler.latency.residence
 
     @property
+    def answer_tokens(self) -> float:
+        return self._scheduler.latency.answer_tokens
+
+    @property
     def busy(self) -> float:
         self._need_estimates()
         return self._busy / len(self.candidates)

@@ -80,6 +80,7 @@ class Plain:
     """Of whatever any of them holds."""
     limit: float = math.inf
     held_requests: float = 0.0
+    answer_tokens: float = 0.0
 
     def prefix_of(self, position: int) -> SequenceHash | None:
         return self.prefix if self.overlap_tokens[position] else None
@@ -151,6 +152,7 @@ def situation(
     prefix: SequenceHash | None = None,
     limit: float = math.inf,
     held_requests: float = 0.0,
+    answer: float = 0.0,
 ) -> Plain:
     """Numbers in the order of the candidates; none: 0 each, or as `requests`, `active`, `overlap`
     `queue` and `prefill` say for `own`, `memory`, `credit`, `undone`, `work` and `whole`."""
@@ -191,6 +193,7 @@ def situation(
         prefix,
         limit,
         held_requests,
+        answer,
     )
 
 

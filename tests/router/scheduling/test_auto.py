@@ -231,6 +231,21 @@ def test_some_memory_stays_free(prompt: int, overlap: int, most: int) -> None:
     assert waits.tolist() == pytest.approx([0.0, 100 * 10.0 / (most + 100)])
 
 
+@pytest.mark.parametrize("answer", [0.0, 300.0, 2_000.0, 2_400.0])
+def test_under_an_objective_memory_has_to_last_until_running_answers_have_grown(answer: float) -> None:
+    steps = np.arange(0.0, 10_000.0)
+    held = 0
+    for active in range(0, 9_900, 300):
+        ten = 10 * np.exp(-steps / max(answer, 1e-9)) * ((active + 100) / 10 + steps)
+        about: dict[str, Any] = {"requests": [9], "active": [active], "capacity": [CAPACITY], "answer": answer}
+        free, bound = (situation(named("a"), 100, **about, limit=limit) for limit in (math.inf, 2.0))
+        assert not Cheapest(Auto()).choose(free, Scripted([0.0])).hold
+        too_full = active > 0 and float(ten.max()) + 50 > CAPACITY
+        assert Cheapest(Auto()).choose(bound, Scripted([0.0])).hold == too_full
+        held += too_full
+    assert (held > 0) == (answer > 300)
+
+
 def test_a_rank_that_does_not_tell_its_memory_has_room() -> None:
     assert not Cheapest(Auto()).choose(situation(named("a"), 10**6, active=[10**9], requests=[5]), Scripted([])).hold
 

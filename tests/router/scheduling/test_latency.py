@@ -341,6 +341,14 @@ def test_residence_follows_slowly() -> None:
     assert 1.0 < model.residence < 2.0
 
 
+def test_the_mean_answer_is_learned_as_the_mean_residence_is() -> None:
+    model = LatencyModel()
+    assert model.answer_tokens == 0.0
+    for tokens in (900, 1_000, 1_100) * 30:
+        model.observe_answer(tokens)
+    assert model.answer_tokens == pytest.approx(1_000, rel=0.05)
+
+
 def test_the_first_residences_count_more_than_the_prior() -> None:
     """Else a wait for the end of requests of 0.2 s is taken for one of seconds."""
     model = learning()

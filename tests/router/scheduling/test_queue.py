@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -723,6 +725,27 @@ def test_tokens_of_several_answers_come_mixed_and_are_no_steps() -> None:
             request.booking.generated(1, desk.clock.now)
         request.end()
     assert latency._step_factors.at(0) == expected
+    assert desk.at_rest
+
+
+@pytest.mark.parametrize(
+    ("about", "learned"),
+    [({}, True), ({"streamed": False}, False), ({"others": Others(mixed=True)}, False)],
+    ids=["a stream", "an answer that came whole", "several answers"],
+)
+def test_how_long_answers_are_is_learned_from_single_streams(about: dict[str, Any], learned: bool) -> None:
+    desk = Desk(OVERLAP)
+    for _ in range(100):
+        request = desk.ask(**about)
+        assert request.booking
+        request.booking.generated(1, desk.clock.now)
+        request.first_token()
+        for tokens in (40, 59):
+            request.booking.generated(tokens, desk.clock.now)
+        request.end()
+        request.end()
+    found = desk.scheduler.latency.answer_tokens
+    assert found == pytest.approx(99, rel=0.01) if learned else found == 0.0
     assert desk.at_rest
 
 
