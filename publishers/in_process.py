@@ -138,7 +138,6 @@ class EventThread:
 
     def stop(self) -> None:
         """Publishes what is waiting, if that is quickly done, and ends the thread."""
-        self._thread.call_soon(self._wake.set)
         self._thread.stop()
 
     async def _main(self, plane: EventPlane, stop: asyncio.Event) -> None:
