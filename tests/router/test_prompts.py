@@ -433,6 +433,9 @@ async def test_what_comes_under_the_name_of_a_model_that_nobody_serves_any_more_
         await made.prompts.learn(successor)
         assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
         assert made.asked_engine == 0
+        ends = made.prompts.ends("m")
+        assert ends
+        assert ends(reference.encode(TEXT).ids)
         made.prompts.forget("v")
         assert made.prompts.ends("m") is None
 
