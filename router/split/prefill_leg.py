@@ -116,8 +116,7 @@ class PrefillLeg:
             self.fail(answered(head.status), own)
 
     def on_broken(self, reason: str) -> None:
-        sending = None if self._over or self._head else self._sending
-        stale = sending is not None and sending.was_stale(self._clock() - self.began)
+        stale = self._sending is not None and self._sending.was_stale(self._clock() - self.began)
         if not (stale and self._owner.start_over(self.leg.worker)):
             self.fail(Failure("broken", f"broke off: {reason}"))
 

@@ -49,6 +49,14 @@ def test_one_batch_larger_than_all_that_is_kept_is_forgotten_whole() -> None:
     assert since(removals, removals.position(RANK)) == []
 
 
+def test_one_batch_larger_than_all_before_it_adds_to_that() -> None:
+    """As where an engine evicts for one long prompt what it dropped in a minute."""
+    removals = Removals(kept=1000)
+    removals.note(RANK, hashes(*range(60)))
+    removals.note(RANK, hashes(*range(60, 600)))
+    assert since(removals, 0) == list(range(600))
+
+
 def test_of_a_rank_that_was_cleared_or_has_left_nothing_before_is_known() -> None:
     removals = Removals()
     removals.note(RANK, hashes(1))

@@ -34,8 +34,9 @@ def test_what_a_url_names(url: str, kind: type) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "nats", "nats:", "nats://", "http://nats:4222", "nats://h:port", "nats://h:99999", "nats://h/x", "locally",
-     "nats://a,redis://b", "nats+embedded://h/path", "nats+embedded://[h", "nats://[::1]4222", "127.0.0.1:4222"],
+    ["", "nats", "nats:", "nats://", "http://nats:4222", "nats://h:port", "nats://h:99999", "nats://h/x", "nats://h?x",
+     "nats://h#x", "locally", "nats://a,redis://b", "nats+embedded://h/path", "nats+embedded://[h", "nats://[::1]4222",
+     "127.0.0.1:4222"],
 )  # fmt: skip
 def test_a_wrong_url_is_refused_with_what_is_expected(url: str) -> None:
     with pytest.raises(ValueError, match=r"names no event plane: expected 'local', nats://"):

@@ -315,6 +315,7 @@ def test_a_ranks_blocks_are_its_share_of_what_the_front_end_adds_up(
     stats = SimpleNamespace(num_waiting_reqs=1, num_running_reqs=2, kv_cache_usage=0.5)
     figures = made.KVRouterStatLogger(config)._figures(stats)
     assert (figures.kv_total_blocks, figures.kv_active_blocks) == (blocks, round((blocks - 1) / 2))
+    assert (figures.request_active_slots, figures.request_total_slots, figures.num_requests_waiting) == (2, 8, 1)
 
 
 def test_the_plug_in_brings_no_compiler_into_processes_that_publish_nothing() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from engines.problems import blocks_of_another_size
 from indexer.events import EventBatch, LoadReport, Stored, decode_batch, decode_load, unpack_hashes
 from publishers.__main__ import main
 from publishers.cli import Options, make_parser, parse
@@ -21,7 +22,7 @@ from publishers.nats_plane import NatsPlane
 from publishers.plane import all_events, all_loads
 from tests.fakes.http_engine import HttpEngine, running
 from tests.fakes.waiting import until
-from tests.fakes.zmq_engine import FakeEngine, stored
+from tests.fakes.zmq_engine import BLOCK_SIZE, FakeEngine, stored
 from tests.nats_fixture import nats_server
 
 __all__ = ["nats_server"]
@@ -186,6 +187,7 @@ async def test_the_process_publishes_and_ends_in_order(nats_server: NatsServer, 
             *(sys.executable, "-W", "error", "-m", "publishers", "--log-format", "json", "--namespace", "ns"),
             *("--engine", http.url, "--nats", nats_server.url, "--load-interval", "0.05"),
             *("--events", engine.source.endpoint, "--replay", engine.source.replay or "", "--worker-id", "w.1"),
+            *("--block-size", str(2 * BLOCK_SIZE)),
             stderr=asyncio.subprocess.PIPE,
         )
         await engine.subscribed()
@@ -198,6 +200,7 @@ async def test_the_process_publishes_and_ends_in_order(nats_server: NatsServer, 
     assert batches[0].rank == ("w.1", 0)
     assert [len(unpack_hashes(event.hashes)) for event in batches[0].events if isinstance(event, Stored)] == [2]
     lines = [json.loads(line) for line in said.splitlines()]
+    assert blocks_of_another_size(2 * BLOCK_SIZE, BLOCK_SIZE) in [line["message"] for line in lines]
     assert [line["message"] for line in lines if line["level"] != "warning"][-3:] == [
         "Connected to NATS",
         "Publishing",

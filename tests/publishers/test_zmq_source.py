@@ -434,3 +434,12 @@ async def test_closing_at_any_time_leaves_no_task() -> None:
         async with following(engine.source):
             await until(lambda: engine.replays_asked)  # closed while a replay is under way
     assert asyncio.all_tasks() == before
+
+
+async def test_an_engine_that_restarts_while_it_is_asked_leaves_no_connection_behind() -> None:
+    before = asyncio.all_tasks()
+    async with FakeEngine(deaf=True) as engine, following(engine.source) as (_, subject):
+        await until(lambda: subject.counts.replays == 1)
+        await engine.restart()
+        await until(lambda: subject.counts.replays == 2)
+    assert asyncio.all_tasks() == before

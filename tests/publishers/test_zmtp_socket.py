@@ -91,6 +91,18 @@ async def speaking(said: bytes) -> AsyncIterator[tuple[str, list[asyncio.Transpo
             transport.close()
 
 
+async def test_whoever_breaks_the_protocol_is_tried_again_after_another_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long one: it is likely to do so again, and each time what it holds would be asked for."""
+    monkeypatch.setattr(publishers.zmtp_socket, "FIRST_DELAY", 1000.0)
+    monkeypatch.setattr(publishers.zmtp_socket, "AFTER_VIOLATION", 0.0)
+    async with speaking(HELLO) as (endpoint, speaks):
+        heard = Heard(lambda _: speaks[-1].write(b"\xff" * 100), lambda _: None, lambda: None, lambda _: None)
+        follows = ZmtpSocket("SUB", endpoint, heard, LIMIT)
+        await until(lambda: len(speaks) > 1)
+        follows.close()
+        await asyncio.gather(follows.task, return_exceptions=True)
+
+
 COUNT = 3 * TURN + 1
 NUMBERS = [b"%d" % number for number in range(COUNT)]
 MESSAGES = b"".join(message([number]) for number in NUMBERS)

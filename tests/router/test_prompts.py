@@ -325,6 +325,19 @@ async def test_sglang_is_asked_where_a_field_of_its_own_decides(
         assert msgspec.json.decode(engine.asked[-1][1]) == {"model": "m", "messages": CHAT, **said}
 
 
+async def test_an_engine_of_another_kind_that_serves_another_model_changes_nothing(
+    folder: Path, reference: tokenizers.Tokenizer
+) -> None:
+    async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url, folder=folder) as made:
+        other = Worker(parse_worker(f"{engine.url},name=v"), Pool(engine.url, 1.0))
+        other.description = EngineDescription("sglang", models=(Model("other"),), block_size=BLOCK)
+        made.context.fleet.add(other)
+        await made.learn()
+        ids = reference.encode(chat_text(CHAT), add_special_tokens=False).ids
+        assert await made.prompt("chat", messages=CHAT, task="title") == known(ids)
+        assert made.asked_engine == 0, "only to SGLang is it a field that decides"
+
+
 async def test_what_is_not_followed_here_is_asked(folder: Path, reference: tokenizers.Tokenizer) -> None:
     async with running(TokenizingEngine(reference)) as engine, scene(url=engine.url, folder=folder) as made:
         assert made.asked_engine == 0
@@ -387,6 +400,18 @@ async def test_one_engine_that_differs_counts_though_another_agrees_later(
         assert made.asked_engine == 1
 
 
+async def test_until_it_is_checked_again_an_engine_that_differs_is_not_believed(
+    folder: Path, reference: tokenizers.Tokenizer
+) -> None:
+    async with (
+        running(TokenizingEngine(reference, shift=1)) as engine,
+        scene(url=engine.url, folder=folder) as made,
+    ):
+        made.prompts.forget("w", still={"m"})
+        assert await made.prompt(prompt=TEXT) == known([token + 1 for token in reference.encode(TEXT).ids])
+        assert made.asked_engine == 1
+
+
 async def test_an_engine_that_differs_no_more_is_believed(folder: Path, reference: tokenizers.Tokenizer) -> None:
     engine = TokenizingEngine(reference, shift=1)
     async with running(engine), scene(url=engine.url, folder=folder) as made:
@@ -408,6 +433,9 @@ async def test_what_comes_under_the_name_of_a_model_that_nobody_serves_any_more_
         await made.prompts.learn(successor)
         assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
         assert made.asked_engine == 0
+        ends = made.prompts.ends("m")
+        assert ends
+        assert ends(reference.encode(TEXT).ids)
         made.prompts.forget("v")
         assert made.prompts.ends("m") is None
 

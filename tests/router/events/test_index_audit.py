@@ -134,14 +134,15 @@ def test_what_was_only_predicted_need_not_come_true() -> None:
     assert audited.drift == 0
 
 
-def test_more_than_known_says_nothing_where_a_store_may_have_given_it_or_the_index_forgets() -> None:
+@pytest.mark.parametrize("forgotten", ["_refused", "_evicted"])
+def test_more_than_known_says_nothing_where_a_store_may_have_given_it_or_the_index_forgets(forgotten: str) -> None:
     audited = Audited(2, has_store=True)
     audited.finish(audited.claim(), 7)
     assert audited.drift is None
     audited.finish(audited.claim(), 0)
     assert audited.drift == pytest.approx(2, abs=0.01)
     forgetful = Audited(2)
-    forgetful.indexer.index._refused = 1
+    setattr(forgetful.indexer.index, forgotten, 1)
     forgetful.finish(forgetful.claim(), 7)
     assert forgetful.drift is None
 

@@ -198,7 +198,9 @@ async def test_a_gap_is_closed_by_a_replay() -> None:
         assert ends.other.asked == []
 
 
-async def test_a_replay_that_nobody_answers_is_asked_for_again_at_the_next_report() -> None:
+async def test_a_replay_that_nobody_answers_is_asked_for_again_at_the_next_report(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with following() as ends:
         ends.publisher.lose(1)
         await ends.publisher.store(2)
@@ -214,6 +216,7 @@ async def test_a_replay_that_nobody_answers_is_asked_for_again_at_the_next_repor
         await until(lambda: ends.replays("answered") == 1)
         assert ends.held() == {1, 2, 3}
         assert ends.indexer.view(RANK) is View.EXACT
+    assert caplog.text == ""  # publishers end and start again: that is no fault
 
 
 async def test_a_publisher_that_fails_to_answer_counts_as_unanswered(caplog: pytest.LogCaptureFixture) -> None:
@@ -282,6 +285,28 @@ async def test_of_a_large_fleet_a_few_ranks_at_a_time_are_asked() -> None:
         ends.plane.answering.set()
         await until(lambda: ends.replays("answered") == len(ranks))
         assert all(ends.held(rank) == {1, 2} for rank in ranks)
+
+
+async def test_time_goes_on_by_itself_until_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a rank that falls silent would be believed for ever."""
+    monkeypatch.setattr("router.events.ingest.TICK", 0.0)
+    async with following() as ends:
+        ends.ingest._knows = lambda _: False
+        stranger = Publisher(ends.plane, WorkerRank("stranger", 0))
+
+        async def is_told_of() -> None:
+            while not strangers_told(caplog):
+                await stranger.report()
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(is_told_of(), 10)
+        await ends.ingest.close()
+        ticks = ends.ingest._ticks
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert ends.ingest._ticks == ticks
 
 
 async def test_closing_ends_the_replays_under_way_and_begins_no_more() -> None:

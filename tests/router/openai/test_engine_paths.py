@@ -67,6 +67,21 @@ def test_what_is_said_about_it(body: object, model: str | None, salt: str | None
 
 
 @pytest.mark.parametrize(
+    ("said", "model", "salt", "streamed"),
+    [
+        ({}, None, None, False),
+        ({"model": "m", "cache_salt": "s", "stream": True}, "m", "s", True),
+        ({"model": "", "stream": None}, None, None, False),
+    ],
+)
+def test_what_is_said_about_token_ids(
+    said: dict[str, object], model: str | None, salt: str | None, streamed: bool
+) -> None:
+    found = read(VLLM, {"token_ids": [1], **said})
+    assert (found.model, found.cache_salt, found.streamed, found.engine) == (model, salt, streamed, "vllm")
+
+
+@pytest.mark.parametrize(
     ("path", "body", "param"),
     [
         (SGLANG, {}, "text"),

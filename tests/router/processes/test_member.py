@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from router.processes import member
-from router.processes.member import Member, Sockets
+from router.processes.member import Member, Sockets, memory_size, share
+from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
 
 
 async def mine() -> bytes:
     return b"mine"
+
+
+def test_what_processes_share_of_load_and_of_backlog_lies_apart(tmp_path: Path) -> None:
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(memory_size(2, 8))
+        shared = share(Member(0, 2, 8, memory.fileno(), str(tmp_path)))
+        shared.load.tables[:] = 1
+        assert not shared.backlog.tables.any()
+        assert (shared.load.tables.shape, shared.backlog.tables.shape) == ((2, LOAD_ROWS, 9), (2, BACKLOG_ROWS, 9))
 
 
 async def test_a_process_that_does_not_answer_is_not_waited_for(

@@ -147,6 +147,81 @@ async def test_a_folder_too_long_for_sockets_is_named(
     assert "TMPDIR" in told
 
 
+async def test_a_process_that_starts_while_the_settings_are_read_again_is_told_to_read_them_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told the workers as they were before."""
+    file, told = tmp_path / "router.yaml", list[tuple[Child, int]]()
+
+    class Starting(Child):
+        async def readline(self) -> bytes:
+            file.write_text("worker: [http://127.0.0.1:2]")
+            parent._on_hangup()
+            assert not told, "it does not listen to that yet"
+            return await super().readline()
+
+    child = Starting()
+
+    async def start(*_: object, **__: Any) -> Child:
+        return child
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(processes, "_signal", lambda *what: told.append(what))
+    source = Source(["--config", str(file)], {})
+    file.write_text("worker: [http://127.0.0.1:1]")
+    with tempfile.TemporaryFile() as memory, socket.socket() as reserved:
+        memory.truncate(memory_size(1, 8))
+        settings = source.read()
+        parent = _Parent(settings, settings, source, 8, memory, str(tmp_path), reserved)
+        await parent._start(0)
+    assert told == [(child, signal.SIGHUP)]
+
+
+async def test_settings_that_cannot_be_read_again_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, told = tmp_path / "router.yaml", list[tuple[Child, int]]()
+
+    async def start(*_: object, **__: Any) -> Child:
+        return Child()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(processes, "_signal", lambda *what: told.append(what))
+    source = Source(["--config", str(file)], {})
+    file.write_text("worker: [http://127.0.0.1:1]")
+    with tempfile.TemporaryFile() as memory, socket.socket() as reserved:
+        memory.truncate(memory_size(1, 8))
+        settings = source.read()
+        parent = _Parent(settings, settings, source, 8, memory, str(tmp_path), reserved)
+        await parent._start(0)
+        file.write_text("worker: [")
+        parent._on_hangup()
+        assert caplog.messages == ["The settings stay as they are"]
+        assert not told
+        file.write_text("worker: [http://127.0.0.1:2]")
+        parent._on_hangup()
+    assert [number for _, number in told] == [signal.SIGHUP]
+
+
+async def test_a_process_that_is_being_started_when_the_signal_comes_is_told_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child, told = Child(), list[tuple[Child, int]]()
+
+    async def start(*_: object, **__: Any) -> Child:
+        parent._on_signal()
+        return child
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(processes, "_signal", lambda *what: told.append(what))
+    settings = Settings(processes=1)
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(memory_size(1, 8))
+        parent = _Parent(settings, settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
+        await parent._start(0)
+    assert told == [(child, signal.SIGTERM)]
+
+
 async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(Child):
         """As a process that has no handler for the signal yet."""

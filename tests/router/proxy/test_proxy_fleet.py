@@ -291,11 +291,13 @@ async def test_a_role_changes_while_requests_are_under_way(a: ScriptedWorker, b:
         await client.head()
         status, told = await admin.change("a", role="decode")
         assert (status, told["role"], "no prefill worker" in told["problems"][-1]) == (200, "decode", True)
+        assert told["connector"] == "nixl"
         async with admin.router.client() as other:
             assert {(await other.ask(post())).header(b"x-router-worker") for _ in range(3)} == {b"b"}
         a.go_on.set()
         await client.read_until(b"[DONE]")
-        assert (await admin.change("a", role="auto"))[1]["role"] == "both"
+        _, told = await admin.change("a", role="auto")
+        assert (told["role"], told["connector"]) == ("both", None)
 
 
 def body_of(part: str) -> Any:

@@ -313,6 +313,20 @@ async def test_a_prefill_that_nobody_can_follow_is_not_its_workers_failure(
         assert router.breaker(p) == "closed"
 
 
+async def test_an_answer_that_has_begun_may_take_longer_than_a_part(p: ScriptedWorker, d: ScriptedWorker) -> None:
+    d.then(held_stream)
+    loop, limit = asyncio.get_running_loop(), 0.1
+    async with router_of("nixl", p, d, pd_timeout=limit) as router, router.client() as client:
+        client.send(post("/v1/completions", STREAMED))
+        await client.head()
+        assert (await client.chunk())[1] == b"data: 1\n\n"
+        began = loop.time()
+        await until(lambda: loop.time() > began + 2 * limit)
+        d.go_on.set()
+        assert (await client.chunk())[1] == b"data: [DONE]\n\n"
+        assert failures(router) == (0, 0)
+
+
 async def test_a_decode_worker_that_takes_over_has_its_time_too(p: ScriptedWorker, d: ScriptedWorker) -> None:
     async with ScriptedWorker("d2", default=never) as other, router_of("nixl", p, d, other, pd_timeout=0.2) as router:
         await d.refuse()

@@ -10,7 +10,7 @@ import pytest
 
 from engines.description import EngineDescription, Model
 from router.http.pool import Pool
-from router.split.pairing import counterparts, lack, make_split, why_unpaired
+from router.split.pairing import counterparts, lack, make_split, ranks_of, why_unpaired
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
 from router.workers.worker import Worker
@@ -48,6 +48,11 @@ def pairs(*workers: Worker) -> dict[str, list[str]]:
         return {}
     decodes = [[str(rank) for rank in each.ranks] for each in split.decodes]
     return dict(zip(map(str, split.prefills.ranks), decodes, strict=True))
+
+
+def test_only_who_uses_the_shared_store_is_credited_with_what_it_holds() -> None:
+    ranks = ranks_of([worker("b1", "store=true"), worker("b2", "store=false"), worker("b3", "")])
+    assert ranks.uses_store.tolist() == [True, False, True]
 
 
 NIXL = "connector=nixl"

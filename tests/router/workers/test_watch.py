@@ -234,6 +234,8 @@ class ScriptedSession:
         self.details = dict(details)
         self.late: dict[str, int] = {}
         """How many times a path is not answered in time, at first."""
+        self.broken = set[str]()
+        """Paths whose connection breaks the first time."""
         self.asked: Counter[str] = Counter()
         self.checks = 0
         self.seen: list[bool] = []
@@ -246,7 +248,7 @@ class ScriptedSession:
             self.asked[path] += 1
             if self.asked[path] <= self.late.get(path, 0):
                 raise TimeoutError
-            if path not in self.details:
+            if path not in self.details or (path in self.broken and self.asked[path] == 1):
                 raise aiohttp.ServerDisconnectedError
             yield _Response(*self.details[path])
             return
@@ -384,6 +386,16 @@ async def test_requests_go_by_what_an_engine_is_while_it_is_taken_in_again() -> 
         await until(lambda: len(watched.described) > 1)
         assert (len(watched.fleet.candidates("a")), len(watched.fleet.candidates("other"))) == (0, 1)
         watched.taking_in.set()
+
+
+async def test_one_broken_connection_leaves_no_worker_half_known() -> None:
+    """It would be for as long as it is up."""
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv@"}
+    session = ScriptedSession([WELL], {**DETAILS, "/kv_event_sources": (200, msgspec.json.encode({"0": config}))})
+    session.broken = {"/kv_event_sources"}
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+        assert watched.worker.has_events
 
 
 async def test_a_failure_to_take_it_in_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
