@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Final
 
@@ -87,6 +88,8 @@ class Server:
 
     def serve(self, request: Request, connection: Connection) -> Exchange | None:
         """Implements `front.Serve`."""
+        if request.body.startswith(BOM_UTF8) and content_kind(request.head.headers) != "other":
+            request = request._replace(body=request.body.removeprefix(BOM_UTF8))  # engines take it, as RFC 8259 allows
         try:
             return self._serve(request, connection)
         except BadRequest as error:

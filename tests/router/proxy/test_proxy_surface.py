@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -50,7 +51,7 @@ BAD = [
     (COMPLETION, '{"prompt":"SECRET-PROMPT"}'.encode("utf-16")),
     (COMPLETION, b'{"prompt":"SECRET-PROMPT\\ud800"}'),
     (COMPLETION, b'{"prompt":"SECRET-PROMPT\n"}'),
-    (COMPLETION, b'\xef\xbb\xbf{"prompt":"SECRET-PROMPT"}'),
+    (COMPLETION, BOM_UTF8 * 2 + b'{"prompt":"SECRET-PROMPT"}'),
     (CHAT, b'{"prompt":"SECRET-PROMPT"}'),
     (CHAT, b'{"messages":"SECRET-PROMPT"}'),
     (CHAT, b'{"messages":{"content":"SECRET-PROMPT"}}'),
