@@ -303,7 +303,7 @@ class Server:
         workers = self._context.fleet.workers
         name = named.decode("latin-1")
         for worker in workers.values():
-            if name in {worker.id, worker.spec.url}:
+            if name == worker.id or name.rstrip("/") == worker.spec.url:
                 return worker
         raise BadRequest(400, f"There is no worker {name!r}; these there are: {', '.join(sorted(workers))}.")
 
