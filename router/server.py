@@ -123,7 +123,8 @@ class Server:
             if method != b"POST":
                 raise _wrong_method("POST")
             return self._infer(request, connection, generate(request.body), tenant)
-        if not path.startswith(b"/v1/") and path not in PASSED_ON:
+        plain = path.rstrip(b"/")  # what ends with a slash is refused below, for that
+        if not path.startswith(b"/v1/") and plain not in PASSED_ON and plain not in self._own_paths:
             raise BadRequest(404, _NO_SUCH_PATH)
         return self._pass_on(request, connection, tenant)
 

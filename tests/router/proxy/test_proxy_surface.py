@@ -416,6 +416,18 @@ async def test_there_is_nothing_else(a: ScriptedWorker, path: str) -> None:
     assert a.requests == []
 
 
+@pytest.mark.parametrize(
+    "path", ["/tokenize/", "/rerank/?x", "/generate/", "/health/", "/v1/completions/", "/v1/files/"]
+)
+async def test_a_slash_too_many_is_named(a: ScriptedWorker, path: str) -> None:
+    """Engines redirect these; that there is no such path would be said of a path that there is."""
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(post(path, b'{"prompt":"x"}'))
+    assert got.status == 400
+    assert "'/' at its end" in error(got)["message"]
+    assert a.requests == []
+
+
 async def test_metrics_can_be_read(a: ScriptedWorker) -> None:
     async with running(a, router_mode="kv", kv_events=False) as router, router.client() as client:
         await client.ask(post())
