@@ -309,7 +309,7 @@ def _decoded(decode: Callable[[], dict[str, Any]], raw: bytes) -> dict[str, Any]
 
 
 def _no_json(error: Exception, raw: bytes) -> BadRequest:
-    reason = str(error).rstrip(".")
+    reason = str(error).rstrip(".") if raw.strip() else "it is empty"
     # msgspec's words for half of a surrogate pair, which say nothing to who has cut a text
     if "surrogate" in reason or "hex escape" in reason or ("truncated" in reason and _HALF_AT_END.search(raw[-11:])):
         reason = "half of a character (\\ud800 to \\udfff alone), as is left where text is cut within an emoji"

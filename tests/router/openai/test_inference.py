@@ -43,6 +43,11 @@ def test_half_an_emoji_is_named_as_what_is_wrong(raw: bytes) -> None:
         model_of(raw, may_be_other=False)
 
 
+@pytest.mark.parametrize("raw", [b"", b" \r\n"])
+def test_an_empty_body_is_named_so(raw: bytes) -> None:
+    assert refusal("chat", raw)["message"] == "The request body is not valid JSON: it is empty."
+
+
 @pytest.mark.parametrize("raw", [b'{"messages":[{"content":"\\ud83d\\ude42', b'{"messages":[{"content":"\\ud7ff"}]'])
 def test_what_is_only_cut_short_is_named_so(raw: bytes) -> None:
     assert "truncated" in str(refusal("chat", raw)["message"])
