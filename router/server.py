@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Final
 
@@ -87,6 +88,8 @@ class Server:
 
     def serve(self, request: Request, connection: Connection) -> Exchange | None:
         """Implements `front.Serve`."""
+        if request.body.startswith(BOM_UTF8) and content_kind(request.head.headers) != "other":
+            request = request._replace(body=request.body.removeprefix(BOM_UTF8))  # engines take it, as RFC 8259 allows
         try:
             return self._serve(request, connection)
         except BadRequest as error:
@@ -120,7 +123,8 @@ class Server:
             if method != b"POST":
                 raise _wrong_method("POST")
             return self._infer(request, connection, generate(request.body), tenant)
-        if not path.startswith(b"/v1/") and path not in PASSED_ON:
+        plain = path.rstrip(b"/")  # what ends with a slash is refused below, for that
+        if not path.startswith(b"/v1/") and plain not in PASSED_ON and plain not in self._own_paths:
             raise BadRequest(404, _NO_SUCH_PATH)
         return self._pass_on(request, connection, tenant)
 
@@ -306,7 +310,7 @@ class Server:
         workers = self._context.fleet.workers
         name = named.decode("latin-1")
         for worker in workers.values():
-            if name in {worker.id, worker.spec.url}:
+            if name == worker.id or name.rstrip("/") == worker.spec.url:
                 return worker
         raise BadRequest(400, f"There is no worker {name!r}; these there are: {', '.join(sorted(workers))}.")
 

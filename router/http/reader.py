@@ -36,6 +36,8 @@ _CAME_BACK_TEXT = (
     "The request has come back to this router: one of its workers, or of a router behind it, is this router itself. "
     "A worker's URL must lead to an engine."
 )
+_AS_IT_IS = frozenset((b"identity", b"", b"utf-8", b"utf8"))
+"""What clients state as Content-Encoding of a body that is not encoded: some take it for the charset's place."""
 _MOST_MISSES = 4
 """Heads in a row, each unlike the one before, after which a connection's heads are no longer remembered."""
 
@@ -211,7 +213,7 @@ class RequestReader:
             self._refuse_body()
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             self._refuse_message(501, "Of transfer codings only chunked is understood.")
-        elif name == b"content-encoding" and value.lower() != b"identity":
+        elif name == b"content-encoding" and _compresses(value):
             self._refuse_message(415, "The body is compressed, which engines do not take; send it as it is.")
         elif name == VIA and self._passing.router_id and self._passing.router_id in value:
             self._refuse_message(CAME_BACK, _CAME_BACK_TEXT)
@@ -297,6 +299,10 @@ def held(body: bytes) -> int:
     """Bytes of it that are counted over all connections, from the first one read to the last of the answer."""
     size = len(body)
     return size if size > LARGE else 0
+
+
+def _compresses(content_encoding: bytes) -> bool:
+    return any(coding.strip().lower() not in _AS_IT_IS for coding in content_encoding.split(b","))
 
 
 def _fault(version: str, names: list[bytes]) -> str | None:

@@ -81,13 +81,13 @@ class Inference(NamedTuple):
         Raises BadRequest for text that is not UTF-8, anywhere in the body, and ValidationError for valid JSON with a
         number that no float can hold.
         """
-        return _decoded(partial(_read_fields, self.raw, self.body))
+        return _decoded(partial(_read_fields, self.raw, self.body), self.raw)
 
     def whole(self) -> dict[str, Any]:
         """All that the request says of its prompt, as an OpenAI request does. Raises as `fields` does."""
         if self.engine:
             return {"model": self.model, **self.fields()}
-        return _decoded(partial(_decode, self.raw))
+        return _decoded(partial(_decode, self.raw), self.raw)
 
 
 _PLAIN = Body.__struct_fields__.index("add_special_tokens")
@@ -96,6 +96,8 @@ _MAY_BE_IDS = frozenset({"prompt", "input_ids", "input", "query"})
 _LIST, _NULL = b"[n"
 _NULL_OR_FALSE = b"nf"
 _BATCH = re.compile(rb"\[\s*[\"\[]")
+_HALF_AT_END = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]{1,5}\Z")
+"""The first half of a surrogate pair alone, so near the end that msgspec misses bytes of the other half."""
 _decode = msgspec.json.Decoder().decode
 _decode_completion = msgspec.json.Decoder(Completion).decode
 _decode_chat = msgspec.json.Decoder(Chat).decode
@@ -145,7 +147,7 @@ def read_as(decode: Callable[[bytes], _Read], raw: bytes) -> _Read:
     except msgspec.ValidationError as error:
         raise _wrong_field(error) from None
     except UNDECODABLE as error:
-        raise _no_json(error) from None
+        raise _no_json(error, raw) from None
 
 
 def is_given(field: msgspec.Raw) -> bool:
@@ -177,7 +179,7 @@ def model_of(raw: bytes, may_be_other: bool) -> str | None:
         if may_be_other:
             return None
         # Engines' parsers take more for JSON than RFC 8259 does, such as NaN or UTF-16, and would read on.
-        raise _no_json(error) from None
+        raise _no_json(error, raw) from None
 
 
 def rendered_fields(head: RequestHead, raw: bytes) -> dict[str, Any]:
@@ -296,17 +298,22 @@ def _read(name: str, raw: msgspec.Raw) -> Any:
     return _decode(raw) if ids is None else ids
 
 
-def _decoded(decode: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _decoded(decode: Callable[[], dict[str, Any]], raw: bytes) -> dict[str, Any]:
+    """`raw`: what `decode` reads."""
     try:
         return decode()
     except msgspec.ValidationError:
         raise
     except UNDECODABLE as error:
-        raise _no_json(error) from None
+        raise _no_json(error, raw) from None
 
 
-def _no_json(error: Exception) -> BadRequest:
-    return BadRequest(400, f"The request body is not valid JSON: {str(error).rstrip('.')}.", code="invalid_json")
+def _no_json(error: Exception, raw: bytes) -> BadRequest:
+    reason = str(error).rstrip(".") if raw.strip() else "it is empty"
+    # msgspec's words for half of a surrogate pair, which say nothing to who has cut a text
+    if "surrogate" in reason or "hex escape" in reason or ("truncated" in reason and _HALF_AT_END.search(raw[-11:])):
+        reason = "half of a character (\\ud800 to \\udfff alone), as is left where text is cut within an emoji"
+    return BadRequest(400, f"The request body is not valid JSON: {reason}.", code="invalid_json")
 
 
 def _param(error: msgspec.ValidationError) -> str | None:

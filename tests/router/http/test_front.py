@@ -149,6 +149,8 @@ def request(*headers: bytes, body: bytes = b"", method: bytes = b"POST") -> byte
         (request(b"transfer-encoding: chunked", body=b"xyz\r\n"), 400),
         (request(b"transfer-encoding: gzip, chunked", body=b"0\r\n\r\n"), 501),
         (request(b"content-encoding: gzip", b"content-length: 5", body=b"hello"), 415),
+        (request(b"content-encoding: utf-8, gzip", b"content-length: 5", body=b"hello"), 415),
+        (request(b"content-encoding: utf-8", b"content-encoding: br", b"content-length: 5", body=b"hello"), 415),
         (request(b"name : value"), 400),
         (request(b"content-length: 1001"), 413),
         (request(b"transfer-encoding: chunked", body=chunk(b"x" * 600) + chunk(b"x" * 600)), 413),
@@ -170,6 +172,15 @@ def test_what_cannot_be_read_is_refused_and_the_connection_ends(message: bytes, 
     assert not site.transport.closed  # what the client still sends must not reset the answer away
     site.later[0]()
     assert site.transport.closed
+
+
+@pytest.mark.parametrize("coding", [b"identity", b"Identity, identity", b"", b"utf-8", b"UTF8"])
+def test_a_content_encoding_that_compresses_nothing_is_passed_over(coding: bytes) -> None:
+    """Some clients state a charset there, or nothing, and engines do not look at it."""
+    site = Site()
+    site.feed(request(b"content-encoding: " + coding, b"content-length: 5", body=b"hello"))
+    assert [request.body for request in site.requests] == [b"hello"]
+    assert site.requests[0].head.passed_on == b""
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,30 @@ def refusal(endpoint: Endpoint, raw: bytes) -> dict[str, object]:
     return error
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"messages":[{"role":"user","content":"cut \\ud83d"}]}',  # msgspec: "Input data was truncated"
+        b'{"messages":[{"role":"user","content":"cut \\uD83D, and more"}],"max_tokens":16}',
+        b'{"messages":[{"role":"user","content":"\\ude42 begins with the other half"}],"max_tokens":16}',
+    ],
+)
+def test_half_an_emoji_is_named_as_what_is_wrong(raw: bytes) -> None:
+    assert "half of a character" in str(refusal("chat", raw)["message"])
+    with pytest.raises(BadRequest, match="half of a character"):
+        model_of(raw, may_be_other=False)
+
+
+@pytest.mark.parametrize("raw", [b"", b" \r\n"])
+def test_an_empty_body_is_named_so(raw: bytes) -> None:
+    assert refusal("chat", raw)["message"] == "The request body is not valid JSON: it is empty."
+
+
+@pytest.mark.parametrize("raw", [b'{"messages":[{"content":"\\ud83d\\ude42', b'{"messages":[{"content":"\\ud7ff"}]'])
+def test_what_is_only_cut_short_is_named_so(raw: bytes) -> None:
+    assert "truncated" in str(refusal("chat", raw)["message"])
+
+
 def test_the_endpoints() -> None:
     assert ENDPOINTS == {b"/v1/completions": "completions", b"/v1/chat/completions": "chat"}
 

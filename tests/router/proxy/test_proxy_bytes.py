@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import zlib
+from codecs import BOM_UTF8
 
 import pytest
 
@@ -41,6 +42,25 @@ async def test_a_chunked_request_arrives_whole_with_its_length(a: ScriptedWorker
         assert (await client.answer()).status == 200
     assert a.requests[0].body == b'{"prompt":"a"}'
     assert a.requests[0].values(b"transfer-encoding") == []
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("mode", ["round-robin", "kv"])
+async def test_a_byte_order_mark_before_json_ends_here(a: ScriptedWorker, path: str, mode: str) -> None:
+    """Editors on Windows begin files with one, and engines take it."""
+    body = b'{"prompt":"hello","messages":[],"input":"hello"}'
+    async with running(a, router_mode=mode) as router, router.client() as client:
+        for kind in ((b"content-type: application/json",), ()):
+            assert (await client.ask(post(path, BOM_UTF8 + body, *kind))).status == 200
+    assert [request.body for request in a.requests] == [body, body]
+    assert [request.values(b"content-length") for request in a.requests] == [[b"%d" % len(body)]] * 2
+
+
+async def test_a_body_that_is_not_json_may_begin_with_any_bytes(a: ScriptedWorker) -> None:
+    body = BOM_UTF8 + b"hello"
+    async with running(a) as router, router.client() as client:
+        assert (await client.ask(post("/v1/files", body, b"content-type: text/plain"))).status == 200
+    assert a.requests[0].body == body
 
 
 async def test_method_path_and_query_pass(a: ScriptedWorker) -> None:

@@ -180,7 +180,7 @@ async def test_what_its_answer_reports_is_counted(of_sglang: Callable[..., Any])
 async def test_only_posted_requests_are_served(a: ScriptedWorker, path: str) -> None:
     async with running(a) as router, router.client() as client:
         assert (await client.ask(get(path))).status == 405
-        assert (await client.ask(post(path + "/", b"{}"))).status == 404
+        assert (await client.ask(post(path + "/", b"{}"))).status == 400
         assert (await client.ask(post(path, b"{"))).status == 400
     assert not a.requests
 
@@ -209,9 +209,9 @@ async def test_other_paths_for_clients_are_passed_on(a: ScriptedWorker, path: st
     "path",
     [
         *("/flush_cache", "/reset_prefix_cache", "/sleep", "/tokenize/x", "//tokenize", "/v2/x", "/abort_request", "/"),
-        *("/%74okenize", "/tokenize/", "/tokenize;x", "/tokenize%2f", "/x/../tokenize", "/./tokenize", "/Tokenize"),
+        *("/%74okenize", "/tokenize;x", "/tokenize%2f", "/x/../tokenize", "/./tokenize", "/Tokenize"),
         *("//generate", "/%67enerate", "/generate;x", "/generate/.", "/generate%00", "/api/generate", "/encode"),
-        *("/inference/v1/generate/", "/inference//v1/generate", "/inference/v1/%67enerate"),
+        *("/inference//v1/generate", "/inference/v1/%67enerate"),
         *("/inference/v1/abort_requests", "/inference/v1/../../reset_prefix_cache", "/rerank#x", "/v2//rerank"),
     ],
 )

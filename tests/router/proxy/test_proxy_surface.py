@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -50,7 +51,7 @@ BAD = [
     (COMPLETION, '{"prompt":"SECRET-PROMPT"}'.encode("utf-16")),
     (COMPLETION, b'{"prompt":"SECRET-PROMPT\\ud800"}'),
     (COMPLETION, b'{"prompt":"SECRET-PROMPT\n"}'),
-    (COMPLETION, b'\xef\xbb\xbf{"prompt":"SECRET-PROMPT"}'),
+    (COMPLETION, BOM_UTF8 * 2 + b'{"prompt":"SECRET-PROMPT"}'),
     (CHAT, b'{"prompt":"SECRET-PROMPT"}'),
     (CHAT, b'{"messages":"SECRET-PROMPT"}'),
     (CHAT, b'{"messages":{"content":"SECRET-PROMPT"}}'),
@@ -327,11 +328,11 @@ async def test_a_model_whose_only_worker_is_down(a: ScriptedWorker, b: ScriptedW
 @pytest.mark.parametrize("mode", ["kv", "round-robin", "direct"])
 async def test_a_request_names_its_worker(a: ScriptedWorker, b: ScriptedWorker, mode: str) -> None:
     async with running(a, b, router_mode=mode) as router, router.client() as client:
-        for name in ("b", b.url):
+        for name in ("b", b.url, f"{b.url}/"):  # --worker takes its URL with a slash too
             for path in (COMPLETION, "/v1/embeddings"):
                 got = await client.ask(post(path, b'{"prompt":"x"}', b"X-Router-Target-Worker: " + name.encode()))
                 assert got.header(b"x-router-worker") == b"b"
-    assert (len(a.requests), len(b.requests)) == (0, 4)
+    assert (len(a.requests), len(b.requests)) == (0, 6)
 
 
 async def test_a_request_names_a_worker_that_there_is_not(a: ScriptedWorker) -> None:
@@ -412,6 +413,18 @@ async def test_there_is_nothing_else(a: ScriptedWorker, path: str) -> None:
         got = await client.ask(get(path))
         assert got.status in {400, 404}
         error(got)
+    assert a.requests == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/tokenize/", "/rerank/?x", "/generate/", "/health/", "/v1/completions/", "/v1/files/"]
+)
+async def test_a_slash_too_many_is_named(a: ScriptedWorker, path: str) -> None:
+    """Engines redirect these; that there is no such path would be said of a path that there is."""
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(post(path, b'{"prompt":"x"}'))
+    assert got.status == 400
+    assert "'/' at its end" in error(got)["message"]
     assert a.requests == []
 
 

@@ -141,7 +141,8 @@ async def test_no_worker_sees_such_a_request(a: ScriptedWorker, target: bytes) -
     assert a.requests == []
 
 
-NOT_JSON = [b'{"x":NaN,"bootstrap_host":"h"}', '{"bootstrap_host":"h"}'.encode("utf-16"), b"\xef\xbb\xbf{}"]
+NOT_JSON = [b'{"x":NaN,"bootstrap_host":"h"}', '{"bootstrap_host":"h"}'.encode("utf-16")]
+NOT_JSON += [b'\xef\xbb\xbf{"bootstrap_host":"h"}', b"\xef\xbb\xbf\xef\xbb\xbf{}"]
 
 
 @pytest.mark.parametrize("body", [*NOT_JSON, b'{"bootstrap_host":"h"}'])
