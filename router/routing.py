@@ -363,8 +363,11 @@ class RequestRouting:
         fleet = self._context.fleet
         if self._pinned is not None:
             return fleet.candidates_of(self._pinned, self._model, exclude)
-        found = fleet.candidates(self._model, exclude, self._unfit())
-        return found if found.split is None or self._bodies.can(found.split, self._tokens_left()) else found.whole
+        unfit = self._unfit()
+        found = fleet.candidates(self._model, exclude, unfit)
+        if found.split is None or self._bodies.can(found.split, self._tokens_left()):
+            return found
+        return fleet.candidates_alone(self._model, exclude, unfit)
 
     def _unfit(self) -> frozenset[str]:
         """Workers that cannot take it, as they are known now: one that was not, or that comes while it waits, may run

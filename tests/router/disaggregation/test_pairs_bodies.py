@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -60,6 +61,15 @@ async def test_a_batch(connector: str) -> None:
             status, answer = await pairs.post(BATCH)
             assert status == 200
             assert [text_of({"choices": [choice]}) for choice in answer["choices"]] == expected
+
+
+async def test_what_cannot_be_split_may_go_to_who_is_sick_where_nobody_else_serves_requests_whole() -> None:
+    """Pairs are up, but as good as nobody for it."""
+    async with fleet("nixl", boths=1) as pairs:
+        of_router = pairs.router.app._fleet
+        of_router.trip(of_router.workers["b0"], "a test", time.monotonic())
+        status, answer = await pairs.post(BATCH)
+        assert status == 200, answer
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
