@@ -72,6 +72,22 @@ async def test_what_cannot_be_split_may_go_to_who_is_sick_where_nobody_else_serv
         assert status == 200, answer
 
 
+async def test_what_cannot_be_split_is_not_wrong_because_who_serves_requests_whole_is_away() -> None:
+    """A client of OpenAI's asks again after 503, and never after 400."""
+    async with fleet("nixl", boths=1) as pairs:
+        of_router = pairs.router.app._fleet
+        b0 = of_router.workers["b0"]
+        of_router.mark_down(b0, "a test")
+        status, answer = await pairs.post(BATCH)
+        assert status == 503, answer
+        assert "several prompts" in answer["error"]["message"]
+        of_router.mark_up(b0)
+        of_router.drain(b0, True)
+        assert (await pairs.post(BATCH))[0] == 503
+        of_router.drain(b0, False)
+        assert (await pairs.post(BATCH))[0] == 200
+
+
 @pytest.mark.parametrize("connector", CONNECTORS)
 async def test_the_probabilities_of_a_prompt(connector: str) -> None:
     """They kill engines of vLLM that decode only; a worker that does it all tells them."""
