@@ -252,7 +252,7 @@ class RequestRouting:
         decision, others = prefill.decision, exclude - {prefill.worker.id}
         split = self._candidates(others).split
         if split is None or decision.rank not in split.prefills.ranks:
-            split = self._context.fleet.split_of(prefill.worker, self._model, others)
+            split = self._context.fleet.split_of(prefill.worker, self._model, others | self._unfit())
         if split is None or decision.rank not in split.prefills.ranks:
             return None
         split = self._context.queue.room.decodes(split, self._context.clock())
