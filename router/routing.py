@@ -324,7 +324,8 @@ class RequestRouting:
             self._retract(leg)
         if retried and not self._goes_on:
             context.retries.take()
-        context.metrics.tallies.failed(leg, retried)
+        if failure.kind != "unasked":  # no worker is to blame
+            context.metrics.tallies.failed(leg, retried)
         log_failure(leg, failure, retried, self.request_id)
 
     def _retract(self, leg: Leg) -> None:

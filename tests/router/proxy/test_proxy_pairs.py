@@ -321,6 +321,8 @@ async def test_a_prefill_that_nobody_can_follow_is_not_its_workers_failure(
         answers = await asyncio.gather(*asked)
         assert {got.status for got in answers} == {503}
         assert b"no decode worker is left" in answers[0].body
+        assert failures(router) == (0, 0), "nobody failed a part"
+        assert router.total("router_worker_failures_total") == 0
         assert router.breaker(p) == "closed"
 
 
