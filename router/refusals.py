@@ -57,7 +57,9 @@ def no_worker(
     up = [worker for worker in fleet.up if worker.serves(model) and worker.id not in unfit]
     if up and refusal:
         message = f"The request cannot be served in two parts, because {refusal}; "
-        return error_response(400, f"{message}and no worker that serves requests whole is up.")
+        known = [worker for worker in fleet.workers.values() if worker.serves(model) and worker.id not in unfit]
+        status = 503 if any(worker.role == "both" for worker in known) else 400  # that one may come back
+        return error_response(status, f"{message}and no worker that serves requests whole is up.")
     if up and not retried:
         return error_response(503, f"No worker can serve the request: {_why_none(up)}. See /ready.")
     kind = "No worker that can take the request" if unfit else "No worker"

@@ -252,7 +252,7 @@ class RequestRouting:
         decision, others = prefill.decision, exclude - {prefill.worker.id}
         split = self._candidates(others).split
         if split is None or decision.rank not in split.prefills.ranks:
-            split = self._context.fleet.split_of(prefill.worker, self._model, others)
+            split = self._context.fleet.split_of(prefill.worker, self._model, others | self._unfit())
         if split is None or decision.rank not in split.prefills.ranks:
             return None
         split = self._context.queue.room.decodes(split, self._context.clock())
@@ -324,7 +324,8 @@ class RequestRouting:
             self._retract(leg)
         if retried and not self._goes_on:
             context.retries.take()
-        context.metrics.tallies.failed(leg, retried)
+        if failure.kind != "unasked":  # no worker is to blame
+            context.metrics.tallies.failed(leg, retried)
         log_failure(leg, failure, retried, self.request_id)
 
     def _retract(self, leg: Leg) -> None:
@@ -363,8 +364,11 @@ class RequestRouting:
         fleet = self._context.fleet
         if self._pinned is not None:
             return fleet.candidates_of(self._pinned, self._model, exclude)
-        found = fleet.candidates(self._model, exclude, self._unfit())
-        return found if found.split is None or self._bodies.can(found.split, self._tokens_left()) else found.whole
+        unfit = self._unfit()
+        found = fleet.candidates(self._model, exclude, unfit)
+        if found.split is None or self._bodies.can(found.split, self._tokens_left()):
+            return found
+        return fleet.candidates_alone(self._model, exclude, unfit)
 
     def _unfit(self) -> frozenset[str]:
         """Workers that cannot take it, as they are known now: one that was not, or that comes while it waits, may run

@@ -38,7 +38,7 @@ def log_failure(leg: Leg, failure: Failure, retried: bool, request_id: bytes) ->
     log_event(
         logger,
         logging.WARNING,
-        "Worker failed a request",
+        "No worker could be asked" if failure.kind == "unasked" else "Worker failed a request",
         request=_readable(request_id),
         worker=leg.worker.id,
         part=leg.part,

@@ -147,6 +147,9 @@ class Exchange:
             return
         self._routing.withdraw()
         if self.first_byte is not None:
+            attempt = self._attempt
+            if self.migration and self._interrupted is not None and not (attempt and attempt.begun):
+                self.migration.count("failed")  # another worker was about to go on
             self._cut(status, reason)
             return
         leg = self._leg

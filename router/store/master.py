@@ -83,6 +83,8 @@ class StoreMaster:
 
     def answered(self) -> None:
         """A look-up was answered, or what keys there are."""
+        if self._failures >= FAILURES:
+            log_event(logger, logging.INFO, "The store answers again")
         self._failures = 0
 
     def failed(self, error: Unanswered, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 
@@ -17,6 +17,14 @@ RPC_PORT = 50051
 """Of `mooncake_master --rpc_port`, by default."""
 _RPC = re.compile(r"[^\s/]+:[0-9]{1,5}")
 Count = Annotated[int, msgspec.Meta(ge=1)]
+_COUNTS, _OR_NONE = "a whole number of at least 1", "a whole number of at least 0"
+_TAKES = {
+    "hash": " or ".join(get_args(HashName)),
+    **dict.fromkeys(("tp", "pp", "block_size"), _COUNTS),
+    **dict.fromkeys(("keep", "warm", "copy"), _OR_NONE),
+    "budget_ms": "a number of milliseconds above 0",
+}
+"""What each key takes that does not take text."""
 
 
 class StoreSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -74,13 +82,21 @@ def _from(mapping: Mapping[str, object], *, strict: bool) -> StoreSpec:
     stated = {key: value for key, value in mapping.items() if value != "auto"}
     if not is_address(str(stated.get("url", ""))):
         raise ValueError("the store's url is that of the master's metrics port, such as http://10.0.0.5:9003.")
-    try:
-        spec = msgspec.convert(stated, StoreSpec, strict=strict)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"the store has a wrong value: {error}.") from None
+    for key, value in stated.items():
+        if not _fits(key, value, strict=strict):
+            raise ValueError(f"the store's {key} takes {_TAKES.get(key, 'text, in quotes')}, not {value!r}.")
+    spec = msgspec.convert(stated, StoreSpec, strict=strict)
     if spec.rpc and not _RPC.fullmatch(spec.rpc):
         raise ValueError("the store's rpc is HOST:PORT, of the master's --rpc_port, such as 10.0.0.5:50051.")
     return msgspec.structs.replace(spec, url=spec.url.rstrip("/"))
+
+
+def _fits(key: str, value: object, *, strict: bool) -> bool:
+    try:
+        msgspec.convert({"url": "", key: value}, StoreSpec, strict=strict)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def is_address(url: str) -> bool:

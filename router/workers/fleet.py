@@ -42,6 +42,7 @@ class Fleet:
     def _invalidate(self) -> None:
         self._candidates: dict[str | None, Candidates] = {}
         self._without: dict[tuple[str | None, frozenset[str], frozenset[str]], Candidates] = {}
+        self._alone: dict[tuple[str | None, frozenset[str]], Candidates] = {}
         self._ranks: dict[str, Candidates] = {}
         self._models: dict[str, tuple[Worker, Model]] | None = None
         self._bases: dict[str | None, Model] | None = None
@@ -171,6 +172,18 @@ class Fleet:
                 self._without[model, exclude, unfit] = found
         return found
 
+    def candidates_alone(self, model: str | None, exclude: Collection[str], unfit: frozenset[str]) -> Candidates:
+        """As `candidates`, for a request that cannot be served in two parts."""
+        well = self.candidates(model, exclude, unfit).whole
+        if well or exclude:
+            return well
+        found = self._alone.get((model, unfit))
+        if found is None:  # as in `_serving`: here pairs that are well are as good as nobody
+            found = ranks_of([worker for worker in self._able(model, unfit) if worker.role == "both"])
+            if model in self._candidates:
+                self._alone[model, unfit] = found
+        return found
+
     def names_adapter(self, model: str | None, kind: EngineKind) -> bool:
         """Whether `model` is an adapter's name to a worker of that engine, up or not."""
         if model is None:
@@ -188,11 +201,13 @@ class Fleet:
         return found
 
     def _serving(self, model: str | None, exclude: frozenset[str], unfit: frozenset[str]) -> Candidates:
-        out = exclude | unfit
-        able = [worker for worker in self.up if worker.serves(model) and worker.id not in out]
+        able = self._able(model, exclude | unfit)
         well = _candidates(worker for worker in able if worker.breaker.admits)
         # If no worker with a closed breaker can serve, a first try may go to any: the breakers may all be wrong.
         return well if well or exclude else _candidates(able)
+
+    def _able(self, model: str | None, out: frozenset[str]) -> list[Worker]:
+        return [worker for worker in self.up if worker.serves(model) and worker.id not in out]
 
     def split_of(self, prefill: Worker, model: str | None, exclude: Collection[str] = ()) -> Split | None:
         """Decode workers to which `prefill` may hand over what it has computed, even if it drains itself; those that

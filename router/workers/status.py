@@ -67,7 +67,7 @@ def worker_status(context: RouterContext, worker: Worker, others: Counterparts) 
         models=[model.id for model in worker.models],
         block_size=worker.block_size,
         role=worker.role,
-        connector=worker.connector if worker.role != "both" else None,
+        connector=worker.connector,
         problems=[*problems, *(problem for problem in (missing, loops, unpaired) if problem)],
         ranks=[_rank_status(context, rank) for rank in worker.ranks],
     )

@@ -159,7 +159,7 @@ def test_mistakes_are_one_sentence_that_names_the_place(argv: list[str], environ
         ("store: http://10.0.0.5:90000", "store: the store's url is that of the master's metrics port"),
         ("store: 'http://m:9003,rpc=m'", "store: the store's rpc is HOST:PORT"),
         ("store: 'http://m:9003,rpc=http://m:1'", "store: the store's rpc is HOST:PORT"),
-        ("store: 'http://m:9003,copy=-1'", "store: the store has a wrong value"),
+        ("store: 'http://m:9003,copy=-1'", "store: the store's copy takes a whole number of at least 0, not '-1'"),
         ("store: 'http://[::1'", "store: the store's url is that of the master's metrics port"),
         ("- port", "must hold keys and values"),
         ("", "There is no worker"),

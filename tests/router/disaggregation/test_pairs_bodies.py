@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -60,6 +61,31 @@ async def test_a_batch(connector: str) -> None:
             status, answer = await pairs.post(BATCH)
             assert status == 200
             assert [text_of({"choices": [choice]}) for choice in answer["choices"]] == expected
+
+
+async def test_what_cannot_be_split_may_go_to_who_is_sick_where_nobody_else_serves_requests_whole() -> None:
+    """Pairs are up, but as good as nobody for it."""
+    async with fleet("nixl", boths=1) as pairs:
+        of_router = pairs.router.app._fleet
+        of_router.trip(of_router.workers["b0"], "a test", time.monotonic())
+        status, answer = await pairs.post(BATCH)
+        assert status == 200, answer
+
+
+async def test_what_cannot_be_split_is_not_wrong_because_who_serves_requests_whole_is_away() -> None:
+    """A client of OpenAI's asks again after 503, and never after 400."""
+    async with fleet("nixl", boths=1) as pairs:
+        of_router = pairs.router.app._fleet
+        b0 = of_router.workers["b0"]
+        of_router.mark_down(b0, "a test")
+        status, answer = await pairs.post(BATCH)
+        assert status == 503, answer
+        assert "several prompts" in answer["error"]["message"]
+        of_router.mark_up(b0)
+        of_router.drain(b0, True)
+        assert (await pairs.post(BATCH))[0] == 503
+        of_router.drain(b0, False)
+        assert (await pairs.post(BATCH))[0] == 200
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)

@@ -361,6 +361,14 @@ async def test_a_stream_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> No
         await until(lambda: first.dialogues[0].is_over)
 
 
+async def test_a_request_whose_time_is_over_before_another_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "INTERVAL", 0.02)
+    async with fleet(engine("a", 4), never, request_timeout=0.2) as (router, client, workers):
+        _, found = await ask(client, workers, "chat")
+        assert [error["code"] for error in found.errors] == [504]
+        assert migrations(router) == {"failed": 1}
+
+
 async def test_a_client_that_leaves_meanwhile() -> None:
     async def slow(dialogue: Dialogue) -> None:
         dialogue.events_head()

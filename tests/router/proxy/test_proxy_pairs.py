@@ -18,7 +18,18 @@ from router.split import prefill_leg
 from router.workers.breaker import FAILURES
 from router.workers.spec import parse_worker
 from tests.fakes.raw_client import Answered, post
-from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, events, held_stream, never, says
+from tests.fakes.scripted_worker import (
+    Dialogue,
+    Pages,
+    Script,
+    ScriptedWorker,
+    answer,
+    drop,
+    events,
+    held_stream,
+    never,
+    says,
+)
 from tests.fakes.waiting import until
 from tests.router.disaggregation.fleets import running
 from tests.router.proxy.running import RunningRouter
@@ -310,6 +321,8 @@ async def test_a_prefill_that_nobody_can_follow_is_not_its_workers_failure(
         answers = await asyncio.gather(*asked)
         assert {got.status for got in answers} == {503}
         assert b"no decode worker is left" in answers[0].body
+        assert failures(router) == (0, 0), "nobody failed a part"
+        assert router.total("router_worker_failures_total") == 0
         assert router.breaker(p) == "closed"
 
 
@@ -325,6 +338,22 @@ async def test_an_answer_that_has_begun_may_take_longer_than_a_part(p: ScriptedW
         d.go_on.set()
         assert (await client.chunk())[1] == b"data: [DONE]\n\n"
         assert failures(router) == (0, 0)
+
+
+async def test_a_prompt_goes_on_where_it_fits_though_its_prefill_worker_drains_meanwhile(p: ScriptedWorker) -> None:
+    body = json.dumps({"model": "tiny", "prompt": list(range(20)), "max_tokens": 8}).encode()
+    p.then(once_told(PREFILLED))
+    async with (
+        ScriptedWorker("d1", Pages(max_model_len=16)) as short,
+        ScriptedWorker("d2") as long,
+        router_of("nixl", p, short, long, router_mode="kv") as router,
+    ):
+        asked = asyncio.create_task(ask(router, body))
+        await until(lambda: len(p.requests) == 1)
+        router.app._fleet.drain(router.app._fleet.workers["p"], True)
+        p.go_on.set()
+        assert (await asked).header(b"x-router-worker") == b"d2"
+        assert (len(short.requests), len(long.requests)) == (0, 1)
 
 
 async def test_a_decode_worker_that_takes_over_has_its_time_too(p: ScriptedWorker, d: ScriptedWorker) -> None:

@@ -109,6 +109,17 @@ def test_where_the_prefix_lies_nothing_is_moved() -> None:
     assert chosen(choosing, fleet(), 65_536, {B: 4095}) == "b"
 
 
+def test_where_prompts_are_not_read_pairs_take_what_streams_would_slow_down() -> None:
+    choosing = scheduler()
+
+    def goes_to() -> str:
+        return choosing.select(fleet(), 0, None, 0.0).rank.worker_id
+
+    assert goes_to() == "b"
+    occupy(choosing, "b", 500, requests=30)
+    assert goes_to() == "p"
+
+
 def test_without_a_worker_for_it_all_every_request_is_parted() -> None:
     for tokens in (0, 1, 65_536):
         assert chosen(scheduler(), fleet(whole=()), tokens) == "p"

@@ -263,11 +263,12 @@ async def test_models_apart() -> None:
 
 
 async def test_roles_and_connectors_are_shown() -> None:
-    async with router_of(P, D, B) as (router, _), router.client() as client:
+    async with router_of(P, D, B, "b2,connector=nixl") as (router, _), router.client() as client:
         told = json.loads((await client.ask(get("/ready"))).body)
         shown = {each["id"]: (each["role"], each["connector"], each["problems"][1:]) for each in told["workers"]}
         assert {name: each[:2] for name, each in shown.items()} == {
             "p": ("prefill", "nixl"),
             "d": ("decode", "nixl"),
             "b": ("both", None),
+            "b2": ("both", "nixl"),
         }

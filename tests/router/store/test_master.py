@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from engines.store import Segment, Stored, query
 from indexer.types import Tier
 from router.store import master as store_master
-from router.store.master import StoreMaster, Unanswered
+from router.store.master import FAILURES, StoreMaster, Unanswered
 from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, never
 from tests.fakes.waiting import until
 
@@ -187,3 +188,22 @@ async def test_a_master_that_is_away(fake: ScriptedWorker, master: StoreMaster, 
         await RARE[name][0](master)
     with pytest.raises(Unanswered, match=r"\w"):
         await master.present(KEYS)
+
+
+async def test_the_log_tells_once_that_a_store_is_lost_and_once_that_it_is_back(
+    master: StoreMaster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "router.store.master")
+
+    def told() -> list[str]:
+        return [record.message.partition(":")[0] for record in caplog.records]
+
+    for _ in range(FAILURES - 1):
+        master.failed(Unanswered("it hangs"), 0.0)
+    master.answered()
+    assert told() == [], "a store that was not given up"
+    for _ in range(2 * FAILURES):
+        master.failed(Unanswered("it hangs"), 0.0)
+    master.answered()
+    master.answered()
+    assert told() == ["The store cannot be asked", "The store answers again"]
