@@ -175,7 +175,8 @@ class Roster:
     async def _remove_once_idle(self, worker: Worker, after: asyncio.Task[None] | None) -> None:
         leaving = self._leaving[worker.id]
         if after:
-            await asyncio.wait((after,), timeout=max(0.0, leaving.deadline - self._clock()))
+            while not after.done() and self._clock() < leaving.deadline:  # which may be set anew meanwhile
+                await asyncio.wait((after,), timeout=_POLL)
             self.drain(worker, True)
         while self.in_flight(worker) and self._clock() < leaving.deadline:  # noqa: ASYNC110 -- see _POLL
             await asyncio.sleep(_POLL)

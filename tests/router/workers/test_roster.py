@@ -506,6 +506,16 @@ async def test_they_do_not_wait_for_ever(state: State, end: str, monkeypatch: py
         await until(lambda: worker.draining)
 
 
+async def test_one_that_waits_for_others_to_join_can_be_removed_at_once(state: State) -> None:
+    state.take("http://a:1,name=a")
+    await state.up(state.fleet.workers["a"])
+    state.take("http://b:1,name=b")
+    await asyncio.sleep(0)
+    state.roster.leave(state.fleet.workers["a"], 0.0)
+    async with asyncio.timeout(roster._NEWCOMERS / 2):
+        await state.gone("a")
+
+
 async def test_roles_count_at_once_and_the_rest_from_the_next_look(state: State) -> None:
     state.take("http://a:1,name=a", "http://b:1,name=b")
     a, b = state.fleet.workers.values()
