@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from router.openai.errors import error_body
+from router.openai.errors import error_response
 
 
 @pytest.mark.parametrize(
@@ -23,5 +23,5 @@ from router.openai.errors import error_body
     ],
 )
 def test_errors_have_the_types_that_clients_know(status: int, kind: str) -> None:
-    told = json.loads(error_body(status, "why"))
+    told = json.loads(error_response(status, "why").body)
     assert told == {"type": "error", "error": {"message": "why", "type": kind, "param": None, "code": status}}

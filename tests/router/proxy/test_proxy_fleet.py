@@ -297,7 +297,7 @@ async def test_a_role_changes_while_requests_are_under_way(a: ScriptedWorker, b:
         a.go_on.set()
         await client.read_until(b"[DONE]")
         _, told = await admin.change("a", role="auto")
-        assert (told["role"], told["connector"]) == ("both", None)
+        assert (told["role"], told["connector"]) == ("both", "nixl")
 
 
 def body_of(part: str) -> Any:
