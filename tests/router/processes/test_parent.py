@@ -7,6 +7,8 @@ import errno
 import signal
 import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,13 @@ class Child:
         return 0
 
 
+@contextmanager
+def parent_of(settings: Settings, folder: Path, source: Source | None = None) -> Iterator[_Parent]:
+    with tempfile.TemporaryFile() as memory, socket.socket() as reserved:
+        memory.truncate(memory_size(settings.processes, 8))
+        yield _Parent(settings, settings, source or Source([], {}), 8, memory, str(folder), reserved)
+
+
 @pytest.fixture(autouse=True)
 def children_end_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_signal", lambda child, _: child.ended.set())
@@ -63,9 +72,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
     settings = Settings(processes=1)
-    with tempfile.TemporaryFile() as memory:
-        memory.truncate(memory_size(1, 8))
-        parent = _Parent(settings, settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
+    with parent_of(settings, tmp_path) as parent:
         await parent._start(0)
         keeping = asyncio.create_task(parent._keep(0))
         assert children[0]
@@ -90,10 +97,7 @@ async def test_a_process_that_is_started_again_is_told_of_the_workers_that_a_wat
     monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
     source = Source(["--config", str(file), "--watch-config"], {})
     file.write_text("worker: [http://127.0.0.1:1]")
-    with tempfile.TemporaryFile() as memory:
-        memory.truncate(memory_size(1, 8))
-        settings = source.read()
-        parent = _Parent(settings, settings, source, 8, memory, str(tmp_path), socket.socket())
+    with parent_of(source.read(), tmp_path, source) as parent:
         await parent._start(0)
         file.write_text("worker: [http://127.0.0.1:2]")
         keeping = asyncio.create_task(parent._keep(0))
@@ -169,10 +173,7 @@ async def test_a_process_that_starts_while_the_settings_are_read_again_is_told_t
     monkeypatch.setattr(processes, "_signal", lambda *what: told.append(what))
     source = Source(["--config", str(file)], {})
     file.write_text("worker: [http://127.0.0.1:1]")
-    with tempfile.TemporaryFile() as memory, socket.socket() as reserved:
-        memory.truncate(memory_size(1, 8))
-        settings = source.read()
-        parent = _Parent(settings, settings, source, 8, memory, str(tmp_path), reserved)
+    with parent_of(source.read(), tmp_path, source) as parent:
         await parent._start(0)
     assert told == [(child, signal.SIGHUP)]
 
@@ -189,10 +190,7 @@ async def test_settings_that_cannot_be_read_again_stay_as_they_are(
     monkeypatch.setattr(processes, "_signal", lambda *what: told.append(what))
     source = Source(["--config", str(file)], {})
     file.write_text("worker: [http://127.0.0.1:1]")
-    with tempfile.TemporaryFile() as memory, socket.socket() as reserved:
-        memory.truncate(memory_size(1, 8))
-        settings = source.read()
-        parent = _Parent(settings, settings, source, 8, memory, str(tmp_path), reserved)
+    with parent_of(source.read(), tmp_path, source) as parent:
         await parent._start(0)
         file.write_text("worker: [")
         parent._on_hangup()
@@ -215,9 +213,7 @@ async def test_a_process_that_is_being_started_when_the_signal_comes_is_told_of_
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     monkeypatch.setattr(processes, "_signal", lambda *what: told.append(what))
     settings = Settings(processes=1)
-    with tempfile.TemporaryFile() as memory:
-        memory.truncate(memory_size(1, 8))
-        parent = _Parent(settings, settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
+    with parent_of(settings, tmp_path) as parent:
         await parent._start(0)
     assert told == [(child, signal.SIGTERM)]
 
@@ -237,11 +233,7 @@ async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monk
         return Killed()
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    with tempfile.TemporaryFile() as memory:
-        memory.truncate(memory_size(2, 8))
-        parent = _Parent(
-            Settings(processes=2), Settings(processes=2), Source([], {}), 8, memory, str(tmp_path), socket.socket()
-        )
+    with parent_of(Settings(processes=2), tmp_path) as parent:
         assert await parent.run() == 0
 
 
@@ -268,11 +260,7 @@ async def test_a_signal_while_others_start_lets_those_that_serve_drain(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     monkeypatch.setattr(processes, "_signal", heed)
-    with tempfile.TemporaryFile() as memory:
-        memory.truncate(memory_size(2, 8))
-        parent = _Parent(
-            Settings(processes=2), Settings(processes=2), Source([], {}), 8, memory, str(tmp_path), socket.socket()
-        )
+    with parent_of(Settings(processes=2), tmp_path) as parent:
         assert await parent.run() == 0
     assert told == children
 
@@ -292,9 +280,7 @@ async def test_a_process_that_stands_still_is_killed_in_the_end(
     monkeypatch.setattr(processes, "_signal", heed)
     monkeypatch.setattr(processes, "GRACE", 0.0)
     settings = Settings(processes=1, drain_timeout=0.0 if signals == 1 else 3600.0)
-    with tempfile.TemporaryFile() as memory:
-        memory.truncate(memory_size(1, 8))
-        parent = _Parent(settings, settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
+    with parent_of(settings, tmp_path) as parent:
         await parent._start(0)
         keeping = asyncio.create_task(parent._keep(0))
         for _ in range(signals):
@@ -325,9 +311,7 @@ async def test_a_process_that_stands_still_while_it_serves_is_started_again(
     monkeypatch.setattr(processes, "INTERVAL", 0.0)
     monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
     settings = Settings(processes=1)
-    with tempfile.TemporaryFile() as memory:
-        memory.truncate(memory_size(1, 8))
-        parent = _Parent(settings, settings, Source([], {}), 8, memory, str(tmp_path), socket.socket())
+    with parent_of(settings, tmp_path) as parent:
         async with asyncio.timeout(5):
             assert await parent.run() == 0
     assert "A process stands still and is killed" in caplog.messages
