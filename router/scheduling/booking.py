@@ -67,6 +67,13 @@ class Booking:
     def _ended(self, now: float) -> None:
         raise NotImplementedError
 
+    def _learn_from_end(self, now: float) -> None:
+        """An answer from this rank has ended."""
+        latency = self._scheduler.latency
+        latency.observe_residence(now - self._booked)
+        if self._token_at is not None:
+            latency.observe_answer(self._answer)
+
 
 class PrefillBooking(Booking):
     """A request's booking on the rank that computes its prompt, and that also decodes unless the request is split. If
@@ -102,9 +109,8 @@ class PrefillBooking(Booking):
         """Its prefill in the backlog, while that is to be done."""
         if scheduler.backlog.wanted and not past_prefill:
             self._prefill = Prefill(tokens, decision.prompt_tokens)
-            work = scheduler.latency.prefill_share(self._prefill)
-            if further:
-                work += scheduler.latency.others_share(further, decision.prompt_tokens)
+            latency = scheduler.latency
+            work = latency.prefill_share(self._prefill) + latency.others_share(further, decision.prompt_tokens)
             joins = self._begin_load(decision, now) if decision.stored_tokens else None
             self._entry = scheduler.backlog.add(decision.rank, work, now, joins)
         self._decode_meanwhile: DecodeBooking | None = None
@@ -179,9 +185,7 @@ class PrefillBooking(Booking):
             self._decode_meanwhile.release(now)
         if self._past_prefill:
             if not self._handed_on:
-                self._scheduler.latency.observe_residence(now - self._booked)
-                if self._token_at is not None:
-                    self._scheduler.latency.observe_answer(self._answer)
+                self._learn_from_end(now)
             return
         entry = self._end_prefill()
         if entry is not None:
@@ -254,6 +258,4 @@ class DecodeBooking(Booking):
     def _ended(self, now: float) -> None:
         self._let_go()
         if self._decodes:
-            self._scheduler.latency.observe_residence(now - self._booked)
-            if self._token_at is not None:
-                self._scheduler.latency.observe_answer(self._answer)
+            self._learn_from_end(now)

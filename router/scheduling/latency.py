@@ -263,17 +263,15 @@ class LatencyModel:
     def others_share(self, further: int, first: int) -> float:
         """`prefill_share` of the other prompts of a batch, `further` tokens in all, each taken to be about as long as
         the first, which has `first`."""
-        return self._prefill.expected(0.0, further, further * first / 2)
+        return self._prefill.expected(0.0, further, further * first / 2) if further else 0.0
 
-    def others_seconds_on(self, rank: WorkerRank, further: int, first: int) -> float:
-        """The same in seconds on `rank`; 0 for one that is not watched."""
+    def seconds_on(self, rank: WorkerRank, work: float) -> float:
+        """Seconds that prefills take on `rank` which take `work` on one of factor 1; 0 for one that is not watched."""
         place = self._places.get(rank)
-        return 0.0 if place is None else self._prefill_factors.at(place) * self.others_share(further, first)
+        return 0.0 if place is None else self._prefill_factors.at(place) * work
 
     def prefill_seconds_on(self, rank: WorkerRank, prefill: Prefill) -> float:
-        """Seconds on `rank`; 0 for one that is not watched."""
-        place = self._places.get(rank)
-        return 0.0 if place is None else self._prefill_factors.at(place) * self.prefill_work(prefill)
+        return self.seconds_on(rank, self.prefill_work(prefill))
 
     def columns(self, ranks: RankSet, now: float) -> tuple[Seconds, Seconds, Positions, Coefficients, Coefficients]:
         """For `figures.work_out`: prefill factors, step factors, the positions of `ranks` in them, both shapes'

@@ -276,8 +276,7 @@ class Queue:
 
     def _work_of_others(self, waiting: Waiting) -> float:
         """Seconds of the prefills of a batch after the first, wherever they are."""
-        others = waiting.others.tokens
-        return self._scheduler.latency.others_share(others, waiting.prompt_tokens) if others else 0.0
+        return self._scheduler.latency.others_share(waiting.others.tokens, waiting.prompt_tokens)
 
     def _charge(self, waiting: Waiting, decision: Decision | None) -> float:
         """Seconds of prefill that the tenant is charged; of the whole prompt if overlaps are not known."""

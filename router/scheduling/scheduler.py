@@ -132,8 +132,9 @@ class Scheduler:
         past = not heard and predicted is None
         booking = PrefillBooking(self, decision, now, heard, past_prefill=past, others=others)
         if predicted and not heard:
-            further = self.latency.others_seconds_on(decision.rank, others.tokens, decision.prompt_tokens)
-            heappush(self._unheard, (now + predicted.ttft + further, next(self._numbers), booking))
+            further = self.latency.others_share(others.tokens, decision.prompt_tokens)
+            due = now + predicted.ttft + self.latency.seconds_on(decision.rank, further)
+            heappush(self._unheard, (due, next(self._numbers), booking))
         return booking
 
     def _settle(self, now: float) -> None:

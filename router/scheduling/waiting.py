@@ -20,7 +20,9 @@ class Waiting(Protocol):
     @property
     def prompt_tokens(self) -> int: ...
     @property
-    def others(self) -> Others: ...
+    def others(self) -> Others:
+        """What it asks for besides: all else is about its first prompt."""
+
     @property
     def arrived(self) -> float: ...
     @property

@@ -10,8 +10,8 @@ import numpy as np
 from router.tokens.stand_ins import BYTES_PER_TOKEN
 
 _MEASURED: Final = 64
-"""Further prompts whose length is looked at; the rest are taken to be like them, so that the longest batch costs less
-than a millisecond."""
+"""Further prompts whose length is looked at; the rest are taken to be like them, so that a batch of thousands costs no
+more than one of so many."""
 
 
 def other_tokens(batch: Sequence[object]) -> int:
