@@ -147,3 +147,19 @@ def test_whether_its_prompt_may_be_computed_again(path: bytes, body: object, rec
 def test_what_is_no_such_body_is_refused(path: bytes, body: bytes) -> None:
     with pytest.raises(BadRequest):
         GENERATE[path](body).fields()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "choices"),
+    [
+        (SGLANG, {"text": "a"}, 1),
+        (SGLANG, {"text": "a", "sampling_params": {"n": 3}}, 3),
+        (SGLANG, {"text": ["a", "b"], "sampling_params": [{"n": 2}, {"n": 4}]}, 2),
+        (SGLANG, {"text": [], "sampling_params": []}, 1),
+        (VLLM, {"token_ids": [1]}, 1),
+        (VLLM, {"token_ids": [1], "sampling_params": {"n": 3.0}}, 3),
+        (VLLM, {"token_ids": [1], "sampling_params": {"n": -2}}, 1),
+    ],
+)
+def test_how_many_answers_a_generate_request_asks_for(path: bytes, body: dict[str, Any], choices: int) -> None:
+    assert read(path, body).choices == choices

@@ -692,6 +692,9 @@ def test_a_batch_keeps_its_rank_busy_with_all_of_its_prompts(streamed: bool) -> 
     desk.clock.run(0.05)
     request.first_token()
     assert desk.backlog[0] == pytest.approx(ten.backlog[0] - 0.05, rel=0.02)
+    desk.clock.run(0.25)
+    desk.ask(prompt=1).end()
+    assert desk.backlog[0] == pytest.approx(ten.backlog[0] - 0.3, rel=0.05)
     desk.clock.run(1.0)
     other = desk.ask()
     assert desk.backlog[0] < 0.1
