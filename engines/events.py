@@ -29,6 +29,13 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
     """Per block, what the engine hashed besides tokens, LoRA and salt (b"" for nothing); () when no block has any."""
 
 
+class BlockCopied(msgspec.Struct, frozen=True, gc=False):
+    """Blocks that an event before said what is in, which `tier` now holds too."""
+
+    engine_hashes: Sequence[EngineHash] | BlockNames
+    tier: Tier
+
+
 class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
     engine_hashes: Sequence[EngineHash] | BlockNames
     tier: Tier
@@ -54,7 +61,7 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False):
     pass
 
 
-EngineEvent = BlockStored | BlockRemoved | WindowStored | WindowRemoved | AllBlocksCleared
+EngineEvent = BlockStored | BlockCopied | BlockRemoved | WindowStored | WindowRemoved | AllBlocksCleared
 
 
 class EngineBatch(msgspec.Struct, frozen=True, gc=False):

@@ -13,6 +13,7 @@ import numpy as np
 
 from engines.events import (
     AllBlocksCleared,
+    BlockCopied,
     BlockRemoved,
     BlockStored,
     EngineBatch,
@@ -131,6 +132,9 @@ class RankRelay:
         if isinstance(event, BlockStored):
             if len(hashes := self._store(event)):
                 out.append(Stored(event.tier, pack_hashes(hashes)))
+        elif isinstance(event, BlockCopied):
+            if len(hashes := self._copy(event)):
+                out.append(Stored(event.tier, pack_hashes(hashes)))
         elif isinstance(event, BlockRemoved):
             if len(hashes := self._remove(event)):
                 out.append(Removed(event.tier, pack_hashes(hashes)))
@@ -160,6 +164,14 @@ class RankRelay:
             self.malformed()
             return _NOTHING
         self._size = max(self._size, event.block_size)
+        self.counts.stored += len(hashes)
+        return hashes
+
+    def _copy(self, event: BlockCopied) -> SequenceHashes:
+        names, known = self._handles.find(event.engine_hashes)
+        if unknown := len(event.engine_hashes) - len(names):
+            self._skip("tokens", unknown)
+        hashes = self._handles.adopt(event.tier, names, known)
         self.counts.stored += len(hashes)
         return hashes
 

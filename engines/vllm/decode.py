@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from engines.events import EngineBatch, WindowRemoved, WindowStored
+from engines.events import BlockCopied, EngineBatch, WindowRemoved, WindowStored
 from engines.kv_events import (
     CLEARED,
     Codec,
@@ -49,6 +49,11 @@ class Decoder:
 
     A hybrid model's groups store blocks under the same hashes, and a removal names its group by number alone, so the
     numbers of the groups that make no prefix are remembered from their stores, and which of them have a window.
+
+    What KV offloading stores in CPU memory has no tokens, unless `self_describing_kv_events` is set: the last block of
+    each chunk is named by its hash alone (`_placeholder_stored` in
+    vllm/distributed/kv_transfer/kv_connector/v1/offloading/events.py). So is what SimpleCPUOffloadConnector stores of
+    blocks whose request has ended (vllm/v1/simple_kv_offload/manager.py).
     """
 
     def __init__(self) -> None:
@@ -81,11 +86,13 @@ class Decoder:
         tier = TIERS.get(event.medium)
         if tier is None:
             return "medium"
+        hashes = read_hashes(event.block_hashes, numbers)
+        tokens = read_tokens(event.token_ids, numbers)
+        if not len(tokens) and tier is not Tier.GPU:
+            return "group" if event.group_idx in self._other_groups else BlockCopied(hashes, tier)
         if event.lora_id is not None and event.lora_name is None:
             return "lora"
-        hashes = read_hashes(event.block_hashes, numbers)
         namespace, extras = _namespace_and_extras(event, len(hashes))
-        tokens = read_tokens(event.token_ids, numbers)
         return stored(hashes, event.parent_block_hash, tokens, event.block_size, tier, namespace, extras)
 
     def _window(self, event: Stored, numbers: Numbers) -> Outcome:

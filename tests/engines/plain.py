@@ -6,13 +6,21 @@ from typing import Any
 
 import msgspec
 
-from engines.events import BlockRemoved, BlockStored, EngineBatch, EngineEvent, WindowRemoved, WindowStored
+from engines.events import (
+    BlockCopied,
+    BlockRemoved,
+    BlockStored,
+    EngineBatch,
+    EngineEvent,
+    WindowRemoved,
+    WindowStored,
+)
 from indexer.handles import block_names
 
 
 def plain(event: EngineEvent) -> EngineEvent:
     """Block hashes become names; a store's tokens stay what they are."""
-    if isinstance(event, BlockStored | BlockRemoved | WindowStored | WindowRemoved):
+    if isinstance(event, BlockStored | BlockCopied | BlockRemoved | WindowStored | WindowRemoved):
         changes: dict[str, Any] = {"engine_hashes": block_names(event.engine_hashes).tolist()}
         if isinstance(event, BlockStored):
             changes["token_ids"] = [int(token) for token in event.token_ids]

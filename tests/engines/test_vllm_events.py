@@ -9,6 +9,7 @@ import pytest
 
 from engines.events import (
     AllBlocksCleared,
+    BlockCopied,
     BlockRemoved,
     BlockStored,
     EngineBatch,
@@ -148,6 +149,33 @@ def test_a_removal_follows_what_was_learnt_of_its_group() -> None:
 def test_a_tier_below_memory_is_disk_by_any_name(medium: str) -> None:
     assert stored(medium=medium).tier is Tier.DISK
     assert plain_batch(decode(frame(remove(medium=medium)))).events == [BlockRemoved([1], Tier.DISK)]
+
+
+def offloaded(**changes: Any) -> dict[str, Any]:
+    """What KV offloading says of a block that it copied to CPU memory: `_placeholder_stored` in 0.26 to 0.33."""
+    nothing = {"token_ids": [], "block_size": 0, "parent_block_hash": None, "group_idx": 0}
+    return store(block_hashes=[1], medium="CPU", **nothing, **changes)
+
+
+def test_what_is_offloaded_is_named_by_its_hash_alone() -> None:
+    assert plain_batch(decode(frame(offloaded()))).events == [BlockCopied([1], Tier.CPU)]
+    assert plain_batch(decode(frame(offloaded() | {"medium": "FS"}))).events == [BlockCopied([1], Tier.DISK)]
+    # Or with the size and kind that are known all the same: SimpleCPUOffloadConnector.
+    known = {"block_size": 2, "kv_cache_spec_kind": "full_attention"}
+    assert plain_batch(decode(frame(offloaded() | known))).events == [BlockCopied([1], Tier.CPU)]
+    # That a block is in the GPU's memory comes with its tokens, or says nothing.
+    assert decode(frame(offloaded() | {"medium": "GPU"})).skipped == {"tokens": 1}
+
+
+def test_what_is_offloaded_of_layers_that_make_no_prefix_is_none() -> None:
+    decoder = Decoder()
+    decoder(frame(store(group_idx=1, kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=8)))
+    assert decoder(frame(offloaded() | {"group_idx": 1})).skipped == {"group": 1}
+    assert plain_batch(decoder(frame(offloaded()))).events == [BlockCopied([1], Tier.CPU)]
+
+
+def test_offloading_that_describes_itself_says_all() -> None:
+    assert stored(medium="CPU", group_idx=0, kv_cache_spec_kind="full_attention").tier is Tier.CPU
 
 
 @pytest.mark.parametrize("event", [store(medium="STORAGE"), remove(medium="STORAGE")])

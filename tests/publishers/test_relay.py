@@ -14,7 +14,7 @@ import indexer.handle_kernels
 import indexer.hash_kernels
 import publishers.rank
 import publishers.relay
-from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch, EngineEvent
+from engines.events import AllBlocksCleared, BlockCopied, BlockRemoved, BlockStored, EngineBatch, EngineEvent
 from indexer.events import Cleared, EventBatch, Removed, ReplayRequest, Stored, encode, pack_hashes, unpack_hashes
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace, Tier, WorkerRank
@@ -138,6 +138,33 @@ def test_skipped_events_are_counted_by_reason_and_leave_the_view_exact() -> None
     assert subject.exact
 
 
+def test_a_copy_is_of_what_an_event_before_described() -> None:
+    subject = relay()
+    subject.apply(batch(stored([11, 12], list(range(8)))))
+    (copied,) = subject.apply(batch(BlockCopied([11, 12], Tier.CPU)))
+    whole = pack_hashes(ours(list(range(8))))
+    assert copied.events == [Stored(Tier.CPU, whole)]
+    assert subject.apply(batch(BlockCopied([12], Tier.CPU))) == []  # said twice
+    (evicted,) = subject.apply(batch(BlockRemoved([11, 12], Tier.GPU)))
+    assert evicted.events == [Removed(Tier.GPU, whole)]
+    assert subject.snapshot()[0].events == [Stored(Tier.CPU, whole)]
+    # The prompt goes on from what is in the lower tier only.
+    assert subject.apply(batch(stored([13], [8, 9, 10, 11], parent=12)))[0].events == [
+        Stored(Tier.GPU, pack_hashes(ours(list(range(12)))[2:]))
+    ]
+
+
+def test_a_copy_of_what_is_not_known_is_counted_and_leaves_the_view_exact() -> None:
+    subject = relay()
+    subject.apply(batch(TEN[0]))
+    (copied,) = subject.apply(batch(BlockCopied([0, 98, 99], Tier.CPU)))
+    assert copied.events == [Stored(Tier.CPU, pack_hashes(ours([0] * SIZE)))]
+    assert subject.counts.skipped == {"tokens": 2}
+    assert subject.exact
+    (gone,) = subject.apply(batch(BlockRemoved([0, 98, 99], Tier.CPU)))
+    assert gone.events == [Removed(Tier.CPU, pack_hashes(ours([0] * SIZE)))]
+
+
 @pytest.mark.parametrize("lose", [RankRelay.lose_track, RankRelay.malformed])
 def test_a_restart_begins_a_new_epoch_with_nothing(lose: Any) -> None:
     subject = relay()
@@ -248,6 +275,7 @@ _events = st.one_of(
     st.integers(0, 5).map(lambda i: stored([10 + i], [10 + i] * SIZE, parent=i)),
     st.integers(0, 15).map(lambda i: BlockRemoved([i], Tier.GPU)),
     st.integers(0, 15).map(lambda i: stored([i], [i % 3] * SIZE, tier=Tier.CPU)),
+    st.integers(0, 15).map(lambda i: BlockCopied([i], Tier.CPU)),
     st.integers(0, 15).map(lambda i: BlockRemoved([i], Tier.CPU)),
     st.just(AllBlocksCleared()),
 )
@@ -302,6 +330,7 @@ def test_nothing_is_compiled_when_the_first_events_come() -> None:
             wire_stored(range(size)),
             wire_stored(range(2**63, 2**63 + size), size - 1),
             wire_stored([b"x" * 32] * size),
+            wire_stored(range(size)) | {"token_ids": [], "block_size": 0, "medium": "CPU"},
             {"type": "BlockRemoved", "block_hashes": [2**63]},
             {"type": "BlockRemoved", "block_hashes": [0, b""]},
         ):

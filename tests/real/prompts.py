@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
 from typing import Any, Literal
 
 Kind = Literal["ids", "text", "chat"]
@@ -63,3 +64,16 @@ def request(kind: Kind, topic: str, *, stream: bool = False, tail: str | None = 
 def filler(name: str, count: int) -> dict[str, Any]:
     """A prompt of `count` tokens that shares nothing with any other."""
     return {"model": "tiny", "max_tokens": 1, "temperature": 0, "ignore_eos": True, "prompt": ids(name, count)}
+
+
+def conversations(chance: random.Random, count: int) -> Iterator[list[int]]:
+    """Beginnings of six topics with tails of their own, and what goes on where an earlier one ended."""
+    said: list[list[int]] = []
+    for number in range(count):
+        if said and chance.random() < 0.4:
+            prompt = chance.choice(said[-8:]) + ids(f"more {number}", chance.choice([10, 100]))
+        else:
+            topic = ids(f"hybrid {chance.randrange(6)}", chance.choice([64, 160, 300, 500, 700]))
+            prompt = topic + ids(f"tail {number}", chance.choice([0, 40, 200, 600]))
+        said.append(prompt[:1900])
+        yield said[-1]

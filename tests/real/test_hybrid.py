@@ -13,7 +13,7 @@ import pytest
 
 from .conftest import running, serving
 from .fleet import Engine, Router, agrees
-from .prompts import ids
+from .prompts import conversations
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -52,22 +52,9 @@ def router(hybrid: Engine, logs: Path) -> Iterator[Router]:
     yield from running(Router("router-hybrid", [hybrid], logs))
 
 
-def prompts(chance: random.Random) -> Iterator[list[int]]:
-    """Beginnings of six topics with tails of their own, and what goes on where an earlier one ended."""
-    said: list[list[int]] = []
-    for number in range(REQUESTS):
-        if said and chance.random() < 0.4:
-            prompt = chance.choice(said[-8:]) + ids(f"more {number}", chance.choice([10, 100]))
-        else:
-            topic = ids(f"hybrid {chance.randrange(6)}", chance.choice([64, 160, 300, 500, 700]))
-            prompt = topic + ids(f"tail {number}", chance.choice([0, 40, 200, 600]))
-        said.append(prompt[:1900])
-        yield said[-1]
-
-
 def test_what_is_predicted_is_found(router: Router, hybrid: Engine) -> None:
     wrong, predicted = [], 0
-    for prompt in prompts(random.Random(7)):
+    for prompt in conversations(random.Random(7), REQUESTS):
         answer = router.ask({"model": "tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True})
         assert answer.status == 200
         predicted += answer.predicted
