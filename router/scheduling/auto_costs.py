@@ -17,6 +17,7 @@ from router.scheduling.figures import (
     IN_FLIGHT,
     LATE,
     LOAD,
+    LOWER,
     MEMORY,
     OVERLAP,
     OWN,
@@ -169,7 +170,8 @@ def auto_costs(
     most, all_late = max(1e-9, estimates[COMPUTED].max()), estimates[LATE].min() > 0.0
     for at in range(ranks):
         taken = counts[MEMORY, at]
-        needed = _grown(taken + prompt - counts[OVERLAP, at], counts[IN_FLIGHT, at] + 1, answer)
+        new = prompt - (counts[OVERLAP, at] - counts[LOWER, at])
+        needed = _grown(taken + new, counts[IN_FLIGHT, at] + 1, answer)
         memory = _memory_wait(taken, needed, prompt, counts[CAPACITY, at], residence) if taken else 0.0
         queue, held = estimates[QUEUE, at], estimates[AHEAD, at]
         own, work = estimates[OWN_PREFILL, at], estimates[OWN_WORK, at]

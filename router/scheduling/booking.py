@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from indexer.types import WorkerRank
 from router.scheduling.backlog import Entry
 from router.scheduling.decision import Decision, Onward
+from router.scheduling.kv_loads import KVLoad
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Reservation, subtract
 from router.scheduling.others import ALONE, Others
-from router.scheduling.store_loads import StoreLoad
 
 if TYPE_CHECKING:
     from router.scheduling.scheduler import Scheduler
@@ -103,15 +103,15 @@ class PrefillBooking(Booking):
         split = decision.split
         self._handed_on = split is not None
         """Another rank decodes."""
-        self._load: StoreLoad | None = None
-        """Its load from the store, while that is under way."""
+        self._load: KVLoad | None = None
+        """Its load, while that is under way."""
         self._entry: Entry | None = None
         """Its prefill in the backlog, while that is to be done."""
         if scheduler.backlog.wanted and not past_prefill:
             self._prefill = Prefill(tokens, decision.prompt_tokens)
             latency = scheduler.latency
             work = latency.prefill_share(self._prefill) + latency.others_share(further, decision.prompt_tokens)
-            joins = self._begin_load(decision, now) if decision.stored_tokens else None
+            joins = self._begin_load(decision, now) if decision.loads else None
             self._entry = scheduler.backlog.add(decision.rank, work, now, joins)
         self._decode_meanwhile: DecodeBooking | None = None
         onward = decision.onward
@@ -121,12 +121,16 @@ class PrefillBooking(Booking):
             )
 
     def _begin_load(self, decision: Decision, now: float) -> float | None:
-        """Book the load from the store. Returns when it should be done, if that can be predicted."""
+        """Book the load, from the store if there is a part from both. Returns when it should be done, if that can be
+        predicted."""
         predicted = decision.predicted
         if not predicted:
             return None
         beside = predicted.queue + predicted.prefill
-        self._load = StoreLoad(self._scheduler.store_loads, decision.rank, decision.stored_tokens, now, beside)
+        loads, tokens = self._scheduler.store_loads, decision.stored_tokens
+        if not tokens:
+            loads, tokens = self._scheduler.tier_loads, decision.lower_tokens
+        self._load = KVLoad(loads, decision.rank, tokens, now, beside)
         return now + predicted.queue + predicted.load
 
     def first_token(self, now: float) -> None:

@@ -81,6 +81,10 @@ class Situation(Protocol):
         it."""
 
     @property
+    def lower_tokens(self) -> Figures:
+        """How many of `overlap_tokens` are only in tiers below the GPU, from which the rank has to load them."""
+
+    @property
     def memory_tokens(self) -> Figures:
         """Tokens of KV memory in use by requests in flight; shared blocks count once where the engine reports its
         usage."""
@@ -111,7 +115,7 @@ class Situation(Protocol):
 
     @property
     def prefill_seconds(self) -> Seconds:
-        """Of this request's prefill, given what each rank holds and what it would load from a store."""
+        """Of this request's prefill, given what each rank holds and what it would load."""
 
     @property
     def work_seconds(self) -> Seconds:
@@ -119,8 +123,8 @@ class Situation(Protocol):
 
     @property
     def load_seconds(self) -> Seconds:
-        """Until a rank has loaded its part from a store, after the loads queued before. It computes other prompts
-        meanwhile."""
+        """Until a rank has loaded its part from a store and its own lower tiers, after the loads queued before. It
+        computes other prompts meanwhile."""
 
     @property
     def own_load_seconds(self) -> Seconds:
@@ -156,7 +160,7 @@ class Situation(Protocol):
 
     @property
     def loading(self) -> float:
-        """Share of the candidates (0–1) that are loading from a store."""
+        """Share of the candidates (0–1) that are loading, from a store or from lower tiers."""
 
 
 UNBOUNDED = 1 << 62
@@ -212,7 +216,7 @@ class Prediction(NamedTuple):
     idle: bool
     """Whether nothing is in flight there, nor on the rank that decodes."""
     load: float = 0.0
-    """Of its KV from a store, including the loads queued before."""
+    """Of its KV from a store or a tier below the GPU, including the loads queued before."""
     transfer: float = 0.0
     """Of its KV to the decode rank, including what that rank has to do first; `step` is then the decode rank's."""
 
@@ -251,6 +255,11 @@ class Onward(NamedTuple):
         return self.candidates.ranks[self.position]
 
 
+MUCH_LOADED: Final = 0.25
+"""Tokens from a lower tier for each token to compute, above which their loading is booked: it takes a tenth of the time
+or so that computing as many takes. Below it the request tells how fast its rank computes, not how fast it loads."""
+
+
 class Decision:
     """A choice with all that explains it. `overlap_tokens` is None where no overlap was looked up."""
 
@@ -261,6 +270,7 @@ class Decision:
         "best_overlap_tokens",
         "candidates",
         "hold",
+        "lower_tokens",
         "onward",
         "overlap_tokens",
         "position",
@@ -298,6 +308,8 @@ class Decision:
         self.split = split
         self.stored_tokens = 0
         """Prompt tokens beyond the overlap that the rank will load from a store."""
+        self.lower_tokens = 0
+        """Prompt tokens of the overlap that the rank will load from a tier below the GPU."""
         self.onward: Onward | None = None
         """The decode rank as of now; it is chosen anew once the prompt is computed."""
 
@@ -339,8 +351,14 @@ class Decision:
             self._predict,
             split,
         )
-        twin._predicted, twin.stored_tokens, twin.onward = self._predicted, self.stored_tokens, self.onward
+        twin._predicted, twin.onward = self._predicted, self.onward
+        twin.stored_tokens, twin.lower_tokens = self.stored_tokens, self.lower_tokens
         return twin
+
+    @property
+    def loads(self) -> bool:
+        """Whether loading takes a share of the time to the first token that counts."""
+        return self.stored_tokens > 0 or self.lower_tokens > MUCH_LOADED * self.prefill_tokens
 
     @property
     def prefill_tokens(self) -> int:
@@ -350,4 +368,4 @@ class Decision:
     @property
     def new_tokens(self) -> int:
         """Prompt tokens that need new KV memory on the chosen rank."""
-        return max(0, self.prompt_tokens - (self.overlap_tokens or 0))
+        return max(0, self.prompt_tokens - (self.overlap_tokens or 0) + self.lower_tokens)

@@ -49,7 +49,7 @@ MUCH_LATER = 5.0
 # -- the results: rows of `Situation.counts`, in requests or tokens, and of `Situation.estimates`, in seconds (CREDIT in
 # tokens). `Situation` has a property for each but SLOTS and UNDONE (of QUEUE, what is prefill and no wait for a slot).
 
-IN_FLIGHT, TO_PREFILL, TO_READ, OWN, MEMORY, CAPACITY, SLOTS, OVERLAP, STORED = range(9)
+IN_FLIGHT, TO_PREFILL, TO_READ, OWN, MEMORY, CAPACITY, SLOTS, OVERLAP, STORED, LOWER = range(10)
 CREDIT, QUEUE, UNDONE, OWN_PREFILL, OWN_WORK, STEP, COMPUTED, LATE, AHEAD, LOAD, OWN_LOAD = range(11)
 
 Tables = npt.NDArray[np.int64]
@@ -142,7 +142,7 @@ def seconds_left(tables: Tables, places: Positions, factors: Seconds, base: floa
 
 def matrices(ranks: int) -> tuple[Counts, Seconds]:
     """Counts and estimates of so many ranks, for `work_out` to fill."""
-    return np.zeros((STORED + 1, ranks), np.int64), np.zeros((OWN_LOAD + 1, ranks))
+    return np.zeros((LOWER + 1, ranks), np.int64), np.zeros((OWN_LOAD + 1, ranks))
 
 
 @loop
@@ -189,11 +189,12 @@ def work_out(
         beyond = max(0, min(stored, usable) // size * size - held) if uses_store[at] else 0
         credit = gpu + lower_tier * (held - gpu)
         counts[OVERLAP, at], counts[STORED, at], estimates[CREDIT, at] = held, beyond, credit
+        counts[LOWER, at] = max(0, held - gpu)
         best = max(best, held)
 
         place = factor_places[at]
         factor, base = prefill_factors[place], prefill_shape[0]
-        estimates[OWN_PREFILL, at] = own_seconds = factor * _prefill(prefill_shape, credit + beyond, prompt)
+        estimates[OWN_PREFILL, at] = own_seconds = factor * _prefill(prefill_shape, held + beyond, prompt)
         estimates[OWN_WORK, at] = own_seconds - factor * base
         step = _step(step_shape, counts[IN_FLIGHT, at], counts[TO_READ, at], prompt)
         estimates[STEP, at] = step_factors[place] * step

@@ -13,6 +13,7 @@ from router.scheduling import figures
 from router.scheduling.candidates import Candidates, Costs, Figures, Seconds
 from router.scheduling.decision import NOTHING_HELD, QueueState
 from router.scheduling.figures import Counts
+from router.scheduling.kv_loads import KVLoads
 from router.scheduling.latency import Prefill
 from router.scheduling.overlap import LOWER_TIER_CREDIT, STORE_CREDIT
 
@@ -113,7 +114,9 @@ class Present:
         if ahead is not None:
             self._estimates[figures.AHEAD] = ahead
         if self._stored:
-            self._estimate_loads()
+            self._estimate_loads(scheduler.store_loads, figures.STORED)
+        if gpu_blocks is not blocks:
+            self._estimate_loads(scheduler.tier_loads, figures.LOWER)
 
     def _overlaps(self, matches: Matches) -> tuple[Overlaps, Overlaps]:
         """Blocks in any tier, and on the GPU. Blocks that a rank is still loading from the store are of no use to the
@@ -126,11 +129,11 @@ class Present:
         blocks = np.where(loads, matches.known_blocks_of(candidates), blocks)
         return blocks, np.minimum(blocks, gpu_blocks)
 
-    def _estimate_loads(self) -> None:
-        loads, tokens = self._scheduler.store_loads, self._counts[figures.STORED]
+    def _estimate_loads(self, loads: KVLoads, row: int) -> None:
+        tokens = self._counts[row]
         own = loads.own_seconds(tokens)
-        self._estimates[figures.OWN_LOAD] = own
-        self._estimates[figures.LOAD] = own + loads.wait_seconds(self.candidates, self.now) * (tokens > 0)
+        self._estimates[figures.OWN_LOAD] += own
+        self._estimates[figures.LOAD] += own + loads.wait_seconds(self.candidates, self.now) * (tokens > 0)
 
     def _count(self, row: int) -> Figures:
         found: Figures = self.counts[row]
@@ -181,6 +184,10 @@ class Present:
     @property
     def stored_tokens(self) -> Figures:
         return self._count(figures.STORED)
+
+    @property
+    def lower_tokens(self) -> Figures:
+        return self._count(figures.LOWER)
 
     @property
     def credit_tokens(self) -> Costs:
@@ -234,7 +241,8 @@ class Present:
 
     @property
     def loading(self) -> float:
-        return self._scheduler.store_loads.busy(self.candidates, self.now)
+        loads = (self._scheduler.store_loads, self._scheduler.tier_loads)
+        return max(one.busy(self.candidates, self.now) for one in loads)
 
     @property
     def whole_prefill_seconds(self) -> float:

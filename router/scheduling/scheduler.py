@@ -17,11 +17,11 @@ from router.scheduling.booking import Booking, DecodeBooking, PrefillBooking
 from router.scheduling.candidates import Candidates, Split
 from router.scheduling.decision import NOTHING_HELD, Choice, Decision, Onward, Policy, Prediction, QueueState, Uniform
 from router.scheduling.disaggregation import Disaggregation
+from router.scheduling.kv_loads import KVLoads
 from router.scheduling.latency import LatencyModel
 from router.scheduling.load import LoadBook
 from router.scheduling.others import ALONE, Others
 from router.scheduling.present import Present
-from router.scheduling.store_loads import StoreLoads
 
 
 class Scheduler:
@@ -38,7 +38,9 @@ class Scheduler:
         self.backlog = backlog or Backlog()
         self.latency = LatencyModel()
         self.disaggregation = Disaggregation()
-        self.store_loads = StoreLoads()
+        self.store_loads = KVLoads()
+        self.tier_loads = KVLoads()
+        """From tiers of the ranks' own, below the GPU."""
         self.handing_over: Counter[WorkerRank] = Counter()
         """By prefill rank: prompts that it has computed and keeps for a decode rank that has not begun to answer."""
         self._unheard: list[tuple[float, int, Booking]] = []
@@ -128,7 +130,7 @@ class Scheduler:
         is done.
         """
         heard = (streamed and not others.tokens) or decision.split is not None  # the end of the prefill
-        predicted = decision.predicted if decision.stored_tokens or not heard else None
+        predicted = decision.predicted if decision.loads or not heard else None
         past = not heard and predicted is None
         booking = PrefillBooking(self, decision, now, heard, past_prefill=past, others=others)
         if predicted and not heard:
@@ -148,6 +150,7 @@ class Scheduler:
         self.book.watch(rank, block_size)
         self.backlog.watch(rank)
         self.store_loads.watch(rank)
+        self.tier_loads.watch(rank)
         self.latency.watch(rank)
 
     def in_flight(self, rank: WorkerRank) -> int:
@@ -159,6 +162,7 @@ class Scheduler:
         self.book.forget(rank)
         self.backlog.forget(rank)
         self.store_loads.forget(rank)
+        self.tier_loads.forget(rank)
         self.latency.forget(rank)
 
 
@@ -175,6 +179,7 @@ def _decision(
     predicted = partial(predict, present, choice.position)
     decision = Decision(present.candidates, choice, present.prompt_tokens, own, best, predicted, split)
     decision.stored_tokens = int(present.stored_tokens[choice.position])
+    decision.lower_tokens = int(present.lower_tokens[choice.position])
     return decision
 
 

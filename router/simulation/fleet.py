@@ -28,7 +28,7 @@ from indexer.hashing import SequenceHashes
 from indexer.matches import Matches, MostOfMatches
 from indexer.predicted import PredictedPrefixes
 from indexer.prefix_index import PrefixIndex
-from indexer.types import Tier, WorkerRank
+from indexer.types import SequenceHash, Tier, WorkerRank
 from router.ab.trace import Row
 from router.scheduling.admission import Admission
 from router.scheduling.candidates import Candidates, Split
@@ -37,6 +37,7 @@ from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.simulation.arrival import BOOK_EVERY, Arrival, Sample
+from router.simulation.offloading import HostMemory
 from router.simulation.parts import HOP, Parts
 from router.simulation.storing import SharedStore, StoringEngine
 from router.simulation.timeline import Handle, Timeline
@@ -73,6 +74,12 @@ class FleetSettings(NamedTuple):
     """Copies of each block, on different workers; every copy counts towards `store_tokens`."""
     store_credit: bool = True
     """Whether the router knows what the store holds."""
+    host_tokens: int = 0
+    """The size of a second tier in each worker's host memory; 0 for none."""
+    host_gb_s: float = 25.0
+    """The speed of loading from there: half of what PCIe 5.0 x16 (64 GB/s) does, as KV lies in many pieces."""
+    host_base_s: float = 0.002
+    """The fixed time that each load takes."""
     kv_events: bool = True
     """Whether the router hears of what the workers cache; otherwise it assumes that from what it sends them."""
     cache_tokens: int = 262_144
@@ -126,6 +133,8 @@ class VirtualFleet:
         self.fetching: dict[Request, Parts] = {}
         """Requests that wait for their prompt's KV from a prefill worker."""
         self.shared = SharedStore(self) if settings.store_tokens else None
+        self.below = self.shared or (HostMemory(self) if settings.host_tokens else None)
+        """Where workers load what their caches lack."""
         self.gaps: Counter[float] = Counter()
         """The `token_gaps` of workers that were killed."""
         self._rows_left = self._in_flight = 0
@@ -159,8 +168,8 @@ class VirtualFleet:
         if worker:
             worker.close()
             self.gaps += worker.scheduler.gaps
-            if self.shared:
-                self.shared.lose(rank)
+            if self.below:
+                self.below.lose(rank)
             self.timeline.call_later(HOP, self._lose, number)
 
     def _lose(self, number: int) -> None:
@@ -206,7 +215,7 @@ class VirtualFleet:
 
     def _worker(self, number: int, rank: WorkerRank) -> Rank:
         settings = self.settings
-        kind = partial(StoringEngine, self, self.shared, rank) if self.shared else Engine
+        kind = partial(StoringEngine, self, self.below, rank) if self.below else Engine
         engine = kind(
             cache_blocks=settings.cache_blocks,
             block_size=settings.block_size,
@@ -300,6 +309,16 @@ class VirtualFleet:
                 self.index.store(rank, Tier.GPU, np.array(event.hashes, np.uint64))
             else:
                 self.index.remove(rank, Tier.GPU, np.array(event.hashes, np.uint64))
+
+    def tell_of_host(self, rank: WorkerRank, stored: Sequence[SequenceHash], removed: Sequence[SequenceHash]) -> None:
+        """Says what came into a worker's host memory, and what went."""
+        if self.settings.kv_events:
+            self.timeline.call_later(EVENT_DELAY, self._apply_host, rank, stored, removed)
+
+    def _apply_host(self, rank: WorkerRank, stored: Sequence[SequenceHash], removed: Sequence[SequenceHash]) -> None:
+        if rank in self.workers:
+            self.index.store(rank, Tier.CPU, np.array(stored, np.uint64))
+            self.index.remove(rank, Tier.CPU, np.array(removed, np.uint64))
 
     def _report(self) -> None:
         now = self.timeline.now()

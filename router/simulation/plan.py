@@ -75,6 +75,8 @@ def read_plan(argv: Sequence[str]) -> Plan:
         _refuse(parser, given, _OF_PARTS, "without --prefill no request is served in two parts")
     if not given.store_tokens:
         _refuse(parser, given, _OF_STORE, "without --store-tokens there is no store")
+    if not given.host_tokens:
+        _refuse(parser, given, _OF_HOST, "without --host-tokens there is no second tier")
     if given.ttft_slo is None and given.tbt_slo is None:
         _refuse(parser, given, _OF_SLOS, "without --ttft-slo or --tbt-slo there is no objective")
     requests, policies = _requests(given), given.policies
@@ -110,6 +112,7 @@ _NOT_OF_KNEE = frozenset({"policies", "baseline", "rate", "sweep", "store_sweep"
 _NOT_OF_STORE_SWEEP = frozenset({"sweep", "baseline", "store_gb_s", "store_credit"})
 _OF_PARTS = frozenset({"push", "transfer_gb_s", "transfer_base_s"})
 _OF_STORE = frozenset({"store_gb_s", "store_base_s", "store_eviction", "store_ttl", "store_replicas", "store_credit"})
+_OF_HOST = frozenset({"host_gb_s", "host_base_s"})
 _OF_SLOS = frozenset({"slo_action", "slo_patience"})
 _NEGATIVE = {"reuse": "no-reuse", "store_credit": "no-store-credit", "kv_events": "no-kv-events"}
 
@@ -139,6 +142,8 @@ def _check(given: argparse.Namespace, fleet: FleetSettings) -> None:
         raise RunError("--page is of --suite, without --knee")
     if given.page and given.page == given.out:
         raise RunError("--out and --page name the same file; give each its own")
+    if fleet.host_tokens and fleet.store_tokens:
+        raise RunError("--host-tokens and --store-tokens exclude each other; give one")
     if given.store_sweep and not fleet.store_tokens:
         raise RunError("--store-sweep needs a store; give --store-tokens")
 
@@ -189,6 +194,9 @@ def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
         store_ttl_s=given.store_ttl,
         store_replicas=given.store_replicas,
         store_credit=given.store_credit,
+        host_tokens=given.host_tokens,
+        host_gb_s=given.host_gb_s,
+        host_base_s=given.host_base_s,
     )
 
 
@@ -259,6 +267,12 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     ):
         flag, usual = "--" + name.replace("_", "-"), getattr(default, name)
         add(flag, type=positive, default=usual, metavar=unit, help=f"{what} (default: %(default)s)")
+    text = "tokens that a second tier in each worker's host memory holds (default: 0, none)"
+    add("--host-tokens", type=whole, default=0, metavar="N", help=text)
+    text = "bandwidth of loading from there (default: %(default)s)"
+    add("--host-gb-s", type=positive, default=default.host_gb_s, metavar="GB/S", help=text)
+    text = "fixed time of each such load (default: %(default)s)"
+    add("--host-base-s", type=positive, default=default.host_base_s, metavar="SECONDS", help=text)
     slow = taking(f"INDEX=FACTOR, such as 0=2, with a FACTOR of {SLOWEST:.0f} at most", parse_slow)
     text = "make worker INDEX (from 0) FACTOR times as slow; repeat for each"
     add("--slow", action="append", default=[], type=slow, metavar="INDEX=FACTOR", help=text)

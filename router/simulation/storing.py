@@ -15,6 +15,7 @@ from engines.sim.scheduler import Scheduler as Engine
 from engines.sim.scheduler import StepOutcome
 from engines.sim.store import Store
 from indexer.types import WorkerRank
+from router.simulation.offloading import HostMemory
 
 if TYPE_CHECKING:
     from router.simulation.fleet import VirtualFleet
@@ -98,23 +99,24 @@ class SharedStore:
 
 
 class StoringEngine(Engine):
-    """A worker's scheduler. `remote` requests load from the store, except those whose KV a prefill worker sends."""
+    """A worker's scheduler. `remote` requests load from the store or the host's memory, except those whose KV a prefill
+    worker sends."""
 
-    def __init__(self, fleet: VirtualFleet, shared: SharedStore, rank: WorkerRank, **settings: Any) -> None:
+    def __init__(self, fleet: VirtualFleet, below: SharedStore | HostMemory, rank: WorkerRank, **settings: Any) -> None:
         super().__init__(**settings)
         self._fleet = fleet
-        self._shared = shared
+        self._below = below
         self._rank = rank
 
     def step(self, now: float) -> StepOutcome:
         outcome = super().step(now)
         for request, position in outcome.emitted:
             if position == 0:
-                self._shared.put_later(self._rank, request, now + outcome.duration)
+                self._below.put_later(self._rank, request, now + outcome.duration)
         return outcome
 
     def _load(self, request: Request) -> int:
-        """Waits for a load; where the store has nothing further, 0, so that the prompt is computed in this step."""
-        if request in self._fleet.fetching or self._shared.begin(self._rank, request):
+        """Waits for a load; where there is nothing further, 0, so that the prompt is computed in this step."""
+        if request in self._fleet.fetching or self._below.begin(self._rank, request):
             return super()._load(request)
         return 0

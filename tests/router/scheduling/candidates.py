@@ -59,6 +59,7 @@ class Plain:
     overlap_tokens: Figures
     credit_tokens: Figures | Costs
     stored_tokens: Figures
+    lower_tokens: Figures
     memory_tokens: Figures
     capacity_tokens: Figures
     queue_seconds: Seconds
@@ -98,6 +99,7 @@ class Plain:
                 [UNBOUNDED] * len(self.candidates),
                 self.overlap_tokens,
                 self.stored_tokens,
+                self.lower_tokens,
             ],
             np.int64,
         )
@@ -132,6 +134,7 @@ def situation(
     active: Sequence[int] = (),
     overlap: Sequence[int] = (),
     credit: Sequence[float] | None = None,
+    lower: Sequence[int] = (),
     memory: Sequence[int] = (),
     capacity: Sequence[int] = (),
     queue: Sequence[float] = (),
@@ -173,6 +176,7 @@ def situation(
         figures(overlap),
         figures(overlap) if credit is None else np.array(credit),
         figures(()),
+        figures(lower),
         figures(memory or active),
         figures(capacity, UNBOUNDED),
         seconds(queue),

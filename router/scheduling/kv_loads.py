@@ -1,4 +1,5 @@
-"""What each rank is loading from a shared store, one prompt after the other, and how long loads take.
+"""What each rank is loading, from a shared store or from a tier of its own below the GPU, one prompt after the other,
+and how long loads take.
 
 The end of a load cannot be seen; it lies somewhere before the prompt's first token. Its time is estimated as the time
 to the first token less the expected time of everything else. One such difference says little, so the speed is the sum
@@ -53,7 +54,7 @@ class Speed:
         self._expected = _MEMORY * self._expected + work
 
 
-class StoreLoads:
+class KVLoads:
     """The loads that this process has booked. `now` is in seconds on a steady clock."""
 
     def __init__(self) -> None:
@@ -83,12 +84,12 @@ class StoreLoads:
         return self.line.busy(ranks, now) if self.tokens else 0.0
 
 
-class StoreLoad:
+class KVLoad:
     """One load, booked until its prompt's first token. `done` or `drop` must be called once."""
 
     __slots__ = ("_beside", "_entry", "_loads", "_rank", "_tokens")
 
-    def __init__(self, loads: StoreLoads, rank: WorkerRank, tokens: int, now: float, beside: float = 0.0) -> None:
+    def __init__(self, loads: KVLoads, rank: WorkerRank, tokens: int, now: float, beside: float = 0.0) -> None:
         """`beside`: the seconds until the first token that are expected of everything but the load."""
         self._beside = beside
         self._loads = loads

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from indexer.types import RankSet
-from router.scheduling.store_loads import Speed, StoreLoad, StoreLoads
+from router.scheduling.kv_loads import KVLoad, KVLoads, Speed
 from tests.router.scheduling.candidates import rank
 
 A, B = rank("a"), rank("b")
@@ -40,8 +40,8 @@ def test_a_prior_that_is_far_off_is_soon_forgotten() -> None:
     assert speed.factor == pytest.approx(100.0, rel=0.1)
 
 
-def loads() -> StoreLoads:
-    found = StoreLoads()
+def loads() -> KVLoads:
+    found = KVLoads()
     for each in (A, B):
         found.watch(each)
     return found
@@ -52,8 +52,8 @@ def test_loads_of_one_rank_wait_for_each_other_and_for_nobody_elses() -> None:
     own = found.own_seconds(np.array([1_000_000, 0]))
     assert own[0] > 1
     assert own[1] == 0
-    first = StoreLoad(found, A, 1_000_000, 0.0)
-    StoreLoad(found, A, 1_000_000, 0.0)
+    first = KVLoad(found, A, 1_000_000, 0.0)
+    KVLoad(found, A, 1_000_000, 0.0)
     assert found.wait_seconds(BOTH, 0.0) == pytest.approx([2 * own[0], 0])
     assert (found.busy(BOTH, 0.0), found.tokens) == (0.5, {A: 2_000_000})
     first.drop(1.0)
@@ -65,7 +65,7 @@ def test_what_went_into_something_else_is_not_the_loads() -> None:
     found = loads()
     now = 0.0
     for _ in range(200):
-        load = StoreLoad(found, A, 100_000, now, 2.0)
+        load = KVLoad(found, A, 100_000, now, 2.0)
         now += 3.0
         load.done(now)
     assert found.own_seconds(np.array([100_000]))[0] == pytest.approx(1.0, rel=0.05)
@@ -75,7 +75,7 @@ def test_the_second_of_two_is_timed_from_the_end_of_the_first() -> None:
     found = loads()
     for at in range(100):
         began = 10.0 * at
-        one, two = (StoreLoad(found, A, 100_000, began) for _ in range(2))
+        one, two = (KVLoad(found, A, 100_000, began) for _ in range(2))
         one.done(began + 2.0)
         two.done(began + 4.0)
     assert found.own_seconds(np.array([100_000]))[0] == pytest.approx(2.0, rel=0.05)

@@ -1,0 +1,126 @@
+"""What a rank holds below its GPU: loaded, not computed; in KV memory that must be free; at a speed that is learned."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from indexer.matches import Overlap
+from router.scheduling.auto import Auto
+from router.scheduling.candidates import Candidates
+from router.scheduling.cheapest import Cheapest
+from router.scheduling.decision import CostPolicy, Decision
+from router.scheduling.latency import Prefill
+from router.scheduling.load import Load, LoadBook
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.ttft import PredictedTTFT
+from tests.router.scheduling.candidates import holding, named, rank, situation
+
+A, B, C = rank("a"), rank("b"), rank("c")
+PROMPT = 8_000
+LOWER = Overlap(490, 10)
+"""All of the prompt but 160 tokens; of that 160 on the GPU."""
+
+
+def scheduler(candidates: Candidates, policy: CostPolicy | None = None) -> Scheduler:
+    choosing = Scheduler(Cheapest(policy or Auto()), LoadBook(), random.Random(0))
+    for each in candidates.ranks:
+        choosing.watch(each, 16)
+    return choosing
+
+
+def decide(choosing: Scheduler, overlap: Overlap = LOWER, now: float = 0.0) -> Decision:
+    return choosing.select(named("a"), PROMPT, holding({A: overlap}), now)
+
+
+def test_what_is_loaded_is_not_computed_but_needs_memory() -> None:
+    decision = decide(scheduler(named("a")))
+    assert (decision.overlap_tokens, decision.lower_tokens) == (7_840, 7_680)
+    assert (decision.prefill_tokens, decision.new_tokens) == (160, 7_840)
+    assert decide(scheduler(named("a")), Overlap(490, 490)).new_tokens == 160
+
+
+@pytest.mark.parametrize("capacity", [16_000, 15_000])
+def test_room_is_waited_for(capacity: int) -> None:
+    """7,000 tokens are in use."""
+    held: dict[str, Any] = {
+        "overlap": [7_000],
+        "requests": [3],
+        "memory": [7_000],
+        "capacity": [capacity],
+        "queue": [0.0],
+    }
+    on_gpu, below = (Auto().cost(situation(named("a"), PROMPT, **held, lower=[lower])) for lower in (0, 7_000))
+    assert on_gpu.open is not None
+    assert below.open is not None
+    assert (bool(on_gpu.open[0]), bool(below.open[0])) == (True, capacity == 16_000)
+
+
+@pytest.mark.parametrize("ending", ["first token", "assumed", "none"])
+def test_a_load_is_booked_until_it_is_there(ending: str) -> None:
+    choosing = scheduler(named("a"))
+    booking = choosing.reserve(decide(choosing), 0.0)
+    assert choosing.tier_loads.tokens == {A: 7_680}
+    behind = decide(choosing).predicted
+    assert behind
+    assert behind.load > 1.9 * choosing.tier_loads.own_seconds(decide(choosing).candidates.block_sizes * 480).item()
+    if ending == "first token":
+        booking.first_token(1.0)
+    elif ending == "assumed":
+        booking.assume_first_token(1.0)
+    else:
+        booking.release(1.0)
+    assert not choosing.tier_loads.tokens
+    booking.release(2.0)
+    assert choosing.book.load(A, 2.0) == Load()
+
+
+def test_nothing_stays_booked_of_a_rank_that_has_gone() -> None:
+    choosing = scheduler(named("a"))
+    booking = choosing.reserve(decide(choosing), 0.0)
+    choosing.forget(A)
+    booking.first_token(1.0)
+    assert not choosing.tier_loads.tokens
+
+
+def answers(choosing: Scheduler, overlap: Overlap, seconds: float, times: int = 20) -> None:
+    """One after the other."""
+    for number in range(times):
+        now = 10.0 * number
+        booking = choosing.reserve(decide(choosing, overlap, now), now)
+        booking.first_token(now + seconds)
+        booking.release(now + seconds)
+
+
+@pytest.mark.parametrize("seconds", [0.04, 0.4, 2.0])
+def test_its_speed_is_learned_and_not_taken_for_the_ranks(seconds: float) -> None:
+    choosing = scheduler(named("a"))
+    before = choosing.latency.prefill_seconds_on(A, Prefill(1_000, 1_000))
+    answers(choosing, LOWER, seconds)
+    predicted = decide(choosing, now=1_000.0).predicted
+    assert predicted
+    assert predicted.queue + predicted.load + predicted.prefill == pytest.approx(seconds, rel=0.05)
+    assert choosing.latency.prefill_seconds_on(A, Prefill(1_000, 1_000)) == before
+
+
+def test_a_few_loaded_tokens_do_not_hide_how_fast_a_rank_computes() -> None:
+    choosing = scheduler(named("a"))
+    before = choosing.latency.prefill_seconds_on(A, Prefill(1_000, 1_000))
+    answers(choosing, Overlap(60, 0), 3.0)
+    assert choosing.latency.prefill_seconds_on(A, Prefill(1_000, 1_000)) > 3 * before
+    assert choosing.tier_loads.speed.factor == 1.0
+
+
+@pytest.mark.parametrize("policy", [Auto, PredictedTTFT])
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.05, B), (30.0, C)])
+def test_slow_loads_are_avoided_and_quick_ones_are_not(
+    policy: type[CostPolicy], seconds: float, chosen: object
+) -> None:
+    candidates = named("abc")
+    choosing = scheduler(candidates, policy())
+    answers(choosing, LOWER, seconds)
+    held = holding({B: LOWER, C: Overlap(10, 10)})
+    found = choosing.select(Candidates([(B, 16), (C, 16)]), PROMPT, held, 1_000.0)
+    assert found.rank == chosen
