@@ -27,6 +27,8 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
     """Means something only where parent is None: children inherit their parent's."""
     extras: tuple[bytes, ...] = ()
     """Per block, what the engine hashed besides tokens, LoRA and salt (b"" for nothing); () when no block has any."""
+    once: bool = False
+    """The tier has one copy of each at most, however often it is told; otherwise each time is a further copy."""
 
 
 class BlockCopied(msgspec.Struct, frozen=True, gc=False):

@@ -156,11 +156,12 @@ def stored(
     tier: Tier,
     namespace: Namespace,
     extras: tuple[bytes, ...] = (),
+    once: bool = False,
 ) -> Outcome:
     """A BlockStored, if there are tokens, and as many as the blocks need."""
     if not len(engine_hashes) or block_size < 1 or len(tokens) != len(engine_hashes) * block_size:
         return "tokens"
-    return BlockStored(engine_hashes, parent, tokens, block_size, tier, namespace, extras)
+    return BlockStored(engine_hashes, parent, tokens, block_size, tier, namespace, extras, once)
 
 
 def removed(event: Removed, numbers: Numbers, tiers: dict[str | None, Tier]) -> Outcome:

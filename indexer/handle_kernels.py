@@ -118,8 +118,8 @@ def _touch(table: Table, names: Words, size: Size) -> None:
 
 
 @loop
-def store(table: Table, held: Table, size: Size, tier: int, names: Words, hashes: Words) -> int:
-    """How many of `hashes` are new in `tier`. These are moved to its beginning."""
+def store(table: Table, held: Table, size: Size, tier: int, names: Words, hashes: Words, once: bool) -> int:
+    """How many of `hashes` are new in `tier`. These are moved to its beginning. `once`: see `BlockHandles.store`."""
     shift = np.uint64(BITS * tier)
     _touch(table, names, size)
     _touch(held, hashes, size)
@@ -127,6 +127,8 @@ def store(table: Table, held: Table, size: Size, tier: int, names: Words, hashes
     for i in range(len(names)):
         key = _key(names[i])
         at = _place(table, key)
+        if once and (table[at, COPIES] >> shift) & OF_TIER:
+            continue
         if table[at, KEY] == _EMPTY:
             # The first sequence hash stays: an engine hash keeps its tokens while a copy exists.
             table[at, KEY], table[at, HASH] = key, hashes[i]

@@ -77,11 +77,13 @@ class BlockHandles:
         block_size: int,
         root: SequenceHash,
         extras: Sequence[bytes] = (),
+        once: bool = False,
     ) -> SequenceHashes:
         """Record contiguous blocks. Returns the sequence hashes that `tier` did not hold before, in order.
 
-        `root` seeds the chain if `parent` is None. Raises UnknownParent, ValueError if the numbers of tokens and hashes
-        do not match, and OverflowError or TypeError for anything that is not a token id or a hash.
+        `root` seeds the chain if `parent` is None. With `once`, blocks that `tier` has already get no further copy.
+        Raises UnknownParent, ValueError if the numbers of tokens and hashes do not match, and OverflowError or
+        TypeError for anything that is not a token id or a hash.
         """
         blocks = len(engine_hashes)
         if len(token_ids) != blocks * block_size:
@@ -91,7 +93,7 @@ class BlockHandles:
         names = block_names(engine_hashes)
         hashes = chain_hashes(pack_tokens(token_ids), block_size, root, extras)
         self._make_room(blocks)
-        new = kernels.store(self._names, self._held, self._size, int(tier), names, hashes)
+        new = kernels.store(self._names, self._held, self._size, int(tier), names, hashes, once)
         return hashes[:new]
 
     def remove(self, tier: Tier, engine_hashes: Sequence[EngineHash] | BlockNames) -> SequenceHashes:
@@ -116,7 +118,7 @@ class BlockHandles:
         """`store` for blocks that another `BlockHandles` knows, as its `find` returned them."""
         self._make_room(len(names))
         hashes = hashes.copy()
-        new = kernels.store(self._names, self._held, self._size, int(tier), names, hashes)
+        new = kernels.store(self._names, self._held, self._size, int(tier), names, hashes, False)
         return hashes[:new]
 
     def holding(self, hashes: SequenceHashes) -> SequenceHashes:

@@ -149,7 +149,14 @@ class RankRelay:
         root = root_hash(event.namespace)
         try:
             hashes = self._handles.store(
-                event.tier, event.engine_hashes, event.parent, event.token_ids, event.block_size, root, event.extras
+                event.tier,
+                event.engine_hashes,
+                event.parent,
+                event.token_ids,
+                event.block_size,
+                root,
+                event.extras,
+                event.once,
             )
         except UnknownParent:
             if self._block_size not in (None, event.block_size):

@@ -51,7 +51,10 @@ def _stored(event: Stored | StoredArray, numbers: Numbers) -> Outcome:
     if event.lora_id is not None and namespace.lora_name is None:
         return "lora"
     hashes, tokens = read_hashes(event.block_hashes, numbers), read_tokens(event.token_ids, numbers)
-    return stored(hashes, event.parent_block_hash, tokens, event.block_size, tier, namespace)
+    # A hybrid model's page in host memory is told again when its window or state follows it there, and leaves once
+    # (0.5.23: `_backup_publish_node_ids` in mem_cache/unified_radix_cache.py).
+    once = tier is not Tier.GPU
+    return stored(hashes, event.parent_block_hash, tokens, event.block_size, tier, namespace, once=once)
 
 
 def _namespace(event: Stored | StoredArray) -> Namespace:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import engines.number_kernels
+import engines.sglang.decode
 import engines.vllm.decode
 import indexer.handle_kernels
 import indexer.hash_kernels
@@ -90,6 +91,26 @@ def test_what_changes_nothing_makes_no_batch_and_takes_no_id() -> None:
     assert subject.apply(batch(BlockRemoved([0], Tier.GPU))) == []  # the first copy is still there
     (gone,) = subject.apply(batch(BlockRemoved([0], Tier.GPU)))
     assert gone.event_id == 1
+
+
+def test_what_sglang_tells_again_of_its_host_memory_is_no_further_copy() -> None:
+    """Of hybrid models, when a window or a state follows the page there: `finish_write_through` in its
+    mem_cache/unified_cache/unified_tree_core.py."""
+    subject = relay()
+
+    def apply(*events: dict[str, Any]) -> list[list[Any]]:
+        made = subject.apply(engines.sglang.decode.decode(encode([1.0, events])))
+        return [one.events for one in made]
+
+    page = {"block_hashes": [11], "parent_block_hash": None, "token_ids": [1] * SIZE, "block_size": SIZE}
+    backed_up = {"type": "BlockStored", "medium": "CPU_PINNED", **page}
+    next_page = {**backed_up, "block_hashes": [12], "parent_block_hash": 11, "token_ids": [2] * SIZE}
+    whole = ours([1] * SIZE + [2] * SIZE)
+    apply({**backed_up, "medium": "GPU"}, backed_up)
+    assert apply(backed_up, next_page) == [[Stored(Tier.CPU, pack_hashes(whole[1:]))]]
+    evicted = {"type": "BlockRemoved", "block_hashes": [12, 11], "medium": "CPU_PINNED"}
+    assert apply(evicted) == [[Removed(Tier.CPU, pack_hashes(whole[::-1]))]]
+    assert subject.snapshot()[0].events == [Stored(Tier.GPU, pack_hashes(whole[:1]))]
 
 
 def test_clearing_says_so_and_ends_doubt() -> None:
