@@ -52,11 +52,13 @@ class WindowStored(msgspec.Struct, frozen=True, gc=False):
     block_size: int
     group: int
     window: int
+    tier: Tier = Tier.GPU
 
 
 class WindowRemoved(msgspec.Struct, frozen=True, gc=False):
     engine_hashes: Sequence[EngineHash] | BlockNames
     group: int
+    tier: Tier = Tier.GPU
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False):

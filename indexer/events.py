@@ -24,8 +24,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
 class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s"):
     """The worker now holds these blocks in `tier`; `hashes` as made by `pack_hashes`.
 
-    `window` > 0: in the layers that look back over so many blocks only, on the GPU. A worker that has ever sent such an
-    event, even without hashes, can continue a prompt only where these layers hold that many blocks before, or all.
+    `window` > 0: in the layers that look back over so many blocks only, whatever the tier. A worker that has ever sent
+    such an event, even without hashes, can continue a prompt only where these layers hold that many blocks before, or
+    all.
     """
 
     tier: Tier

@@ -41,7 +41,7 @@ class PrefixIndex:
         self._max_bytes = max_bytes
         self._slots: dict[WorkerRank, int] = {}
         self._tables = self._empty_tables()
-        """By tier; and by `-window`, what layers with that window hold on the GPU."""
+        """By tier; and by `-window`, what layers with that window hold in any."""
         self._bound: dict[int, set[int]] = {}
         """By window, the slots of ranks with such layers."""
         self._free = list(range(63, -1, -1))
@@ -80,7 +80,7 @@ class PrefixIndex:
         self._remove(rank, tier, hashes)
 
     def store_window(self, rank: WorkerRank, window: int, hashes: SequenceHashes | Sequence[SequenceHash]) -> None:
-        """`rank` has layers that look back over `window` > 0 blocks only, and these hold the blocks on its GPU too.
+        """`rank` has layers that look back over `window` > 0 blocks only, and these hold the blocks too, in any tier.
         From now on its overlap only ends where these layers hold that many blocks before, or all."""
         slot = self._slot(rank)
         if slot is None:
@@ -134,11 +134,9 @@ class PrefixIndex:
             table.mark(hashes, holders)
         anywhere = np.zeros_like(depths)
         walk_masks(self._live_slots, holders, anywhere)
-        for bound in self._bound.values():
-            for slot in bound:
-                # If a lower tier holds blocks, they may fill the gaps.
-                if not any(table.count(slot) for table in lower):
-                    anywhere[slot] = depths[slot]
+        if self._bound:
+            deepest = int(anywhere.max())
+            self._go_back(hashes[:deepest], anywhere)
         return SlotMatches(self, anywhere, depths, hashes)
 
     def find_on_gpu(self, hashes: SequenceHashes) -> Matches | None:

@@ -189,11 +189,11 @@ class RankRelay:
             return
         if len(lost := self._windows.welcome(event.group, event.window)):
             out.append(Removed(Tier.GPU, pack_hashes(lost), event.window))
-        hashes = self._windows.store(event.group, *self._handles.find(event.engine_hashes))
+        hashes = self._windows.store(event.group, event.tier, *self._handles.find(event.engine_hashes))
         out.append(Stored(Tier.GPU, pack_hashes(hashes), event.window))
 
     def _remove_window(self, event: WindowRemoved, out: list[Event]) -> None:
-        window, hashes = self._windows.remove(event.group, event.engine_hashes)
+        window, hashes = self._windows.remove(event.group, event.tier, event.engine_hashes)
         if len(hashes):
             out.append(Removed(Tier.GPU, pack_hashes(hashes), window))
 

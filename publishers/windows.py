@@ -1,7 +1,8 @@
 """What a rank's layers with a window hold: those of a hybrid model that look back over a number of blocks only.
 
 An engine keeps, evicts and tells of the blocks of each group of layers by itself, and goes on with a prompt only where
-every group has what it needs. So a block counts for a window once all groups with that window hold it.
+every group has what it needs. So a block counts for a window once all groups with that window hold it, in whatever
+tier: each may have moved it to a lower one or not.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class WindowBlocks:
     def held(self, window: int) -> SequenceHashes:
         """By all groups with that window, in no order."""
         groups = [group.blocks for group in self._groups.values() if group.window == window]
-        held = groups[0].held().get(Tier.GPU, _NOTHING) if groups else _NOTHING
+        held = np.unique(np.concatenate([_NOTHING, *groups[0].held().values()])) if groups else _NOTHING
         for other in groups[1:]:
             held = other.holding(held)
         return held
@@ -53,17 +54,22 @@ class WindowBlocks:
         self._groups[group] = _Group(window, BlockHandles())
         return lost
 
-    def store(self, group: int, names: BlockNames, hashes: SequenceHashes) -> SequenceHashes:
+    def store(self, group: int, tier: Tier, names: BlockNames, hashes: SequenceHashes) -> SequenceHashes:
         """Of blocks with these names and hashes, those that all groups hold now, and did not. Of one that is known."""
-        return self._in_others(group, self._groups[group].blocks.adopt(Tier.GPU, names, hashes))
+        blocks = self._groups[group].blocks
+        before = blocks.holding(hashes)
+        return self._in_others(group, _without(blocks.adopt(tier, names, hashes), before))
 
-    def remove(self, group: int, engine_hashes: Sequence[EngineHash] | BlockNames) -> tuple[int, SequenceHashes]:
+    def remove(
+        self, group: int, tier: Tier, engine_hashes: Sequence[EngineHash] | BlockNames
+    ) -> tuple[int, SequenceHashes]:
         """The window, and those that all groups held and do not any more. Ignores what is unknown; raises TypeError for
         what is no hash."""
         known = self._groups.get(group)
         if known is None:
             return 0, _NOTHING
-        return known.window, self._in_others(group, known.blocks.remove(Tier.GPU, engine_hashes))
+        gone = known.blocks.remove(tier, engine_hashes)
+        return known.window, self._in_others(group, _without(gone, known.blocks.holding(gone)))
 
     def empty(self) -> None:
         """Nothing is held any more; the groups are what they are."""
@@ -76,3 +82,7 @@ class WindowBlocks:
             if number != group and other.window == window:
                 hashes = other.blocks.holding(hashes)
         return hashes
+
+
+def _without(hashes: SequenceHashes, others: SequenceHashes) -> SequenceHashes:
+    return hashes[~np.isin(hashes, others)] if len(others) else hashes

@@ -20,6 +20,7 @@ from engines.kv_wire import Cleared, ClearedArray, Removed, RemovedArray
 from engines.numbers import Numbers
 from engines.vllm.wire import Stored, StoredArray
 from indexer.events import LARGEST_COUNT
+from indexer.handles import BlockNames
 from indexer.types import Namespace, Tier
 
 TIERS: dict[str | None, Tier] = {
@@ -48,7 +49,7 @@ class Decoder:
     """Decodes the frames of one engine rank, in order.
 
     A hybrid model's groups store blocks under the same hashes, and a removal names its group by number alone, so the
-    numbers of the groups that make no prefix are remembered from their stores, and which of them have a window.
+    numbers of the groups that make no prefix are remembered from their stores, with their windows.
 
     What KV offloading stores in CPU memory has no tokens, unless `self_describing_kv_events` is set: the last block of
     each chunk is named by its hash alone (`_placeholder_stored` in
@@ -58,7 +59,8 @@ class Decoder:
 
     def __init__(self) -> None:
         self._other_groups: set[int] = set()
-        self._window_groups: set[int] = set()
+        self._windows: dict[int, tuple[int, int]] = {}
+        """By group: tokens in a block, and how many blocks the group looks back over."""
 
     def __call__(self, payload: bytes) -> EngineBatch:
         """Raises MalformedEvent, and nothing else, for a frame that cannot be read."""
@@ -76,9 +78,10 @@ class Decoder:
     def _removed(self, event: Removed, numbers: Numbers) -> Outcome:
         if event.group_idx not in self._other_groups:
             return removed(event, numbers, TIERS)
-        if event.group_idx not in self._window_groups or TIERS.get(event.medium) is not Tier.GPU:
+        tier = TIERS.get(event.medium)
+        if event.group_idx not in self._windows or tier is None:
             return "group"
-        return WindowRemoved(read_hashes(event.block_hashes, numbers), event.group_idx)
+        return WindowRemoved(read_hashes(event.block_hashes, numbers), event.group_idx, tier)
 
     def _stored(self, event: Stored, numbers: Numbers) -> Outcome:
         if not self._makes_prefix(event):
@@ -89,18 +92,27 @@ class Decoder:
         hashes = read_hashes(event.block_hashes, numbers)
         tokens = read_tokens(event.token_ids, numbers)
         if not len(tokens) and tier is not Tier.GPU:
-            return "group" if event.group_idx in self._other_groups else BlockCopied(hashes, tier)
+            return self._copied(event.group_idx, hashes, tier)
         if event.lora_id is not None and event.lora_name is None:
             return "lora"
         namespace, extras = _namespace_and_extras(event, len(hashes))
         return stored(hashes, event.parent_block_hash, tokens, event.block_size, tier, namespace, extras)
 
-    def _window(self, event: Stored, numbers: Numbers) -> Outcome:
-        window = _window_blocks(event)
-        if event.group_idx is None or window < 1 or TIERS.get(event.medium) is not Tier.GPU:
+    def _copied(self, group: int | None, hashes: BlockNames, tier: Tier) -> Outcome:
+        if group is None or group not in self._other_groups:
+            return BlockCopied(hashes, tier)
+        if group not in self._windows:
             return "group"
-        self._window_groups.add(event.group_idx)
-        return WindowStored(read_hashes(event.block_hashes, numbers), event.block_size, event.group_idx, window)
+        block_size, window = self._windows[group]
+        return WindowStored(hashes, block_size, group, window, tier)
+
+    def _window(self, event: Stored, numbers: Numbers) -> Outcome:
+        window, tier = _window_blocks(event), TIERS.get(event.medium)
+        if event.group_idx is None or window < 1 or tier is None:
+            return "group"
+        if tier is Tier.GPU:
+            self._windows[event.group_idx] = event.block_size, window
+        return WindowStored(read_hashes(event.block_hashes, numbers), event.block_size, event.group_idx, window, tier)
 
     def _makes_prefix(self, event: Stored) -> bool:
         makes_prefix = event.kv_cache_spec_kind in PREFIX_GROUPS or _is_mixed(event)

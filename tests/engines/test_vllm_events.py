@@ -124,7 +124,10 @@ def test_groups_with_a_window(kind: str, tokens: int | None, window: int) -> Non
     given = store(kv_cache_spec_kind=kind, kv_cache_spec_sliding_window=tokens, group_idx=3)
     assert plain_batch(decoder(frame(given))).events == [WindowStored([1, 2], 2, 3, window)]
     assert plain_batch(decoder(frame(remove(group_idx=3)))).events == [WindowRemoved([1], 3)]
-    assert decoder(frame({**given, "medium": "CPU"}, remove(group_idx=3, medium="CPU"))).skipped == {"group": 2}
+    lower = decoder(frame({**given, "medium": "CPU"}, remove(group_idx=3, medium="STORAGE")))
+    assert plain_batch(lower).events == [WindowStored([1, 2], 2, 3, window, Tier.CPU), WindowRemoved([1], 3, Tier.DISK)]
+    elsewhere = [{**given, "medium": "TAPE"}, remove(group_idx=3, medium="TAPE")]
+    assert decoder(frame(*elsewhere)).skipped == {"group": 2}
 
 
 @pytest.mark.parametrize("tokens", [None, 1, 0, -5, 1 << 31])
@@ -167,10 +170,13 @@ def test_what_is_offloaded_is_named_by_its_hash_alone() -> None:
     assert decode(frame(offloaded() | {"medium": "GPU"})).skipped == {"tokens": 1}
 
 
-def test_what_is_offloaded_of_layers_that_make_no_prefix_is_none() -> None:
+def test_what_is_offloaded_of_layers_with_a_window_is_theirs_and_of_others_that_make_no_prefix_none() -> None:
     decoder = Decoder()
     decoder(frame(store(group_idx=1, kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=8)))
-    assert decoder(frame(offloaded() | {"group_idx": 1})).skipped == {"group": 1}
+    decoder(frame(store(group_idx=2, kv_cache_spec_kind="cross_attention")))
+    window = plain_batch(decoder(frame(offloaded() | {"group_idx": 1}))).events
+    assert window == [WindowStored([1], 2, 1, 4, Tier.CPU)]
+    assert decoder(frame(offloaded() | {"group_idx": 2})).skipped == {"group": 1}
     assert plain_batch(decoder(frame(offloaded()))).events == [BlockCopied([1], Tier.CPU)]
 
 

@@ -34,9 +34,7 @@ def model_overlap(
             missing = [i for i, block in enumerate(prompt) if block not in have]
             lengths.append(missing[0] if missing else len(prompt))
         bound = windows.get(rank, {})
-        lengths[1] = max(end for end in range(lengths[1] + 1) if goes_on(prompt, end, bound))
-        if bound and not any(held.get((rank, tier)) for tier in (Tier.CPU, Tier.DISK)):
-            lengths[0] = lengths[1]
+        lengths = [max(end for end in range(length + 1) if goes_on(prompt, end, bound)) for length in lengths]
         if lengths[0]:
             expected[rank] = Overlap(*lengths)
     return expected

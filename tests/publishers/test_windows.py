@@ -1,7 +1,8 @@
 """Hybrid models: what the router knows of a rank is what the engine would find in its cache.
 
 The engine is one of which every group of layers keeps blocks by itself, as vLLM's do; what it finds is worked out as
-vLLM does: the longest prefix that all its full attention holds and at whose end each other group has its window."""
+vLLM does: the longest prefix that all its full attention holds and at whose end each other group has its window. Each
+group may have moved a block to a lower tier, or not."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from engines.events import (
     AllBlocksCleared,
+    BlockCopied,
     BlockRemoved,
     BlockStored,
     EngineBatch,
@@ -47,7 +49,9 @@ class Hybrid(RuleBasedStateMachine):
     @initialize(windows=st.lists(st.integers(1, 3), min_size=1, max_size=3))
     def begin(self, windows: list[int]) -> None:
         self.windows = dict(zip((0, 2, 3), windows, strict=False))
-        self.held: dict[int, Counter[int]] = {group: Counter() for group in (*self.windows, FULL)}
+        groups = (*self.windows, FULL)
+        self.held: dict[int, Counter[int]] = {group: Counter() for group in groups}
+        self.moved: dict[int, Counter[int]] = {group: Counter() for group in groups}
         self.heard_of: set[int] = set()
         self.relay = RankRelay(RANK, 100, ring_size=3, block_size=SIZE)
         self.router = KVIndexer()
@@ -84,9 +88,33 @@ class Hybrid(RuleBasedStateMachine):
                     events.append(BlockRemoved([name], Tier.GPU) if group == FULL else WindowRemoved([name], group))
         self.say(events, at_once)
 
+    @rule(data=st.data(), at_once=st.booleans())
+    def offload(self, data: st.DataObject, at_once: bool) -> None:
+        events: list[EngineEvent] = []
+        for group in sorted(self.heard_of | {FULL}):
+            # Of what full attention has somewhere: an event before must have said what is in it.
+            known = self.held[group].keys() & (+self.held[FULL] | +self.moved[FULL]).keys()
+            for name in sorted(name for name in known if self.held[group][name] and not self.moved[group][name]):
+                if data.draw(st.booleans()):
+                    self.moved[group][name] += 1
+                    window = WindowStored([name], SIZE, group, self.windows.get(group, 0), Tier.CPU)
+                    events.append(BlockCopied([name], Tier.CPU) if group == FULL else window)
+        self.say(events, at_once)
+
+    @rule(data=st.data(), at_once=st.booleans())
+    def evict_from_the_lower_tier(self, data: st.DataObject, at_once: bool) -> None:
+        events: list[EngineEvent] = []
+        for group in sorted(self.moved):
+            for name in sorted((+self.moved[group]).keys()):
+                if data.draw(st.integers(0, 3)) == 0:
+                    self.moved[group][name] -= 1
+                    window = WindowRemoved([name], group, Tier.CPU)
+                    events.append(BlockRemoved([name], Tier.CPU) if group == FULL else window)
+        self.say(events, at_once)
+
     @rule()
     def clear(self) -> None:
-        for held in self.held.values():
+        for held in (*self.held.values(), *self.moved.values()):
             held.clear()
         self.say([AllBlocksCleared()], at_once=True)
 
@@ -100,13 +128,16 @@ class Hybrid(RuleBasedStateMachine):
     def finds(self, prompt: list[int]) -> int:
         """Blocks."""
         chain = names(prompt)
-        missing = [at for at, name in enumerate(chain) if not self.held[FULL][name]]
+        missing = [at for at, name in enumerate(chain) if not self.has(FULL, name)]
         longest = missing[0] if missing else len(chain)
         return max(end for end in range(longest + 1) if self.goes_on(chain[:end]))
 
     def goes_on(self, chain: list[int]) -> bool:
         """Of a group that never kept anything nobody knows."""
-        return all(self.held[group][name] for group in self.heard_of for name in chain[-self.windows[group] :])
+        return all(self.has(group, name) for group in self.heard_of for name in chain[-self.windows[group] :])
+
+    def has(self, group: int, name: int) -> bool:
+        return bool(self.held[group][name] or self.moved[group][name])
 
     @invariant()
     def the_router_knows(self) -> None:

@@ -26,7 +26,7 @@ class HostCopies(CPUOffloadingSpec):  # type: ignore[misc] # not installed where
 
 
 class Copying(OffloadingWorker):  # type: ignore[misc]
-    """Models with one group of layers only. Done when it returns."""
+    """Done when it returns."""
 
     def __init__(self, kv_caches: CanonicalKVCaches, chunks: int, blocks_per_chunk: int) -> None:
         self._blocks = [cache.tensor for cache in kv_caches.tensors]
@@ -61,10 +61,18 @@ class Copying(OffloadingWorker):  # type: ignore[misc]
         self, blocks: GPULoadStoreSpec, chunks: BlockIDsLoadStoreSpec
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, Rows, Rows]]:
         """Per layer: both memories, and which rows of each."""
-        [first] = blocks.block_indices
         at = blocks.block_ids.astype(np.int64)
-        in_chunk = np.arange(self._blocks_per_chunk)
-        places = (chunks.block_ids.astype(np.int64)[:, None] * self._blocks_per_chunk + in_chunk).ravel()
-        to = places[first % self._blocks_per_chunk :][: len(at)]
+        to = self._places(blocks, chunks.block_ids.astype(np.int64))
         for block_rows, copy_rows in zip(self._blocks, self._copies, strict=True):
             yield block_rows, copy_rows, at, to
+
+    def _places(self, blocks: GPULoadStoreSpec, chunks: Rows) -> Rows:
+        """Of each group of layers, blocks in a row of which the first may be within a chunk."""
+        in_chunk, found = np.arange(self._blocks_per_chunk), []
+        for first, many in zip(blocks.block_indices, blocks.group_sizes, strict=True):
+            skipped = first % self._blocks_per_chunk
+            used = -(-(skipped + many) // self._blocks_per_chunk) if many else 0
+            places = (chunks[:used, None] * self._blocks_per_chunk + in_chunk).ravel()
+            found.append(places[skipped : skipped + many])
+            chunks = chunks[used:]
+        return np.concatenate(found)
