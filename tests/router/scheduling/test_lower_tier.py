@@ -17,6 +17,7 @@ from router.scheduling.load import Load, LoadBook
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ttft import PredictedTTFT
 from tests.router.scheduling.candidates import holding, named, rank, situation
+from tests.router.scheduling.endings import ENDINGS, Ending, end
 
 A, B, C = rank("a"), rank("b"), rank("c")
 PROMPT = 8_000
@@ -58,20 +59,15 @@ def test_room_is_waited_for(capacity: int) -> None:
     assert (bool(on_gpu.open[0]), bool(below.open[0])) == (True, capacity == 16_000)
 
 
-@pytest.mark.parametrize("ending", ["first token", "assumed", "none"])
-def test_a_load_is_booked_until_it_is_there(ending: str) -> None:
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_load_is_booked_until_it_is_there(ending: Ending) -> None:
     choosing = scheduler(named("a"))
     booking = choosing.reserve(decide(choosing), 0.0)
     assert choosing.tier_loads.tokens == {A: 7_680}
     behind = decide(choosing).predicted
     assert behind
     assert behind.load > 1.9 * choosing.tier_loads.own_seconds(decide(choosing).candidates.block_sizes * 480).item()
-    if ending == "first token":
-        booking.first_token(1.0)
-    elif ending == "assumed":
-        booking.assume_first_token(1.0)
-    else:
-        booking.release(1.0)
+    end(booking, ending, 1.0)
     assert not choosing.tier_loads.tokens
     booking.release(2.0)
     assert choosing.book.load(A, 2.0) == Load()

@@ -20,6 +20,7 @@ from router.scheduling.present import Present
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ttft import PredictedTTFT
 from tests.router.scheduling.candidates import holding, named, rank
+from tests.router.scheduling.endings import ENDINGS, Ending, end
 
 A, B = rank("a"), rank("b")
 POLICIES = [Auto, PredictedTTFT, lambda: OverlapCost(1.0)]
@@ -77,20 +78,15 @@ def test_a_prompt_joins_the_line_when_what_is_stored_of_it_should_be_there() -> 
     assert left[2] > 0.0
 
 
-@pytest.mark.parametrize("ending", ["first token", "assumed", "none"])
-def test_what_is_loaded_is_booked_until_it_is_there(ending: str) -> None:
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_what_is_loaded_is_booked_until_it_is_there(ending: Ending) -> None:
     candidates = named("a")
     choosing = scheduler(candidates)
     decision = choosing.select(candidates, 1_000, holding({}), 0.0, stored=320)
     booking = choosing.reserve(decision, 0.0)
     assert choosing.store_loads.tokens == {A: 320}
     assert choosing.book.load(A, 0.0) == Load(1, 680, 1_000)
-    if ending == "first token":
-        booking.first_token(1.0)
-    elif ending == "assumed":
-        booking.assume_first_token(1.0)
-    else:
-        booking.release(1.0)
+    end(booking, ending, 1.0)
     assert not choosing.store_loads.tokens
     booking.release(2.0)
     assert choosing.book.load(A, 2.0) == Load()
