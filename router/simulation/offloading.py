@@ -77,7 +77,7 @@ class HostMemory:
         if rank not in self._fleet.workers:
             return
         held = self._held.setdefault(rank, OrderedDict())
-        new = [one for one in hashes if one not in held][: self._capacity]
+        new = [one for one in hashes if one not in held]
         held.update(dict.fromkeys(new))
         self._use(rank, hashes)
         gone = [held.popitem(last=False)[0] for _ in range(len(held) - self._capacity)]

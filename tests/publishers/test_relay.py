@@ -111,6 +111,10 @@ def test_what_sglang_tells_again_of_its_host_memory_is_no_further_copy() -> None
     evicted = {"type": "BlockRemoved", "block_hashes": [12, 11], "medium": "CPU_PINNED"}
     assert apply(evicted) == [[Removed(Tier.CPU, pack_hashes(whole[::-1]))]]
     assert subject.snapshot()[0].events == [Stored(Tier.GPU, pack_hashes(whole[:1]))]
+    # On the GPU two nodes may hold pages of the same hash.
+    removed = {"type": "BlockRemoved", "block_hashes": [11], "medium": "GPU"}
+    assert apply({**backed_up, "medium": "GPU"}) == apply(removed) == []
+    assert apply(removed) == [[Removed(Tier.GPU, pack_hashes(whole[:1]))]]
 
 
 def test_clearing_says_so_and_ends_doubt() -> None:

@@ -14,6 +14,7 @@ from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import CostPolicy, Decision
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Load, LoadBook
+from router.scheduling.present import Present
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ttft import PredictedTTFT
 from tests.router.scheduling.candidates import holding, named, rank, situation
@@ -71,6 +72,34 @@ def test_a_load_is_booked_until_it_is_there(ending: Ending) -> None:
     assert not choosing.tier_loads.tokens
     booking.release(2.0)
     assert choosing.book.load(A, 2.0) == Load()
+
+
+def test_what_is_predicted_does_not_count_the_request_itself() -> None:
+    """Its load is booked by what was predicted before."""
+    before = decide(scheduler(named("a"))).predicted
+    choosing = scheduler(named("a"))
+    unread = decide(choosing)
+    choosing.reserve(unread, 0.0)
+    assert unread.predicted == before
+
+
+def test_loads_from_a_store_come_on_top() -> None:
+    choosing, held = scheduler(named("a")), holding({A: Overlap(300, 100)})
+    own, both = (Present(choosing, named("a"), PROMPT, held, 0.0, stored=stored) for stored in (0, 6_400))
+    assert (own.lower_tokens[0], both.stored_tokens[0]) == (3_200, 1_600)
+    for seconds in ("own_load_seconds", "load_seconds"):
+        assert getattr(both, seconds)[0] == pytest.approx(
+            getattr(own, seconds)[0] + choosing.store_loads.own_seconds(both.stored_tokens)[0]
+        )
+
+
+def test_who_loads_counts_as_loading() -> None:
+    choosing = scheduler(named("ab"))
+    booking = choosing.reserve(decide(choosing), 0.0)
+    loading = [Present(choosing, named("ab"), PROMPT, holding({}), now).loading for now in (0.0, 0.001)]
+    assert loading == [0.5, 0.5]
+    booking.release(0.002)
+    assert Present(choosing, named("ab"), PROMPT, holding({}), 0.002).loading == 0.0
 
 
 def test_nothing_stays_booked_of_a_rank_that_has_gone() -> None:
