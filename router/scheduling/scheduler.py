@@ -130,7 +130,7 @@ class Scheduler:
         is done.
         """
         heard = (streamed and not others.tokens) or decision.split is not None  # the end of the prefill
-        predicted = decision.predicted if decision.loads or not heard else None
+        predicted = decision.predicted if decision.stored_tokens or not heard else None
         past = not heard and predicted is None
         booking = PrefillBooking(self, decision, now, heard, past_prefill=past, others=others)
         if predicted and not heard:

@@ -74,15 +74,6 @@ def test_a_load_is_booked_until_it_is_there(ending: Ending) -> None:
     assert choosing.book.load(A, 2.0) == Load()
 
 
-def test_what_is_predicted_does_not_count_the_request_itself() -> None:
-    """Its load is booked by what was predicted before."""
-    before = decide(scheduler(named("a"))).predicted
-    choosing = scheduler(named("a"))
-    unread = decide(choosing)
-    choosing.reserve(unread, 0.0)
-    assert unread.predicted == before
-
-
 def test_loads_from_a_store_come_on_top() -> None:
     choosing, held = scheduler(named("a")), holding({A: Overlap(300, 100)})
     own, both = (Present(choosing, named("a"), PROMPT, held, 0.0, stored=stored) for stored in (0, 6_400))
