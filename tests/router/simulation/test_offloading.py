@@ -104,6 +104,6 @@ def test_auto_is_not_misled_by_a_slow_tier(gb_s: float) -> None:
     """Were loads taken for computing, workers that load would look slow."""
     fleet = FleetSettings(cache_tokens=131_072, host_tokens=1_048_576, host_gb_s=gb_s)
     ours, best = (
-        Run(Requests("long-documents", duration=200), fleet, policy, 0, 0.7).figures() for policy in ("auto", "lmetric")
+        Run(Requests("long-documents", duration=100), fleet, policy, 0, 0.7).figures() for policy in ("auto", "lmetric")
     )
-    assert ours.ttft.mean < best.ttft.mean
+    assert ours.ttft.mean < 0.9 * best.ttft.mean  # 0.96 then, at 2 GB/s
