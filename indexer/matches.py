@@ -52,6 +52,11 @@ class Matches(Mapping[WorkerRank, Overlap], ABC):
         """Leading blocks that each of `ranks` holds in any tier. The array may be shared: do not write to it."""
 
     @abstractmethod
+    def cpu_blocks_of(self, ranks: RankSet) -> Overlaps:
+        """Leading blocks on the GPU or in CPU memory without a gap; the same array as `blocks_of` where nothing is on
+        disk."""
+
+    @abstractmethod
     def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
         """Leading blocks on the GPU without a gap; the same array as `blocks_of` where there is no other tier."""
 
@@ -67,11 +72,14 @@ class Matches(Mapping[WorkerRank, Overlap], ABC):
 class SlotMatches(Matches):
     """Matches of one chain. Arrays cost a microsecond; the mapping is made when it is first used."""
 
-    def __init__(self, places: Places, blocks: Depths, gpu_blocks: Depths, hashes: SequenceHashes) -> None:
+    def __init__(
+        self, places: Places, blocks: Depths, cpu_blocks: Depths, gpu_blocks: Depths, hashes: SequenceHashes
+    ) -> None:
         """`hashes`: the chain that was looked up."""
         self._places = places
         self._hashes = hashes
         self._blocks = blocks
+        self._cpu_blocks = cpu_blocks
         self._gpu_blocks = gpu_blocks
         self._last: tuple[RankSet, Overlaps] | None = None
         self._mapping: dict[WorkerRank, Overlap] | None = None
@@ -81,10 +89,14 @@ class SlotMatches(Matches):
             self._last = ranks, self._blocks[self._places.positions(ranks)]
         return self._last[1]
 
+    def cpu_blocks_of(self, ranks: RankSet) -> Overlaps:
+        return self._of(self._cpu_blocks, ranks)
+
     def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
-        if self._gpu_blocks is self._blocks:
-            return self.blocks_of(ranks)
-        return self._gpu_blocks[self._places.positions(ranks)]
+        return self._of(self._gpu_blocks, ranks)
+
+    def _of(self, depths: Depths, ranks: RankSet) -> Overlaps:
+        return self.blocks_of(ranks) if depths is self._blocks else depths[self._places.positions(ranks)]
 
     def prefix_of(self, rank: WorkerRank) -> Prefix | None:
         slot = self._places.slots().get(rank)
@@ -119,6 +131,9 @@ class SumOfMatches(Matches):
     def blocks_of(self, ranks: RankSet) -> Overlaps:
         return _sum([part.blocks_of(ranks) for part in self._parts], len(ranks))
 
+    def cpu_blocks_of(self, ranks: RankSet) -> Overlaps:
+        return _sum([part.cpu_blocks_of(ranks) for part in self._parts], len(ranks))
+
     def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
         return _sum([part.gpu_blocks_of(ranks) for part in self._parts], len(ranks))
 
@@ -148,10 +163,13 @@ class MostOfMatches(Matches):
         self._known = known
         self._predicted = predicted
         self._last: tuple[RankSet, Overlaps, Overlaps] | None = None
-        """The latest result: `blocks_of` and `gpu_blocks_of` often ask for the same."""
+        """The latest result: the overlaps in all tiers and in some are often the same."""
 
     def blocks_of(self, ranks: RankSet) -> Overlaps:
         return self._most(self._known.blocks_of(ranks), ranks)
+
+    def cpu_blocks_of(self, ranks: RankSet) -> Overlaps:
+        return self._most(self._known.cpu_blocks_of(ranks), ranks)
 
     def gpu_blocks_of(self, ranks: RankSet) -> Overlaps:
         return self._most(self._known.gpu_blocks_of(ranks), ranks)

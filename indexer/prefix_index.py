@@ -124,25 +124,32 @@ class PrefixIndex:
     def find_matches(self, hashes: SequenceHashes | Sequence[SequenceHash]) -> Matches:
         """The matches of `hashes`, a prompt's sequence hashes in order."""
         hashes = as_hashes(hashes)
-        depths, _ = self._walk(hashes)
-        lower = [table for part, table in self._tables.items() if part > Tier.GPU and len(table)]
-        if not lower:
-            return SlotMatches(self, depths, depths, hashes)
-        gpu = self._tables[Tier.GPU]
-        holders = np.zeros((len(hashes), gpu.words), np.uint64)
-        for table in (gpu, *lower):
-            table.mark(hashes, holders)
-        anywhere = np.zeros_like(depths)
-        walk_masks(self._live_slots, holders, anywhere)
+        gpu = cpu = disk = self._walk(hashes)[0]
+        in_cpu, on_disk = len(self._tables[Tier.CPU]) > 0, len(self._tables[Tier.DISK]) > 0
+        if in_cpu or on_disk:
+            holders = np.zeros((len(hashes), self._live_slots.shape[1]), np.uint64)
+            self._tables[Tier.GPU].mark(hashes, holders)
+            if in_cpu:
+                cpu = disk = self._walk_lower(Tier.CPU, hashes, holders)
+            if on_disk:
+                disk = self._walk_lower(Tier.DISK, hashes, holders)
+        return SlotMatches(self, disk, cpu, gpu, hashes)
+
+    def _walk_lower(self, tier: Tier, hashes: SequenceHashes, holders: Rows) -> Depths:
+        """Leading blocks that each slot holds in `tier` or above; `holders` are those above, and get those of the
+        tier."""
+        self._tables[tier].mark(hashes, holders)
+        depths = np.zeros(64 * self._live_slots.shape[1] + 1, _INT32)
+        walk_masks(self._live_slots, holders, depths)
         if self._bound:
-            deepest = int(anywhere.max())
-            self._go_back(hashes[:deepest], anywhere)
-        return SlotMatches(self, anywhere, depths, hashes)
+            deepest = int(depths.max())
+            self._go_back(hashes[:deepest], depths)
+        return depths
 
     def find_on_gpu(self, hashes: SequenceHashes) -> Matches | None:
         """The matches on the GPU alone; None if no rank holds the first block."""
         depths, deepest = self._walk(hashes)
-        return SlotMatches(self, depths, depths, hashes) if deepest else None
+        return SlotMatches(self, depths, depths, depths, hashes) if deepest else None
 
     def _walk(self, hashes: SequenceHashes) -> tuple[Depths, int]:
         """Leading blocks that each slot holds on the GPU, and the most of any slot."""

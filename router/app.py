@@ -176,7 +176,8 @@ class App:
         Gauges(self._fleet, self._book, self._indexer, self._plane, time.monotonic).register(metrics)
         if self._arms:
             metrics.registry.register(self._arms)
-        metrics.lifecycle.loading = self._scheduler.store_loads.tokens
+        tiers = zip(("store", "disk", "cpu"), self._scheduler.loads, strict=True)
+        metrics.lifecycle.loading = {tier: loads.tokens for tier, loads in tiers}
         metrics.tallies.queue.length = self._queue.__len__
         tally.connections, tally.buffered = self._clients.open.__len__, lambda: self._clients.buffered
 

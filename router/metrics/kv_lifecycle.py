@@ -69,8 +69,8 @@ class KVLifecycle(Collector):
         self._ages = BlockAges()
         self._block_bytes: dict[str, int] = {}
         """By worker, where it is known: there are no figures in bytes of others."""
-        self.loading: Mapping[WorkerRank, int] = {}
-        """Tokens that each rank takes from the store now."""
+        self.loading: Mapping[str, Mapping[WorkerRank, int]] = {}
+        """Tokens that each rank loads now, by the name of the tier that it loads them from."""
 
     def _worker(self, worker_id: str) -> _Worker:
         found = self._workers.get(worker_id)
@@ -154,10 +154,11 @@ class KVLifecycle(Collector):
             yield counter_family(f"router_kv_{answer}_blocks", text, ("tier",), tiers)
         yield from self._seconds()
         loading = GaugeMetricFamily(
-            "router_kv_loading_tokens", "Tokens being loaded from the store.", labels=("worker", "dp_rank")
+            "router_kv_loading_tokens", "Tokens being loaded to GPUs.", labels=("worker", "dp_rank", "tier")
         )
-        for rank, tokens in self.loading.items():
-            loading.add_metric((rank.worker_id, str(rank.dp_rank)), tokens)
+        for tier, loads in self.loading.items():
+            for rank, tokens in loads.items():
+                loading.add_metric((rank.worker_id, str(rank.dp_rank), tier), tokens)
         yield loading
 
     def _blocks(self, fate: str) -> Iterable[tuple[tuple[str, ...], int]]:

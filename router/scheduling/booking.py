@@ -80,7 +80,16 @@ class PrefillBooking(Booking):
     the decode rank is only chosen when the prompt is computed, load is booked at the likely one meanwhile, so that it
     does not look idle."""
 
-    __slots__ = ("_decode_meanwhile", "_entry", "_handed_on", "_load", "_past_prefill", "_prefill", "_streamed")
+    __slots__ = (
+        "_beside",
+        "_decode_meanwhile",
+        "_entry",
+        "_handed_on",
+        "_loads",
+        "_past_prefill",
+        "_prefill",
+        "_streamed",
+    )
 
     def __init__(
         self,
@@ -103,15 +112,17 @@ class PrefillBooking(Booking):
         split = decision.split
         self._handed_on = split is not None
         """Another rank decodes."""
-        self._load: KVLoad | None = None
-        """Its load, while that is under way."""
+        self._loads: list[KVLoad] = []
+        """Its loads while they are under way, the slowest tier's first ..."""
+        self._beside = 0.0
+        """... and the seconds until its first token that are expected of everything but that one."""
         self._entry: Entry | None = None
         """Its prefill in the backlog, while that is to be done."""
         if scheduler.backlog.wanted and not past_prefill:
             self._prefill = Prefill(tokens, decision.prompt_tokens)
             latency = scheduler.latency
             work = latency.prefill_share(self._prefill) + latency.others_share(further, decision.prompt_tokens)
-            joins = self._begin_load(decision, now) if decision.loads else None
+            joins = self._begin_loads(decision, now) if decision.loads else None
             self._entry = scheduler.backlog.add(decision.rank, work, now, joins)
         self._decode_meanwhile: DecodeBooking | None = None
         onward = decision.onward
@@ -120,17 +131,14 @@ class PrefillBooking(Booking):
                 scheduler, decision.rank, onward, decision.prompt_tokens, now, streamed, others
             )
 
-    def _begin_load(self, decision: Decision, now: float) -> float | None:
-        """Book the load, from the store if there is a part from both. Returns when it should be done, if that can be
-        predicted."""
+    def _begin_loads(self, decision: Decision, now: float) -> float | None:
+        """Book the loads. Returns when they should be done, if that can be predicted."""
         predicted = decision.predicted
         if not predicted:
             return None
-        beside = predicted.queue + predicted.prefill
-        loads, tokens = self._scheduler.store_loads, decision.stored_tokens
-        if not tokens:
-            loads, tokens = self._scheduler.tier_loads, decision.lower_tokens
-        self._load = KVLoad(loads, decision.rank, tokens, now, beside)
+        parts = zip(self._scheduler.loads, decision.loaded_tokens, strict=True)
+        self._loads = [KVLoad(loads, decision.rank, tokens, now) for loads, tokens in parts if tokens]
+        self._beside = predicted.queue + predicted.prefill + sum(load.expected for load in self._loads[1:])
         return now + predicted.queue + predicted.load
 
     def first_token(self, now: float) -> None:
@@ -154,10 +162,10 @@ class PrefillBooking(Booking):
         return entry
 
     def _learn(self, seconds: float | None, now: float) -> None:
-        """If KV was loaded, the time is a sample of the load, not of the prefill."""
-        load, self._load = self._load, None
-        if load:
-            load.done(now)
+        """If KV was loaded, the time is a sample of the slowest load, not of the prefill."""
+        if self._loads:
+            self._loads.pop(0).done(now, self._beside)
+            self._drop_loads(now)
         elif seconds is not None and self._prefill.prompt:
             self._scheduler.latency.observe_prefill(self._rank, self._prefill, seconds, now)
 
@@ -165,8 +173,8 @@ class PrefillBooking(Booking):
         """The answer came whole: its time is an upper bound of the prefill's, and a sample if the prediction is
         longer."""
         latency, rank = self._scheduler.latency, self._rank
-        if self._load:
-            self._drop_load(now)
+        if self._loads:
+            self._drop_loads(now)
         elif seconds is not None and self._prefill.prompt and seconds < latency.prefill_seconds_on(rank, self._prefill):
             latency.observe_prefill(rank, self._prefill, seconds, now)
 
@@ -175,14 +183,13 @@ class PrefillBooking(Booking):
             return
         entry = self._end_prefill()
         if entry is not None:
-            self._drop_load(now)
+            self._drop_loads(now)
             self._scheduler.backlog.done(entry, now)
         self._scheduler.changed()
 
-    def _drop_load(self, now: float) -> None:
-        load, self._load = self._load, None
-        if load:
-            load.drop(now)
+    def _drop_loads(self, now: float) -> None:
+        while self._loads:
+            self._loads.pop().drop(now)
 
     def _ended(self, now: float) -> None:
         if self._decode_meanwhile:
@@ -193,7 +200,7 @@ class PrefillBooking(Booking):
             return
         entry = self._end_prefill()
         if entry is not None:
-            self._drop_load(now)
+            self._drop_loads(now)
             self._scheduler.backlog.drop(entry, now)
 
 

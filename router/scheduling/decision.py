@@ -269,6 +269,7 @@ class Decision:
         "_predicted",
         "best_overlap_tokens",
         "candidates",
+        "disk_tokens",
         "hold",
         "lower_tokens",
         "onward",
@@ -309,7 +310,9 @@ class Decision:
         self.stored_tokens = 0
         """Prompt tokens beyond the overlap that the rank will load from a store."""
         self.lower_tokens = 0
-        """Prompt tokens of the overlap that the rank will load from a tier below the GPU."""
+        """Prompt tokens of the overlap that the rank will load from a tier below the GPU ..."""
+        self.disk_tokens = 0
+        """... and how many of these from disk."""
         self.onward: Onward | None = None
         """The decode rank as of now; it is chosen anew once the prompt is computed."""
 
@@ -353,12 +356,18 @@ class Decision:
         )
         twin._predicted, twin.onward = self._predicted, self.onward
         twin.stored_tokens, twin.lower_tokens = self.stored_tokens, self.lower_tokens
+        twin.disk_tokens = self.disk_tokens
         return twin
 
     @property
     def loads(self) -> bool:
         """Whether loading takes a share of the time to the first token that counts."""
         return self.stored_tokens > 0 or self.lower_tokens > MUCH_LOADED * self.prefill_tokens
+
+    @property
+    def loaded_tokens(self) -> tuple[int, int, int]:
+        """Prompt tokens that the rank will load: from a store, from disk and from CPU memory, as `Scheduler.loads`."""
+        return self.stored_tokens, self.disk_tokens, self.lower_tokens - self.disk_tokens
 
     @property
     def prefill_tokens(self) -> int:

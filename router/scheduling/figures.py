@@ -47,9 +47,10 @@ MUCH_LATER = 5.0
 """Seconds beyond twice the expected time after which the prefill under way is late."""
 
 # -- the results: rows of `Situation.counts`, in requests or tokens, and of `Situation.estimates`, in seconds (CREDIT in
-# tokens). `Situation` has a property for each but SLOTS and UNDONE (of QUEUE, what is prefill and no wait for a slot).
+# tokens). `Situation` has a property for each but SLOTS, DISK (of LOWER, what is on disk) and UNDONE (of QUEUE, what is
+# prefill and no wait for a slot).
 
-IN_FLIGHT, TO_PREFILL, TO_READ, OWN, MEMORY, CAPACITY, SLOTS, OVERLAP, STORED, LOWER = range(10)
+IN_FLIGHT, TO_PREFILL, TO_READ, OWN, MEMORY, CAPACITY, SLOTS, OVERLAP, STORED, LOWER, DISK = range(11)
 CREDIT, QUEUE, UNDONE, OWN_PREFILL, OWN_WORK, STEP, COMPUTED, LATE, AHEAD, LOAD, OWN_LOAD = range(11)
 
 Tables = npt.NDArray[np.int64]
@@ -142,7 +143,7 @@ def seconds_left(tables: Tables, places: Positions, factors: Seconds, base: floa
 
 def matrices(ranks: int) -> tuple[Counts, Seconds]:
     """Counts and estimates of so many ranks, for `work_out` to fill."""
-    return np.zeros((LOWER + 1, ranks), np.int64), np.zeros((OWN_LOAD + 1, ranks))
+    return np.zeros((DISK + 1, ranks), np.int64), np.zeros((OWN_LOAD + 1, ranks))
 
 
 @loop
@@ -159,6 +160,7 @@ def work_out(
     prefill_shape: Coefficients,
     step_shape: Coefficients,
     blocks: Overlaps,
+    cpu_blocks: Overlaps,
     gpu_blocks: Overlaps,
     block_sizes: Counts,
     uses_store: npt.NDArray[np.bool_],
@@ -174,10 +176,11 @@ def work_out(
     many ranks have a prefill to do.
 
     The first arguments are what `LoadBook.columns`, `Backlog.columns` and `LatencyModel.columns` return. `blocks`,
-    `gpu_blocks`: leading blocks of the prompt that each rank holds in any tier, and on the GPU. `uses_store`: which
-    ranks can load the prompt's first `stored` tokens from a store. `lower_tier`: credit for a token in a tier below the
-    GPU. `prompt` is in tokens, `now` in seconds, as is `residence`: how long a request stays at a rank. An engine
-    always computes the last token itself, to get logits, so a prompt that is cached whole counts one block less.
+    `cpu_blocks`, `gpu_blocks`: leading blocks of the prompt that each rank holds in any tier, not on disk, and on the
+    GPU. `uses_store`: which ranks can load the prompt's first `stored` tokens from a store. `lower_tier`: credit for a
+    token in a tier below the GPU. `prompt` is in tokens, `now` in seconds, as is `residence`: how long a request stays
+    at a rank. An engine always computes the last token itself, to get logits, so a prompt that is cached whole counts
+    one block less.
     """
     ranks, best, busy, usable = len(block_sizes), 0, 0, max(0, prompt - 1)
     for at in range(ranks):
@@ -189,7 +192,7 @@ def work_out(
         beyond = max(0, min(stored, usable) // size * size - held) if uses_store[at] else 0
         credit = gpu + lower_tier * (held - gpu)
         counts[OVERLAP, at], counts[STORED, at], estimates[CREDIT, at] = held, beyond, credit
-        counts[LOWER, at] = max(0, held - gpu)
+        counts[LOWER, at], counts[DISK, at] = max(0, held - gpu), max(0, held - cpu_blocks[at] * size)
         best = max(best, held)
 
         place = factor_places[at]

@@ -1,5 +1,5 @@
-"""What each rank is loading, from a shared store or from a tier of its own below the GPU, one prompt after the other,
-and how long loads take.
+"""What each rank is loading from one tier, a shared store or one of its own below the GPU, one prompt after the other,
+and how long loads from there take.
 
 The end of a load cannot be seen; it lies somewhere before the prompt's first token. Its time is estimated as the time
 to the first token less the expected time of everything else. One such difference says little, so the speed is the sum
@@ -87,22 +87,25 @@ class KVLoads:
 class KVLoad:
     """One load, booked until its prompt's first token. `done` or `drop` must be called once."""
 
-    __slots__ = ("_beside", "_entry", "_loads", "_rank", "_tokens")
+    __slots__ = ("_entry", "_loads", "_rank", "_tokens")
 
-    def __init__(self, loads: KVLoads, rank: WorkerRank, tokens: int, now: float, beside: float = 0.0) -> None:
-        """`beside`: the seconds until the first token that are expected of everything but the load."""
-        self._beside = beside
+    def __init__(self, loads: KVLoads, rank: WorkerRank, tokens: int, now: float) -> None:
         self._loads = loads
         self._rank = rank
         self._tokens = tokens
         self._entry = loads.line.add(rank, prior_seconds(np.array([tokens])).item(), now)
         loads.tokens[rank] += tokens
 
-    def done(self, now: float) -> None:
-        """The first token is there."""
+    @property
+    def expected(self) -> float:
+        """Seconds of the load alone."""
+        return self._loads.speed.factor * self._entry.work
+
+    def done(self, now: float, beside: float) -> None:
+        """The first token is there. `beside`: the seconds until then that were expected of everything but the load."""
         seconds = self._loads.line.done(self._entry, now)
         if seconds is not None:
-            self._loads.speed.observe(self._entry.work, seconds - self._beside)
+            self._loads.speed.observe(self._entry.work, seconds - beside)
         self._let_go()
 
     def drop(self, now: float) -> None:

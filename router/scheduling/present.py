@@ -75,9 +75,9 @@ class Present:
     def _compute(self) -> None:
         scheduler, candidates, matches, now = self._scheduler, self.candidates, self.matches, self.now
         if matches is None:
-            blocks = gpu_blocks = np.zeros(len(candidates), np.int32)
+            blocks = cpu_blocks = gpu_blocks = np.zeros(len(candidates), np.int32)
         else:
-            blocks, gpu_blocks = self._overlaps(matches)
+            blocks, cpu_blocks, gpu_blocks = self._overlaps(matches)
         loads, own, load_places, limits = scheduler.book.columns(candidates, now)
         works, work_places = scheduler.backlog.columns(candidates, now)
         prefill_factors, step_factors, factor_places, prefill_shape, step_shape = scheduler.latency.columns(
@@ -97,6 +97,7 @@ class Present:
             prefill_shape,
             step_shape,
             blocks,
+            cpu_blocks,
             gpu_blocks,
             candidates.block_sizes,
             candidates.uses_store,
@@ -113,24 +114,28 @@ class Present:
         ahead = self._queue.ahead.get(candidates)
         if ahead is not None:
             self._estimates[figures.AHEAD] = ahead
+        counts = self._counts
         if self._stored:
-            self._estimate_loads(scheduler.store_loads, figures.STORED)
+            self._estimate_loads(scheduler.store_loads, counts[figures.STORED])
         if gpu_blocks is not blocks:
-            self._estimate_loads(scheduler.tier_loads, figures.LOWER)
+            self._estimate_loads(scheduler.cpu_loads, counts[figures.LOWER] - counts[figures.DISK])
+        if cpu_blocks is not blocks:
+            self._estimate_loads(scheduler.disk_loads, counts[figures.DISK])
 
-    def _overlaps(self, matches: Matches) -> tuple[Overlaps, Overlaps]:
-        """Blocks in any tier, and on the GPU. Blocks that a rank is still loading from the store are of no use to the
-        next request, which would load them again; so predicted blocks do not count for ranks that are loading."""
+    def _overlaps(self, matches: Matches) -> tuple[Overlaps, Overlaps, Overlaps]:
+        """Blocks in any tier, not on disk, and on the GPU. Blocks that a rank is still loading from the store are of no
+        use to the next request, which would load them again; so predicted blocks do not count for ranks that are
+        loading."""
         candidates, loading = self.candidates, self._scheduler.store_loads.tokens
-        blocks, gpu_blocks = matches.blocks_of(candidates), matches.gpu_blocks_of(candidates)
+        blocks, cpu_blocks = matches.blocks_of(candidates), matches.cpu_blocks_of(candidates)
+        gpu_blocks = matches.gpu_blocks_of(candidates)
         if not (self._stored and loading):
-            return blocks, gpu_blocks
+            return blocks, cpu_blocks, gpu_blocks
         loads = np.array([rank in loading for rank in candidates.ranks])
         blocks = np.where(loads, matches.known_blocks_of(candidates), blocks)
-        return blocks, np.minimum(blocks, gpu_blocks)
+        return blocks, np.minimum(blocks, cpu_blocks), np.minimum(blocks, gpu_blocks)
 
-    def _estimate_loads(self, loads: KVLoads, row: int) -> None:
-        tokens = self._counts[row]
+    def _estimate_loads(self, loads: KVLoads, tokens: Figures) -> None:
         own = loads.own_seconds(tokens)
         self._estimates[figures.OWN_LOAD] += own
         self._estimates[figures.LOAD] += own + loads.wait_seconds(self.candidates, self.now) * (tokens > 0)
@@ -190,6 +195,11 @@ class Present:
         return self._count(figures.LOWER)
 
     @property
+    def disk_tokens(self) -> Figures:
+        """How many of `lower_tokens` are on disk only."""
+        return self._count(figures.DISK)
+
+    @property
     def credit_tokens(self) -> Costs:
         own = self._estimate(figures.CREDIT)
         if not self._stored:
@@ -241,8 +251,7 @@ class Present:
 
     @property
     def loading(self) -> float:
-        loads = (self._scheduler.store_loads, self._scheduler.tier_loads)
-        return max(one.busy(self.candidates, self.now) for one in loads)
+        return max(loads.busy(self.candidates, self.now) for loads in self._scheduler.loads)
 
     @property
     def whole_prefill_seconds(self) -> float:

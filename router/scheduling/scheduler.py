@@ -38,9 +38,8 @@ class Scheduler:
         self.backlog = backlog or Backlog()
         self.latency = LatencyModel()
         self.disaggregation = Disaggregation()
-        self.store_loads = KVLoads()
-        self.tier_loads = KVLoads()
-        """From tiers of the ranks' own, below the GPU."""
+        self.store_loads, self.disk_loads, self.cpu_loads = self.loads = KVLoads(), KVLoads(), KVLoads()
+        """From a shared store, and from each rank's own disk and CPU memory: the slowest first, as a rule."""
         self.handing_over: Counter[WorkerRank] = Counter()
         """By prefill rank: prompts that it has computed and keeps for a decode rank that has not begun to answer."""
         self._unheard: list[tuple[float, int, Booking]] = []
@@ -149,8 +148,8 @@ class Scheduler:
         """Keep books of `rank`, whose reports count blocks of `block_size` tokens."""
         self.book.watch(rank, block_size)
         self.backlog.watch(rank)
-        self.store_loads.watch(rank)
-        self.tier_loads.watch(rank)
+        for loads in self.loads:
+            loads.watch(rank)
         self.latency.watch(rank)
 
     def in_flight(self, rank: WorkerRank) -> int:
@@ -161,8 +160,8 @@ class Scheduler:
         """Bookings in flight stay valid."""
         self.book.forget(rank)
         self.backlog.forget(rank)
-        self.store_loads.forget(rank)
-        self.tier_loads.forget(rank)
+        for loads in self.loads:
+            loads.forget(rank)
         self.latency.forget(rank)
 
 
@@ -180,6 +179,7 @@ def _decision(
     decision = Decision(present.candidates, choice, present.prompt_tokens, own, best, predicted, split)
     decision.stored_tokens = int(present.stored_tokens[choice.position])
     decision.lower_tokens = int(present.lower_tokens[choice.position])
+    decision.disk_tokens = int(present.disk_tokens[choice.position])
     return decision
 
 

@@ -37,7 +37,7 @@ from router.scheduling.load import LoadBook
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.simulation.arrival import BOOK_EVERY, Arrival, Sample
-from router.simulation.offloading import HostMemory
+from router.simulation.offloading import LowerTiers
 from router.simulation.parts import HOP, Parts
 from router.simulation.storing import SharedStore, StoringEngine
 from router.simulation.timeline import Handle, Timeline
@@ -79,6 +79,12 @@ class FleetSettings(NamedTuple):
     host_gb_s: float = 25.0
     """The speed of loading from there: half of what PCIe 5.0 x16 (64 GB/s) does, as KV lies in many pieces."""
     host_base_s: float = 0.002
+    """The fixed time that each load takes."""
+    disk_tokens: int = 0
+    """The size of a third tier on each worker's disk, for what leaves the host's memory; 0 for none."""
+    disk_gb_s: float = 3.0
+    """The speed of loading from there: half of what one NVMe disk on PCIe 4.0 x4 reads at best."""
+    disk_base_s: float = 0.005
     """The fixed time that each load takes."""
     kv_events: bool = True
     """Whether the router hears of what the workers cache; otherwise it assumes that from what it sends them."""
@@ -133,7 +139,7 @@ class VirtualFleet:
         self.fetching: dict[Request, Parts] = {}
         """Requests that wait for their prompt's KV from a prefill worker."""
         self.shared = SharedStore(self) if settings.store_tokens else None
-        self.below = self.shared or (HostMemory(self) if settings.host_tokens else None)
+        self.below = self.shared or (LowerTiers(self) if settings.host_tokens else None)
         """Where workers load what their caches lack."""
         self.gaps: Counter[float] = Counter()
         """The `token_gaps` of workers that were killed."""
@@ -310,15 +316,19 @@ class VirtualFleet:
             else:
                 self.index.remove(rank, Tier.GPU, np.array(event.hashes, np.uint64))
 
-    def tell_of_host(self, rank: WorkerRank, stored: Sequence[SequenceHash], removed: Sequence[SequenceHash]) -> None:
-        """Says what came into a worker's host memory, and what went."""
+    def tell_of_tier(
+        self, rank: WorkerRank, tier: Tier, stored: Sequence[SequenceHash], removed: Sequence[SequenceHash]
+    ) -> None:
+        """Says what came into a tier of a worker's below its GPU, and what went."""
         if self.settings.kv_events:
-            self.timeline.call_later(EVENT_DELAY, self._apply_host, rank, stored, removed)
+            self.timeline.call_later(EVENT_DELAY, self._apply_tier, rank, tier, stored, removed)
 
-    def _apply_host(self, rank: WorkerRank, stored: Sequence[SequenceHash], removed: Sequence[SequenceHash]) -> None:
+    def _apply_tier(
+        self, rank: WorkerRank, tier: Tier, stored: Sequence[SequenceHash], removed: Sequence[SequenceHash]
+    ) -> None:
         if rank in self.workers:
-            self.index.store(rank, Tier.CPU, np.array(stored, np.uint64))
-            self.index.remove(rank, Tier.CPU, np.array(removed, np.uint64))
+            self.index.store(rank, tier, np.array(stored, np.uint64))
+            self.index.remove(rank, tier, np.array(removed, np.uint64))
 
     def _report(self) -> None:
         now = self.timeline.now()

@@ -77,6 +77,8 @@ def read_plan(argv: Sequence[str]) -> Plan:
         _refuse(parser, given, _OF_STORE, "without --store-tokens there is no store")
     if not given.host_tokens:
         _refuse(parser, given, _OF_HOST, "without --host-tokens there is no second tier")
+    if not given.disk_tokens:
+        _refuse(parser, given, _OF_DISK, "without --disk-tokens there is no disk")
     if given.ttft_slo is None and given.tbt_slo is None:
         _refuse(parser, given, _OF_SLOS, "without --ttft-slo or --tbt-slo there is no objective")
     requests, policies = _requests(given), given.policies
@@ -112,7 +114,8 @@ _NOT_OF_KNEE = frozenset({"policies", "baseline", "rate", "sweep", "store_sweep"
 _NOT_OF_STORE_SWEEP = frozenset({"sweep", "baseline", "store_gb_s", "store_credit"})
 _OF_PARTS = frozenset({"push", "transfer_gb_s", "transfer_base_s"})
 _OF_STORE = frozenset({"store_gb_s", "store_base_s", "store_eviction", "store_ttl", "store_replicas", "store_credit"})
-_OF_HOST = frozenset({"host_gb_s", "host_base_s"})
+_OF_HOST = frozenset({"host_gb_s", "host_base_s", "disk_tokens"})
+_OF_DISK = frozenset({"disk_gb_s", "disk_base_s"})
 _OF_SLOS = frozenset({"slo_action", "slo_patience"})
 _NEGATIVE = {"reuse": "no-reuse", "store_credit": "no-store-credit", "kv_events": "no-kv-events"}
 
@@ -197,6 +200,9 @@ def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
         host_tokens=given.host_tokens,
         host_gb_s=given.host_gb_s,
         host_base_s=given.host_base_s,
+        disk_tokens=given.disk_tokens,
+        disk_gb_s=given.disk_gb_s,
+        disk_base_s=given.disk_base_s,
     )
 
 
@@ -273,6 +279,12 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     add("--host-gb-s", type=positive, default=default.host_gb_s, metavar="GB/S", help=text)
     text = "fixed time of each such load (default: %(default)s)"
     add("--host-base-s", type=positive, default=default.host_base_s, metavar="SECONDS", help=text)
+    text = "tokens that each worker's disk holds of what leaves its host memory (default: 0, none)"
+    add("--disk-tokens", type=whole, default=0, metavar="N", help=text)
+    text = "bandwidth of loading from there (default: %(default)s)"
+    add("--disk-gb-s", type=positive, default=default.disk_gb_s, metavar="GB/S", help=text)
+    text = "fixed time of each such load (default: %(default)s)"
+    add("--disk-base-s", type=positive, default=default.disk_base_s, metavar="SECONDS", help=text)
     slow = taking(f"INDEX=FACTOR, such as 0=2, with a FACTOR of {SLOWEST:.0f} at most", parse_slow)
     text = "make worker INDEX (from 0) FACTOR times as slow; repeat for each"
     add("--slow", action="append", default=[], type=slow, metavar="INDEX=FACTOR", help=text)

@@ -15,7 +15,8 @@ from engines.sim.scheduler import Scheduler as Engine
 from engines.sim.scheduler import StepOutcome
 from engines.sim.store import Store
 from indexer.types import WorkerRank
-from router.simulation.offloading import HostMemory
+from router.simulation.load_lines import LoadLines
+from router.simulation.offloading import LowerTiers
 
 if TYPE_CHECKING:
     from router.simulation.fleet import VirtualFleet
@@ -34,8 +35,7 @@ class SharedStore:
         self.store = Store(settings.store_tokens // self._size, settings.store_eviction, settings.store_ttl_s)
         self.loaded_tokens: dict[Request, int] = {}
         """Tokens loaded from the store, by running request."""
-        self._free_at: dict[WorkerRank, float] = {}
-        """When each worker will have finished its loads."""
+        self._lines = LoadLines()
 
     def tokens(self, hashes: Sequence[int]) -> int:
         """How many leading tokens of a prompt with these block hashes the store has now."""
@@ -51,7 +51,7 @@ class SharedStore:
     def lose(self, rank: WorkerRank) -> None:
         """Drops what the store held in the memory of a lost worker."""
         self.store.fail(rank)
-        self._free_at.pop(rank, None)
+        self._lines.lose(rank)
 
     def begin(self, rank: WorkerRank, request: Request) -> bool:
         """Starts to load the blocks that the store has and the worker lacks; returns whether there are any. The last
@@ -62,8 +62,7 @@ class SharedStore:
         if there <= request.computed:
             return False
         size = (there - request.computed) * settings.kv_bytes_per_token
-        done = max(now, self._free_at.get(rank, 0.0)) + settings.store_base_s + size / (settings.store_gb_s * 1e9)
-        self._free_at[rank] = done
+        done = self._lines.add(rank, now, settings.store_base_s + size / (settings.store_gb_s * 1e9))
         self._fleet.timeline.call_at(done, self._loaded, rank, request, there, self.store.counters.lost)
         return True
 
@@ -99,10 +98,10 @@ class SharedStore:
 
 
 class StoringEngine(Engine):
-    """A worker's scheduler. `remote` requests load from the store or the host's memory, except those whose KV a prefill
+    """A worker's scheduler. `remote` requests load from the store or from lower tiers, except those whose KV a prefill
     worker sends."""
 
-    def __init__(self, fleet: VirtualFleet, below: SharedStore | HostMemory, rank: WorkerRank, **settings: Any) -> None:
+    def __init__(self, fleet: VirtualFleet, below: SharedStore | LowerTiers, rank: WorkerRank, **settings: Any) -> None:
         super().__init__(**settings)
         self._fleet = fleet
         self._below = below

@@ -81,7 +81,37 @@ def test_without_lower_tiers_nothing_is_computed_twice() -> None:
     index, ranks = PrefixIndex(), RankSet(RANKS)
     index.store(RANKS[0], Tier.GPU, [1, 2])
     matches = index.find_matches([1, 2])
-    assert matches.gpu_blocks_of(ranks) is matches.blocks_of(ranks)
+    assert matches.gpu_blocks_of(ranks) is matches.cpu_blocks_of(ranks) is matches.blocks_of(ranks)
+
+
+def test_each_tier_continues_what_those_above_hold() -> None:
+    index, ranks = PrefixIndex(), RankSet(RANKS[:4])
+    all_three, without_cpu, disk_alone, gap = ranks.ranks
+    for rank, tier, hashes in (
+        (all_three, Tier.GPU, [1, 2, 6]),
+        (all_three, Tier.CPU, [1, 3, 4]),
+        (all_three, Tier.DISK, [5, 6, 7]),
+        (without_cpu, Tier.GPU, [1, 2]),
+        (without_cpu, Tier.DISK, [3]),
+        (disk_alone, Tier.DISK, [1, 2]),
+        (gap, Tier.GPU, [1]),
+        (gap, Tier.CPU, [3]),
+        (gap, Tier.DISK, [2]),
+    ):
+        index.store(rank, tier, hashes)
+    matches = index.find_matches(PROMPT)
+    found = (matches.gpu_blocks_of(ranks), matches.cpu_blocks_of(ranks), matches.blocks_of(ranks))
+    assert [overlaps.tolist() for overlaps in found] == [[2, 2, 0, 1], [4, 2, 0, 1], [7, 3, 2, 3]]
+
+
+@pytest.mark.parametrize("tier", [Tier.CPU, Tier.DISK])
+def test_with_one_lower_tier_the_other_is_not_computed(tier: Tier) -> None:
+    index, ranks = PrefixIndex(), RankSet(RANKS)
+    index.store(RANKS[0], Tier.GPU, [1])
+    index.store(RANKS[0], tier, [2])
+    matches = index.find_matches([1, 2])
+    same = matches.blocks_of(ranks) if tier is Tier.CPU else matches.gpu_blocks_of(ranks)
+    assert matches.cpu_blocks_of(ranks).tolist() == same.tolist() == [2 - (tier is Tier.DISK), *[0] * 7]
 
 
 def test_rank_sets_are_told_apart_by_identity() -> None:

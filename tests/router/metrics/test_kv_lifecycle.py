@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -191,8 +192,9 @@ def test_of_a_worker_that_has_left_nothing_is_told(state: State) -> None:
 
 
 def test_what_is_being_loaded(state: State) -> None:
-    state.metrics.lifecycle.loading = {B: 640}
-    assert state.read("router_kv_loading_tokens", worker="b", dp_rank="1") == 640
+    state.metrics.lifecycle.loading = {"store": {B: 640}, "disk": {}, "cpu": {B: 160}}
+    read = partial(state.read, "router_kv_loading_tokens", worker="b", dp_rank="1")
+    assert [read(tier=tier) for tier in ("store", "disk", "cpu")] == [640, None, 160]
 
 
 CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}

@@ -100,6 +100,7 @@ class Plain:
                 self.overlap_tokens,
                 self.stored_tokens,
                 self.lower_tokens,
+                [0] * len(self.candidates),
             ],
             np.int64,
         )
@@ -224,16 +225,17 @@ class _Slots:
         return np.array([self._slots.get(each, -1) for each in ranks.ranks], np.intp)
 
 
-def holding(overlaps: Mapping[WorkerRank, Overlap]) -> SlotMatches:
-    """What each rank holds of a prompt."""
+def holding(overlaps: Mapping[WorkerRank, Overlap], on_disk: int = 0) -> SlotMatches:
+    """What each rank holds of a prompt; of what is not on its GPU, the last `on_disk` blocks are on its disk."""
     blocks, gpu_blocks = np.array([*overlaps.values(), Overlap(0, 0)], np.int32).T.copy()
-    return SlotMatches(_Slots(overlaps), blocks, gpu_blocks, _hashes(blocks))
+    cpu_blocks = np.maximum(gpu_blocks, blocks - on_disk) if on_disk else blocks
+    return SlotMatches(_Slots(overlaps), blocks, cpu_blocks, gpu_blocks, _hashes(blocks))
 
 
 def holding_on_gpu(held: Mapping[WorkerRank, int]) -> SlotMatches:
     """The same where there is no lower tier: one array tells both, as `Matches` says."""
     blocks = np.array([*held.values(), 0], np.int32)
-    return SlotMatches(_Slots(held), blocks, blocks, _hashes(blocks))
+    return SlotMatches(_Slots(held), blocks, blocks, blocks, _hashes(blocks))
 
 
 def _hashes(blocks: npt.NDArray[np.int32]) -> SequenceHashes:

@@ -68,6 +68,7 @@ def _estimate(
         step,
         blocks,
         blocks,
+        blocks,
         ones,
         ones < 0,
         prompt,

@@ -313,11 +313,11 @@ def test_a_decision_for_a_changed_fleet_keeps_no_costs_of_the_former() -> None:
     """They would be told of the wrong ranks."""
     before, after = named(["a", "b", "c"]), named(["b", "c"])
     decision = Decision(before, Choice(2, np.array([3.0, 2.0, 1.0]), "least"), 100, 0, 0)
-    decision.stored_tokens, decision.lower_tokens = 20, 30
+    decision.stored_tokens, decision.lower_tokens, decision.disk_tokens = 20, 30, 10
     split = Split(after, (named(["d1"]),) * 2, (np.array([False]),) * 2, (False,) * 2)
     twin = decision.at(split, 1)
     assert (twin.rank, twin.reason, dict(twin.costs)) == (rank("c"), "least", {})
-    assert (twin.stored_tokens, twin.lower_tokens) == (20, 30)
+    assert twin.loaded_tokens == (20, 10, 20)
 
 
 def test_who_decodes_cannot_be_asked_of_a_request_that_is_whole() -> None:

@@ -65,9 +65,9 @@ def test_what_went_into_something_else_is_not_the_loads() -> None:
     found = loads()
     now = 0.0
     for _ in range(200):
-        load = KVLoad(found, A, 100_000, now, 2.0)
+        load = KVLoad(found, A, 100_000, now)
         now += 3.0
-        load.done(now)
+        load.done(now, 2.0)
     assert found.own_seconds(np.array([100_000]))[0] == pytest.approx(1.0, rel=0.05)
 
 
@@ -76,6 +76,6 @@ def test_the_second_of_two_is_timed_from_the_end_of_the_first() -> None:
     for at in range(100):
         began = 10.0 * at
         one, two = (KVLoad(found, A, 100_000, began) for _ in range(2))
-        one.done(began + 2.0)
-        two.done(began + 4.0)
+        one.done(began + 2.0, 0.0)
+        two.done(began + 4.0, 0.0)
     assert found.own_seconds(np.array([100_000]))[0] == pytest.approx(2.0, rel=0.05)

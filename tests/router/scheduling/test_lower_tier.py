@@ -33,8 +33,8 @@ def scheduler(candidates: Candidates, policy: CostPolicy | None = None) -> Sched
     return choosing
 
 
-def decide(choosing: Scheduler, overlap: Overlap = LOWER, now: float = 0.0) -> Decision:
-    return choosing.select(named("a"), PROMPT, holding({A: overlap}), now)
+def decide(choosing: Scheduler, overlap: Overlap = LOWER, now: float = 0.0, on_disk: int = 0) -> Decision:
+    return choosing.select(named("a"), PROMPT, holding({A: overlap}, on_disk), now)
 
 
 def test_what_is_loaded_is_not_computed_but_needs_memory() -> None:
@@ -64,12 +64,12 @@ def test_room_is_waited_for(capacity: int) -> None:
 def test_a_load_is_booked_until_it_is_there(ending: Ending) -> None:
     choosing = scheduler(named("a"))
     booking = choosing.reserve(decide(choosing), 0.0)
-    assert choosing.tier_loads.tokens == {A: 7_680}
+    assert choosing.cpu_loads.tokens == {A: 7_680}
     behind = decide(choosing).predicted
     assert behind
-    assert behind.load > 1.9 * choosing.tier_loads.own_seconds(decide(choosing).candidates.block_sizes * 480).item()
+    assert behind.load > 1.9 * choosing.cpu_loads.own_seconds(decide(choosing).candidates.block_sizes * 480).item()
     end(booking, ending, 1.0)
-    assert not choosing.tier_loads.tokens
+    assert not choosing.cpu_loads.tokens
     booking.release(2.0)
     assert choosing.book.load(A, 2.0) == Load()
 
@@ -98,14 +98,14 @@ def test_nothing_stays_booked_of_a_rank_that_has_gone() -> None:
     booking = choosing.reserve(decide(choosing), 0.0)
     choosing.forget(A)
     booking.first_token(1.0)
-    assert not choosing.tier_loads.tokens
+    assert not choosing.cpu_loads.tokens
 
 
-def answers(choosing: Scheduler, overlap: Overlap, seconds: float, times: int = 20) -> None:
+def answers(choosing: Scheduler, overlap: Overlap, seconds: float, times: int = 20, on_disk: int = 0) -> None:
     """One after the other."""
     for number in range(times):
         now = 10.0 * number
-        booking = choosing.reserve(decide(choosing, overlap, now), now)
+        booking = choosing.reserve(decide(choosing, overlap, now, on_disk), now)
         booking.first_token(now + seconds)
         booking.release(now + seconds)
 
@@ -126,7 +126,38 @@ def test_a_few_loaded_tokens_do_not_hide_how_fast_a_rank_computes() -> None:
     before = choosing.latency.prefill_seconds_on(A, Prefill(1_000, 1_000))
     answers(choosing, Overlap(60, 0), 3.0)
     assert choosing.latency.prefill_seconds_on(A, Prefill(1_000, 1_000)) > 3 * before
-    assert choosing.tier_loads.speed.factor == 1.0
+    assert choosing.cpu_loads.speed.factor == 1.0
+
+
+def test_loads_from_disk_are_learned_apart() -> None:
+    choosing = scheduler(named("a"))
+    answers(choosing, LOWER, 0.1)
+    answers(choosing, LOWER, 2.0, on_disk=480)
+    for on_disk, seconds in ((0, 0.1), (480, 2.0), (240, 1.05)):
+        predicted = decide(choosing, now=1_000.0, on_disk=on_disk).predicted
+        assert predicted
+        assert predicted.queue + predicted.load + predicted.prefill == pytest.approx(seconds, rel=0.06)
+
+
+def test_of_loads_from_several_tiers_the_slowest_tells_of_itself_alone() -> None:
+    choosing = scheduler(named("a"))
+    answers(choosing, LOWER, 0.2)
+    before = choosing.cpu_loads.speed.factor
+    answers(choosing, LOWER, 1.1, on_disk=240)
+    assert choosing.cpu_loads.speed.factor == before
+    predicted = decide(choosing, now=1_000.0, on_disk=240).predicted
+    assert predicted
+    assert predicted.queue + predicted.load + predicted.prefill == pytest.approx(1.1, rel=0.05)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_loads_from_several_tiers_are_booked_until_they_are_there(ending: Ending) -> None:
+    choosing = scheduler(named("a"))
+    decision = choosing.select(named("a"), PROMPT, holding({A: Overlap(300, 100)}, 50), 0.0, stored=6_400)
+    booking = choosing.reserve(decision, 0.0)
+    assert [loads.tokens for loads in choosing.loads] == [{A: 1_600}, {A: 800}, {A: 2_400}]
+    end(booking, ending, 1.0)
+    assert not any(loads.tokens for loads in choosing.loads)
 
 
 @pytest.mark.parametrize("policy", [Auto, PredictedTTFT])

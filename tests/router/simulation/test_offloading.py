@@ -28,7 +28,7 @@ def run(settings: FleetSettings, asked: list[Row]) -> tuple[VirtualFleet, list[S
         engine = worker.scheduler
         assert (len(engine.running), len(engine.waiting), len(engine.loading)) == (0, 0, 0)
         assert virtual.scheduler.book.load(rank, virtual.timeline.now()).requests == 0
-    assert not virtual.scheduler.tier_loads.tokens
+    assert not virtual.scheduler.cpu_loads.tokens
     return virtual, samples
 
 
@@ -66,6 +66,40 @@ def test_the_least_recently_used_go_and_the_index_is_told() -> None:
     assert [sample.cached_tokens for sample in samples[4:7]] == [15_984, 0, 15_984]
     assert 0 < samples[7].cached_tokens < 12_000  # its tail went when the last came
     assert blocks(virtual, Tier.CPU) == HOST.host_tokens // 16
+
+
+DISK = HOST._replace(host_tokens=16_384, disk_tokens=65_536, disk_gb_s=1.0, disk_base_s=0.02)
+
+
+def test_what_left_the_host_memory_is_loaded_from_the_disk() -> None:
+    """Host memory has room for one of the prompts."""
+    asked = [alike(0, 8_000), alike(2, 16_368, 100), alike(4, 16_368, 200), alike(6, 8_000)]
+    virtual, (*_, last) = run(DISK, asked)
+    _, (*_, cached) = run(HOST._replace(cache_tokens=65_536), asked)
+    assert (last.cached_tokens, cached.cached_tokens) == (7_984, 7_984)
+    assert last.ttft is not None
+    assert cached.ttft is not None
+    assert last.ttft == pytest.approx(cached.ttft + 0.02 + 10 * 7_984 / TOKENS_S, abs=1e-3)
+    assert (blocks(virtual, Tier.CPU), blocks(virtual, Tier.DISK)) == (1_024, 8_000 // 16 + 1_023 + 499)
+
+
+def test_what_is_in_two_tiers_is_loaded_from_both() -> None:
+    """The second prompt pushes half of the first one, its tail, out of host memory, and all of it out of the cache."""
+    asked = [alike(0, 8_000), alike(2, 16_368, 100), alike(4, 8_000)]
+    settings = DISK._replace(host_tokens=16_368 + 4_000, disk_gb_s=2.0)
+    _, (_, _, third) = run(settings, asked)
+    _, (_, _, cached) = run(HOST._replace(cache_tokens=65_536), asked)
+    assert third.ttft is not None
+    assert cached.ttft is not None
+    loads = 0.01 + 4_000 / TOKENS_S + 0.02 + 5 * 3_984 / TOKENS_S
+    assert third.ttft == pytest.approx(cached.ttft + loads, abs=1e-3)
+
+
+def test_the_disk_loses_what_is_least_recently_used() -> None:
+    asked = [alike(2 * at, 16_000, 100 * at) for at in range(7)]
+    virtual, samples = run(DISK, [*asked, alike(14, 16_000, 300), alike(16, 16_000), alike(18, 16_000, 300)])
+    assert [sample.cached_tokens for sample in samples[-3:]] == [15_984, 0, 15_984]
+    assert blocks(virtual, Tier.DISK) == DISK.disk_tokens // 16
 
 
 def test_a_lost_worker_takes_its_memory_with_it() -> None:
