@@ -402,8 +402,9 @@ def _with_others(prompt: Prompt, inference: Inference, fields: Fields) -> Prompt
     """`prompt`, which is the request's first, with what it asks for besides."""
     prompts = fields.get("prompt")
     if isinstance(prompts, list) and len(prompts) > 1:
-        return prompt._replace(others=Others(other_tokens(prompts), mixed=True))
-    return prompt._replace(others=Others(mixed=True)) if inference.choices > 1 else prompt
+        further = len(prompts) * inference.choices - 1
+        return prompt._replace(others=Others(further, other_tokens(prompts)))
+    return prompt._replace(others=Others(inference.choices - 1)) if inference.choices > 1 else prompt
 
 
 def _packed(prompt: Any, may_be_text: bool) -> Any:

@@ -105,7 +105,7 @@ class PrefillBooking(Booking):
         tokens, further = decision.prefill_tokens, others.tokens
         prefill_tokens = 0 if past_prefill else tokens + further
         prompt_tokens, new_tokens = decision.prompt_tokens + further, decision.new_tokens + further
-        reservation = scheduler.book.reserve(decision.rank, prefill_tokens, prompt_tokens, new_tokens)
+        reservation = scheduler.book.reserve(decision.rank, prefill_tokens, prompt_tokens, new_tokens, others.sequences)
         super().__init__(scheduler, decision.rank, reservation, now, others)
         self._streamed = streamed
         self._past_prefill = past_prefill
@@ -148,7 +148,7 @@ class PrefillBooking(Booking):
         if entry is not None:
             seconds = self._scheduler.backlog.done(entry, now)
             if self._streamed:
-                self._token_at = None if self._others.mixed else now
+                self._token_at = None if self._others.sequences else now
                 self._learn(seconds, now)
             else:
                 self._learn_from_whole(seconds, now)
@@ -224,7 +224,7 @@ class DecodeBooking(Booking):
         """Tokens of the prompt whose KV has to be moved here."""
         further = others.tokens
         new_tokens = self.moved_tokens + further
-        reservation = scheduler.book.reserve(onward.rank, 0, prompt_tokens + further, new_tokens)
+        reservation = scheduler.book.reserve(onward.rank, 0, prompt_tokens + further, new_tokens, others.sequences)
         super().__init__(scheduler, onward.rank, reservation, now, others)
         self._source = source
         self.onward = onward
@@ -247,7 +247,7 @@ class DecodeBooking(Booking):
         if self._decodes or self._reservation.released:
             return
         self._begin()
-        self._token_at = None if self._others.mixed else now
+        self._token_at = None if self._others.sequences else now
         if self._streamed and self._prefilled is not None and not self._others.tokens:
             onward = self.onward
             seconds = max(0.0, now - self._prefilled - onward.step)

@@ -22,15 +22,16 @@ from router.scheduling.places import Positions
 
 # -- a rank's column in the load book's table
 
-# What this process has booked: requests, tokens to prefill, tokens of KV that are read, tokens that no cache held.
-REQUESTS, PREFILL, ACTIVE, NEW = range(4)
-# The most requests and active tokens that were booked at any moment since the last report; see `load`.
-MOST_REQUESTS, MOST_ACTIVE = range(4, 6)
+# What this process has booked: requests, tokens to prefill, tokens of KV that are read, tokens that no cache held, and
+# the sequences that engines run for these requests beyond one each.
+REQUESTS, PREFILL, ACTIVE, NEW, FURTHER = range(5)
+# The most sequences and active tokens that were booked at any moment since the last report; see `load`.
+MOST_SEQUENCES, MOST_ACTIVE = range(5, 7)
 # By the last report: foreign load, and KV memory in use beyond our own new tokens.
-FOREIGN_REQUESTS, FOREIGN_TOKENS, BEYOND = range(6, 9)
+FOREIGN_REQUESTS, FOREIGN_TOKENS, BEYOND = range(7, 10)
 # What MOST_* were when the last report came.
-BEFORE_REQUESTS, BEFORE_ACTIVE = range(9, 11)
-LOAD_ROWS = 11
+BEFORE_SEQUENCES, BEFORE_ACTIVE = range(10, 12)
+LOAD_ROWS = 12
 """Rows of the load book in a shared table."""
 
 # -- and in the backlog's
@@ -63,13 +64,14 @@ Coefficients = tuple[float, float, float]
 @inlined
 def _load(counts: Counts, at: int, tables: Tables, own: int, place: int, limits: Counts) -> None:
     """Writes the rows of `load.Loads`. Own load is the sum over all processes; foreign load is the same in each."""
-    ours, prefill, active, new = 0, 0, 0, 0
+    ours, further, prefill, active, new = 0, 0, 0, 0, 0
     for table in tables:
         ours += table[REQUESTS, place]
+        further += table[FURTHER, place]
         prefill += table[PREFILL, place]
         active += table[ACTIVE, place]
         new += table[NEW, place]
-    counts[IN_FLIGHT, at], counts[OWN, at] = ours + tables[own, FOREIGN_REQUESTS, place], ours
+    counts[IN_FLIGHT, at], counts[OWN, at] = ours + further + tables[own, FOREIGN_REQUESTS, place], ours
     counts[TO_PREFILL, at], counts[TO_READ, at] = prefill, active + tables[own, FOREIGN_TOKENS, place]
     counts[MEMORY, at] = max(0, new + tables[own, BEYOND, place])
     counts[CAPACITY, at], counts[SLOTS, at] = limits[0, place], limits[1, place]

@@ -21,13 +21,14 @@ from router.scheduling.decision import UNBOUNDED
 from router.scheduling.figures import (
     ACTIVE,
     BEFORE_ACTIVE,
-    BEFORE_REQUESTS,
+    BEFORE_SEQUENCES,
     BEYOND,
     FOREIGN_REQUESTS,
     FOREIGN_TOKENS,
+    FURTHER,
     LOAD_ROWS,
     MOST_ACTIVE,
-    MOST_REQUESTS,
+    MOST_SEQUENCES,
     NEW,
     PREFILL,
     REQUESTS,
@@ -44,6 +45,7 @@ class Load(NamedTuple):
     """Requests and tokens in flight at a rank."""
 
     requests: int = 0
+    """Of one with several prompts or answers (`n`) each answer counts, as it does to the engine."""
     prefill_tokens: int = 0
     """Prompt tokens still to be computed, of requests that have no first token yet."""
     active_tokens: int = 0
@@ -63,10 +65,11 @@ class Loads(NamedTuple):
     """`Load` of several ranks: an array for each figure."""
 
     requests: npt.NDArray[np.int64]
+    """As in `Load`."""
     prefill_tokens: npt.NDArray[np.int64]
     active_tokens: npt.NDArray[np.int64]
     own_requests: npt.NDArray[np.int64]
-    """Requests of the routers that share these books."""
+    """Requests of the routers that share these books, each counted once."""
     memory_tokens: npt.NDArray[np.int64]
     """KV memory in use by requests in flight; shared blocks count once as far as reports tell."""
     capacity_tokens: npt.NDArray[np.int64]
@@ -78,16 +81,19 @@ class Loads(NamedTuple):
 class Reservation:
     """One request's booking on one rank. The response stream owns it, and releases it however the request ends."""
 
-    __slots__ = ("_active_tokens", "_book", "_new_tokens", "_place", "_prefill_tokens", "_released")
+    __slots__ = ("_active_tokens", "_book", "_further", "_new_tokens", "_place", "_prefill_tokens", "_released")
 
-    def __init__(self, book: LoadBook, place: int, prefill_tokens: int, prompt_tokens: int, new_tokens: int) -> None:
+    def __init__(
+        self, book: LoadBook, place: int, prefill_tokens: int, prompt_tokens: int, new_tokens: int, further: int
+    ) -> None:
         self._book = book
         self._place = place
         self._prefill_tokens = prefill_tokens
         self._new_tokens = new_tokens
         self._active_tokens = prompt_tokens
+        self._further = further
         self._released = False
-        book.book(place, 1, prefill_tokens, prompt_tokens, new_tokens)
+        book.book(place, 1, prefill_tokens, prompt_tokens, new_tokens, further)
 
     @property
     def released(self) -> bool:
@@ -110,7 +116,8 @@ class Reservation:
         if self._released:
             return
         self._released = True
-        self._book.book(self._place, -1, -self._prefill_tokens, -self._active_tokens, -self._new_tokens)
+        tokens = -self._prefill_tokens, -self._active_tokens, -self._new_tokens
+        self._book.book(self._place, -1, *tokens, -self._further)
         self._prefill_tokens = 0
 
 
@@ -194,18 +201,26 @@ class LoadBook:
         self._places.free(place)
 
     def reserve(
-        self, rank: WorkerRank, prefill_tokens: int, prompt_tokens: int, new_tokens: int | None = None
+        self,
+        rank: WorkerRank,
+        prefill_tokens: int,
+        prompt_tokens: int,
+        new_tokens: int | None = None,
+        further: int = 0,
     ) -> Reservation:
-        """`new_tokens`: tokens that need new KV memory; None: `prefill_tokens`."""
+        """`new_tokens`: tokens that need new KV memory; None: `prefill_tokens`. `further`: sequences beyond the
+        first."""
         place = self._places.get(rank)
         if place is None:
             raise KeyError(rank)
         new = prefill_tokens if new_tokens is None else new_tokens
-        return Reservation(self, place, prefill_tokens, prompt_tokens, new)
+        return Reservation(self, place, prefill_tokens, prompt_tokens, new, further)
 
-    def book(self, place: int, requests: int, prefill_tokens: int, active_tokens: int, new_tokens: int) -> None:
+    def book(
+        self, place: int, requests: int, prefill_tokens: int, active_tokens: int, new_tokens: int, further: int = 0
+    ) -> None:
         """Change the own load at `place` by these amounts; for reservations only."""
-        own, prefill, active, new, most_requests, most_active, *_ = self._rows
+        own, prefill, active, new, beyond_one, most_sequences, most_active, *_ = self._rows
         prefill[place] += prefill_tokens
         new[place] += new_tokens
         active[place] = tokens = active[place] + active_tokens
@@ -214,8 +229,9 @@ class LoadBook:
         if not requests:
             return
         own[place] = count = own[place] + requests
-        if count > most_requests[place]:
-            most_requests[place] = count
+        beyond_one[place] = others = beyond_one[place] + further
+        if count + others > most_sequences[place]:
+            most_sequences[place] = count + others
         elif not count and place in self._retired:
             self._retired.discard(place)
             self._free(place)
@@ -236,7 +252,7 @@ class LoadBook:
             self._limits[2, place] = report.request_total_slots
         rows = self._rows
         reported = (report.request_active_slots or 0) + (report.num_requests_waiting or 0)
-        requests = max(0, reported - self._most(MOST_REQUESTS, BEFORE_REQUESTS, place))
+        requests = max(0, reported - self._most(MOST_SEQUENCES, BEFORE_SEQUENCES, place))
         reported_tokens = (report.kv_active_blocks or 0) * self._block_sizes[rank]
         # Without foreign requests, blocks beyond our own are rounding and requests just ended, not load.
         tokens = max(0, reported_tokens - self._most(MOST_ACTIVE, BEFORE_ACTIVE, place)) if requests else 0
@@ -246,8 +262,9 @@ class LoadBook:
         if report.kv_active_blocks is not None:
             rows[BEYOND][place] = reported_tokens - self._sum(NEW, place)
             self._oldest = min(self._oldest, now)
-        rows[BEFORE_REQUESTS][place], rows[BEFORE_ACTIVE][place] = rows[MOST_REQUESTS][place], rows[MOST_ACTIVE][place]
-        rows[MOST_REQUESTS][place], rows[MOST_ACTIVE][place] = rows[REQUESTS][place], rows[ACTIVE][place]
+        sequences = rows[REQUESTS][place] + rows[FURTHER][place]
+        rows[BEFORE_SEQUENCES][place], rows[MOST_SEQUENCES][place] = rows[MOST_SEQUENCES][place], sequences
+        rows[BEFORE_ACTIVE][place], rows[MOST_ACTIVE][place] = rows[MOST_ACTIVE][place], rows[ACTIVE][place]
         if requests:
             self._oldest = min(self._oldest, now)
 
@@ -285,8 +302,8 @@ class LoadBook:
         if now - self._oldest > REPORT_LIFE:
             self._expire(now)
         foreign_requests, foreign_tokens = self._rows[FOREIGN_REQUESTS][place], self._rows[FOREIGN_TOKENS][place]
-        requests, prefill, active = (self._sum(row, place) for row in (REQUESTS, PREFILL, ACTIVE))
-        return Load(requests + foreign_requests, prefill, active + foreign_tokens)
+        requests, further, prefill, active = (self._sum(row, place) for row in (REQUESTS, FURTHER, PREFILL, ACTIVE))
+        return Load(requests + further + foreign_requests, prefill, active + foreign_tokens)
 
     def booked(self, rank: WorkerRank) -> int:
         """Requests of this process in flight at `rank`."""

@@ -6,10 +6,11 @@ from typing import Final, NamedTuple
 
 
 class Others(NamedTuple):
+    sequences: int = 0
+    """Answers beyond the first, to its prompts or to one: the engine runs each as a request. Their tokens come mixed
+    with those of the first."""
     tokens: int = 0
     """What its other prompts have beyond the first, to be computed and kept; an estimate."""
-    mixed: bool = False
-    """There are several answers, to its prompts or to one, and their tokens come mixed."""
 
 
 ALONE: Final = Others()

@@ -209,19 +209,19 @@ async def test_of_a_batch_the_first_prompt_is_looked_up_and_the_others_count(
     other = "Something else. " * 10
     async with scene(str(folder)) as made:
         texts = await made.prompt(prompt=[TEXT, other, TEXT], n=2)
-        assert texts == known(ids)._replace(others=Others(len(other) // 4, mixed=True))
+        assert texts == known(ids)._replace(others=Others(5, len(other) // 4))
         packed = await made.prompt(prompt=[[1, 2, 3, 4], [1, 2, 9]])
-        assert packed == known([1, 2, 3, 4])._replace(others=Others(1, mixed=True))
+        assert packed == known([1, 2, 3, 4])._replace(others=Others(1, 1))
         untold = await made.prompt(prompt=[TEXT, other], suffix="x")
-        assert untold == guessed(TEXT)._replace(others=Others(len(other) // 4, mixed=True))
+        assert untold == guessed(TEXT)._replace(others=Others(1, len(other) // 4))
 
 
 async def test_one_prompt_may_be_answered_several_times(folder: Path, reference: tokenizers.Tokenizer) -> None:
     async with scene(folder=folder) as made:
         one = await made.prompt(prompt=TEXT, n=1)
         assert one == known(reference.encode(TEXT).ids)
-        assert await made.prompt(prompt=TEXT, n=3) == one._replace(others=Others(mixed=True))
-        assert (await made.prompt("chat", messages=CHAT, n=3)).others == Others(mixed=True)
+        assert await made.prompt(prompt=TEXT, n=3) == one._replace(others=Others(2))
+        assert (await made.prompt("chat", messages=CHAT, n=3)).others == Others(2)
 
 
 async def test_a_chat_by_the_models_template(folder: Path, reference: tokenizers.Tokenizer) -> None:
@@ -504,7 +504,7 @@ async def test_a_prompt_that_engines_cut_off_is_routed_by_its_text(
     ):
         assert await made.prompt(prompt=TEXT, truncate_prompt_tokens=4) == guessed(TEXT)
         ids = await made.prompt(prompt=[[1, 2, 3, 4, 5], [6]], truncate_prompt_tokens=4)
-        assert ids == guessed(np.array([1, 2, 3, 4, 5], np.uint32))._replace(others=Others(1, mixed=True))
+        assert ids == guessed(np.array([1, 2, 3, 4, 5], np.uint32))._replace(others=Others(1, 1))
         assert (await made.prompt(prompt=[], truncate_prompt_tokens=4)).hashes is None
         assert (made.asked_engine, made.untokenized("untold")) == (0, 3)
 

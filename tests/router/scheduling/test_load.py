@@ -64,10 +64,11 @@ class Booked:
     reservation: Reservation
     prefill: int
     active: int
+    sequences: int
     live: bool = True
 
     def load(self) -> Load:
-        return Load(1, self.prefill, self.active) if self.live else Load()
+        return Load(self.sequences, self.prefill, self.active) if self.live else Load()
 
 
 @dataclass
@@ -108,11 +109,18 @@ class Books(RuleBasedStateMachine):
         for each in self.ledgers:
             self.book.watch(each, BLOCK)
 
-    @rule(of=st.sampled_from(SOME), prefill=st.integers(0, 100), cached=st.integers(0, 100), target=booked)
-    def reserve(self, of: WorkerRank, prefill: int, cached: int) -> Booked:
+    @rule(
+        of=st.sampled_from(SOME),
+        prefill=st.integers(0, 100),
+        cached=st.integers(0, 100),
+        further=st.integers(0, 3),
+        target=booked,
+    )
+    def reserve(self, of: WorkerRank, prefill: int, cached: int, further: int) -> Booked:
         if of not in self.ledgers:
             self.watch(of, BLOCK)
-        booked = Booked(self.book.reserve(of, prefill, prefill + cached), prefill, prefill + cached)
+        reservation = self.book.reserve(of, prefill, prefill + cached, None, further)
+        booked = Booked(reservation, prefill, prefill + cached, 1 + further)
         self.ledgers[of].booked.append(booked)
         self.all.append(booked)
         return booked
@@ -177,6 +185,7 @@ class Books(RuleBasedStateMachine):
         assert [self.book.load(each, self.now) for each in EVERYBODY.ranks] == expected
         for ranks in (EVERYBODY, RankSet(EVERYBODY.ranks)):  # one that is known from before, and one that is not
             assert loads_of(self.book, ranks, self.now) == expected
+        assert self.book.own_requests() == sum(booked.live for booked in self.all)
         assert {each: found.load for each, found in self.book.get_metrics(self.now).items()} == {
             each: ledger.load(self.now) for each, ledger in self.ledgers.items()
         }
@@ -218,6 +227,19 @@ def test_foreign_load_is_what_was_reported_less_what_was_ours_then() -> None:
     assert book.load(A, 5.0) == Load(2 + 4, 10, 84 + 96)
     first.release()
     assert book.load(A, 5.0) == Load(1 + 4, 10, 20 + 96)
+
+
+def test_each_sequence_of_a_request_counts_as_engines_count_them() -> None:
+    book = watching()
+    several = book.reserve(A, 10, 20, None, 7)
+    assert book.load(A, 0.0) == Load(8, 10, 20)
+    assert (book.own_requests(), book.booked(A)) == (1, 1)
+    book.on_report(report(running=6, waiting=2), 1.0)
+    assert book.load(A, 1.0) == Load(8, 10, 20)
+    several.release()
+    assert (book.load(A, 1.0), book.own_requests()) == (Load(), 0)
+    book.on_report(report(running=8), 2.0)  # asked for before it ended
+    assert book.load(A, 2.0) == Load()
 
 
 def test_a_report_that_is_smaller_than_our_own_load_takes_nothing_away() -> None:

@@ -368,7 +368,7 @@ def test_a_tenant_is_charged_for_all_prompts_of_a_batch() -> None:
     desk = Desk(limits=Limits(max_concurrency=1))
     desk.ask("r", tenant="running")
     for _ in range(12):
-        desk.ask("b", 1_000, tenant="batches", others=Others(15_000, mixed=True))
+        desk.ask("b", 1_000, tenant="batches", others=Others(15, 15_000))
         desk.ask("s", 1_000, tenant="singles")
     for _ in range(13):
         desk.sent[-1].end()

@@ -684,10 +684,10 @@ def test_a_prefill_that_nobody_heard_of_is_no_time_of_the_one_behind_it() -> Non
 def test_a_batch_keeps_its_rank_busy_with_all_of_its_prompts(streamed: bool) -> None:
     """Nobody hears when they are computed: the first token tells of the first prompt."""
     desk, ten = Desk(OVERLAP), Desk(OVERLAP)
-    request = desk.ask(prompt=1_000, streamed=streamed, others=Others(9_000, mixed=True))
+    request = desk.ask(prompt=1_000, streamed=streamed, others=Others(9, 9_000))
     ones = [ten.ask(prompt=1_000) for _ in range(10)]
     assert desk.backlog[0] == pytest.approx(ten.backlog[0], rel=0.01)
-    assert desk.loads == {Load(1, 10_000, 10_000)}
+    assert desk.loads == {Load(10, 10_000, 10_000)}
     factor = prefill_factors(desk.scheduler.latency, desk.candidates, 0.0)[0]
     desk.clock.run(0.05)
     request.first_token()
@@ -707,7 +707,7 @@ def test_a_batch_keeps_its_rank_busy_with_all_of_its_prompts(streamed: bool) -> 
 
 def test_a_batch_that_ends_sooner_than_it_should_leaves_nothing() -> None:
     desk = Desk(OVERLAP)
-    request = desk.ask(prompt=1_000, streamed=False, others=Others(900_000, mixed=True))
+    request = desk.ask(prompt=1_000, streamed=False, others=Others(900, 900_000))
     desk.clock.run(0.1)
     request.first_token()
     request.end()
@@ -720,7 +720,7 @@ def test_tokens_of_several_answers_come_mixed_and_are_no_steps() -> None:
     latency = desk.scheduler.latency
     expected = latency._step_factors.at(0)
     for _ in range(20):
-        request = desk.ask(others=Others(mixed=True))
+        request = desk.ask(others=Others(3))
         request.first_token()
         for _ in range(20):
             desk.clock.run(0.001)
@@ -733,7 +733,7 @@ def test_tokens_of_several_answers_come_mixed_and_are_no_steps() -> None:
 
 @pytest.mark.parametrize(
     ("about", "learned"),
-    [({}, True), ({"streamed": False}, False), ({"others": Others(mixed=True)}, False)],
+    [({}, True), ({"streamed": False}, False), ({"others": Others(3)}, False)],
     ids=["a stream", "an answer that came whole", "several answers"],
 )
 def test_how_long_answers_are_is_learned_from_single_streams(about: dict[str, Any], learned: bool) -> None:

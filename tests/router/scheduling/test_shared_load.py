@@ -57,6 +57,15 @@ def test_all_see_the_same_and_it_is_the_sum_of_all(made: list[tuple[int, int, in
         assert [Load(*map(int, figures)) for figures in zip(*loads[:3], strict=True)] == [*expected.values(), Load()]
 
 
+def test_sequences_of_all_processes_count() -> None:
+    _, (one, other) = books(2)
+    one.reserve(RANKS[0], 0, 64, None, 3)
+    other.reserve(RANKS[0], 0, 64, None, 1)
+    for book in (one, other):
+        book.on_report(LoadReport("a", 0, 1, 0, True, request_active_slots=6), 5.0)
+        assert (book.load(RANKS[0], 5.0).requests, book.own_requests()) == (6, 2)
+
+
 def test_what_another_process_booked_is_no_stranger() -> None:
     _, (one, other) = books(2)
     reservation = other.reserve(RANKS[0], 0, 64)
