@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,8 @@ CACHE_TOKENS = 4096
 """Small, so that a few prompts push everything else out."""
 LONGEST_PROMPT = 2048
 FILLERS, FILLER_TOKENS = 5, 1024
+ON_THE_WAY = 0.06
+"""Seconds for an answer's events, which come after it."""
 EVENTS_OFFSET, TRANSFER_OFFSET, REPLAY_OFFSET = 1, 2, 101
 
 FLAGS: dict[EngineKind, tuple[str, ...]] = {
@@ -168,3 +171,17 @@ class Nats:
 def agrees(answer: Answer, engine: Engine) -> bool:
     """An engine computes the last token itself even when all is cached: up to a block lies between the two."""
     return abs(answer.predicted - answer.reported) <= engine.block
+
+
+def predictions(router: Router, engine: Engine, prompts: Iterable[Any]) -> tuple[int, list[tuple[int, int, int]]]:
+    """One completion of each prompt after the other: the cached tokens predicted in all, and of each wrong prediction
+    the length of its prompt, what was predicted and what the engine found."""
+    predicted, wrong = 0, []
+    for prompt in prompts:
+        answer = router.ask({"model": "tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True})
+        assert answer.status == 200
+        predicted += answer.predicted
+        if not agrees(answer, engine):
+            wrong.append((len(prompt), answer.predicted, answer.reported))
+        time.sleep(ON_THE_WAY)
+    return predicted, wrong

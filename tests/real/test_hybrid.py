@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from .conftest import running, serving
-from .fleet import Engine, Router, agrees
+from .fleet import Engine, Router, predictions
 from .prompts import conversations
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -36,8 +35,6 @@ GEMMA: dict[str, Any] = {
 BLOCKS = "320"
 """Of all four groups of layers together: prompts push each other out."""
 REQUESTS = 80
-ON_THE_WAY = 0.06
-"""Seconds for an answer's events, which come after it."""
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +50,7 @@ def router(hybrid: Engine, logs: Path) -> Iterator[Router]:
 
 
 def test_what_is_predicted_is_found(router: Router, hybrid: Engine) -> None:
-    wrong, predicted = [], 0
-    for prompt in conversations(random.Random(7), REQUESTS):
-        answer = router.ask({"model": "tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True})
-        assert answer.status == 200
-        predicted += answer.predicted
-        if not agrees(answer, hybrid):
-            wrong.append((len(prompt), answer.predicted, answer.reported))
-        time.sleep(ON_THE_WAY)
+    predicted, wrong = predictions(router, hybrid, conversations(random.Random(7), REQUESTS))
     assert predicted > 100 * REQUESTS
     assert len(wrong) <= REQUESTS // 20, (
         wrong

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from .conftest import running, serving
-from .fleet import Engine, Router, agrees
+from .fleet import Engine, Router, predictions
 from .prompts import conversations
-from .test_hybrid import BLOCKS, GEMMA, ON_THE_WAY
+from .test_hybrid import BLOCKS, GEMMA
 from .test_offloading import CONNECTOR
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -37,13 +36,6 @@ def router(engine: Engine, logs: Path) -> Iterator[Router]:
 
 
 def test_what_is_predicted_is_found(router: Router, engine: Engine) -> None:
-    wrong, predicted = [], 0
-    for prompt in conversations(random.Random(7), REQUESTS):
-        answer = router.ask({"model": "tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True})
-        assert answer.status == 200
-        predicted += answer.predicted
-        if not agrees(answer, engine):
-            wrong.append((len(prompt), answer.predicted, answer.reported))
-        time.sleep(ON_THE_WAY)
+    predicted, wrong = predictions(router, engine, conversations(random.Random(7), REQUESTS))
     assert predicted > 250 * REQUESTS
     assert len(wrong) <= REQUESTS // 20, wrong  # by what full attention has in CPU memory alone a quarter is

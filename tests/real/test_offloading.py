@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from .asking import get
 from .conftest import running, serving
-from .fleet import Engine, Router, agrees
+from .fleet import Engine, Router, predictions
 from .prompts import conversations
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -25,8 +24,6 @@ CONNECTOR = {
     "kv_connector_extra_config": {"spec_name": "HostCopies", "spec_module_path": "tests.real.host_copies"},
 }
 REQUESTS = 120
-ON_THE_WAY = 0.06
-"""Seconds for an answer's events, which come after it."""
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +39,7 @@ def router(offloading: Engine, logs: Path) -> Iterator[Router]:
 
 
 def test_what_is_predicted_is_found(router: Router, offloading: Engine) -> None:
-    wrong, predicted = [], 0
-    for prompt in conversations(random.Random(7), REQUESTS):
-        answer = router.ask({"model": "tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True})
-        assert answer.status == 200
-        predicted += answer.predicted
-        if not agrees(answer, offloading):
-            wrong.append((len(prompt), answer.predicted, answer.reported))
-        time.sleep(ON_THE_WAY)
+    predicted, wrong = predictions(router, offloading, conversations(random.Random(7), REQUESTS))
     assert predicted > 250 * REQUESTS
     assert len(wrong) <= REQUESTS // 20, wrong  # by the engine's own memory alone a third is
     [worker] = get(f"{router.url}/ready").json()["workers"]

@@ -18,6 +18,7 @@ from router.scheduling.candidates import Candidates, Split
 from router.scheduling.decision import Choice, Decision, Prediction
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Load, LoadBook
+from router.scheduling.others import Others
 from router.scheduling.scheduler import Scheduler
 from tests.router.scheduling.candidates import Scripted, holding_on_gpu, named, rank
 
@@ -246,6 +247,21 @@ def test_whatever_happens_both_bookings_are_given_back(
     assert not choosing.handing_over
     seconds = choosing.backlog.seconds(named(["p", "d1", "d2"]), np.ones(3), 100.0)
     assert seconds.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_each_answer_of_several_counts_on_both_workers() -> None:
+    choosing, several = scheduler(), Others(3)
+    decision = choosing.select(fleet(whole=()), 5000, holding_on_gpu({}), 0.0)
+    first = choosing.reserve(decision, 0.0, others=several)
+    onward = choosing.select_decode(decision, holding_on_gpu({}), 0.0, prefilled=True)
+    second = choosing.reserve_decode(decision.rank, onward, 5000, 0.0, True, several)
+    first.release(1.0)
+    assert choosing.book.load(onward.rank, 1.0).requests == 4
+    again = choosing.reserve(decision, 1.0, others=several)
+    assert choosing.book.load(P, 1.0).requests == 4
+    again.release(2.0)
+    second.release(2.0)
+    assert [choosing.book.load(each, 2.0) for each in (P, D1, D2)] == [Load()] * 3
 
 
 @pytest.mark.parametrize("streamed", [False, True])
