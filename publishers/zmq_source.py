@@ -41,7 +41,7 @@ CONNECT_PATIENCE = 10.0
 """Seconds for the first connection to be made, after which a warning is logged."""
 
 RESTART_DELAY = 5.0
-"""Seconds from an unexpected failure until a new connection is made."""
+"""Seconds from an unexpected failure until a new connection is made, or the port that we listen on is tried again."""
 
 MOST_BYTES = 64 * 1024**2
 """The largest message accepted, some ten thousand times what an engine sends. A larger one ends the connection."""
@@ -50,6 +50,7 @@ _UNKNOWN = "what it held before now, and what gets lost, stays unknown until it 
 NO_REPLAY = f"The engine offers no replay of its events: {_UNKNOWN}"
 NOBODY_TO_ASK = f"No replay of the engine's events can be asked for: {_UNKNOWN}"
 NOBODY_THERE = "No KV events can be had of the engine yet: nothing that speaks ZMQ is connected here"
+NO_PORT = "Events cannot be followed yet: the port where they should come is tried again until it can be had"
 NOT_FOLLOWED = "The events of %s are not followed any more, until that begins anew"
 UNEXPECTED = "A message is not what the protocol says; further ones are only counted"
 
@@ -95,6 +96,8 @@ class ZmqSource:
         self._missing: asyncio.TimerHandle | None = None
         self._restart_delay = restart_delay
         self._again: asyncio.TimerHandle | None = None
+        self._told = False
+        """Of a port that cannot be listened on."""
         self._source = source
         self._sink = sink
         self._replay_timeout = replay_timeout
@@ -109,7 +112,7 @@ class ZmqSource:
         return self._sockets is not None and self._sockets.connected
 
     def start(self) -> None:
-        """Raises ValueError for an endpoint that is not a ZMQ address, or cannot be listened on."""
+        """Raises ValueError for what is no ZMQ address. One that cannot be listened on is tried again."""
         if self._source.replay is None:
             log_event(logger, logging.WARNING, NO_REPLAY, endpoint=self._source.endpoint)
         self._connect()
@@ -117,7 +120,15 @@ class ZmqSource:
             self._missing = asyncio.get_running_loop().call_later(self._connect_patience, self._miss)
 
     def _connect(self) -> None:
-        self._sockets = _Sockets(self._source, self._replay_timeout, self.counts, self._take)
+        try:
+            self._sockets = _Sockets(self._source, self._replay_timeout, self.counts, self._take)
+        except OSError as error:  # where we listen, another process has the port: the publisher before, which ends
+            if not self._told:
+                self._told = True
+                log_event(logger, logging.ERROR, NO_PORT, error=error)
+            self._connect_later()
+        else:
+            self._told = False
 
     def _miss(self) -> None:
         if not self.counts.connections:
@@ -138,22 +149,13 @@ class ZmqSource:
         except Exception:
             logger.exception(NOT_FOLLOWED, self._source.endpoint)
             sockets.end()
-            self._begin_later()
+            self._connect_later()
             self._caught_up = False
             self._sink.follow(False)
 
-    def _begin_later(self) -> None:
-        """Connects again after a while. As after any lost connection a new epoch begins, since events were missed."""
-        self._again = asyncio.get_running_loop().call_later(self._restart_delay, self._begin_anew)
-
-    def _begin_anew(self) -> None:
-        try:
-            self._connect()
-        except ValueError as error:  # where we listen, another process may have taken the port
-            log_event(
-                logger, logging.ERROR, "Events cannot be followed yet", endpoint=self._source.endpoint, error=error
-            )
-            self._begin_later()
+    def _connect_later(self) -> None:
+        """As after any lost connection a new epoch begins then, since events were missed."""
+        self._again = asyncio.get_running_loop().call_later(self._restart_delay, self._connect)
 
     def _follow(self, caught_up: bool) -> None:
         if caught_up != self._caught_up:

@@ -57,7 +57,7 @@ class ZmtpSocket:
     """Connects or listens from its creation until `close`."""
 
     def __init__(self, kind: Kind, endpoint: str, heard: Heard, most_bytes: int, *, listen: bool = False) -> None:
-        """Raises ValueError for an endpoint that is not an address, or cannot be listened on."""
+        """Raises ValueError for an endpoint that is not an address, OSError for one that cannot be listened on."""
         self.connections: set[Connection] = set()
         self.heard: Heard | None = heard
         self.port = 0
@@ -215,8 +215,10 @@ def _bound(address: Address, endpoint: str) -> socket.socket:
         return socket.create_server(
             (address.host, address.port), family=socket.AF_INET6 if ":" in address.host else socket.AF_INET
         )
-    except (OSError, UnicodeError) as error:
-        raise _unusable(endpoint, str(getattr(error, "strerror", None) or error)) from None
+    except UnicodeError as error:
+        raise _unusable(endpoint, str(error)) from None
+    except OSError as error:
+        raise OSError(f"{endpoint!r} cannot be listened on: {error.strerror or error}") from None
 
 
 def _unusable(endpoint: str, reason: str) -> ValueError:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -385,6 +386,25 @@ async def test_where_the_endpoint_is_a_wildcard_the_engine_connects() -> None:
             await engine.recv_multipart()  # the subscription
             await engine.send_multipart([b"kv", bytes(8), b"payload"])
             await until(lambda: log.said == ["lost track", b"payload"])
+
+
+async def test_a_port_that_another_publisher_has_is_listened_on_once_that_has_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        log = Log()
+        subject = ZmqSource(EventSource(0, f"tcp://*:{port}"), log, restart_delay=0)
+        subject.start()
+        await asyncio.sleep(0)  # it tries again, in vain
+        await asyncio.sleep(0)
+    with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as engine:
+        engine.connect(f"tcp://127.0.0.1:{port}")
+        await engine.recv_multipart()  # the subscription
+        await engine.send_multipart([b"kv", bytes(8), b"payload"])
+        await until(lambda: log.said == ["lost track", b"payload"])
+    await subject.close()
+    assert caplog.text.count("Events cannot be followed yet") == 1
 
 
 async def test_an_engine_that_comes_before_the_last_one_is_known_to_be_gone_is_followed() -> None:

@@ -44,7 +44,7 @@ async def test_a_port_that_is_taken_cannot_be_listened_on() -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
-        with pytest.raises(ValueError, match="in use"):
+        with pytest.raises(OSError, match="in use"):
             ZmtpSocket("SUB", f"tcp://127.0.0.1:{port}", nothing(), LIMIT, listen=True)
 
 
