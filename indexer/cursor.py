@@ -135,6 +135,11 @@ class Cursor:
         return self._relearning and not self._behind()
 
     @property
+    def lacking(self) -> bool:
+        """Whether events are missing of which nobody will tell."""
+        return self.learns_anew or self.view is View.PARTIAL
+
+    @property
     def rivalled(self) -> bool:
         """Whether two publishers keep speaking for the rank."""
         return self._rivals >= _MOST_RIVALS

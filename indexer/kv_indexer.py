@@ -45,7 +45,7 @@ FATES = ("applied", "stale", "unknown_worker", "other_hash_version", "malformed"
 _ASSUMED_SHARE = 4
 """One part in so many of the memory is for remembering what was assumed, and when."""
 _GUESSED_SHARE = 8
-"""One part in so many is for prompts whose hashes are those of stand-ins."""
+"""One part in so many is for prompts whose hashes are those of stand-ins, and for what is assumed beside events."""
 
 
 class KVIndexer:
@@ -66,6 +66,9 @@ class KVIndexer:
         """Batches by fate, one of `FATES`."""
         self.removals = Removals()
         self._predicted = PredictedPrefixes()
+        self._lacking: set[WorkerRank] = set()
+        """Ranks of which events are missing, and which were sent prompts meanwhile: these are assumed, in `_guesses`,
+        apart from what is told."""
         self._cursors: dict[WorkerRank, Cursor] = {}
         self._observer = observer
 
@@ -111,6 +114,7 @@ class KVIndexer:
     def _drop(self, rank: WorkerRank) -> None:
         self._assumed.clear(rank)
         self._guessed.clear(rank)
+        self._lacking.discard(rank)
         self._predicted.forget(rank)
         self.removals.forget(rank)
         self.index.clear(rank)
@@ -133,11 +137,14 @@ class KVIndexer:
 
     def predict(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
         """`rank` was sent a prompt with these hashes and will hold it. That is believed for as long as its events may
-        take to come; of a rank without events, or whose publisher is silent, until its cache has no more room, or for
-        `assumed_ttl`. `now`: seconds on a steady clock."""
+        take to come; of a rank without events, with some missing, or whose publisher is silent, until its cache has no
+        more room, or for `assumed_ttl`. `now`: seconds on a steady clock."""
         cursor = self._cursors.get(rank)
         if cursor and cursor.view is not View.BLIND:
             self._predicted.store(rank, chain, now, self.index.windows(rank))
+            if cursor.lacking:  # what follows a block that was missed is not told of, however often it is sent
+                self._lacking.add(rank)
+                self._guessed.assume(rank, chain, now)
             if not cursor.forsaken:
                 return
             cursor.assumed()
@@ -155,6 +162,8 @@ class KVIndexer:
             return
         cursor = self._cursors.get(rank)
         self._predicted.remove(rank, chain)
+        if rank in self._lacking:
+            self._guessed.retract(rank, chain)
         # Of a silent rank: not before something was assumed, as nobody would tell again of what is taken back.
         if cursor is None or cursor.view is View.BLIND or (cursor.forsaken and cursor.torn):
             self._assumed.retract(rank, chain)
@@ -188,8 +197,11 @@ class KVIndexer:
         return _together([self._guesses.find_matches(chain) for chain in prompt.chains.values()])
 
     def _find(self, chain: SequenceHashes) -> Matches:
-        known, predicted = self.index.find_matches(chain), self._predicted.find_matches(chain)
-        return MostOfMatches(known, predicted) if predicted else known
+        known, others = self.index.find_matches(chain), self._predicted.find_matches(chain)
+        assumed = self._guesses.find_on_gpu(chain) if self._lacking else None
+        if assumed is not None:
+            others.append(assumed)
+        return MostOfMatches(known, others) if others else known
 
     def on_batch(self, batch: EventBatch) -> list[ReplayRequest]:
         """Apply a batch, or hold it back; returns the replays to ask for."""
@@ -204,7 +216,11 @@ class KVIndexer:
         return self._carry_out(instructions)
 
     def on_report(self, report: LoadReport) -> list[ReplayRequest]:
-        return self._stimulate(report.rank, lambda cursor: cursor.on_report(report))
+        asks = self._stimulate(report.rank, lambda cursor: cursor.on_report(report))
+        if report.rank in self._lacking and self.view(report.rank) is View.EXACT:
+            self._lacking.discard(report.rank)
+            self._guessed.clear(report.rank)
+        return asks
 
     def on_replay_end(self, rank: WorkerRank) -> list[ReplayRequest]:
         """Also when the replay failed or nobody answered."""
@@ -276,7 +292,7 @@ class KVIndexer:
                 self.index.remove(rank, event.tier, hashes)
                 self.removals.note(rank, hashes)
                 if event.tier is Tier.GPU:
-                    self._predicted.remove(rank, hashes)
+                    self._take_back(rank, hashes)
                 if observer:
                     observer.removed(rank, event.tier, hashes)
 
@@ -286,7 +302,13 @@ class KVIndexer:
         else:
             self.index.remove_window(rank, event.window, hashes)
             self.removals.note(rank, hashes)
-            self._predicted.remove(rank, hashes)
+            self._take_back(rank, hashes)
+
+    def _take_back(self, rank: WorkerRank, hashes: SequenceHashes) -> None:
+        """`rank` has just said that it does not hold these, whatever it was sent."""
+        self._predicted.remove(rank, hashes)
+        if rank in self._lacking:
+            self._guessed.retract(rank, hashes)
 
 
 def _with_room(assumed_ttl: float, max_bytes: int | None) -> tuple[PrefixIndex, AssumedPrefixes]:

@@ -25,7 +25,7 @@ from indexer.events import (
 from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
 from indexer.matches import Overlap
 from indexer.prefix_index import as_hashes
-from indexer.types import PLAIN, Namespace, Tier, WorkerRank
+from indexer.types import PLAIN, Namespace, RankSet, Tier, WorkerRank
 from tests.examples import examples
 
 RANK = WorkerRank("w", 0)
@@ -538,6 +538,53 @@ def test_an_incomplete_publisher_is_not_called_exact() -> None:
     indexer = watching()
     indexer.on_report(report(-1, exact=False))
     assert indexer.view(RANK) is View.PARTIAL
+
+
+def lacking(*, relearning: bool = False) -> KVIndexer:
+    """Of a rank whose publisher came when its engine had forgotten what it stored first, or of which all was forgotten
+    here. What follows such a block is never told of, or not found."""
+    indexer = watching()
+    indexer.resize(RANK, 6)
+    indexer.on_batch(batch(0, stored(1)))
+    indexer.on_report(report(0, exact=relearning))
+    if relearning:
+        indexer.relearn(RANK)
+    return indexer
+
+
+FIRST, SECOND = (hash_prompt(list(range(start, start + 64)), [16], PLAIN) for start in (0, 100))
+
+
+@pytest.mark.parametrize("relearning", [False, True])
+def test_what_a_rank_is_sent_is_assumed_while_events_of_it_are_missing(relearning: bool) -> None:
+    indexer = lacking(relearning=relearning)
+    indexer.predict(RANK, FIRST.chain(16), now=0)
+    indexer.expire(now=1e6)
+    found = indexer.find_matches(FIRST)
+    assert found == {RANK: Overlap(4, 4)}
+    assert found.known_blocks_of(RankSet((RANK,))).tolist() == [0], "what its events say"
+    assert held(indexer) == (set() if relearning else {1})
+    indexer.predict(RANK, SECOND.chain(16), now=1e6)
+    assert indexer.find_matches(FIRST) == {RANK: Overlap(2, 2)}, "there is no room for more"
+    indexer.retract(RANK, SECOND.chain(16)[1:], guessed=False)
+    assert indexer.find_matches(SECOND) == {RANK: Overlap(1, 1)}
+    indexer.on_batch(batch(1, removed(*FIRST.chain(16)[1:].tolist())))
+    assert indexer.find_matches(FIRST) == {RANK: Overlap(1, 1)}
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_what_was_assumed_while_events_were_missing_is_forgotten_once_all_are_there(cleared: bool) -> None:
+    indexer = lacking()
+    indexer.predict(RANK, FIRST.chain(16), now=0)
+    if cleared:
+        indexer.on_batch(batch(1, Cleared()))
+    indexer.on_report(report(1 if cleared else 0))
+    assert indexer.view(RANK) is View.EXACT
+    indexer.expire(now=1e6)
+    indexer.predict(RANK, SECOND.chain(16), now=1e6)  # on which predictions expire
+    assert indexer.find_matches(FIRST) == {}
+    indexer.expire(now=2e6)
+    assert indexer.find_matches(SECOND) == {}, "its events will tell"
 
 
 def test_bad_batches_change_nothing() -> None:
