@@ -49,6 +49,10 @@ MOST_BYTES = 64 * 1024**2
 _UNKNOWN = "what it held before now, and what gets lost, stays unknown until it clears its cache"
 NO_REPLAY = f"The engine offers no replay of its events: {_UNKNOWN}"
 NOBODY_TO_ASK = f"No replay of the engine's events can be asked for: {_UNKNOWN}"
+TOO_SHORT = (
+    "Events of the engine are lost for good: its replay does not go back far enough (buffer_steps in its "
+    "--kv-events-config), or is not answered; what they told stays unknown until it clears its cache"
+)
 NOBODY_THERE = "No KV events can be had of the engine yet: nothing that speaks ZMQ is connected here"
 NO_PORT = "Events cannot be followed yet: the port where they should come is tried again until it can be had"
 NOT_FOLLOWED = "The events of %s are not followed any more, until that begins anew"
@@ -182,7 +186,7 @@ class ZmqSource:
             return
         self.counts.lost_track += 1
         if self._source.replay is not None:
-            log_event(logger, logging.WARNING, "Events are lost for good", endpoint=self._source.endpoint)
+            log_event(logger, logging.WARNING, TOO_SHORT, endpoint=self._source.endpoint)
         self._sink.lose_track()
 
     def _apply(self, payload: bytes, past: bool) -> None:

@@ -111,7 +111,7 @@ async def test_a_gap_is_replayed(topic_in_replay: bool) -> None:
         assert log.said == engine.payloads
 
 
-async def test_a_buffer_that_is_too_short_is_said() -> None:
+async def test_a_buffer_that_is_too_short_is_said(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeEngine(buffer=2) as engine:
         for block in range(5):
             await engine.lose(stored(block))
@@ -119,6 +119,7 @@ async def test_a_buffer_that_is_too_short_is_said() -> None:
             await until(lambda: len(log.said) == 3)
             assert log.said == ["lost track", *engine.payloads[3:]]
             assert subject.counts.lost_track == 1
+    assert "(buffer_steps in its --kv-events-config)" in caplog.text
 
 
 async def test_an_engine_that_restarts_is_followed_from_its_beginning() -> None:
