@@ -44,6 +44,7 @@ ROUND_TRIP_TIMEOUT = 2.0
 _NO_RESPONDERS = "503"
 _BROKEN = (OSError, nats.errors.StaleConnectionError)
 """Errors of a broken connection, logged only for debugging: nats-py reports the disconnection separately."""
+_NO_GREETING = "expecting INFO"
 _PERMISSIONS = "permissions violation"
 _AWAY = "NATS cannot be reached yet"
 _TOO_LARGE = "Messages are lost, as the NATS server takes only smaller ones: let its max_payload be 64 kB or more"
@@ -252,7 +253,7 @@ class NatsPlane:
                 self._slow = True
                 log_event(logger, logging.WARNING, "Messages came too fast; some are lost", subject=error.subject)
         elif not self.connected and _is_refusal(error):
-            self._tell_once(_AWAY, error)
+            self._tell_once(_AWAY, _reason(error))
         elif self.connected and _PERMISSIONS in str(error).lower():
             self._tell_once("NATS does not permit our user all that is needed", error)
         elif isinstance(error, _BROKEN):
@@ -310,9 +311,12 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> object:
-    """Of an attempt that failed. A time limit that has passed says nothing of itself."""
+    """Of an attempt that failed. A time limit that has passed says nothing of itself, nor does nats-py say much of a
+    server that hangs up at once."""
     if isinstance(error, TimeoutError):
         return "no NATS server answers there (it is another's port, it hangs, or a firewall is in between)"
+    if _NO_GREETING in str(error):
+        return "no NATS server greets there (it is another's port, or takes TLS only before it greets: handshake_first)"
     return getattr(error, "strerror", None) or error
 
 

@@ -130,6 +130,27 @@ async def test_of_a_server_that_says_nothing_it_is_told_that_none_answers(
     assert "no NATS server answers there" in str(record.__dict__["fields"]["error"])
 
 
+async def test_of_a_server_that_hangs_up_before_a_greeting_it_is_told_why_that_may_be(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one with `handshake_first: true`."""
+    monkeypatch.setattr(publishers.nats_plane, "RECONNECT_WAIT", 0)
+    times = 0
+
+    def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal times
+        times += 1
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        plane = NatsPlane([f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"])
+        await plane.start()
+        await until(lambda: times > 2)
+        await plane.close()
+    [record] = [record for record in caplog.records if record.levelno > logging.INFO]
+    assert "before it greets: handshake_first" in str(record.__dict__["fields"]["error"])
+
+
 async def test_closing_while_the_server_is_away_leaves_no_task() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never says a word
         plane = NatsPlane([f"nats://127.0.0.1:{silent.getsockname()[1]}"])
