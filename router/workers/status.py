@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from indexer.cursor import View
 from indexer.types import WorkerRank
 from router.context import RouterContext
 from router.events.index_audit import DriftStatus
@@ -73,13 +74,16 @@ def worker_status(context: RouterContext, worker: Worker, others: Counterparts) 
     )
 
 
+_ROUTED = {View.BLIND: "by assumption", View.PARTIAL: "by events and assumption"}
+
+
 def _rank_status(context: RouterContext, rank: WorkerRank) -> RankStatus:
     metrics = context.book.metrics(rank, context.clock())
     view = context.indexer.view(rank)
     return RankStatus(
         dp_rank=rank.dp_rank,
         index=view.value,
-        routed="by events" if view.value != "blind" else "by assumption",
+        routed=_ROUTED.get(view, "by events"),
         blocks={tier.name.lower(): held for tier, held in context.indexer.index.blocks_by_tier(rank).items()},
         drift=context.audit.status(rank) if context.audit else None,
         requests=metrics.load.requests if metrics else 0,

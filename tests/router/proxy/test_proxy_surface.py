@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from indexer.events import LoadReport
+from indexer.types import WorkerRank
 from router.metrics.registry import Sample
 from tests.fakes.raw_client import Answered, get, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, never
@@ -471,6 +473,16 @@ async def test_ready_tells_what_each_worker_is(a: ScriptedWorker) -> None:
     assert (worker["models"], worker["block_size"]) == (["tiny"], 4)
     assert worker["ranks"][0]["routed"] == "by assumption"
     assert any("--kv-events-config" in problem for problem in worker["problems"])
+
+
+@pytest.mark.parametrize(("exact", "routed"), [(True, "by events"), (False, "by events and assumption")])
+async def test_ready_tells_how_a_rank_with_events_is_routed(a: ScriptedWorker, exact: bool, routed: str) -> None:
+    async with running(a, router_mode="kv") as router, router.client() as client:
+        indexer = router.app._indexer
+        indexer.watch(WorkerRank("a", 0))
+        indexer.on_report(LoadReport("a", 0, 1, -1, exact))
+        (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
+    assert worker["ranks"][0]["routed"] == routed
 
 
 async def test_a_block_size_that_is_not_the_engines_is_told(
