@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,9 @@ from tests.examples import register_profiles
 
 register_profiles()
 settings.load_profile("tests")  # another by --hypothesis-profile
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell's script; processes inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # until all is collected, of which nothing is garbage: looking takes a second
 
