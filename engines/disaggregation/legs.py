@@ -24,6 +24,7 @@ PROBABILITIES_OF_PROMPT = (
 _NULL = b"null"
 _BATCH = re.compile(rb'\[\s*["\[]')
 _NOT_FOR_ONE_TOKEN = ("stream_options", "min_tokens", "n", "best_of")
+_LIMITS = ("max_tokens", "max_completion_tokens")
 _ENDS_EARLY = ("stop", "stop_token_ids")
 _TAKES_HALF_A_CALL: Version = (0, 21, 0)
 """Before this version vLLM answers 400 or 500 if it cannot parse the tool call that `tool_choice` demands out of the
@@ -110,14 +111,25 @@ def write_body(body: Body) -> bytes:
 
 
 def first_token_only(body: Body, prefiller: Prefiller) -> Body:
-    """The same request, for one token and not streamed."""
+    """The same request, for one token and not streamed. What no worker would serve stays so."""
     kept = {name: value for name, value in body.items() if name not in _NOT_FOR_ONE_TOKEN}
     kept |= {"max_tokens": raw(1), "stream": raw(False)}
     if "max_completion_tokens" in kept:
         kept["max_completion_tokens"] = raw(1)
     if is_before(prefiller.version, _TAKES_HALF_A_CALL) and value_of(body, "tool_choice") not in (None, "auto", "none"):
         kept["tool_choice"] = raw(None)  # the tools stay in the prompt
-    return kept
+    return kept | {name: body[name] for name in _refused(body) if name in body}
+
+
+def _refused(body: Body) -> tuple[str, ...]:
+    """Of the fields that are not for one token, those for which vLLM refuses the request. They stay, so that the
+    prefill worker does: else the decode worker would, when the prompt is computed and its KV kept until its lease ends.
+    """
+    limit, least = answer_limit(body), count_of(body, "min_tokens") or 0
+    if limit is not None and 0 < limit < least:
+        return (*_LIMITS, "min_tokens")
+    below = (name for name in _LIMITS if (count := count_of(body, name)) is not None and count < 1)
+    return (*below, *(() if value_of(body, "stream") else ("stream_options",)))
 
 
 def first_token_by_length(body: Body, prefiller: Prefiller) -> Body:

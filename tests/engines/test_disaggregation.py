@@ -123,6 +123,27 @@ def test_one_token_however_the_length_is_said(connector: str, given: bytes, pref
     assert second.startswith(b'{"prompt":"x",' + given)
 
 
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        (b'"max_tokens":0', b'"max_tokens":0,"stream":false'),
+        (b'"max_tokens":-1.0', b'"max_tokens":-1.0,"stream":false'),
+        (b'"max_completion_tokens":0', b'"max_completion_tokens":0,"max_tokens":1,"stream":false'),
+        (b'"max_tokens":0,"max_completion_tokens":9', b'"max_tokens":0,"max_completion_tokens":1,"stream":false'),
+        (b'"max_tokens":5,"stream":false,"min_tokens":6', b'"max_tokens":5,"stream":false,"min_tokens":6'),
+        (b'"max_tokens":5,"stream":false,"min_tokens":5', b'"max_tokens":1,"stream":false'),
+        (b'"min_tokens":6', b'"max_tokens":1,"stream":false'),
+        (b'"stream_options":{"a":1}', b'"max_tokens":1,"stream":false,"stream_options":{"a":1}'),
+        (b'"max_tokens":5,"stream":false,"stream_options":{}', b'"max_tokens":1,"stream":false,"stream_options":{}'),
+    ],
+)
+@pytest.mark.parametrize("connector", ["nixl", "nixl-push", "mooncake", "store"])
+def test_what_vllm_refuses_is_refused_before_the_prompt_is_computed(connector: str, asked: bytes, kept: bytes) -> None:
+    first, second = split(connector, b'{"prompt":"x",%s}' % asked)
+    assert first.startswith(b'{"prompt":"x",' + kept)
+    assert second.startswith(b'{"prompt":"x",' + asked)
+
+
 NAMED = b'{"type":"function","function":{"name":"f"}}'
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.fakes.raw_client import post
-from tests.router.disaggregation.fleets import CHAT, CONNECTORS, PROMPT, Fleet, alone, fleet, text_of
+from tests.router.disaggregation.fleets import CHAT, CONNECTORS, PROMPT, TEXT, Fleet, alone, fleet, text_of
 
 BODY = {"model": "sim", "prompt": PROMPT, "max_tokens": 6}
 ODD = [
@@ -114,6 +114,17 @@ async def test_what_is_too_long_with_its_answer_is_not_computed_first(connector:
             assert not any(rank.scheduler.counters.prompt_tokens for rank in pairs.worker("p0").ranks)
             status, answer = await pairs.post({**BODY, "max_tokens": 24})
             assert status == 200, answer
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_an_answer_of_no_tokens_is_refused_before_the_prompt_is_computed(connector: str) -> None:
+    async with fleet(connector) as pairs:
+        for path, prompt in ((TEXT, {"prompt": PROMPT}), (CHAT, {"messages": [{"role": "user", "content": "x" * 40}]})):
+            status, answer = await pairs.post({**prompt, "max_tokens": 0}, path)
+            assert status == 400, answer
+            assert "max_tokens must be at least 1, got 0" in str(answer)
+        await pairs.settled()
+        assert not any(rank.scheduler.counters.prompt_tokens for rank in pairs.worker("p0").ranks)
 
 
 @pytest.mark.parametrize("connector", ["mooncake", "sglang", "nixl", "nixl-push"])
