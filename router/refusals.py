@@ -47,11 +47,25 @@ def pinned_worker_cannot(worker: Worker, model: str | None) -> Response:
     return error_response(503, f"Worker {worker.id}, which alone may serve the request, cannot: {why}.")
 
 
+def over_length(most: int, prompt: int, answer: int) -> Response:
+    """In words that clients look for which shorten their prompt and try again: OpenAI and vLLM use them."""
+    length = f"This model's maximum context length is {most} tokens"
+    asked = f"you requested {answer} output tokens, and your prompt has {prompt} tokens"
+    return error_response(400, f"{length}. However, {asked}.", code="context_length_exceeded")
+
+
 def no_worker(
-    fleet: Fleet, model: str | None, refusal: str | None, *, retried: bool, unfit: Collection[str] = ()
+    fleet: Fleet,
+    model: str | None,
+    refusal: str | None,
+    *,
+    retried: bool,
+    unfit: Collection[str] = (),
+    too_long: Response | None = None,
 ) -> Response:
     """`refusal`: why the request cannot be served in two parts. `retried`: some workers have failed it already.
-    `unfit`: workers that no request of its form, or of its length, may go to."""
+    `unfit`: workers that no request of its form, or of its length, may go to. `too_long`: the answer to a request that
+    is too long for those that are up."""
     if not fleet.workers:
         return error_response(503, _NO_WORKER)
     up = [worker for worker in fleet.up if worker.serves(model) and worker.id not in unfit]
@@ -59,6 +73,8 @@ def no_worker(
         message = f"The request cannot be served in two parts, because {refusal}; "
         known = [worker for worker in fleet.workers.values() if worker.serves(model) and worker.id not in unfit]
         status = 503 if any(worker.role == "both" for worker in known) else 400  # that one may come back
+        if too_long and status == 400:
+            return too_long
         return error_response(status, f"{message}and no worker that serves requests whole is up.")
     if up and not retried:
         return error_response(503, f"No worker can serve the request: {_why_none(up)}. See /ready.")

@@ -21,7 +21,7 @@ from router.openai.errors import error_response
 from router.proxy.failures import Failure
 from router.proxy.legs import Leg, Pair
 from router.proxy.outcome import Outcome
-from router.refusals import no_worker, pinned_worker_cannot, too_busy
+from router.refusals import no_worker, over_length, pinned_worker_cannot, too_busy
 from router.routing_log import log_decision, log_failure
 from router.scheduling.admission import Refusal
 from router.scheduling.booking import Booking, DecodeBooking
@@ -271,8 +271,17 @@ class RequestRouting:
         if self._pinned:
             self._answer(pinned_worker_cannot(self._pinned, model))
         else:
-            why = self._bodies.refusal
-            self._answer(no_worker(fleet, model, why, retried=bool(self._exclude), unfit=self._unfit()))
+            why, retried = self._bodies.refusal, bool(self._exclude)
+            self._answer(
+                no_worker(fleet, model, why, retried=retried, unfit=self._unfit(), too_long=self._over_length())
+            )
+
+    def _over_length(self) -> Response | None:
+        """The answer to a request that no worker can take whole, if it is too long with the answer that it wants."""
+        wanted, left = self._bodies.over_length, self._tokens_left()
+        if wanted is None or left is None:
+            return None
+        return over_length(left + self.prompt.tokens, self.prompt.tokens, wanted)
 
     def fail(self, error: Exception) -> None:
         """Whatever it is, the client gets an answer."""

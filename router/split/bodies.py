@@ -19,6 +19,8 @@ class SplitBodies:
         self._raw = body
         self.refusal: str | None = None
         """Why the request cannot be split, if `can` found that."""
+        self.over_length: int | None = None
+        """Tokens that the request wants for its answer, if `can` found that its prompt does not leave room for them."""
         self._connector: Connector
         self._handover: Handover
 
@@ -32,6 +34,7 @@ class SplitBodies:
             return False
         try:
             reasons = [CONNECTORS[name].refuses(self._body, room) for name in split.connectors]
+            self.over_length = _above(self.most_tokens, room)
         except ValueError:
             reasons = ["its body cannot be read"]
         self.refusal = next(filter(None, reasons), None)
@@ -65,3 +68,7 @@ class SplitBodies:
         """The decode worker's body. Raises ValueError when the prefill's answer lacks what the connector needs."""
         params = answer.params if answer else None
         return write_body(self._connector.decode(self._body, self._handover, params))
+
+
+def _above(limit: int | None, room: int | None) -> int | None:
+    return limit if limit is not None and room is not None and limit > room else None
