@@ -261,6 +261,8 @@ class Server:
             raise BadRequest(400, f"{path}, which worker {pinned.id} does not run.")
         if fleet.workers and len(others) == len(fleet.workers):
             raise BadRequest(404, f"{path}, and no worker runs it.")
+        if others and all(worker.id in others for worker in fleet.workers.values() if worker.serves(model)):
+            raise BadRequest(404, f"{path}, and no worker that serves {model!r} runs it.")
         if engine == "sglang":
             self._check_base(model)
 

@@ -146,6 +146,19 @@ async def test_without_such_an_engine_it_says_so(a: ScriptedWorker) -> None:
         )
 
 
+async def test_another_models_engine_is_of_no_use(a: ScriptedWorker, of_sglang: Callable[..., Any]) -> None:
+    """OpenAI's clients would ask again after 503."""
+    b = await of_sglang("b")
+    b.pages.models = ["other"]
+    async with running(a, b, router_mode="kv") as router, router.client() as client:
+        answered = await generate(client, {"text": "hello", "model": "tiny"})
+        assert (answered.status, json.loads(answered.body)["error"]["message"]) == (
+            404,
+            "/generate is a path of SGLang, and no worker that serves 'tiny' runs it.",
+        )
+        assert (await generate(client, {"text": "hello", "model": "other"})).status == 200
+
+
 async def test_if_such_engines_are_down_it_says_so(a: ScriptedWorker, of_sglang: Callable[..., Any]) -> None:
     b = await of_sglang("b")
     async with running(a, b, router_mode="kv") as router, router.client() as client:
