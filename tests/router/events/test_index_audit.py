@@ -84,6 +84,13 @@ def test_what_was_claimed_is_held_against_what_was_reported_but_for_a_block(held
     assert audited.drift == pytest.approx(drift, abs=0.01)
 
 
+def test_more_than_the_prompt_is_of_several_answers_together() -> None:
+    """As older SGLang adds it up; it says nothing of what was held when the request was sent."""
+    audited = Audited(4)
+    audited.finish(audited.claim(), 2 * BLOCKS)
+    assert audited.drift is None
+
+
 def test_how_far_the_index_is_off_is_told_of_each_rank_until_it_leaves() -> None:
     audited, metrics = Audited(4), Metrics()
     audited.audit.register(metrics)
