@@ -40,6 +40,8 @@ _SLOWEST_TOKEN = 0.5
 """Seconds per token: ten times what a crowded engine takes."""
 _MOST_TOKENS = 1 << 31
 """More than any answer has; clients may ask for any number, even a negative one."""
+_FIRST = -(1 << 62)
+"""A priority before all that clients may state."""
 
 
 class RoutingOptions(NamedTuple):
@@ -313,7 +315,8 @@ class RequestRouting:
 
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
         self._bodies = SplitBodies(None)  # one worker continues it alone
-        self.ttft_slo = math.inf  # its first token is out: a refusal would waste what was generated
+        # Its first token is out: a refusal would waste what was generated, and the others have nothing yet.
+        self.ttft_slo, self.priority = math.inf, _FIRST
         tokens = migration.tokens
         if tokens is not None and not self.prompt.guessed:
             hashed = self.prompt.hashes is not None

@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from router import housekeeping
 from router.tokens import Endpoint
 from tests.fakes.raw_client import Answered, RawClient, get, post
-from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, never
+from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, held_stream, never
 from tests.fakes.waiting import until
 from tests.router.migration.client import Seen, seen
 from tests.router.migration.engine import Engine, text_of
@@ -450,6 +450,27 @@ async def test_objectives_are_for_who_has_nothing_yet(objective: dict[str, Any])
             assert_whole((await ask(client, workers, "chat"))[1], "chat")
             assert migrations(router) == {"continued": 1}
             other.vanish()
+
+
+async def test_nor_is_the_queue_full_for_the_rest() -> None:
+    """It goes before all who wait, even the most urgent: they have nothing yet, and may ask again."""
+    limits: dict[str, Any] = {"max_worker_concurrency": 1, "max_queue": 1}
+    async with fleet(engine("a", 4), engine("b"), **limits) as (router, client, workers), router.client() as other:
+        client.send(post(path_of("chat"), json.dumps(asking("chat")).encode()))
+        await client.head()
+        workers[1].then(held_stream)
+        async with router.client() as busy:
+            busy.send(post())
+            await until(lambda: workers[1].requests)
+            other.send(post(path_of("chat"), json.dumps(asking("chat")).encode(), b"x-router-priority: -2147483648"))
+            await until(lambda: router.total("router_queue_length") == 1)
+            workers[0].go_on.set()
+            displaced = await other.answer()
+            assert (displaced.status, json.loads(displaced.body)["error"]["code"]) == (429, "queue_full")
+            workers[1].go_on.set()
+            body = b"".join([content async for content in contents(client)])
+        assert_whole(seen(body), "chat")
+        assert migrations(router) == {"continued": 1}
 
 
 async def test_the_rest_goes_where_its_prefix_is() -> None:
