@@ -44,6 +44,8 @@ class Prefilled(NamedTuple):
     cached_tokens: int | None = None
     aborted: bool = False
     """The engine gave it up, as vLLM does when it is told to stop: there is no KV to hand over."""
+    prompt_tokens: int | None = None
+    """Of its usage."""
 
 
 _decode = msgspec.json.Decoder(_Answer | list[_Answer]).decode
@@ -58,8 +60,10 @@ def read_answer(body: bytes) -> Prefilled:
             raise ValueError("empty")
         return Prefilled()
     params = answer.kv_transfer_params if bytes(answer.kv_transfer_params).startswith(b"{") else None
-    details = answer.usage.prompt_tokens_details if answer.usage else answer.meta_info
-    return Prefilled(params, details.cached_tokens if details else None, _is_aborted(answer))
+    usage = answer.usage
+    details = usage.prompt_tokens_details if usage else answer.meta_info
+    cached, prompt = details.cached_tokens if details else None, usage.prompt_tokens if usage else None
+    return Prefilled(params, cached, _is_aborted(answer), prompt)
 
 
 def _is_aborted(answer: _Answer) -> bool:

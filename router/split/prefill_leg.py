@@ -131,6 +131,8 @@ class PrefillLeg:
         if answer.aborted:
             self.fail(Failure("error", "aborted its part"))
             return
+        if answer.prompt_tokens is not None:
+            answer = answer._replace(cached_tokens=self.leg.worker.reported(answer.cached_tokens))
         self._end()
         self._release(done=True)
         self._owner.on_prefilled(answer)

@@ -38,7 +38,8 @@ BODY = b'{"prompt": "hello", "max_tokens": 8}'
 STREAMED = b'{"prompt": "hello", "max_tokens": 8, "stream": true}'
 USAGE = {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 32}}
 PARAMS = b'{"remote_block_ids": [[1, 2]], "remote_port": 5600, "big": 123456789012345678901234567890, "e": "\\u00e9"}'
-PREFILLED = answer(b'{"id":"x","usage":%s,"kv_transfer_params":%s}' % (json.dumps(USAGE).encode(), PARAMS))
+PREFILLED_AS = b'{"id":"x","usage":%%s,"kv_transfer_params":%s}' % PARAMS
+PREFILLED = answer(PREFILLED_AS % json.dumps(USAGE).encode())
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -689,6 +690,16 @@ async def test_the_client_is_told_what_was_cached_where_its_prompt_was_computed(
         if got.header(b"content-length"):
             assert got.header(b"content-length") == b"%d" % len(got.body)
         assert router.samples("router_reported_cached_tokens_total") == ({} if cached == b"null" else {"p": 32})
+
+
+async def test_a_zero_that_the_prefill_worker_leaves_out_is_told_too(p: ScriptedWorker, d: ScriptedWorker) -> None:
+    """As vLLM before 0.24 does. The decode worker says how much of the prompt it was given."""
+    left_out = PREFILLED_AS % b'{"prompt_tokens":40,"prompt_tokens_details":null}'
+    for script in (answer(left_out), PREFILLED, answer(left_out)):
+        p.then(script)
+        d.then(answer(TOLD % b"40"))
+    async with router_of("nixl", p, d) as router:
+        assert [(await ask(router)).body for _ in range(3)] == [TOLD % b"40", TOLD % b"32", TOLD % b"0"]
 
 
 async def test_an_old_client_gets_an_event_before_the_next_is_sent(p: ScriptedWorker, d: ScriptedWorker) -> None:
