@@ -61,7 +61,7 @@ class WorkerWatch:
         self._interval = interval
         self._on_described = on_described
         self._event_hosts = event_hosts
-        self._slow = self._rounds = self._late = 0
+        self._slow = self._rounds = self._late = self._slow_bootstrap = 0
         self._logged: set[str] = set()
         """Troubles that were logged since it was last healthy: each is logged once, even if they alternate."""
         self.first_check = asyncio.Event()
@@ -126,12 +126,15 @@ class WorkerWatch:
 
     async def _ask_bootstrap(self) -> None:
         """Ask for its engine ids each time: they change with each restart, which may take less than a check's
-        interval."""
+        interval. They hold while it has not been slow for long enough."""
         worker = self._worker
         if worker.connector != "mooncake" or worker.role != "prefill":
             return
         url = bootstrap_url(worker.prefiller(0))
         answer, _ = await fetch(self._session, url, "/query", self._interval)
+        self._slow_bootstrap = self._slow_bootstrap + 1 if answer.status == TIMED_OUT else 0
+        if worker.up and 0 < self._slow_bootstrap < _SLOW_CHECKS:
+            return
         self._fleet.learn_engine_ids(worker, read_bootstrap(answer.body) if answer.status == 200 else {})
 
     async def _ask_models(self) -> None:

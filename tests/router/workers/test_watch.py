@@ -239,6 +239,7 @@ class ScriptedSession:
         self.asked: Counter[str] = Counter()
         self.checks = 0
         self.seen: list[bool] = []
+        self.can_hand_over: list[bool] = []
         self.watched: Watched | None = None
 
     @asynccontextmanager
@@ -254,6 +255,7 @@ class ScriptedSession:
             return
         if self.watched:
             self.seen.append(self.watched.worker.up)
+            self.can_hand_over.append(bool(self.watched.worker.engine_ids))
         step = self.script[min(self.checks, len(self.script) - 1)]
         self.checks += 1
         if step == SLOW:
@@ -300,6 +302,20 @@ async def seen(*script: str) -> list[bool]:
 )
 async def test_a_busy_worker_may_be_late_twice(script: list[str], up: list[int]) -> None:
     assert await seen(*script) == [bool(each) for each in up]
+
+
+@pytest.mark.parametrize(("late", "known"), [(2, True), (3, False)])
+async def test_its_bootstrap_server_may_be_late_twice(late: int, known: bool) -> None:
+    """Else a worker that is busy for a moment would get nothing to prefill until the next check."""
+    session = ScriptedSession([WELL], {**DETAILS, "/query": (200, b'{"0":{"engine_id":"e"}}')})
+    url = "http://w:80,role=prefill,connector=mooncake"
+    async with watching(url, cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+        session.watched = watched
+        last = session.late["/query"] = session.asked["/query"] + late
+        await until(lambda: session.asked["/query"] > last + 1)
+        assert all(session.can_hand_over) == known
+        assert session.can_hand_over[-1]
 
 
 async def test_a_worker_that_never_answers_in_time_says_so() -> None:
