@@ -10,12 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import socket
 import threading
 from functools import partial
 from typing import Any, TypeAlias
 
 import uvloop
+from aiohappyeyeballs import start_connection
+
+_NEXT_ADDRESS = 0.25
+"""Seconds after which a name's next address is tried as well (RFC 8305), as aiohttp does for health checks: a path of
+IPv6 that swallows packets would else take all the time there is."""
 
 _Addresses: TypeAlias = list[tuple[Any, ...]]
 """As `socket.getaddrinfo` returns them."""
@@ -57,13 +63,19 @@ class EventLoop(uvloop.Loop):
         kind = {name: others.pop(name) for name in ("family", "proto", "flags") if name in others}
         if others.get("ssl") and others.get("server_hostname") is None:
             others["server_hostname"] = host
-        failed: OSError | None = None
-        for *_, address in await self.getaddrinfo(host, port, type=socket.SOCK_STREAM, **kind):
-            try:
-                return await super().create_connection(protocol_factory, address[0], address[1], **others)
-            except OSError as error:
-                failed = error
-        raise failed or OSError(f"{host} has no address")
+        found = await self.getaddrinfo(host, port, type=socket.SOCK_STREAM, **kind)
+        if len(found) == 1:
+            address = found[0][-1]
+            return await super().create_connection(protocol_factory, address[0], address[1], **others)
+        return await super().create_connection(protocol_factory, sock=await self._connect_to_any(found), **others)
+
+    async def _connect_to_any(self, found: _Addresses) -> socket.socket:
+        try:
+            return await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS, loop=self)
+        except OSError as error:
+            if error.errno is None:  # each address failed for a reason of its own
+                raise
+            raise OSError(error.errno, os.strerror(error.errno)) from None
 
 
 def _is_address(host: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 import threading
@@ -27,9 +28,11 @@ class Names:
         self.asked.append(host)
         if host.endswith(".hangs"):
             self.go_on.wait()
-        if host not in self.known:
+        if host not in self.known and not host[0].isdigit():
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.known[host]]
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.known.get(host, [host])
+        ]
 
 
 @pytest.fixture
@@ -101,6 +104,24 @@ async def test_addresses_are_tried_in_their_order(names: Names) -> None:
     server.close()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.get_running_loop().create_connection(asyncio.Protocol, "engine", port)
+
+
+@on_the_loop
+async def test_an_address_that_swallows_packets_does_not_keep_back_the_next(names: Names) -> None:
+    server, port = await served()
+    with socket.socket() as full, contextlib.ExitStack() as callers:
+        callers.callback(server.close)
+        full.bind(("127.0.0.2", port))
+        full.listen(0)
+        for _ in range(3):  # beyond its backlog the system answers nobody
+            caller = callers.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(("127.0.0.2", port))
+        names.known["engine"] = ["127.0.0.2", "127.0.0.1"]
+        async with asyncio.timeout(10):
+            transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, "engine", port)
+        assert transport.get_extra_info("peername") == ("127.0.0.1", port)
+        transport.abort()
 
 
 @on_the_loop
