@@ -53,7 +53,8 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     if not settings.workers and settings.admin_listen is None:
         raise SettingsError("There is no worker to route to; name each with --worker http://HOST:PORT.")
     keys = settings.api_keys is not None
-    settings.check_administration(processes=settings.processes, file=file is not None, keys=keys)
+    watchable = file is not None and not _is_pipe(file)
+    settings.check_administration(processes=settings.processes, file=watchable, keys=keys)
     return settings
 
 
@@ -72,6 +73,12 @@ class Source(NamedTuple):
         stand = {name: value for name, (stated, value) in self.decided.items() if getattr(read, name) == stated}
         return replace(read, **stand)
 
+    def read_again(self) -> Settings:
+        """Raises SettingsError."""
+        if self.file and _is_pipe(self.file):
+            raise SettingsError(f"{self.file} is a pipe: what it held is gone; name a file to have it read again.")
+        return self.read()
+
     @property
     def file(self) -> Path | None:
         return _config_file(_parse_flags(self.argv), self.environ)
@@ -82,6 +89,14 @@ def _config_file(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path |
     may be missing, and with it the API keys."""
     name = flags.get("config", environ.get(CONFIG_VARIABLE) or None)
     return None if name is None else Path(name)
+
+
+def _is_pipe(file: Path) -> bool:
+    """Such as a shell's `<(…)`. Opened again, it is empty at best, and at worst its opening never ends."""
+    try:
+        return file.is_fifo()
+    except OSError:  # which reading it explains
+        return False
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -33,7 +33,7 @@ class Reloading:
         """Settings that cannot be used change nothing; what has changed beside the workers takes a restart.
         `say_none`: log it even where no worker has changed."""
         try:
-            settings = self._source.read()
+            settings = self._source.read_again()
             others = self._others(settings)
             if others:  # else only the restart would find out what is wrong with them
                 check(settings)

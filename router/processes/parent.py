@@ -192,7 +192,7 @@ class _Parent:
     def _read_workers(self) -> bool:
         """Whoever starts from now on is told of the workers as they are now. Returns whether they could be read."""
         try:
-            workers = self._source.read().workers
+            workers = self._source.read_again().workers
         except SettingsError as error:
             log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
             return False

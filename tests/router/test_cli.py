@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -70,6 +71,14 @@ def test_an_admin_surface_may_begin_without_workers(address: str) -> None:
 def test_with_keys_the_admin_surface_may_listen_anywhere() -> None:
     listen = load_settings(["--admin-listen", "0.0.0.0:9090", "--api-keys", "keys.yaml"], {}).admin_listen
     assert listen == Address("0.0.0.0", 9090)
+
+
+def test_a_pipe_cannot_be_watched() -> None:
+    end, other = os.pipe()
+    os.close(other)
+    with pytest.raises(SettingsError, match="needs a file to watch"):
+        load_settings([*WORKER, "--watch-config", "--config", f"/dev/fd/{end}"], {})
+    os.close(end)
 
 
 def test_a_switch_has_two_flags() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,6 +68,18 @@ async def test_a_hangup_adds_and_removes_workers_without_losing_a_request(
         await one.read_until(b"[DONE]")
         await until(lambda: names(router.app) == ["b"])
         assert "they take a restart" not in caplog.text
+
+
+async def test_a_pipe_is_not_read_again(a: ScriptedWorker, caplog: pytest.LogCaptureFixture) -> None:
+    """It was read at the start, and looks like an empty file since."""
+    end, other = os.pipe()
+    os.close(other)
+    source = Source(["--config", f"/dev/fd/{end}", "--admin-listen", "127.0.0.1:0"], {})
+    async with running(a, source=source) as router:
+        router.app.on_hangup()
+        assert "The settings stay as they are" in caplog.text
+        assert router.app._fleet.workers["a"].state == "up"
+    os.close(end)
 
 
 async def test_a_hangup_changes_roles_and_says_what_takes_a_restart(
