@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping
 from typing import Final, TextIO
 
+from publishers.log_stream import LogStream
+
 _NOISY = ("aiohttp", "asyncio", "nats")
 _NEVER_OF_USE = "numba"
 """Its debug lines are thousands for each function that it compiles."""
@@ -28,7 +30,7 @@ def configure_logging(
 ) -> None:
     """Replaces the root logger's handlers; `level` and `log_format` are those of `Settings`. Default stream: stderr.
     `every`: fields of each line."""
-    output = logging.StreamHandler(stream or sys.stderr)
+    output = LogStream(stream or sys.stderr)
     output.setFormatter(JsonFormatter(every) if log_format == "json" else TextFormatter(every))
     logging.getLogger().handlers[:] = [output]
     set_level(level)
