@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
+from router.pipes import is_pipe
 from router.settings import GROUPS, VARIABLE_PREFIX, Option, Settings, SettingsError, options
 from router.yaml_text import NotYaml, read_yaml
 
@@ -53,7 +54,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     if not settings.workers and settings.admin_listen is None:
         raise SettingsError("There is no worker to route to; name each with --worker http://HOST:PORT.")
     keys = settings.api_keys is not None
-    watchable = file is not None and not _is_pipe(file)
+    watchable = file is not None and not is_pipe(file)
     settings.check_administration(processes=settings.processes, file=watchable, keys=keys)
     return settings
 
@@ -75,7 +76,7 @@ class Source(NamedTuple):
 
     def read_again(self) -> Settings:
         """Raises SettingsError."""
-        if self.file and _is_pipe(self.file):
+        if self.file and is_pipe(self.file):
             raise SettingsError(f"{self.file} is a pipe: what it held is gone; name a file to have it read again.")
         return self.read()
 
@@ -89,14 +90,6 @@ def _config_file(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path |
     may be missing, and with it the API keys."""
     name = flags.get("config", environ.get(CONFIG_VARIABLE) or None)
     return None if name is None else Path(name)
-
-
-def _is_pipe(file: Path) -> bool:
-    """Such as a shell's `<(…)`. Opened again, it is empty at best, and at worst its opening never ends."""
-    try:
-        return file.is_fifo()
-    except OSError:  # which reading it explains
-        return False
 
 
 def make_parser() -> argparse.ArgumentParser:

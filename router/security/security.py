@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 
 import aiohttp
 
@@ -11,12 +12,13 @@ from publishers.connect import make_plane
 from publishers.credentials import NatsFiles, warn_of_readable
 from publishers.plane import EventPlane
 from router.http.messages import API_KEY, AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, VIA, Passing, header_lines
+from router.pipes import is_pipe
 from router.security.guard import Denied, Guard
 from router.security.keys import read_keys
 from router.security.newest import newest_from
 from router.security.tls import front_context
 from router.security.worker_access import read_access, worker_context
-from router.settings import Settings, SettingsError
+from router.settings import Settings, SettingsError, options
 from router.workers.fleet import Fleet
 
 
@@ -94,4 +96,8 @@ def _guard(settings: Settings, clock: Callable[[], float], denied: Denied) -> Gu
 
 def check_security(settings: Settings) -> None:
     """Raises SettingsError."""
+    for option in options():
+        path = getattr(settings, option.attribute)
+        if option.group == "Security" and isinstance(path, str) and is_pipe(Path(path)):
+            raise SettingsError(f"{option.flag}: {path} is a pipe, and is read more than once; name a file.")
     Security(settings, lambda: 0.0, lambda _: None)

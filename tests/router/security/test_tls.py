@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import ssl
@@ -341,3 +342,11 @@ def test_a_pair_that_does_not_belong_together_is_told_at_the_start(
 def test_files_that_are_not_there(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         check_security(settings(**fields))
+
+
+@pytest.mark.parametrize("name", ["api_keys", "tls_key", "worker_api_key_file", "nats_creds"])
+def test_a_pipe_that_would_be_empty_when_it_is_read_again(tmp_path: Path, name: str) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')}: {pipe} is a pipe"):
+        check_security(settings(**{name: str(pipe)}))
