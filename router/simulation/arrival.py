@@ -55,6 +55,11 @@ class Sample(NamedTuple):
             return None
         return (self.last - self.first) / (self.output_tokens - 1)
 
+    @property
+    def e2e(self) -> float:
+        """Seconds from its arrival to its last token."""
+        return self.last - self.arrived
+
 
 class Arrival:
     """A request. It is a `queue.Waiting` until it is sent, and a `rank.Sink` afterwards."""

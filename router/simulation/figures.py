@@ -32,6 +32,8 @@ class Figures(msgspec.Struct, frozen=True):
     tpot: Spread
     itl: Spread
     """Seconds between two tokens of a stream (inter-token latency), at the worker."""
+    e2e: Spread
+    """Seconds from a request's arrival to its last token (end-to-end latency)."""
     hit_ratio: float
     """The share of prompt tokens found in the workers' own caches; NaN, as the imbalance, when nothing was answered."""
     imbalance: float
@@ -67,6 +69,7 @@ def summarise(
         ttft=spread(sample.ttft for sample in fine),
         tpot=spread(sample.tpot for sample in fine),
         itl=counted_spread(gaps),
+        e2e=spread(sample.e2e for sample in fine),
         hit_ratio=sum(sample.cached_tokens for sample in fine) / prompt,
         imbalance=imbalance(uncached, workers),
         goodput=sum(_keeps(sample, goal) for sample in fine) / arriving if arriving else math.nan,

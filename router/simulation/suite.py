@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from router.ab.statistics import Spread
 from router.simulation.figures import Figures
 from router.simulation.fleet import FleetSettings
 from router.simulation.knee import Knee
@@ -82,6 +81,10 @@ def cases(names: Sequence[str] = ()) -> list[Case]:
     return [case for case in CASES if not names or case.workload in names]
 
 
+Of: TypeAlias = Callable[[Figures], float]
+"""A figure of a run; less is better."""
+
+
 class Line(NamedTuple):
     """The results of one workload at one load: by policy, one for each seed."""
 
@@ -92,28 +95,36 @@ class Line(NamedTuple):
     saturated: bool = False
     """Whether there is a knee, and the load is at least 0.9 of it."""
 
-    def mean(self, policy: str, of: Callable[[Spread], float]) -> float:
-        return fmean(of(figures.ttft) for figures in self.figures[policy])
+    def mean(self, policy: str, of: Of) -> float:
+        return fmean(of(figures) for figures in self.figures[policy])
 
-    def best(self, of: Callable[[Spread], float]) -> str:
+    def best(self, of: Of) -> str:
         return min(BASELINES, key=lambda policy: self.mean(policy, of))
 
-    def ratio(self, of: Callable[[Spread], float]) -> float:
+    def ratio(self, of: Of) -> float:
         return self.mean(JUDGED, of) / self.mean(self.best(of), of)
 
     @property
     def control(self) -> float | None:
         if CONTROL_POLICY not in self.figures:
             return None
-        return self.mean(JUDGED, mean_of) / self.mean(CONTROL_POLICY, mean_of)
+        return self.mean(JUDGED, ttft_mean) / self.mean(CONTROL_POLICY, ttft_mean)
 
 
-def mean_of(spread: Spread) -> float:
-    return spread.mean
+def ttft_mean(figures: Figures) -> float:
+    return figures.ttft.mean
 
 
-def p99_of(spread: Spread) -> float:
-    return spread.p99
+def ttft_p99(figures: Figures) -> float:
+    return figures.ttft.p99
+
+
+def tpot_mean(figures: Figures) -> float:
+    return figures.tpot.mean
+
+
+def e2e_mean(figures: Figures) -> float:
+    return figures.e2e.mean
 
 
 class Verdict(NamedTuple):
@@ -128,11 +139,11 @@ class Verdict(NamedTuple):
 
 
 def judge(lines: Sequence[Line]) -> Verdict:
-    saturated = [line.ratio(mean_of) for line in lines if line.saturated]
+    saturated = [line.ratio(ttft_mean) for line in lines if line.saturated]
     control = [line.control for line in lines if line.control is not None]
     return Verdict(
         fmean(saturated) if saturated else math.nan,
-        max(line.ratio(mean_of) for line in lines),
+        max(line.ratio(ttft_mean) for line in lines),
         max(control, default=math.nan),
     )
 

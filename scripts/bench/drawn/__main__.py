@@ -19,7 +19,7 @@ from router.simulation.knee import FURTHEST, Knee
 from router.simulation.plan import BASELINES, POLICIES
 from router.simulation.run import Run, Runner, runner
 from router.simulation.source import Requests
-from router.simulation.suite import LOADS, SATURATED, Line, mean_of, p99_of
+from router.simulation.suite import LOADS, SATURATED, Line, e2e_mean, tpot_mean, ttft_mean, ttft_p99
 from scripts.bench.drawn.drawing import Serving, draw
 
 _DESCRIPTION = """\
@@ -34,7 +34,7 @@ def main() -> None:
     with runner(given.jobs) as runs, TemporaryDirectory() as folder:
         for number in range(first, end):
             for line in _lines(*draw(number, given.requests, given.serving), number, Path(folder), runs):
-                ratios[line.load].append(line.ratio(mean_of))
+                ratios[line.load].append(line.ratio(ttft_mean))
                 print(_shown(line), flush=True)
     saturated = [ratio for load, found in ratios.items() if load >= SATURATED for ratio in found]
     worst = max(max(found) for found in ratios.values())
@@ -72,9 +72,14 @@ def _about(rows: list[Row], fleet: FleetSettings) -> str:
 
 
 def _shown(line: Line) -> str:
-    ours, best = line.mean("auto", mean_of), line.best(mean_of)
-    against = f"{ours:.3f} s, {best} {line.mean(best, mean_of):.3f} s"
-    return f"  at {line.load}: {against}: {line.ratio(mean_of):.3f}; p99 {line.ratio(p99_of):.2f}"
+    ours, best = line.mean("auto", ttft_mean), line.best(ttft_mean)
+    against = f"{ours:.3f} s, {best} {line.mean(best, ttft_mean):.3f} s"
+    return f"  at {line.load}: {against}: {line.ratio(ttft_mean):.3f}{_others(line)}"
+
+
+def _others(line: Line) -> str:
+    ratios = {"p99": ttft_p99, "TPOT": tpot_mean, "E2E": e2e_mean}
+    return "".join(f"; {name} {line.ratio(of):.2f}" for name, of in ratios.items())
 
 
 def _range(text: str) -> tuple[int, int]:

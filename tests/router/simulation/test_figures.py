@@ -26,6 +26,7 @@ def test_a_run_in_numbers() -> None:
     figures = summarise(samples, {0.01: 99, 0.5: 1}, 2, 10.0, Goal(1.0, 0.1))
     assert (figures.requests, figures.refused, figures.failed) == (5, 1, 1)
     assert figures.ttft.mean == pytest.approx((0.5 + 1.5 + 0.6) / 3)
+    assert figures.e2e.mean == pytest.approx((0.6 + 1.6 + 2.6) / 3)
     assert figures.hit_ratio == pytest.approx(50 / 300)
     assert figures.imbalance == pytest.approx(150 / 125)
     assert figures.goodput == pytest.approx(0.1)  # one kept to both goals

@@ -14,12 +14,13 @@ from router.simulation.figures import Figures, Goal, summarise
 from router.simulation.plan import BASELINES
 from router.simulation.report import page, suite_row, verdicts
 from router.simulation.run import Run
-from router.simulation.suite import CASES, LOADS, Line, cases, find_knees, judge, mean_of, p99_of, run_suite
+from router.simulation.suite import CASES, LOADS, Line, cases, find_knees, judge, run_suite, ttft_mean, ttft_p99
 from router.simulation.workloads import WORKLOADS
 
 
 def figures(mean: float) -> Figures:
-    return msgspec.structs.replace(summarise([], {}, 1, 1.0, Goal()), ttft=Spread(mean, mean, mean, 2 * mean, 3 * mean))
+    spread = Spread(mean, mean, mean, 2 * mean, 3 * mean)
+    return msgspec.structs.replace(summarise([], {}, 1, 1.0, Goal()), ttft=spread, tpot=spread, e2e=spread)
 
 
 def line(workload: str, load: float, auto: float, best: float) -> Line:
@@ -55,15 +56,18 @@ def test_nothing_is_judged_by_runs_that_were_not_made() -> None:
 def test_best_is_the_best_of_that_very_run() -> None:
     one = line("chat", 0.9, 1.0, 2.0)
     one.figures["affinity"] = [figures(0.5)]
-    assert one.best(mean_of) == one.best(p99_of) == "affinity"
-    assert one.ratio(mean_of) == 2.0
-    assert suite_row(one) == ("chat", "0.9", "0.90", "1.000", "0.500 affinity", "2.00", "2.00")
+    assert one.best(ttft_mean) == one.best(ttft_p99) == "affinity"
+    assert one.ratio(ttft_mean) == 2.0
+    slow = Spread(4.0, 4.0, 4.0, 4.0, 4.0)
+    one.figures["affinity"] = [msgspec.structs.replace(figures(0.5), tpot=slow, e2e=slow)]
+    one.figures["round-robin"] = [msgspec.structs.replace(figures(9.0), tpot=Spread(0.8, 1.0, 1.0, 1.0, 1.0))]
+    assert suite_row(one) == ("chat", "0.9", "0.90", "1.000", "0.500 affinity", "2.00", "2.00", "1.25", "0.50")
 
 
 def test_means_are_over_seeds() -> None:
     one = line("chat", 0.9, 1.0, 2.0)
     one.figures["auto"] = [figures(1.0), figures(3.0)]
-    assert one.mean("auto", mean_of) == 2.0
+    assert one.mean("auto", ttft_mean) == 2.0
 
 
 def fake(runs: Iterable[Run]) -> Iterator[Figures]:
@@ -92,7 +96,7 @@ def test_knees_are_found_anew() -> None:
 def test_the_page_has_a_row_for_each_run() -> None:
     lines = [line("chat", 0.6, 1.0, 1.0), line("chat", 0.9, 0.8, 1.0)]
     text = page(lines, "python -m router simulate --suite")
-    assert "| chat | 0.9 | 0.90 | 0.800 | 1.000 overlap | 0.80 | 0.80 |" in text
+    assert "| chat | 0.9 | 0.90 | 0.800 | 1.000 overlap | 0.80 | 0.80 | 0.80 | 0.80 |" in text
     assert all(words in text for words in verdicts(lines))
 
 
