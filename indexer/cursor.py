@@ -96,6 +96,8 @@ class Cursor:
         self._anew = False
         """What is indexed is wrong: a snapshot must come."""
         self._relearning = self._incomplete = False
+        self._heard = False
+        """A report of this epoch has come."""
 
     def __repr__(self) -> str:
         return f"<Cursor {self.rank} epoch {self._epoch} next {self._next_id} {self.view.value}>"
@@ -174,8 +176,7 @@ class Cursor:
         out = self._enter(report.epoch)
         self._rivals += self._contested
         self._doubted = self._contested = False
-        self._gap = 0 if self._gap is None else min(self.ticks, _LONGEST_GAP)
-        self.ticks = 0
+        self._note_pace()
         self._publisher_exact = report.exact
         # A report may overtake batches: one is lost if it is still missing at the next report.
         self._missed = report.event_id if fresh else self._mark
@@ -185,6 +186,15 @@ class Cursor:
         behind = self._missed >= self._next_id or bool(self._early or self._torn)
         self._may_ask = True
         return out + self._ask() if behind else out
+
+    def _note_pace(self) -> None:
+        """A report has come. The first of an epoch tells no pace: while nobody published, none came, and a publisher
+        that keeps dying would pass for a slow one. It is taken to keep to its predecessor's."""
+        if self._gap is None:
+            self._gap = 0
+        elif self._heard:
+            self._gap = min(self.ticks, _LONGEST_GAP)
+        self._heard, self.ticks = True, 0
 
     def on_replay_end(self) -> list[Instruction]:
         """The answer to an AskReplay is complete. What is still missing is asked for at the next report."""

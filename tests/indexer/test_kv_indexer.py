@@ -366,6 +366,29 @@ def test_one_that_reports_every_half_minute_is_not_silent_in_between() -> None:
     assert indexer.view(RANK) is View.RECOVERING
 
 
+def test_a_publisher_that_dies_after_its_first_report_is_silent_as_soon_as_any() -> None:
+    """As one does that keeps being restarted: the time without any was not its pace."""
+    indexer = heard()
+    for epoch in (6, 7):
+        looks(indexer, 60)
+        indexer.on_batch(batch(0, stored(1), epoch=epoch))
+        indexer.on_report(report(0, epoch=epoch))
+        looks(indexer, SILENCE)
+        assert indexer.view(RANK) is View.EXACT
+        looks(indexer, 1)
+        assert indexer.view(RANK) is View.RECOVERING
+
+
+def test_a_slow_publisher_that_starts_anew_is_expected_to_stay_slow() -> None:
+    indexer = heard()
+    looks(indexer, 30)
+    indexer.on_report(report(0, epoch=5))
+    looks(indexer, 2)
+    indexer.on_report(report(-1, epoch=6))
+    looks(indexer, 60)
+    assert indexer.view(RANK) is View.EXACT
+
+
 def test_one_that_never_reports_is_not_expected_to() -> None:
     indexer = watching()
     indexer.on_batch(batch(0, stored(1)))
