@@ -7,6 +7,7 @@ the unit of time (Mooncake's is ms; https://github.com/alibaba-edu/qwen-bailian-
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -53,7 +54,7 @@ def read(path: Path) -> list[Row]:
     """The rows of a trace file in order of arrival, with the first moved to time 0, since some traces start with the
     hour or count from 1970. Raises RunError naming the line of the first malformed row."""
     try:
-        texts = path.read_bytes().splitlines()
+        texts = path.read_bytes().removeprefix(BOM_UTF8).splitlines()  # which Excel writes, among others
     except OSError as error:
         raise _unreadable(path, error) from None
     columns = find_columns(texts[0].decode(errors="replace")) if texts else None

@@ -54,6 +54,15 @@ def test_a_row_that_cannot_be_decoded_is_named(tmp_path: Path, field: bytes) -> 
         read(path)
 
 
+@pytest.mark.parametrize(
+    "lines", [json.dumps(ROW), "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,700,5"]
+)
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, lines: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(lines, encoding="utf-8-sig")
+    assert [(row.input_length, row.output_length) for row in read(path)] == [(700, 5)]
+
+
 def test_a_trace_that_is_missing_or_empty(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot read the trace"):
         read(tmp_path / "none")
