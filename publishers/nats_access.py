@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import ssl
@@ -50,7 +51,8 @@ class SafeClient(Client):
     unencrypted if the server says that it has no TLS, as an attacker in between may say too; when a reconnect ends in
     an unexpected error it tries no more, and leaves the connection open; it does not decode the user and password of a
     URL, nor use them for other servers of a cluster; it has no place for certificates that change, and cannot be closed
-    where it found no nkey seed; it puts errors into lower case, and so the subjects that they name."""
+    where it found no nkey seed; it puts errors into lower case, and so the subjects that they name; it does not tell
+    its streams that they are encrypted."""
 
     def __init__(self, files: NatsFiles = NatsFiles()) -> None:  # noqa: B008 -- immutable
         super().__init__()
@@ -89,6 +91,14 @@ class SafeClient(Client):
         except Exception as error:
             self._hang_up()
             raise nats.errors.Error(f"the server could not be greeted: {error!r}") from error
+        self._introduce_tls()
+
+    def _introduce_tls(self) -> None:
+        """The stream that decrypts was made by hand, and takes itself for a plain one: asyncio would then warn when the
+        server ends the connection, as it does whenever it is restarted."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if isinstance(writer, asyncio.StreamWriter) and writer.get_extra_info("sslcontext"):
+            vars(writer.transport.get_protocol())["_over_ssl"] = True  # its own method may be called once only
 
     async def _process_err(self, err_msg: str) -> None:
         """The rest of a subject of ours is told well enough in lower case."""

@@ -153,6 +153,24 @@ async def test_tls_with_certificates_both_ways(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.nats
+async def test_the_end_of_a_tls_connection_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio has nothing to warn of besides."""
+    ca = Authority(tmp_path)
+    cert, key = ca.pair("127.0.0.1")
+    tls = f'tls {{ cert_file: "{cert}", key_file: "{key}" }}'
+    async with configured(tls, tmp_path, monkeypatch) as server:
+        plane = make_plane(server.url.replace("nats://", "tls://"), NatsFiles(ca=ca.file))
+        await plane.start()
+        await server.stop()
+        await until(lambda: not plane.connected)
+        await plane.close()
+    warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warned == ["The connection to NATS is lost"]
+
+
+@pytest.mark.nats
 async def test_certificates_are_read_again_with_each_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
