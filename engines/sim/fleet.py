@@ -14,6 +14,7 @@ from engines.endpoints import url_host
 from engines.sim.answers import warm_up
 from engines.sim.clock import SimClock
 from engines.sim.connectors.base import Fleet
+from engines.sim.ports import check_ports
 from engines.sim.server import make_app, make_bootstrap_app
 from engines.sim.settings import BOOTSTRAP_PORT_OFFSET, SimSettings
 from engines.sim.tokens import load_tokenizer, make_answers
@@ -22,7 +23,7 @@ from engines.sim.worker import Worker
 
 
 class SimFleet:
-    """Serves while it is entered; entering raises OSError or zmq.ZMQError when a port is taken.
+    """Serves while it is entered; entering raises OSError when a port is taken.
 
     Leaving cuts running streams. `workers` and `urls` are in the same order.
     """
@@ -47,6 +48,7 @@ class SimFleet:
         await self._open.aclose()
 
     async def _start(self, opening: AsyncExitStack) -> None:
+        check_ports(self.settings)
         warm_up()
         tokenizer = load_tokenizer(self.settings.tokenizer)
         answers = make_answers(tokenizer, self.settings.seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
@@ -95,9 +95,24 @@ class SimSettings:
             return 0
         if self.kv_events:
             return self.port + EVENT_PORT_OFFSET + 2 * self.dp_size * self.workers - 1
-        prefillers = [index for index, role in self.roles.items() if role == "prefill"]
-        bootstraps = [BOOTSTRAP_PORT_OFFSET + index for index in prefillers if self.connector in {"mooncake", "sglang"}]
-        return self.port + max(self.workers - 1, *bootstraps, 0)
+        return self.port + max(self.workers - 1, *(BOOTSTRAP_PORT_OFFSET + index for index in self._bootstraps()), 0)
+
+    def ports(self) -> Iterator[tuple[int, str]]:
+        """Each that is taken, and what for; none where they are free ones. HTTP comes first, since --port names it."""
+        if self.port == 0:
+            return
+        for index in range(self.workers):
+            yield self.port + index, f"worker {index}'s HTTP"
+        for index in self._bootstraps():
+            yield self.port + BOOTSTRAP_PORT_OFFSET + index, f"worker {index}'s bootstrap server"
+        each = 2 * self.dp_size if self.kv_events else 0  # every rank's events, then every rank's replay
+        for number in range(each * self.workers):
+            yield self.port + EVENT_PORT_OFFSET + number, f"worker {number // each}'s KV events"
+
+    def _bootstraps(self) -> list[int]:
+        """Workers that have a bootstrap server."""
+        bootstrapped = self.connector in {"mooncake", "sglang"}
+        return [index for index, role in self.roles.items() if bootstrapped and role == "prefill"]
 
     @property
     def cache_blocks(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import sys
 from dataclasses import fields
 
@@ -123,6 +124,35 @@ def test_what_a_flag_takes_is_told(flag: str, value: str, form: str, capsys: pyt
     with pytest.raises(SystemExit):
         main([flag, value])
     assert f"argument {flag}: it takes {form}" in capsys.readouterr().err
+
+
+def test_what_each_port_is_for() -> None:
+    """In the order in which they are looked at: with two fleets on one --port, the second names that port."""
+    flags = ["--port", "18000", "--workers", "2", "--role", "1=prefill", "--connector", "mooncake"]
+    assert list(parsed(*flags).ports()) == [
+        (18000, "worker 0's HTTP"),
+        (18001, "worker 1's HTTP"),
+        (18501, "worker 1's bootstrap server"),
+        (19000, "worker 0's KV events"),
+        (19001, "worker 0's KV events"),
+        (19002, "worker 1's KV events"),
+        (19003, "worker 1's KV events"),
+    ]
+    assert not list(parsed("--port", "0").ports())
+
+
+@pytest.mark.parametrize(("offset", "use"), [(0, "worker 0's HTTP"), (1002, "worker 1's KV events")])
+def test_a_port_that_is_taken_is_named_with_its_use(offset: int, use: str, capsys: pytest.CaptureFixture[str]) -> None:
+    host = "127.0.0.7"  # the other ports are free there, whatever other tests do
+    with socket.create_server((host, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as stopped:
+            main(["--workers", "2", "--host", host, "--port", str(port - offset)])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == (
+        f"kv-sim: port {port} of {host}, for {use}, is taken, perhaps by another kv-sim: give another --port, or 0 for "
+        "free ones; --help lists every flag\n"
+    )
 
 
 def test_each_rank_of_a_large_fleet_has_its_event_sockets() -> None:
