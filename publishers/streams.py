@@ -44,5 +44,10 @@ def lose_output() -> None:
     sys.stdout = _nowhere()
 
 
+def leads_nowhere(stream: TextIO) -> bool:
+    """Whether it was closed when this process started, or has been lost since."""
+    return getattr(stream, "name", None) == os.devnull
+
+
 def _nowhere() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")

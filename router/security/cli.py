@@ -8,6 +8,7 @@ import sys
 import msgspec
 
 from engines.command_line import Parser
+from publishers.streams import leads_nowhere
 from router.security.keys import Key, new_key
 
 _DESCRIPTION = """\
@@ -16,8 +17,10 @@ of --api-keys goes to standard error."""
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status: 2 for a name that cannot be one."""
+    """Returns the exit status: 2 for a name that cannot be one. Raises OSError if the key cannot be shown."""
     options = make_parser().parse_args(argv)
+    if leads_nowhere(sys.stdout):
+        raise OSError("standard output is closed, where the key would be shown, once: none was made")
     key, digest = new_key()
     try:
         msgspec.convert({"name": options.name, "sha256": digest}, Key)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 import yaml
 
+from publishers.streams import open_standard_streams
 from router.__main__ import main
 from router.security.keys import Key, Keys, read_keys
 from tests.fakes.full_stream import FullStream
@@ -44,6 +46,18 @@ def test_a_key_that_nobody_has_gets_no_entry(
     assert main(["keys", "new", "team-a"]) == 1
     sys.stdout.close()
     assert capsys.readouterr().err == "kv-router keys: No space left on device\n"
+
+
+def test_no_key_is_made_where_standard_output_is_closed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    open_standard_streams()
+    with closing(sys.stdout):
+        assert main(["keys", "new", "team-a"]) == 1
+    sys.stdout.close()
+    said = "kv-router keys: standard output is closed, where the key would be shown, once: none was made\n"
+    assert capsys.readouterr().err == said
 
 
 def test_no_two_keys_are_alike(capsys: pytest.CaptureFixture[str]) -> None:
