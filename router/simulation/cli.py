@@ -7,7 +7,8 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from itertools import product
+from typing import Any, TypeAlias
 
 import msgspec
 from rich.console import Console
@@ -15,17 +16,23 @@ from rich.console import Console
 from router.ab.errors import RunError
 from router.ab.flags import check_writable, tell_written, write_all
 from router.ab.output import Output
+from router.simulation.crediting import Line as CreditLine
 from router.simulation.crediting import credit_table, credit_verdicts, run_credit
 from router.simulation.figures import Figures
 from router.simulation.knee import FURTHEST, GROWTH, LIGHT, Knee
 from router.simulation.plan import BASELINES, Plan, read_plan
 from router.simulation.report import as_json, page, suite_table, table, verdicts
 from router.simulation.run import Runner, runner
-from router.simulation.suite import Line, cases, find_knees, judge, run_suite
+from router.simulation.suite import Case, Line, cases, find_knees, judge, run_suite
 
 NAME = "kv-router simulate"
 _NO_KNEE = f"There is no knee up to rate {FURTHEST:g}: mean TTFT stays within {GROWTH:g} times that at rate {LIGHT:g}"
+_REPORTED = "; what was complete is reported"
 _CROWDED = f"requests wait for each other at rate {LIGHT:g} already, by which a knee is told; give more --workers"
+
+
+Found: TypeAlias = dict[str, Any]
+"""The contents of the JSON report, besides how it came about. Lists are filled as results come."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -39,26 +46,41 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status: 2 for what cannot be run or written, 130 when interrupted, by SIGTERM too."""
+    """Returns the exit status: 2 for what cannot be run or written, 130 when interrupted, by SIGTERM too. What was
+    complete by then is reported."""
     try:
         plan = read_plan(argv)
         check_writable("--out", plan.out)
         check_writable("--page", plan.page)
-        width = None if sys.stdout.isatty() else 140
-        console = Output(bool(plan.out or plan.page), width=width, highlight=False, soft_wrap=True)
-        with _interrupted_by_sigterm(), runner(plan.jobs) as runs:
-            found = _study(plan, runs, console)
     except RunError as error:
         sys.stderr.write(f"{NAME}: {error}\n")
         return 2
-    except KeyboardInterrupt:
-        sys.stderr.write(f"{NAME}: interrupted\n")
-        return 130
-    files = _files(plan, found, argv)
+    width = None if sys.stdout.isatty() else 140
+    console = Output(bool(plan.out or plan.page), width=width, highlight=False, soft_wrap=True)
+    found: Found = {}
+    status = _run(plan, console, found)
+    if status and not any(found.values()):
+        return status
+    files = _files(plan, found, argv, complete=status == 0)
     written = write_all(NAME, files)
     tell_written(written, console)
     console.check()
-    return 0 if len(written) == len(files) else 2
+    return status if len(written) == len(files) else 2
+
+
+def _run(plan: Plan, console: Console, found: Found) -> int:
+    """Fills `found`. Returns the exit status."""
+    try:
+        with _interrupted_by_sigterm(), runner(plan.jobs) as runs:
+            _study(plan, runs, console, found)
+    except RunError as error:
+        said, status = f"{error}", 2
+    except KeyboardInterrupt:
+        said, status = "interrupted", 130
+    else:
+        return 0
+    sys.stderr.write(f"{NAME}: {said}{_REPORTED if any(found.values()) else ''}\n")
+    return status
 
 
 @contextmanager
@@ -71,26 +93,31 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _files(plan: Plan, found: Mapping[str, object], argv: Sequence[str]) -> dict[str, bytes]:
-    """What is to be written, by path."""
+def _files(plan: Plan, found: Found, argv: Sequence[str], complete: bool) -> dict[str, bytes]:
+    """What is to be written, by path. A page that shows less than it says would be worse than the last one."""
     files: dict[str, bytes] = {}
-    if plan.page:
+    if plan.page and complete:
         command = shlex.join(["python", "-m", "router", "simulate", *argv])
-        files[plan.page] = page(cast("Sequence[Line]", found["lines"]), command).encode()
+        files[plan.page] = page(found["lines"], command).encode()
     if plan.out:
-        files[plan.out] = as_json({"command": [*NAME.split(), *argv], "settings": plan, **found})
+        head = {"command": [*NAME.split(), *argv], "settings": plan, "complete": complete}
+        files[plan.out] = as_json({**head, **found})
     return files
 
 
-def _study(plan: Plan, runs: Runner, console: Console) -> dict[str, object]:
-    """Runs what was asked for; returns the contents of the JSON report besides the settings."""
-    if plan.suite:
-        return _suite_knees(plan, runs, console) if plan.knee else _suite(plan, runs, console)
-    if plan.knee:
-        return {"knee": _knee(plan, runs, console)}
-    if plan.store_sweep:
-        return _store_sweep(plan, runs, console)
-    return {"runs": _compare(plan, runs, console)}
+def _study(plan: Plan, runs: Runner, console: Console, found: Found) -> None:
+    """Runs what was asked for."""
+    if plan.suite and plan.knee:
+        _suite_knees(plan, runs, console, found.setdefault("knees", []))
+    elif plan.suite:
+        _suite(plan, runs, console, found.setdefault("lines", []))
+        found["verdict"] = judge(found["lines"])
+    elif plan.knee:
+        found["knee"] = _knee(plan, runs, console)
+    elif plan.store_sweep:
+        _store_sweep(plan, runs, console, found.setdefault("credit", []))
+    else:
+        _compare(plan, runs, console, found.setdefault("runs", []))
 
 
 def _knee(plan: Plan, runs: Runner, console: Console) -> float | None:
@@ -102,20 +129,35 @@ def _knee(plan: Plan, runs: Runner, console: Console) -> float | None:
     return knee
 
 
-def _compare(plan: Plan, runs: Runner, console: Console) -> list[Result]:
+def _compare(plan: Plan, runs: Runner, console: Console, results: list[Result]) -> None:
     asked = [(rate, policy, seed) for rate in plan.rates for policy in plan.policies for seed in plan.seeds]
-    found = runs(plan.run(policy, seed, rate) for rate, policy, seed in asked)
-    results: list[Result] = []
-    for rate in plan.rates:
-        per_policy = {policy: [next(found) for _ in plan.seeds] for policy in plan.policies}
-        for policy, figures in per_policy.items():
-            pairs = zip(plan.seeds, figures, strict=True)
-            results += [Result(plan.requests.workload, policy, rate, seed, one) for seed, one in pairs]
-        console.print(table(per_policy, plan.baseline, f"rate {rate:g}, {_requests(per_policy[plan.baseline])}"))
-        if late := _too_late(plan, rate, per_policy.values()):
-            console.print(late)
-    console.print(_legend(plan))
-    return results
+    figures = runs(plan.run(policy, seed, rate) for rate, policy, seed in asked)
+    try:
+        for rate in plan.rates:
+            _compare_at(rate, plan, figures, console, results)
+    finally:
+        if results:
+            console.print(_legend(plan))
+
+
+def _compare_at(rate: float, plan: Plan, figures: Iterator[Figures], console: Console, results: list[Result]) -> None:
+    found: dict[str, list[Figures]] = {}
+    try:
+        for policy, seed in product(plan.policies, plan.seeds):
+            one = next(figures)
+            found.setdefault(policy, []).append(one)
+            results.append(Result(plan.requests.workload, policy, rate, seed, one))
+    finally:
+        if found:
+            console.print(table(found, plan.baseline, _title(plan, rate, found)))
+    if late := _too_late(plan, rate, found.values()):
+        console.print(late)
+
+
+def _title(plan: Plan, rate: float, found: Mapping[str, Sequence[Figures]]) -> str:
+    done, asked = sum(map(len, found.values())), len(plan.policies) * len(plan.seeds)
+    early = "" if done == asked else f", {done} of {asked} runs"
+    return f"rate {rate:g}, {_requests(next(iter(found.values())))}{early}"
 
 
 def _too_late(plan: Plan, rate: float, results: Iterable[Sequence[Figures]]) -> str:
@@ -141,32 +183,32 @@ def _legend(plan: Plan) -> str:
     return f"In brackets: the ratio to {plan.baseline}.{certainty} {good}"
 
 
-def _suite(plan: Plan, runs: Runner, console: Console) -> dict[str, object]:
-    lines = []
-    for line in run_suite(cases(plan.suite_workloads), plan.seeds, runs):
-        lines.append(line)
-        console.print(f"{line.workload} at {line.load:g} is done")
-    console.print(suite_table(lines))
+def _suite(plan: Plan, runs: Runner, console: Console, lines: list[Line]) -> None:
+    try:
+        for line in run_suite(cases(plan.suite_workloads), plan.seeds, runs):
+            lines.append(line)
+            console.print(f"{line.workload} at {line.load:g} is done")
+    finally:
+        if lines:
+            console.print(suite_table(lines))
     for text in verdicts(lines):
         console.print(text)
-    return {"lines": lines, "verdict": judge(lines)}
 
 
-def _store_sweep(plan: Plan, runs: Runner, console: Console) -> dict[str, object]:
-    lines = []
-    for line in run_credit(plan, runs):
-        lines.append(line)
-        console.print(f"{line.policy} at {line.gb_s:g} GB/s: {line.ratio:.3f}")
-    console.print(credit_table(lines))
+def _store_sweep(plan: Plan, runs: Runner, console: Console, lines: list[CreditLine]) -> None:
+    try:
+        for line in run_credit(plan, runs):
+            lines.append(line)
+            console.print(f"{line.policy} at {line.gb_s:g} GB/s: {line.ratio:.3f}")
+    finally:
+        if lines:
+            console.print(credit_table(lines))
     for text in credit_verdicts(lines):
         console.print(text)
-    return {"credit": lines}
 
 
-def _suite_knees(plan: Plan, runs: Runner, console: Console) -> dict[str, object]:
-    knees = []
+def _suite_knees(plan: Plan, runs: Runner, console: Console, knees: list[Case]) -> None:
     for case in find_knees(cases(plan.suite_workloads), plan.seeds, runs, console.print):
         knees.append(case)
         more = "" if case.saturates else ", saturates=False"
         console.print(f'    Case("{case.workload}", {case.seconds}, {case.knee}{more}),')
-    return {"knees": knees}

@@ -54,7 +54,7 @@ STORE_METRIC = _Metric("store hits %", lambda f: (f.store_ratio or 0.0) * 100, "
 """Where there is a store."""
 
 Results = Mapping[str, Sequence[Figures]]
-"""By policy, one for each seed."""
+"""By policy, one for each seed; of those that came last in a study that ended early, for the first seeds."""
 
 
 def table(results: Results, baseline: str, title: str) -> Table:
@@ -66,7 +66,7 @@ def table(results: Results, baseline: str, title: str) -> Table:
     stored = any(one.store_ratio is not None for figures in results.values() for one in figures)
     for metric in (*METRICS, *([STORE_METRIC] if stored else [])):
         values = {policy: [metric.of(one) for one in figures] for policy, figures in results.items()}
-        base = values[baseline] if metric.compared else []
+        base = values.get(baseline, []) if metric.compared else []
         grid.add_row(metric.title, *(_cell(metric, its, [] if its is base else base) for its in values.values()))
     return grid
 
@@ -76,7 +76,8 @@ def _cell(metric: _Metric, values: Sequence[float], base: Sequence[float]) -> st
     if math.isnan(found.mean):
         return "–"
     margin = "" if found.half is None else " ±" + metric.form.format(found.half)
-    ratio = ratio_interval(values, base).mean if base else math.nan
+    both = min(len(values), len(base))
+    ratio = ratio_interval(values[:both], base[:both]).mean if both else math.nan
     return metric.form.format(found.mean) + margin + ("" if math.isnan(ratio) else f" ({ratio:.2f}×)")
 
 

@@ -4,6 +4,8 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,10 @@ import pytest
 from router.__main__ import main
 from router.ab.errors import RunError
 from router.simulation.changes import parse_change
-from router.simulation.plan import Plan, make_parser, read_plan
+from router.simulation.figures import Figures
+from router.simulation.plan import POLICIES, Plan, make_parser, read_plan
+from router.simulation.run import Run
+from router.simulation.suite import CASES
 from router.simulation.workloads import WORKLOADS
 from tests.fakes.full_stream import FullStream
 from tests.fakes.unread import run_unread
@@ -66,6 +71,92 @@ def test_the_heading_counts_the_requests_of_every_seed(tmp_path: Path, capsys: p
     counts = [run["figures"]["requests"] for run in json.loads(out.read_bytes())["runs"]]
     assert min(counts) < max(counts)
     assert f"rate 1, {min(counts)} to {max(counts)} requests" in capsys.readouterr().out
+
+
+@pytest.fixture
+def interrupted_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Ctrl-C after so many runs."""
+
+    def interrupt(runs: int) -> None:
+        made, figures = count(), Run.figures
+
+        def figures_or_interrupt(run: Run) -> Figures:
+            if next(made) == runs:
+                raise KeyboardInterrupt
+            return figures(run)
+
+        monkeypatch.setattr(Run, "figures", figures_or_interrupt)
+
+    return interrupt
+
+
+def test_what_was_complete_when_interrupted_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], interrupted_after: Callable[[int], None]
+) -> None:
+    """The second rate lacks the baseline's second seed, and a policy."""
+    out = tmp_path / "sim.json"
+    flags = ["--policies", "auto,overlap,random", "--seeds", "0,1", "--sweep", "0.5,1,2", "--out", str(out)]
+    interrupted_after(9)
+    assert main(["simulate", *SMALL, *flags]) == 130
+    told, said = capsys.readouterr()
+    assert said == "kv-router simulate: interrupted; what was complete is reported\n"
+    whole, partial = told.split("rate 1, ")
+    assert "runs" not in whole
+    assert re.match(r"\d+ to \d+ requests, 3 of 6 runs\n", partial)
+    assert ("overlap" in partial, "random" in partial) == (True, False)
+    assert "×)" in partial
+    assert "rate 2" not in told
+    assert "In brackets: the ratio to overlap." in told
+    report = json.loads(out.read_bytes())
+    assert len(report["runs"]) == 9
+    assert report["complete"] is False
+
+
+def test_without_a_complete_run_nothing_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], interrupted_after: Callable[[int], None]
+) -> None:
+    interrupted_after(0)
+    assert main(["simulate", *SMALL, "--out", str(tmp_path / "sim.json")]) == 130
+    assert capsys.readouterr() == ("", "kv-router simulate: interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_policies_that_were_complete_before_the_baseline_have_no_ratio(
+    capsys: pytest.CaptureFixture[str], interrupted_after: Callable[[int], None]
+) -> None:
+    interrupted_after(1)
+    assert main(["simulate", *SMALL, "--policies", "auto,overlap"]) == 130
+    told = capsys.readouterr().out
+    assert ("auto" in told, "×)" in told) == (True, False)
+
+
+def test_an_interrupted_suite_has_a_table_and_no_page(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    interrupted_after: Callable[[int], None],
+) -> None:
+    monkeypatch.setattr("router.simulation.suite.CASES", tuple(case._replace(seconds=0.3) for case in CASES))
+    out, page = tmp_path / "suite.json", tmp_path / "suite.md"
+    flags = ["--suite", "--workload", "hot-prompt", "--jobs", "1", "--out", str(out), "--page", str(page)]
+    interrupted_after(len(POLICIES))
+    assert main(["simulate", *flags]) == 130
+    told = capsys.readouterr().out
+    assert ("auto/best" in told, "goal" in told) == (True, False)
+    assert len(json.loads(out.read_bytes())["lines"]) == 1
+    assert not page.exists()
+
+
+def test_an_interrupted_store_sweep_has_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], interrupted_after: Callable[[int], None]
+) -> None:
+    out = tmp_path / "credit.json"
+    store = ["--store-tokens", "500000", "--store-sweep", "1,20", "--policies", "auto", "--out", str(out)]
+    interrupted_after(2)
+    assert main(["simulate", *SMALL, *store]) == 130
+    told = capsys.readouterr().out
+    assert ("with credit" in told, "goal" in told) == (True, False)
+    assert len(json.loads(out.read_bytes())["credit"]) == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
