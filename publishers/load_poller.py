@@ -14,6 +14,7 @@ from engines.load import poll
 from engines.rank_load import RankLoad
 from publishers.dialogue import converse
 from publishers.logs import log_event
+from publishers.reasons import LATE
 from publishers.turns import until_turn
 
 logger = logging.getLogger(__name__)
@@ -22,11 +23,15 @@ INTERVAL = 1.0
 TIMEOUT = 2.0
 """Seconds for one request. Reports must not wait long for figures: they also say which batch was the last."""
 
+LONGEST_WAIT = 4.0
+"""Seconds between two polls of an engine that is gone, at most: a thousand would take half a core. That it is back is
+noticed no later."""
+
 MOST_SILENT = 30
 """Rounds in a row in which an engine answers without figures, after which it is asked again what it is."""
 
 OnLoad = Callable[[dict[int, RankLoad]], None]
-"""Called after every round with the load by dp rank, without ranks of which the engine said nothing."""
+"""Called every interval with the load by dp rank, without ranks of which the engine said nothing."""
 
 
 class LoadCounts(msgspec.Struct):
@@ -38,7 +43,7 @@ class LoadCounts(msgspec.Struct):
 
 
 class LoadPoller:
-    """Asks the engine at `url` every `interval` seconds."""
+    """Asks the engine at `url` every `interval` seconds; less often, while it cannot be reached."""
 
     def __init__(
         self,
@@ -59,6 +64,10 @@ class LoadPoller:
         self._failing = False
         self._away = False
         """Whether the last round brought no figures because a request was not answered."""
+        self._pace = 1
+        """Intervals from one poll to the next."""
+        self._left = 0
+        """Intervals that pass without a poll until the next."""
 
     async def until_back(self) -> None:
         """Returns once the engine may have been replaced: it tells its load, or answers at all, after it did not; or it
@@ -71,13 +80,29 @@ class LoadPoller:
             back = (was_failing and not self._failing) or (was_away and not self._away)
             if back or silent == MOST_SILENT:
                 return
+            await self._wait()
+
+    def look_again(self) -> None:
+        """Polls at the next interval, since the engine may be back."""
+        self._pace, self._left = 1, 0
+
+    async def _wait(self) -> None:
+        """Until the next poll. Meanwhile reports go on: they also say which batch was the last."""
+        while True:
             await asyncio.sleep(until_turn(self._url, self._interval, asyncio.get_running_loop().time()))
+            if self._left <= 0:
+                return
+            self._left -= 1
+            self._on_load({})
 
     async def once(self) -> None:
         loads, trouble = await converse(poll(self._description), self._session, self._url, TIMEOUT)
         self.counts.polls += 1
         self.counts.failures += not loads
-        self._away = bool(trouble) and not loads
+        was_away, self._away = self._away, bool(trouble) and not loads
+        gone = self._away and LATE not in trouble  # a busy engine may answer late, and its load counts
+        self._pace = min(self._pace * 2, max(1, int(LONGEST_WAIT / self._interval))) if gone and was_away else 1
+        self._left = self._pace - 1
         self._say(not loads, trouble)
         self._on_load(loads)
 

@@ -100,6 +100,7 @@ class EnginePublisher:
         self.sources: dict[int, ZmqSource] = {}
         """Of the ranks whose event endpoint is known."""
         self.load = LoadCounts()
+        self._poller: LoadPoller | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -116,6 +117,11 @@ class EnginePublisher:
         if self._owns_session and self._session is not None:
             await self._session.close()
             self._session = None
+
+    def look_again(self) -> None:
+        """The engine is known to be there: it is polled soon, where it was not reached for a while."""
+        if self._poller is not None:
+            self._poller.look_again()
 
     async def _run(self, session: aiohttp.ClientSession) -> None:
         told = ""
@@ -148,7 +154,8 @@ class EnginePublisher:
         if self._description is None:  # otherwise the problems were logged by whoever described it
             self._warn(found, description)
         await self._follow(description)
-        return LoadPoller(self._url, description, session, self._report, self._load_interval, self.load)
+        self._poller = LoadPoller(self._url, description, session, self._report, self._load_interval, self.load)
+        return self._poller
 
     async def _until_changed(
         self, poller: LoadPoller, found: EngineDescription, session: aiohttp.ClientSession

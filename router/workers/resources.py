@@ -93,6 +93,7 @@ class WorkerResources:
         changed."""
         followed, what = self._followed.get(worker.id), _what_is_followed(worker)
         if followed and followed.what == what:
+            followed.publisher.look_again()
             return
         if followed:
             await followed.publisher.close()

@@ -258,8 +258,11 @@ async def test_a_worker_that_was_away_is_followed_on_unless_its_events_are_other
         assert worker.description is not None
         state.roster.restate(worker, spec("a", ",events=tcp://127.0.0.1:1,role=prefill"))
         worker.description = msgspec.structs.replace(worker.description, models=(Model("m"), Model("b", parent="m")))
+        looked_again: list[bool] = []
+        publisher.look_again = lambda: looked_again.append(True)  # type: ignore[method-assign]
         await state.resources.set_up(worker)
         assert state.resources._followed["a"].publisher is publisher
+        assert looked_again == [True]
         worker.description = msgspec.structs.replace(worker.description, **other)
         await state.resources.set_up(worker)
         assert state.resources._followed["a"].publisher is not publisher
