@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
+from router.installed_policy import InstalledPolicy
 from router.scheduling.auto import Auto
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
 from router.scheduling.cheapest import Cheapest
@@ -24,11 +25,12 @@ BUILT_IN: dict[str, Callable[[], CostPolicy]] = {
 }
 
 
-def make_policy(settings: Settings) -> Policy:
-    """Raises SettingsError if there is no policy of that name."""
+def make_policy(settings: Settings, *, strict: bool = False) -> Policy:
+    """Raises SettingsError if there is no policy of that name. `strict`: an installed one whose answer cannot be used
+    raises PolicyFault; otherwise `overlap` answers instead."""
     match settings.router_mode:
         case "kv":
-            return Cheapest(_costs(settings), settings.router_temperature)
+            return Cheapest(_costs(settings, strict), settings.router_temperature)
         case "round-robin":
             return RoundRobin()
         case "random":
@@ -39,7 +41,7 @@ def make_policy(settings: Settings) -> Policy:
             return LeastLoaded()
 
 
-def _costs(settings: Settings) -> CostPolicy:
+def _costs(settings: Settings, strict: bool) -> CostPolicy:
     weight, name = settings.kv_overlap_score_weight, settings.kv_policy
     if weight is not None:
         if name not in {"overlap", "auto"}:
@@ -47,7 +49,7 @@ def _costs(settings: Settings) -> CostPolicy:
                 f"--kv-overlap-score-weight belongs to --kv-policy overlap, not to {name}: give one of the two."
             )
         return OverlapCost(weight)
-    return BUILT_IN[name]() if name in BUILT_IN else _installed(name)
+    return BUILT_IN[name]() if name in BUILT_IN else _installed(name, strict)
 
 
 def known_policies() -> list[str]:
@@ -55,13 +57,13 @@ def known_policies() -> list[str]:
     return [*BUILT_IN, *sorted(point.name for point in entry_points(group=ENTRY_POINTS))]
 
 
-def _installed(name: str) -> CostPolicy:
+def _installed(name: str, strict: bool) -> CostPolicy:
     for point in entry_points(group=ENTRY_POINTS, name=name):
         try:
             policy: CostPolicy = point.load()()
         except Exception as error:
             raise SettingsError(f"--kv-policy {name} of {point.value} cannot be loaded: {error}") from error
-        return policy
+        return InstalledPolicy(name, policy, None if strict else OverlapCost(1.0))
     known = ", ".join(known_policies())
     raise SettingsError(
         f"--kv-policy takes one of {known}, not {name!r}; docs/policies.md tells how to install others."

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias, get_args
 import numpy as np
 
 from router.ab.errors import RunError
+from router.installed_policy import PolicyFault
 from router.policies import known_policies, make_policy
 from router.scheduling.admission import Admission, Objectives, SloAction
 from router.scheduling.cheapest import Cheapest
@@ -71,7 +72,10 @@ class Run(NamedTuple):
         _check_ends(rows[-1].timestamp / 1000)
         fleet = VirtualFleet(self.fleet, find_policy(self.policy), self.seed, self._admission())
         enough = None if self.most_ttft is None else _exceeds(self.most_ttft * len(rows))
-        samples = fleet.run(rows, lambda fleet: plan_changes(fleet, self.changes), enough)
+        try:
+            samples = fleet.run(rows, lambda fleet: plan_changes(fleet, self.changes), enough)
+        except PolicyFault as fault:
+            raise RunError(str(fault)) from fault
         arriving = (rows[-1].timestamp - rows[0].timestamp) / 1000
         store = self.fleet.store_tokens > 0
         prefilling = self.fleet.workers - self.fleet.decode
@@ -88,7 +92,7 @@ def find_policy(name: str) -> Policy:
         return Cheapest(Affinity())
     try:
         settings = Settings(router_mode=name) if name in _MODES else Settings(kv_policy=name)  # type: ignore[arg-type]
-        return make_policy(settings)
+        return make_policy(settings, strict=True)  # figures of another policy would be worse than none
     except SettingsError as error:
         if name in known_policies():  # policies of installed packages cannot be loaded here
             raise RunError(str(error)) from None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from router.__main__ import main
 from router.policies import BUILT_IN, make_policy
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
-from router.scheduling.decision import Policy
+from router.scheduling.decision import Cost, Policy, Situation
 from router.settings import Settings, SettingsError
 from tests.router.scheduling.candidates import Scripted, costs_of, named, situation
 
@@ -98,6 +101,13 @@ class Longest:
         return Cost(-situation.overlap_tokens.astype(np.float64), 1.0)
 
 
+class Faulty:
+    costs = None  # what makes them, of a situation
+
+    def cost(self, situation):
+        return Faulty.costs(situation)
+
+
 def broken():
     raise RuntimeError("no licence")
 """
@@ -105,6 +115,7 @@ ENTRIES = """
 [kv_router.policies]
 longest = kv_router_test_policy:Longest
 broken = kv_router_test_policy:broken
+faulty = kv_router_test_policy:Faulty
 missing = kv_router_test_nowhere:Policy
 overlap = kv_router_test_policy:Longest
 """
@@ -144,3 +155,83 @@ def test_one_that_cannot_be_loaded_says_why(name: str, why: str) -> None:
 def test_installed_ones_are_among_those_there_are() -> None:
     with pytest.raises(SettingsError, match=r"overlap, .*longest.*not 'nonsense'"):
         made(kv_policy="nonsense")
+
+
+# -- that fail
+
+
+def nan() -> float:
+    return float("nan")
+
+
+def raises(_: Situation) -> Cost:
+    raise ValueError("no such table")
+
+
+FAULTS: dict[str, tuple[Callable[[Situation], Any], str]] = {
+    "raises": (raises, "it raised ValueError('no such table') (kv_router_test_policy.py, line "),
+    "NaN": (lambda _: Cost(np.array([1.0, nan()]), 1.0), "1 of its 2 costs are NaN"),
+    "too few": (lambda _: Cost(np.array([1.0]), 1.0), "shape (1,), and there are 2 candidates"),
+    "too many": (lambda _: Cost(np.zeros(3), 1.0), "shape (3,), and there are 2 candidates"),
+    "one number": (lambda _: Cost(np.array(3.0), 1.0), "shape (), and"),
+    "no cost": (lambda _: None, "no Cost: 'NoneType' object has no attribute 'values'"),
+    "no numbers": (lambda _: Cost(np.array(["a", "b"]), 1.0), "no Cost: could not convert string to float"),
+    "NaN for the prompt": (lambda _: Cost(np.zeros(2), nan()), "cost of the whole prompt is NaN"),
+    "none for the prompt": (lambda _: Cost(np.zeros(2), None), "no Cost: float() argument must be"),  # type: ignore[arg-type]
+    "too few open": (lambda _: Cost(np.zeros(2), 1.0, np.array([True])), "open has the shape (1,)"),
+}
+
+
+@pytest.fixture
+def faulty(package: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Situation], Any]], None]:
+    """Says what the policy `faulty` answers."""
+    kind = importlib.import_module("kv_router_test_policy").Faulty
+    return lambda answer: monkeypatch.setattr(kind, "costs", staticmethod(answer))
+
+
+Answering = Callable[[Callable[[Situation], Any]], None]
+
+
+@pytest.mark.parametrize(("answer", "fault"), FAULTS.values(), ids=FAULTS.keys())
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_that_fails_costs_no_request_and_is_told_of(
+    answer: Callable[[Situation], Any],
+    fault: str,
+    temperature: float,
+    faulty: Answering,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    faulty(answer)
+    policy = made(kv_policy="faulty", router_temperature=temperature)
+    for _ in range(3):
+        assert costs(policy) == [390, 100]
+    (record,) = caplog.records
+    fields = vars(record)["fields"]
+    assert (record.levelname, fields["policy"]) == ("ERROR", "faulty")
+    assert fault in str(fields["fault"])
+
+
+def test_it_is_told_of_once_a_minute(faulty: Answering, caplog: pytest.LogCaptureFixture) -> None:
+    faulty(raises)
+    policy = made(kv_policy="faulty")
+    for now in range(0, 150, 10):
+        policy.choose(situation(named("ab"), 10, now=float(now)), Scripted([0.5]))
+    assert [vars(record)["fields"]["faults"] for record in caplog.records] == [1, 7, 13]
+
+
+def test_one_that_answers_again_is_heard_again(faulty: Answering) -> None:
+    policy = made(kv_policy="faulty")
+    faulty(raises)
+    assert costs(policy) == [390, 100]
+    faulty(lambda _: Cost([3, 4], 1.0))  # type: ignore[arg-type]
+    assert costs(policy) == [3, 4]
+
+
+def test_a_simulation_of_one_that_fails_says_so(faulty: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    faulty(raises)
+    asked = ["simulate", "--workload", "rag", "--limit", "5", "--jobs", "1", "--policies", "faulty"]
+    assert main(asked) == 2
+    told = (
+        "kv-router simulate: the policy faulty: it raised ValueError('no such table') (kv_router_test_policy.py, line "
+    )
+    assert capsys.readouterr().err.startswith(told)
