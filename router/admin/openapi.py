@@ -9,7 +9,7 @@ import msgspec
 
 from engines.disaggregation import CONNECTORS
 from router.admin.shapes import MOST_SECONDS, Change, Error, Limits, LogLevel, Workers
-from router.workers.spec import MOST_BLOCK_TOKENS
+from router.workers.spec import MOST_BLOCK_TOKENS, ROLE_FIELDS
 
 Json = dict[str, Any]
 
@@ -89,6 +89,7 @@ _BODY_ERRORS = (400, 413, 415, 422)
 def document() -> Json:
     _, schemas = msgspec.json.schema_components([Workers, Change, Limits, LogLevel, Error], ref_template=_REFERENCE)
     schemas["Change"]["minProperties"] = 1
+    schemas["Change"]["properties"] |= {name: NEW_WORKER["properties"][name] for name in ROLE_FIELDS}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -118,7 +119,11 @@ def _paths() -> Json:
             "parameters": [_ID],
             "get": _operation("One worker.", 200, "WorkerState", errors=(404,)),
             "patch": _operation(
-                "Change its role, drain it, or let it serve again.", 200, "WorkerState", "Change", (404, 409)
+                "Change its part in split serving, drain it, or let it serve again.",
+                200,
+                "WorkerState",
+                "Change",
+                (404, 409),
             ),
             "delete": {
                 **_operation("Drain it and then remove it.", 202, "WorkerState", errors=(404, 422)),

@@ -10,12 +10,14 @@ from msgspec import UNSET, UnsetType
 
 from engines.answers import UNDECODABLE
 from router.settings.logs import LogLevel as Level
-from router.workers.spec import StatedRole, WorkerSpec, worker_from_mapping
+from router.workers.spec import ROLE_FIELDS, StatedRole, WorkerSpec, worker_from_mapping
 from router.workers.status import WorkerStatus
 
 MOST_SECONDS = 86_400.0
 """That a worker may be given to drain: a day."""
 
+_ANY = "http://127.0.0.1"
+"""Stands for the worker's URL, which stays."""
 _EXACT = 2.0**53
 """Up to here every whole number is a double of its own."""
 
@@ -49,7 +51,16 @@ class Change(msgspec.Struct, forbid_unknown_fields=True):
     """What is to be otherwise; what is not named stays."""
 
     role: StatedRole | UnsetType = UNSET
+    connector: str | UnsetType | None = UNSET
+    bootstrap_port: int | UnsetType | None = UNSET
+    host: str | UnsetType | None = UNSET
     drain: bool | UnsetType = UNSET
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The fields of `WorkerSpec` that are to be otherwise."""
+        values = {name: getattr(self, name) for name in ROLE_FIELDS}
+        return {name: value for name, value in values.items() if value is not UNSET}
 
 
 class LogLevel(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,8 +105,12 @@ def read_worker(body: bytes) -> WorkerSpec:
 def read_change(body: bytes) -> Change:
     """Raises Wrong."""
     change = _decode(body, Change)
-    if change.role is UNSET and change.drain is UNSET:
-        raise Wrong(422, "Nothing is to change: state role, drain or both.")
+    if not change.stated and change.drain is UNSET:
+        raise Wrong(422, f"Nothing is to change: state {', '.join(ROLE_FIELDS)} or drain.")
+    try:
+        worker_from_mapping({"url": _ANY, **change.stated})
+    except ValueError as error:
+        raise Wrong(422, f"{error}") from None
     return change
 
 

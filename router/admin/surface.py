@@ -157,9 +157,9 @@ class AdminSurface:
         worker = self._worker(request)  # it may have left meanwhile
         if change.drain is not UNSET:
             self._roster.drain(worker, change.drain)
-        if change.role is not UNSET:
-            self._roster.restate(worker, msgspec.structs.replace(worker.spec, role=change.role))
-            log_event(logger, logging.INFO, "A worker's role was changed", worker=worker.id, role=worker.role)
+        if stated := change.stated:
+            self._roster.restate(worker, msgspec.structs.replace(worker.spec, **stated))
+            log_event(logger, logging.INFO, "What is stated of a worker was changed", worker=worker.id, **stated)
         return _json(200, self._state(worker))
 
     async def _remove(self, request: web.Request) -> web.Response:

@@ -183,6 +183,11 @@ async def test_wrong_bodies_are_explained(a: ScriptedWorker, method: str, path: 
         ({"drain": 1}, "$.drain"),
         ({"drain": None}, "$.drain"),
         ({"role": "x"}, "`$.role`; it takes prefill, decode, both, auto."),
+        ({"connector": "nixle"}, "did you mean 'nixl'?"),
+        ({"connector": 1}, "$.connector"),
+        ({"bootstrap_port": 0}, "from 1 to 65535"),
+        ({"bootstrap_port": 65536, "drain": True}, "from 1 to 65535"),
+        ({"host": ""}, "takes text"),
         ({"url": "http://h:1"}, "url"),
         ({"drain": True, "name": "b"}, "name"),
     ],
@@ -477,6 +482,13 @@ def test_an_address_that_cannot_be_is_not_described_either(url: str) -> None:
 
 def test_a_change_of_nothing_is_not_described() -> None:
     assert document()["components"]["schemas"]["Change"]["minProperties"] == 1
+
+
+def test_a_change_is_described_as_it_would_be_of_a_new_worker() -> None:
+    described = document()["components"]["schemas"]["Change"]["properties"]
+    assert {name: described[name] for name in described if name != "drain"} == {
+        name: NEW_WORKER["properties"][name] for name in ("role", "connector", "bootstrap_port", "host")
+    }
 
 
 VALUES: dict[str, list[Any]] = {

@@ -300,6 +300,22 @@ async def test_a_role_changes_while_requests_are_under_way(a: ScriptedWorker, b:
         assert (told["role"], told["connector"]) == ("both", "nixl")
 
 
+async def test_workers_that_served_whole_are_made_to_serve_in_parts(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    a.then(PREFILLED)
+    async with administering(a, b) as admin, admin.router.client() as client:
+        for name, role in (("a", "prefill"), ("b", "decode")):
+            status, told = await admin.change(name, role=role, connector="nixl", bootstrap_port=9, host="rack")
+            assert (status, told["role"], told["connector"]) == (200, role, "nixl")
+        assert (await client.ask(post(body=b'{"prompt":"x"}'))).status == 200
+        assert [len(worker.requests) for worker in (a, b)] == [1, 1]
+        spec = admin.router.app._fleet.workers["a"].spec
+        assert (spec.bootstrap_port, spec.host) == (9, "rack")
+        _, told = await admin.change("a", role="auto", connector=None, host=None)
+        assert (told["role"], told["connector"]) == ("both", None)
+        spec = admin.router.app._fleet.workers["a"].spec
+        assert (spec.bootstrap_port, spec.host) == (9, None)
+
+
 def body_of(part: str) -> Any:
     async def script(dialogue: Dialogue) -> None:
         await dialogue.go_on.wait()
