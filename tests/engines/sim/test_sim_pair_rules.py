@@ -199,7 +199,7 @@ async def test_mooncakes_decode(change: Change, says: str) -> None:
     [without("ignore_eos"), setting(stop=["x"]), setting(stop_token_ids=[2]), setting(ignore_eos=False)],
 )
 async def test_mooncakes_prefill_must_end_by_length(change: Change) -> None:
-    async with pair("mooncake", speedup=500.0) as both:
+    async with pair("mooncake", speedup=100.0) as both:
         asked = both.ask_prefill(change(both.prefill_body(BODY))), both.ask_decode(both.decode_body(BODY))
         (prefill, _), (decode, _) = await asyncio.gather(*asked)
         assert (prefill, decode) == (200, 500)
@@ -269,7 +269,7 @@ async def test_halves_under_different_names_never_meet(connector: str) -> None:
 
 @pytest.mark.parametrize("connector", ["nixl-push", "mooncake", "sglang"])
 async def test_halves_must_have_the_same_prompt(connector: str) -> None:
-    async with pair(connector, speedup=500.0) as both:
+    async with pair(connector, speedup=50.0, lease_s=15.0) as both:
         other = {**BODY, "prompt": TOKENS[1:]}
         answers = await asyncio.gather(both.half("prefill", BODY), both.half("decode", other))
         assert answers[1][0] == 500

@@ -106,19 +106,29 @@ async def test_the_source_of_prompt_tokens_is_counted() -> None:
 @pytest.mark.parametrize("connector", PAIRS)
 async def test_a_transfer_takes_time(connector: str) -> None:
     """A second for 40 tokens and another of base, simulated."""
-    slow = {"transfer_gb_s": 40 * 131_072 / 1e9, "transfer_base_s": 1.0, "speedup": 100.0, "lease_s": 1e6}
+    slow = {"transfer_gb_s": 40 * 131_072 / 1e9, "transfer_base_s": 1.0, "speedup": 20.0, "lease_s": 1e6}
     async with pair(connector, **slow) as both:
         await both.both({"prompt": TOKENS, "max_tokens": 1})
         assert both.decode.scheduler.counters.first_token_seconds >= 2.0
 
 
 async def test_pushing_hides_behind_prefill() -> None:
-    prefill = StepTiming(base_s=20.0)
-    slow = {"transfer_gb_s": 40 * 131_072 / 1e10, "transfer_base_s": 1.0, "speedup": 200.0, "timing": prefill}
-    async with pair("mooncake", **slow) as both:
-        await both.both({"prompt": TOKENS, "max_tokens": 1})
-        # 20 s of prefill cover 10 s of sending; then 1 s of base and decode's own step.
-        assert 41.0 <= both.decode.scheduler.counters.first_token_seconds < 51.0
+    """5 s of prefill cover 2.5 s of sending: what is left when it is done is the base time."""
+    slow = {"transfer_gb_s": 40 * 131_072 / 2.5e9, "transfer_base_s": 3600.0, "timing": StepTiming(base_s=5.0)}
+    async with pair("mooncake", speedup=20.0, **slow) as both:
+        transfers, body = both.decode.worker.fleet.transfers, {"prompt": TOKENS, "max_tokens": 1}
+        decode = asyncio.create_task(both.half("decode", body))
+        await until(lambda: any(want.missing for want in transfers.wants.values()))
+        prefill = asyncio.create_task(both.half("prefill", body))
+        await until(lambda: any(offer.finished for offer in transfers.offers.values()))
+        (offer,), (want,) = transfers.offers.values(), transfers.wants.values()
+        assert offer.finished is not None
+        assert isinstance(want.timer, asyncio.TimerHandle)
+        arrives = transfers.now + 20.0 * (want.timer.when() - asyncio.get_running_loop().time())
+        assert arrives - offer.finished == pytest.approx(3600.0, abs=2.0)
+        decode.cancel()
+        assert (await prefill)[0] == 200
+        await both.settled()
 
 
 @pytest.mark.parametrize("connector", ALL)
@@ -163,7 +173,7 @@ async def test_a_transfer_that_hangs_ends_with_its_client(connector: str) -> Non
 
 
 async def test_what_hangs_is_let_go_at_the_end_of_its_lease() -> None:
-    async with pair("mooncake", lease_s=30.0, speedup=1000.0) as both:
+    async with pair("mooncake", lease_s=30.0, speedup=100.0) as both:
         await both.decode.post("/sim/fault", {"kind": "transfer_hangs"})
         asking = asyncio.create_task(both.both({"prompt": TOKENS, "max_tokens": 3}))
         await until(lambda: both.decode.scheduler.loading)
