@@ -127,7 +127,7 @@ class RouterActor:
         """See `router_child`."""
         self._told.unlink(missing_ok=True)
         self.actor.send(signal.SIGUSR1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not self._told.exists():  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(0.02)
         told: dict[str, Any] = json.loads(self._told.read_bytes())

@@ -42,7 +42,7 @@ class Inbox:
         self._messages.put_nowait(payload)
 
     async def take(self, count: int) -> list[bytes]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return [await self._messages.get() for _ in range(count)]
 
     @property

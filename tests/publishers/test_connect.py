@@ -74,7 +74,7 @@ async def test_embedded_serves_itself_and_others_and_ends() -> None:
     got = asyncio.Event()
     await other.subscribe("events", lambda _: got.set())
     plane.publish("events", b"x")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await got.wait()
     await other.close()
     await plane.close()

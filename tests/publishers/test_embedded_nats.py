@@ -38,7 +38,7 @@ async def test_it_does_not_outlive_who_was_killed() -> None:
     try:
         owner.kill()
         await owner.wait()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await _end_of(server)
     except TimeoutError:
         signal.pidfd_send_signal(server, signal.SIGKILL)
@@ -85,7 +85,7 @@ async def test_it_is_started_again_where_it_was() -> None:
         port, process = plane.server.port, plane.server._process
         assert process
         os.kill(process.pid, signal.SIGKILL)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await came_back.wait()
             plane.publish("kv.test", b"x")
             await told.wait()

@@ -26,7 +26,7 @@ async def test_all_end() -> None:
     tasks = [asyncio.create_task(stubborn(times)) for times in range(4)]
     tasks.append(asyncio.create_task(failing()))
     await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await end_tasks(tasks, again=0.0)
     assert all(task.done() for task in tasks)
 

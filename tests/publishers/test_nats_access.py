@@ -59,7 +59,7 @@ async def connects(url: str, files: NatsFiles) -> bool:
         got = asyncio.Event()
         await plane.subscribe("x", lambda _: got.set())
         plane.publish("x", b"1")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await got.wait()
         return True
     finally:
@@ -212,7 +212,7 @@ async def test_what_is_to_be_encrypted_is_never_sent_in_the_clear() -> None:
         plane = make_plane(f"tls://user:SECRET@127.0.0.1:{port}")
         await plane.start()
         assert not plane.connected
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await heard.get() == b""
         await plane.close()
 
@@ -239,7 +239,7 @@ async def test_a_file_that_is_just_being_replaced_is_read_again(kind: str, meanw
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server, asyncio.timeout(20):
+    async with server, asyncio.timeout(30):
         file.write_text(whole)
         plane = make_plane(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", NatsFiles(**{kind: str(file)}))
         await plane.start()
@@ -333,7 +333,7 @@ async def test_what_may_not_be_published_is_told_once_for_each_subject(
         for _ in range(50):
             plane.publish("wrong", b"x")
         plane.publish("right", b"x")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await got.wait()
         await plane.close()
     assert len(warnings(caplog, '"wrong"')) == 1

@@ -105,7 +105,7 @@ async def test_while_the_file_with_the_seed_is_gone_nobody_waits_and_it_is_told_
     monkeypatch.setattr(publishers.nats_plane, "RECONNECT_WAIT", 0.01)
     seed = tmp_path / "seed"
     plane = NatsPlane([nats_server.url], files=NatsFiles(nkey_seed=str(seed)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await plane.start()
     await asyncio.sleep(0.1)
     assert not plane.connected
@@ -277,7 +277,7 @@ async def test_an_answer_ends_with_the_connection_over_which_it_came(nats_server
     assert await anext(answer) == b"and so on"
     await nats_server.stop()
     with pytest.raises(PlaneUnavailable, match="lost amid an answer"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await anext(answer)
     await publisher.close()
     await router.close()

@@ -194,7 +194,7 @@ async def test_the_process_publishes_and_ends_in_order(nats_server: NatsServer, 
         await engine.publish(stored(7777, 8888))
         await until(lambda: batches and reports and reports[-1].event_id == 0)
         process.send_signal(number)
-        _, said = await asyncio.wait_for(process.communicate(), 10)
+        _, said = await asyncio.wait_for(process.communicate(), 30)
     await plane.close()
     assert process.returncode == 0, said.decode()
     assert batches[0].rank == ("w.1", 0)

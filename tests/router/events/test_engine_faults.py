@@ -91,7 +91,7 @@ async def of_rank(router: RunningRouter) -> dict[str, Any]:
 
 
 async def until_told(router: RunningRouter, view: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while (await of_rank(router))["index"] != view:  # noqa: ASYNC110 - it is asked over HTTP
             await asyncio.sleep(0.01)
     named = {"worker": RANK.worker_id, "dp_rank": "0"}

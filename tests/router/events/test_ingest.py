@@ -301,7 +301,7 @@ async def test_time_goes_on_by_itself_until_it_is_closed(
                 await stranger.report()
                 await asyncio.sleep(0)
 
-        await asyncio.wait_for(is_told_of(), 10)
+        await asyncio.wait_for(is_told_of(), 30)
         await ends.ingest.close()
         ticks = ends.ingest._ticks
         for _ in range(5):

@@ -285,7 +285,7 @@ async def test_a_process_that_stands_still_is_killed_in_the_end(
         keeping = asyncio.create_task(parent._keep(0))
         for _ in range(signals):
             parent._on_signal()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await keeping
     assert "A process does not end and is killed" in caplog.messages
 
@@ -312,7 +312,7 @@ async def test_a_process_that_stands_still_while_it_serves_is_started_again(
     monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
     settings = Settings(processes=1)
     with parent_of(settings, tmp_path) as parent:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await parent.run() == 0
     assert "A process stands still and is killed" in caplog.messages
     assert len(started) == 2

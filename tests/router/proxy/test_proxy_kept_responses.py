@@ -104,7 +104,7 @@ async def test_what_nobody_keeps_is_for_an_engine_to_say(a: ScriptedWorker, b: S
 
 async def test_nobody_else_is_tried_while_its_keeper_is_down(a: ScriptedWorker, b: ScriptedWorker) -> None:
     a.then(answer(kept()))
-    async with running(a, b, health_interval=0.05) as router, router.client() as client:
+    async with running(a, b, health_interval=0.2) as router, router.client() as client:
         await create(client)
         await a.refuse()
         statuses = {(await client.ask(request)).status for request in about("resp_1")}

@@ -283,7 +283,7 @@ async def test_requests_at_a_time_have_connections_of_their_own(a: ScriptedWorke
 
 
 async def test_a_worker_that_comes_back_serves_again(a: ScriptedWorker, b: ScriptedWorker) -> None:
-    async with running(a, b, health_interval=0.05) as router, router.client() as client:
+    async with running(a, b, health_interval=0.2) as router, router.client() as client:
         await a.refuse()
         assert (await client.ask(post())).header(b"x-router-worker") == b"b"
         assert not router.is_up(a)
@@ -294,7 +294,7 @@ async def test_a_worker_that_comes_back_serves_again(a: ScriptedWorker, b: Scrip
 
 
 async def test_a_worker_comes_back_with_another_model(a: ScriptedWorker) -> None:
-    async with running(a, health_interval=0.05) as router, router.client() as client:
+    async with running(a, health_interval=0.2) as router, router.client() as client:
         a.pages.statuses["/health"] = 503
         await until(lambda: not router.is_up(a))
         a.pages.models = ["other"]
@@ -313,7 +313,7 @@ async def test_what_a_worker_has_in_flight_goes_on_when_its_health_fails(a: Scri
         dialogue.end()
 
     a.then(script)
-    async with running(a, health_interval=0.05) as router, router.client() as client:
+    async with running(a, health_interval=0.2) as router, router.client() as client:
         client.send(post())
         await client.head()
         a.pages.statuses["/health"] = 500

@@ -302,7 +302,7 @@ async def test_the_engines_of_one_model_judge_an_unknown_name(
 
 async def test_no_worker_is_up(a: ScriptedWorker) -> None:
     await a.refuse()
-    async with running(a, health_interval=0.05) as router, router.client() as client:
+    async with running(a, health_interval=0.2) as router, router.client() as client:
         for request in (post(), post(body=b'{"model":"any","prompt":"x"}'), post("/v1/embeddings"), get("/v1/files")):
             got = await client.ask(request)
             assert got.status == 503

@@ -67,7 +67,7 @@ async def test_logs_hold_no_prompt_no_key_and_no_token_id(
         "api_keys": write_keys(tmp_path, {"name": "one", "key": KEY}),
         "worker_api_key_file": str(engines_key),
         "router_mode": mode,
-        "health_interval": 0.05,
+        "health_interval": 0.2,
     }
     async with running(a, b, **settings) as router:
         for number, (path, body) in enumerate(BODIES * len(FAULTS)):

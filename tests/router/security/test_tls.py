@@ -234,7 +234,7 @@ async def test_a_hangup_reads_what_workers_are_shown_again(ca: Authority, pair: 
     async with secure_engine(other.server(other.pair("127.0.0.1", "engine"), clients=other)) as engine:
         worker = Behind(engine)
         secure: dict[str, Any] = {"worker_ca": ca.file, "worker_cert": shown.cert, "worker_key": shown.key}
-        async with running(worker, source=source_of(worker), health_interval=0.05, **secure) as router:
+        async with running(worker, source=source_of(worker), health_interval=0.5, **secure) as router:
             assert not router.is_up(worker)
             theirs = other.pair("router", "theirs")
             shutil.copy(other.file, ca.file)

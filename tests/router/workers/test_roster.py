@@ -337,7 +337,7 @@ async def test_all_publishers_are_closed_at_once(state: State) -> None:
     for name, publisher in zip("ab", publishers, strict=True):
         state.resources._followed[name] = _Followed((), cast("EnginePublisher", publisher))
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await state.roster.close()
     finally:
         await together.abort()
