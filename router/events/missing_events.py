@@ -59,7 +59,8 @@ class MissingEvents:
         if not ranks:
             return (
                 f"The index of dp_rank {numbers} is out of date and does not recover: its publisher has fallen silent, "
-                "or does not answer; check that it runs and is connected, and what its log says (docs/publishers.md)."
+                "does not answer, or is of another version than this router; check that it runs, is connected and has "
+                "the same version, and what its log says (docs/publishers.md)."
             )
         if self._namespace is None:
             return (
