@@ -368,6 +368,8 @@ class App:
         """Stop accepting, let running requests end, cut off those that outlast `timeout` seconds."""
         if self._server:
             self._server.close()
+        if self._admin:
+            await self._admin.free_port()
         await self._draining.drain(timeout)
 
     async def close(self) -> None:

@@ -107,6 +107,11 @@ class AdminSurface:
         self.port = self._runner.addresses[0][1]
         log_event(logger, logging.INFO, "Administration", host=address.host, port=self.port)
 
+    async def free_port(self) -> None:
+        """Another router may listen there from now on. Whoever is connected may go on asking."""
+        for site in self._runner.sites:
+            await site.stop()
+
     async def close(self) -> None:
         await self._runner.cleanup()
 

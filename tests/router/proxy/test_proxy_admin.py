@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -58,6 +59,29 @@ async def test_a_connection_without_a_request_is_closed(
         async with RawClient(router.app._admin.port) as client:
             client.send(sent)
             await client.rest()
+
+
+async def test_its_port_is_free_for_another_router_as_soon_as_this_one_drains(a: ScriptedWorker) -> None:
+    """Its streams may go on for long, and the other one would not start."""
+    a.then(held)
+    async with administering(a) as admin, admin.router.client() as client:
+        assert (await admin.show("a"))[0] == 200
+        asked = asyncio.ensure_future(client.ask(post()))
+        await until(lambda: a.requests)
+        draining = asyncio.ensure_future(admin.router.app.drain(60))
+        port = admin.router.app._admin.port if admin.router.app._admin else 0
+        await until(lambda: not listens(port))
+        assert (await admin.show("a"))[1]["in_flight"] == 1, "who is connected may still look"
+        async with running(admin_listen=Address("127.0.0.1", port)) as other, admin_of(other) as anew:
+            assert await anew.ask("GET", "workers") == (200, {"workers": []})
+        a.go_on.set()
+        assert (await asked).status == 200
+        await draining
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_without_the_setting_there_is_no_such_surface(a: ScriptedWorker) -> None:
