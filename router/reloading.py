@@ -33,10 +33,7 @@ class Reloading:
         """Settings that cannot be used change nothing; what has changed beside the workers takes a restart.
         `say_none`: log it even where no worker has changed."""
         try:
-            settings = self._source.read_again()
-            others = self._others(settings)
-            if others:  # else only the restart would find out what is wrong with them
-                check(settings)
+            settings, others = read_again(self._source, self._settings)
             self._reload_files()
         except SettingsError as error:
             log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
@@ -48,35 +45,47 @@ class Reloading:
             message = "Other settings have changed too: they take a restart"
             log_event(logger, logging.WARNING, message, settings=",".join(others))
 
-    def _others(self, settings: Settings) -> list[str]:
-        """Keys of the settings, besides the workers, that are not as they are in force."""
-        said, in_force = vars(settings), vars(self._settings)
-        differing = (option for option in options() if said[option.attribute] != in_force[option.attribute])
-        return [option.key for option in differing if option.attribute != "workers"]
-
     async def watch(self, file: Path, interval: float = _INTERVAL) -> None:
-        """Until cancelled, reload whenever the file's content has changed, once it has not been written to between two
-        looks: half of a list of workers can be read as well. Also at first, as it may have changed while the router
-        started."""
-        seen: tuple[int, ...] | None = None
-        read: tuple[int, ...] | None = None
-        content: bytes | None = None
-        while True:
-            last, seen = seen, await asyncio.to_thread(_mark, file)
-            if seen == last != read:
-                first, read, before = read is None, seen, content
-                content = await asyncio.to_thread(_content, file)
-                if content is not None and not content.strip():  # half written, most often; SIGHUP takes it at its word
-                    log_event(logger, logging.ERROR, "The settings stay as they are", reason=f"{file} is empty.")
-                elif content != before:
-                    self._reload_or_log(say_none=not first)
-            await asyncio.sleep(interval)
+        """Until cancelled, reload whenever the file's content has changed."""
+        await follow(file, lambda first: self.reload(say_none=not first), interval)
 
-    def _reload_or_log(self, *, say_none: bool) -> None:
-        try:
-            self.reload(say_none=say_none)
-        except Exception:  # else the file would never be looked at again
-            logger.exception("The settings could not be taken over")
+
+def read_again(source: Source, in_force: Settings) -> tuple[Settings, list[str]]:
+    """The settings as they are stated now, and the keys of those, besides the workers, that are not as they are in
+    force. Raises SettingsError."""
+    settings = source.read_again()
+    said, before = vars(settings), vars(in_force)
+    differing = (option for option in options() if said[option.attribute] != before[option.attribute])
+    others = [option.key for option in differing if option.attribute != "workers"]
+    if others:  # else only the restart would find out what is wrong with them
+        check(settings)
+    return settings, others
+
+
+async def follow(file: Path, reload: Callable[[bool], object], interval: float = _INTERVAL) -> None:
+    """Until cancelled, call `reload` whenever the file's content has changed, once it has not been written to between
+    two looks: half of a list of workers can be read as well. Also at first, which is what it is told, as the file may
+    have changed while the router started."""
+    seen: tuple[int, ...] | None = None
+    read: tuple[int, ...] | None = None
+    content: bytes | None = None
+    while True:
+        last, seen = seen, await asyncio.to_thread(_mark, file)
+        if seen == last != read:
+            first, read, before = read is None, seen, content
+            content = await asyncio.to_thread(_content, file)
+            if content is not None and not content.strip():  # half written, most often; SIGHUP takes it at its word
+                log_event(logger, logging.ERROR, "The settings stay as they are", reason=f"{file} is empty.")
+            elif content != before:
+                _call_or_log(reload, first)
+        await asyncio.sleep(interval)
+
+
+def _call_or_log(reload: Callable[[bool], object], first: bool) -> None:
+    try:
+        reload(first)
+    except Exception:  # else the file would never be looked at again
+        logger.exception("The settings could not be taken over")
 
 
 def _mark(file: Path) -> tuple[int, ...]:

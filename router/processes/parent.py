@@ -30,6 +30,8 @@ from router.early_signals import take_hangups
 from router.port import check_free
 from router.processes.heartbeat import INTERVAL, Standstill
 from router.processes.member import Member, Start, map_memory, memory_size
+from router.reloading import follow, read_again
+from router.security.security import check_security
 from router.settings import Settings, SettingsError
 
 logger = logging.getLogger("router.processes")
@@ -149,9 +151,12 @@ class _Parent:
         stopped = self._stopping.is_set()
         if len(listening) == count and all(listening):
             say(listening[0].rstrip("\n"))
-            watching = asyncio.create_task(self._watch())
+            watching = [asyncio.create_task(self._watch())]
+            if self._settings.watch_config and (file := self._source.file):
+                watching.append(asyncio.create_task(follow(file, lambda _: self._read_workers())))
             await asyncio.gather(*(self._keep(number) for number in range(count)))
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             return 0
         if not stopped:  # else they were told, and those that serve may take their time
             self._on_signal()
@@ -190,9 +195,11 @@ class _Parent:
                 _signal(self._running[number], signal.SIGHUP)
 
     def _read_workers(self) -> bool:
-        """Whoever starts from now on is told of the workers as they are now. Returns whether they could be read."""
+        """Whoever starts from now on is told of the workers as they are now, if those that run take them too. Returns
+        whether that is so."""
         try:
-            workers = self._source.read_again().workers
+            workers = read_again(self._source, self._stated)[0].workers
+            check_security(self._stated)
         except SettingsError as error:
             log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
             return False
@@ -236,7 +243,7 @@ class _Parent:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), RESTART_DELAY)
                 return
-            if self._settings.watch_config:  # the others look at the file themselves
+            if self._settings.watch_config:  # the others may have seen a change of this very second
                 self._read_workers()
             try:
                 await self._start(number)

@@ -9,6 +9,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from router.cli import Source
 from router.processes import parent as processes
 from router.processes.member import memory_size
 from router.processes.parent import _Parent, _reserve, supervise
+from router.reloading import follow
 from router.settings import Settings
 from tests.fakes.waiting import until
 
@@ -199,6 +201,36 @@ async def test_settings_that_cannot_be_read_again_stay_as_they_are(
         file.write_text("worker: [http://127.0.0.1:2]")
         parent._on_hangup()
     assert [number for _, number in told] == [signal.SIGHUP]
+
+
+@pytest.mark.parametrize("refused", ["worker: [", "worker: [http://127.0.0.1:3]\ntokenizer: /none"])
+async def test_where_settings_are_refused_a_process_that_is_started_again_has_the_workers_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """Also those that a watched file stated before it was spoilt, which only the parent can tell."""
+    file, children = tmp_path / "router.yaml", [Child(), Child()]
+    left = list(children)
+
+    async def start(*_: object, **__: Any) -> Child:
+        return left.pop(0)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
+    monkeypatch.setattr(processes, "follow", partial(follow, interval=0.001))
+    source = Source(["--config", str(file), "--watch-config"], {})
+    file.write_text("worker: [http://127.0.0.1:1]")
+    with parent_of(source.read(), tmp_path, source) as parent:
+        serving = asyncio.create_task(parent.run())
+        await until(lambda: parent._listening)
+        file.write_text("worker: [http://127.0.0.1:22]")
+        await until(lambda: parent._settings.workers[0].url.endswith(":22"))
+        file.write_text(refused)
+        children[0].ended.set()
+        await until(lambda: children[1].told)
+        parent._on_signal()
+        assert await serving == 0
+    (worker,) = msgspec.json.decode(children[1].told)["settings"]["workers"]
+    assert worker["url"] == "http://127.0.0.1:22"
 
 
 async def test_a_process_that_is_being_started_when_the_signal_comes_is_told_of_it(
