@@ -204,6 +204,7 @@ def _seconds(text: str) -> float:
 
 def _version() -> str:
     try:
-        return importlib.metadata.version("kv-aware-router")
+        version = importlib.metadata.version("kv-aware-router")
     except importlib.metadata.PackageNotFoundError:
-        return "kv-aware-router, not installed"
+        version = "(run from a checkout, not installed)"
+    return f"kv-publisher {version}"

@@ -112,6 +112,12 @@ def test_a_password_is_not_repeated(flag: str, value: str, capsys: pytest.Captur
     assert "secret" not in capsys.readouterr().err
 
 
+def test_the_version_says_of_what(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        parse(["--version"])
+    assert re.match(r"kv-publisher (\d|\(run from a checkout)", capsys.readouterr().out)
+
+
 def test_help_explains_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(["--help"])
