@@ -166,10 +166,12 @@ class VllmFlavour(Flavour):
         ]
 
     def pages(self, in_flight: int, now: float) -> dict[str, Json]:  # noqa: ARG002 - no page here tells the time
-        pages: dict[str, Json] = {"/version": {"version": VERSION}, "/load": {"server_load": in_flight}}
-        if self.facts.event_port:
-            pages["/kv_event_sources"] = {str(rank): self._source(rank) for rank in range(len(self.facts.ranks))}
-        return pages
+        publishing = range(len(self.facts.ranks)) if self.facts.event_port else ()
+        return {
+            "/version": {"version": VERSION},
+            "/load": {"server_load": in_flight},
+            "/kv_event_sources": {str(rank): self._source(rank) for rank in publishing},
+        }
 
     def _source(self, rank: int) -> Json:
         return {

@@ -17,6 +17,7 @@ from engines.description import EngineDescription
 from engines.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineBatch
 from engines.load import poll
 from engines.probe import Answer, probe
+from engines.problems import EVENTS_OFF
 from indexer.handles import BlockHandles
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace, Tier
@@ -255,10 +256,13 @@ async def test_ranks_publish_apart(flavour: str) -> None:
         assert batch.dp_rank == 2
 
 
-async def test_no_events_when_told_so() -> None:
-    async with client(kv_events=False) as worker:
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_no_events_when_told_so(flavour: str) -> None:
+    """It says so itself, as the engines do: it is not too old to say where they are."""
+    async with client(flavour=flavour, kv_events=False) as worker:
         await worker.complete(TOKENS, 20)
-        assert (await describe(worker)).event_sources == ()
+        found = await describe(worker)
+        assert (found.event_sources, found.problems) == ((), (EVENTS_OFF,))
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
