@@ -13,6 +13,7 @@ from router.context import RouterContext
 from router.http.messages import RequestHead, Response
 from router.metrics.registry import merge
 from router.openai.errors import BadRequest
+from router.refusals import no_worker
 from router.security.guard import Guard, Tenant
 from router.split.pairing import counterparts
 from router.store.hot_page import PATH as HOT
@@ -74,9 +75,12 @@ class OwnPages:
             return self._models(head, tenant)
         if tenant is not None:
             tenant.check_model(name)
-        found = self._context.fleet.models().get(name)
+        fleet = self._context.fleet
+        found = fleet.models().get(name)
+        if found is None and fleet.may_serve(name):  # its workers are down, and clients do not ask again after a 404
+            return no_worker(fleet, name, None, retried=False)
         if found is None:
-            raise no_such_model(self._context.fleet, name, tenant)
+            raise no_such_model(fleet, name, tenant)
         return Response(200, msgspec.json.encode(self._shown(*found)))
 
     def _shown(self, worker: Worker, model: Model) -> dict[str, object]:

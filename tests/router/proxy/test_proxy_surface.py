@@ -247,6 +247,19 @@ async def test_one_model_is_shown_by_the_router_whoever_serves_it(a: ScriptedWor
     assert a.requests == b.requests == []
 
 
+async def test_a_model_whose_workers_are_down_is_not_said_to_be_unknown(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    """Clients ask again after 503, and not after 404."""
+    a.pages.models, b.pages.models = ["one"], ["two"]
+    async with running(a, b) as router, router.client() as client:
+        await a.refuse()
+        assert (await client.ask(post(body=b'{"model":"one","prompt":"x"}'))).status == 502
+        for request in (get("/v1/models/one"), post(body=b'{"model":"one","prompt":"x"}')):
+            got = await client.ask(request)
+            assert (got.status, error(got)["type"]) == (503, "server_error")
+            assert "No worker that serves 'one' is up" in error(got)["message"]
+        assert (await client.ask(get("/v1/models/nobody"))).status == 404
+
+
 async def test_an_unknown_model(a: ScriptedWorker) -> None:
     async with running(a) as router, router.client() as client:
         got = await client.ask(post(body=b'{"model":"nobody","prompt":"SECRET-PROMPT"}'))
