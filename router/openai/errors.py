@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -15,6 +16,9 @@ _TYPES = {
     429: "rate_limit_error",
 }
 
+
+_NUMBER = re.compile(rb'"sequence_number":\s*(\d{1,15})(?!\d)')
+"""Of an event of /v1/responses. (In a text that tells of one, the quotes are escaped.)"""
 
 Header = tuple[bytes, bytes]
 
@@ -45,12 +49,28 @@ def error_response(
     header: Header | None = None,
 ) -> Response:
     """`code` defaults to the status, as engines have it; `details` stand beside it."""
-    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    error = {"message": message, "type": kind, "param": param, "code": code or status, **(details or {})}
-    body = msgspec.json.encode({"error": error, "type": "error"})
+    body = msgspec.json.encode(_told(status, message, code, param, details))
     return Response(status, body, headers=(header,) if header else ())
 
 
-def error_event(status: int, message: str) -> bytes:
-    """A server-sent event that ends a stream which cannot go on."""
-    return b"data: %s\n\n" % error_response(status, message).body
+def _told(
+    status: int,
+    message: str,
+    code: str | None = None,
+    param: str | None = None,
+    details: Mapping[str, float] | None = None,
+) -> dict[str, object]:
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    error = {"message": message, "type": kind, "param": param, "code": code or status, **(details or {})}
+    return {"error": error, "type": "error"}
+
+
+def error_event(status: int, message: str, numbered: bytes | None = None) -> bytes:
+    """A server-sent event that ends a stream which cannot go on. `numbered`: the latest bytes of a stream of
+    /v1/responses. Its events have numbers, and clients that know them by their form look for the error's fields beside
+    these; others look for an object `error` there too."""
+    told = _told(status, message)
+    if numbered is not None:
+        number = max(map(int, _NUMBER.findall(numbered)), default=-1) + 1
+        told |= {"sequence_number": number, "code": str(status), "message": message, "param": None}
+    return b"data: %s\n\n" % msgspec.json.encode(told)

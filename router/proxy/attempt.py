@@ -85,6 +85,12 @@ class Attempt:
         # It is back in its pool, but keeps its last pieces until its next request.
         return read_usage(upstream.recent, upstream.latest) if upstream else (None, None)
 
+    @property
+    def latest(self) -> bytes:
+        """The last two pieces of the answer's body."""
+        upstream = self._sending.connection if self._sending else None
+        return upstream.recent + upstream.latest if upstream else b""
+
     def pause(self) -> None:
         if self._sending and self._sending.connection:
             self._sending.connection.pause()

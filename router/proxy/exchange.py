@@ -17,6 +17,7 @@ from router.http.relay import LAST_CHUNK, Relay, chunk
 from router.http.upstream import Head
 from router.migration.migrating import Migration
 from router.openai.errors import error_event, error_response
+from router.openai.kept_responses import PATH as RESPONSES
 from router.proxy.attempt import Attempt
 from router.proxy.failures import MOST_HARMED, Failure
 from router.proxy.legs import Leg, Pair
@@ -399,8 +400,10 @@ class Exchange:
 
     def _cut(self, status: int, message: str) -> None:
         """End an answer that has begun so that the client can see that it is incomplete."""
-        relay = self._attempt.relay if self._attempt else self._interrupted
-        last = relay.broken(error_event(status, message)) if relay else None
+        attempt = self._attempt
+        relay = attempt.relay if attempt else self._interrupted
+        numbered = attempt.latest if attempt and self.request.head.path.startswith(RESPONSES) else None
+        last = relay.broken(error_event(status, message, numbered)) if relay else None
         self._finish(status, "broken")
         if relay is None or last is None:
             self.connection.abort()

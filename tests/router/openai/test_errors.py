@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from router.openai.errors import error_response
+from router.openai.errors import error_event, error_response
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,25 @@ from router.openai.errors import error_response
 def test_errors_have_the_types_that_clients_know(status: int, kind: str) -> None:
     told = json.loads(error_response(status, "why").body)
     assert told == {"type": "error", "error": {"message": "why", "type": kind, "param": None, "code": status}}
+
+
+@pytest.mark.parametrize(
+    ("latest", "number"),
+    [
+        (b'event: x\ndata: {"type":"x","sequence_number":9}\n\nevent: y\ndata: {"sequence_number": 10,"d', 11),
+        (rb'data: {"sequence_number":3,"delta":"\"sequence_number\":7"}', 4),
+        (b'data: {"sequence_number":' + b"9" * 10_000 + b"}", 0),
+        (b"", 0),
+    ],
+)
+def test_an_error_in_a_stream_of_responses_has_the_next_number(latest: bytes, number: int) -> None:
+    """Of the two forms in which clients look for an error there, it has both."""
+    event = error_event(502, "why", latest)
+    told = json.loads(event.removeprefix(b"data: "))
+    assert told == {
+        **json.loads(error_response(502, "why").body),
+        "sequence_number": number,
+        "code": "502",
+        "message": "why",
+        "param": None,
+    }

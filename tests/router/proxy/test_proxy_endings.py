@@ -106,6 +106,24 @@ async def test_a_broken_stream_of_messages_ends_in_an_event_that_is_named_error(
     assert (name, told["type"], told["error"]["code"]) == (b"event: error", "error", 502)
 
 
+async def test_a_broken_stream_of_responses_ends_in_an_error_with_the_next_number(a: ScriptedWorker) -> None:
+    """Clients of /v1/responses that check the form of events take one without a number for none at all."""
+    created, delta = (
+        chunk(b'event: response.x\ndata: {"type":"response.x","sequence_number":%d}\n\n' % number) for number in (0, 1)
+    )
+    a.then(in_two(OK + EVENTS + CHUNKED + b"\r\n" + created, delta, Dialogue.drop))
+    async with running(a) as router, router.client() as client:
+        client.send(post("/v1/responses", BODY))
+        await client.head()
+        await client.chunk()
+        a.go_on.set()
+        contents = [content async for content in rest_of(client)]
+    name, _, data = contents[-1].partition(b"\n")
+    told = json.loads(data.removeprefix(b"data: "))
+    assert (name, told["type"], told["sequence_number"]) == (b"event: error", "error", 2)
+    assert told["message"] == told["error"]["message"]
+
+
 async def rest_of(client: RawClient) -> AsyncIterator[bytes]:
     """The contents of the chunks that are left."""
     while True:
