@@ -15,7 +15,8 @@ from router.http.upstream import Head
 LAST_CHUNK = b"0\r\n\r\n"
 _DONE = (b"data: [DONE]\n\n\r\n", b"data: [DONE]\r\n\r\n\r\n")
 """How the chunk with the last event ends."""
-_ERROR_NAME = b"event: error\n"
+ERROR_NAME = b"event: error\n"
+"""What comes before an event that tells of an error, where events have names."""
 
 HELD = 64 * 1024
 """Most bytes of an event that are held back until it is whole; a longer event is relayed in pieces."""
@@ -178,8 +179,8 @@ def _has_names(data: bytes) -> bool:
 
 def _like(event: bytes, named: bool) -> bytes:
     """The error event, with a name if the events before it have names: clients of `/v1/messages` ignore events without
-    one, and would take the answer for complete."""
-    return _ERROR_NAME + event if named else event
+    one, and would take the answer for complete. (It has a name where they are known to have some.)"""
+    return ERROR_NAME + event if named and not event.startswith(ERROR_NAME) else event
 
 
 def chunk(data: bytes) -> bytes:

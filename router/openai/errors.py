@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from router.http.messages import Response
+from router.http.relay import ERROR_NAME
 
 _TYPES = {
     401: "authentication_error",
@@ -17,6 +18,8 @@ _TYPES = {
 }
 
 
+_RESPONSES, _MESSAGES = b"/v1/responses", b"/v1/messages"
+"""Their events have names."""
 _NUMBER = re.compile(rb'"sequence_number":\s*(\d{1,15})(?!\d)')
 """Of an event of /v1/responses. (In a text that tells of one, the quotes are escaped.)"""
 
@@ -65,12 +68,15 @@ def _told(
     return {"error": error, "type": "error"}
 
 
-def error_event(status: int, message: str, numbered: bytes | None = None) -> bytes:
-    """A server-sent event that ends a stream which cannot go on. `numbered`: the latest bytes of a stream of
-    /v1/responses. Its events have numbers, and clients that know them by their form look for the error's fields beside
-    these; others look for an object `error` there too."""
+def error_event(status: int, message: str, path: bytes, latest: bytes) -> bytes:
+    """A server-sent event that ends a stream which cannot go on. `path`: of its request. `latest`: its latest bytes.
+
+    Events of /v1/responses have numbers, and clients that know them by their form look for the error's fields beside
+    these; others look for an object `error` there too.
+    """
     told = _told(status, message)
-    if numbered is not None:
-        number = max(map(int, _NUMBER.findall(numbered)), default=-1) + 1
+    if path.startswith(_RESPONSES):
+        number = max(map(int, _NUMBER.findall(latest)), default=-1) + 1
         told |= {"sequence_number": number, "code": str(status), "message": message, "param": None}
-    return b"data: %s\n\n" % msgspec.json.encode(told)
+    name = ERROR_NAME if path.startswith((_RESPONSES, _MESSAGES)) else b""
+    return b"%sdata: %s\n\n" % (name, msgspec.json.encode(told))

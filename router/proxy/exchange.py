@@ -17,7 +17,6 @@ from router.http.relay import LAST_CHUNK, Relay, chunk
 from router.http.upstream import Head
 from router.migration.migrating import Migration
 from router.openai.errors import error_event, error_response
-from router.openai.kept_responses import PATH as RESPONSES
 from router.proxy.attempt import Attempt
 from router.proxy.failures import MOST_HARMED, Failure
 from router.proxy.legs import Leg, Pair
@@ -402,8 +401,8 @@ class Exchange:
         """End an answer that has begun so that the client can see that it is incomplete."""
         attempt = self._attempt
         relay = attempt.relay if attempt else self._interrupted
-        numbered = attempt.latest if attempt and self.request.head.path.startswith(RESPONSES) else None
-        last = relay.broken(error_event(status, message, numbered)) if relay else None
+        event = error_event(status, message, self.request.head.path, attempt.latest if attempt else b"")
+        last = relay.broken(event) if relay else None
         self._finish(status, "broken")
         if relay is None or last is None:
             self.connection.abort()

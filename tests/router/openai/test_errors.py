@@ -38,8 +38,8 @@ def test_errors_have_the_types_that_clients_know(status: int, kind: str) -> None
 )
 def test_an_error_in_a_stream_of_responses_has_the_next_number(latest: bytes, number: int) -> None:
     """Of the two forms in which clients look for an error there, it has both."""
-    event = error_event(502, "why", latest)
-    told = json.loads(event.removeprefix(b"data: "))
+    event = error_event(502, "why", b"/v1/responses", latest)
+    told = json.loads(event.removeprefix(b"event: error\ndata: "))
     assert told == {
         **json.loads(error_response(502, "why").body),
         "sequence_number": number,
