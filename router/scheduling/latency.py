@@ -211,9 +211,6 @@ class _Step(NamedTuple):
     new: int = 0
     pairs: float = 0.0
     seconds: float = 0.0
-    expected: float = 0.0
-    counted: float = 0.0
-    """Seconds, clipped, that count towards the rank's factor."""
 
 
 class LatencyModel:
@@ -296,14 +293,19 @@ class LatencyModel:
                 usual = math.sqrt(step.factor * self._prefill_factors.level)
                 self._prefill.observe(1.0, step.new, step.pairs, step.seconds / usual)
             step = _Step(self._prefill_factors.at(place))
-        seconds += step.seconds
-        self._latest[place] = whole = self._count(step, step.new + prefill.new, step.pairs + prefill.pairs, seconds)
-        self._prefill_factors.observe(place, whole.counted - step.counted, whole.expected - step.expected, now)
+        whole = _Step(step.factor, step.new + prefill.new, step.pairs + prefill.pairs, step.seconds + seconds)
+        self._latest[place] = whole
+        # Both by the shape of now: by that of an earlier moment, what was added could come out as less than nothing.
+        counted_before, expected_before = self._counted(step)
+        counted, expected = self._counted(whole)
+        self._prefill_factors.observe(place, counted - counted_before, expected - expected_before, now)
 
-    def _count(self, step: _Step, new: int, pairs: float, seconds: float) -> _Step:
-        expected = self._prefill.expected(1.0, new, pairs)
-        counted = min(seconds, _OUTLIER * expected * step.factor)
-        return _Step(step.factor, new, pairs, seconds, expected, counted)
+    def _counted(self, step: _Step) -> tuple[float, float]:
+        """Seconds, clipped, that count towards the rank's factor, and those that were expected."""
+        if not step.new:
+            return 0.0, 0.0
+        expected = self._prefill.expected(1.0, step.new, step.pairs)
+        return min(step.seconds, _OUTLIER * expected * step.factor), expected
 
     def observe_steps(self, rank: WorkerRank, steps: int, seconds: float, now: float) -> bool:
         """A stream got `steps` tokens within `seconds`. Returns whether it is time for `fold_steps`."""

@@ -252,6 +252,22 @@ def test_prefills_that_end_in_one_step_are_learned_as_their_sum() -> None:
     assert predicted(model, prefill, now) == pytest.approx(takes(prefill), rel=0.2)
 
 
+def test_a_prefill_that_takes_next_to_nothing_tells_of_itself_alone() -> None:
+    """It counts as of the step before, however long ago that was. The shape of then may have expected more of that step
+    than the shape of now does of both."""
+    model = learning([A, B])
+    quick = (PREFILL_PRIOR[0] / 10, PREFILL_PRIOR[1] / 10, PREFILL_PRIOR[2] / 10)
+    long = Prefill(100_000, 100_000)
+    model.observe_prefill(A, long, takes(long, quick), 0.0)
+    for turn in range(1, 200):
+        usual = Prefill(8_000, 8_000)
+        model.observe_prefill(B, usual, takes(usual, quick), 0.2 * turn)
+    before = predicted(model, PROMPTS[1], 40.0)
+    model.observe_prefill(A, Prefill(10, 8_000), 0.003, 40.0)
+    assert predicted(model, PROMPTS[1], 40.0) == pytest.approx(before, rel=0.5)
+    assert predicted(model, PROMPTS[1], 41.0) == pytest.approx(before, rel=0.5)
+
+
 def test_what_a_step_takes_at_least_is_told_from_its_prefills() -> None:
     """Up to eight prefills come out of one, of which the first seems to have taken all the time: an outlier by itself,
     which must not bend the rank's factor."""
