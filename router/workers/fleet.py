@@ -41,13 +41,14 @@ class Fleet:
 
     def _invalidate(self) -> None:
         self._candidates: dict[str | None, Candidates] = {}
-        self._without: dict[tuple[str | None, frozenset[str], frozenset[str]], Candidates] = {}
+        self._without: dict[tuple[str | None, bool, frozenset[str], frozenset[str]], Candidates] = {}
         self._alone: dict[tuple[str | None, frozenset[str]], Candidates] = {}
         self._ranks: dict[str, Candidates] = {}
         self._models: dict[str, tuple[Worker, Model]] | None = None
         self._bases: dict[str | None, Model] | None = None
         self._lengths: dict[str, ContextLengths] = {}
         self._block_sizes: frozenset[int] | None = None
+        self._admitting: frozenset[str] | None = None
         self._others: dict[EngineKind, frozenset[str]] = {}
 
     def add(self, worker: Worker) -> None:
@@ -154,7 +155,7 @@ class Fleet:
         request, and in `unfit`, which cannot serve it."""
         found = self._candidates.get(model)
         if found is None:
-            found = self._serving(model, _NONE, _NONE)
+            found = self._serving(model, _NONE, first=True)
             if model is None or self.knows(model):  # any name may come from outside: only known ones are kept
                 self._candidates[model] = found
         if not exclude and not unfit:
@@ -162,15 +163,26 @@ class Fleet:
         return self._without_those(model, frozenset(exclude), unfit)
 
     def _without_those(self, model: str | None, exclude: frozenset[str], unfit: frozenset[str]) -> Candidates:
-        """The same object for all requests that exclude the same workers, so that they wait in one lane."""
-        found = self._without.get((model, exclude, unfit))
+        """The same object for all requests that have the same workers left, so that they wait in one lane: when a
+        hundred workers have died, the requests of each would else have a lane of their own, and each costs every
+        pass."""
+        first, exclude = not exclude, exclude & self._admit()
+        found = self._without.get((model, first, exclude, unfit))
         if found is None:
-            found = self._serving(model, exclude, unfit)
+            found = self._serving(model, exclude | unfit, first)
             if model in self._candidates:
+                if found and not exclude and not unfit:
+                    found = self._candidates[model]
                 if len(self._without) >= _MOST_EXCLUSIONS:
                     self._without.clear()
-                self._without[model, exclude, unfit] = found
+                self._without[model, first, exclude, unfit] = found
         return found
+
+    def _admit(self) -> frozenset[str]:
+        """Workers that may get a request now, whatever they serve. All others are left out of any further try."""
+        if self._admitting is None:
+            self._admitting = frozenset(worker.id for worker in self.up if worker.breaker.admits)
+        return self._admitting
 
     def candidates_alone(self, model: str | None, exclude: Collection[str], unfit: frozenset[str]) -> Candidates:
         """As `candidates`, for a request that cannot be served in two parts."""
@@ -200,11 +212,11 @@ class Fleet:
             found = self._ranks[worker.id] = ranks_of([worker])
         return found
 
-    def _serving(self, model: str | None, exclude: frozenset[str], unfit: frozenset[str]) -> Candidates:
-        able = self._able(model, exclude | unfit)
+    def _serving(self, model: str | None, out: frozenset[str], first: bool) -> Candidates:
+        able = self._able(model, out)
         well = _candidates(worker for worker in able if worker.breaker.admits)
         # If no worker with a closed breaker can serve, a first try may go to any: the breakers may all be wrong.
-        return well if well or exclude else _candidates(able)
+        return well if well or not first else _candidates(able)
 
     def _able(self, model: str | None, out: frozenset[str]) -> list[Worker]:
         return [worker for worker in self.up if worker.serves(model) and worker.id not in out]

@@ -97,6 +97,36 @@ def test_the_same_candidates_are_the_same_object_until_a_worker_goes_or_comes() 
     assert names(before) == ["a#0/16", "b#0/16"]
 
 
+def test_who_excludes_nobody_that_could_serve_waits_with_those_who_exclude_nobody() -> None:
+    """When hundreds of workers die at once, the requests of each exclude another one, and each pass of the queue looks
+    at all that have other candidates."""
+    dead = [worker(f"dead{number}", BASE) for number in range(300)]
+    broken, alive = worker("broken", BASE), worker("alive", BASE)
+    found = fleet(broken, alive, *dead)
+    for each in dead:
+        found.mark_down(each, "gone")
+    found.trip(broken, "it fails", 0.0)
+    everybody = found.candidates("m")
+    assert names(everybody) == ["alive#0/16"]
+    for each in (broken, *dead):
+        assert found.candidates("m", {each.id}) is everybody
+    assert names(found.candidates("m", {"alive", "dead1"})) == []
+    assert found.candidates("m", {"alive"}) is found.candidates("m", {"alive", "dead1"})
+    found.mark_up(dead[1])
+    assert names(found.candidates("m", {"dead1"})) == ["alive#0/16"], "excluded still, though it is back"
+    assert names(found.candidates("m")) == ["alive#0/16", "dead1#0/16"]
+
+
+def test_a_further_try_goes_to_nobody_that_keeps_failing_even_if_it_excludes_others() -> None:
+    one, two = worker("a", BASE), worker("b", BASE)
+    found = fleet(one, two)
+    found.mark_down(one, "gone")
+    found.trip(two, "it fails", 0.0)
+    assert names(found.candidates("m")) == ["b#0/16"], "a first try"
+    assert names(found.candidates("m", {"a"})) == []
+    assert names(found.candidates("m")) == ["b#0/16"]
+
+
 def test_a_worker_that_is_down_already_changes_nothing_for_others() -> None:
     """A thousand of its requests may fail one after the other, each of which finds it down."""
     one, two = worker("a", BASE), worker("b", BASE)
