@@ -7,12 +7,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from indexer.types import WorkerRank
 from router.scheduling.admission import QueueFull
 from router.scheduling.candidates import Candidates, Seconds
 from router.scheduling.decision import HeldWork
 from router.scheduling.lanes import Lanes
 from router.scheduling.limits import Limits
-from router.scheduling.line import Entry, Line, Target
+from router.scheduling.line import Entry, Line, Spot, Target
 from router.scheduling.pace import Pace
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import Waiting
@@ -40,12 +41,37 @@ class HeldRequests:
         tenant, lane = self.shares.enter(waiting.tenant), self.lanes.enter(waiting, candidates)
         self.line.add(waiting, Entry(waiting.arrived, now, limit, waiting.priority, tenant), lane)
 
-    def move(self, waiting: Waiting, candidates: Candidates) -> None:
-        """Its candidates are these now."""
+    def move(self, waiting: Waiting, candidates: Candidates, target: Target | None = None) -> None:
+        """Its candidates are these now, of which it would go to `target`."""
         before = self.line.lane(waiting)
         if candidates not in self.lanes or self.lanes.number(candidates) != before:
-            self.line.move(waiting, self.lanes.enter(waiting, candidates))
+            self.line.move(waiting, self.lanes.enter(waiting, candidates), target)
             self.lanes.leave(waiting, before)
+
+    def follow(self) -> None:
+        """Where the fleet has changed, move all who wait to the lanes of their candidates of now, with the rank that
+        each would go to. Those that no pass considers soon would else be ahead of nobody who comes."""
+        positions: dict[Candidates, dict[WorkerRank, int]] = {}
+        for before, those in self.lanes.outdated():
+            for waiting in those:
+                after = waiting.candidates()
+                self.move(waiting, after, self._same_rank(self.line.spot(waiting), before, after, positions))
+
+    @staticmethod
+    def _same_rank(
+        spot: Spot, before: Candidates, after: Candidates, positions: dict[Candidates, dict[WorkerRank, int]]
+    ) -> Target | None:
+        """Where the rank of `spot` is among the candidates `after`; None if it is not. `positions` fills up with the
+        positions of their ranks."""
+        _, part, position = spot
+        if position < 0 or part >= len(after.parts):
+            return None
+        ranks = after.parts[part]
+        known = positions.get(ranks)
+        if known is None:
+            known = positions[ranks] = {rank: place for place, rank in enumerate(ranks.ranks)}
+        place = known.get(before.parts[part].ranks[position])
+        return None if place is None else Target(part, place)
 
     def remove(self, waiting: Waiting, now: float, charge: float = 0.0) -> None:
         """It is held no longer. `charge`: seconds of prefill that its tenant got, if it was sent."""

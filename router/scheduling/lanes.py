@@ -47,6 +47,11 @@ class Lanes(Generic[Who]):
     def each(self) -> list[tuple[int, Candidates]]:
         return [(number, candidates) for candidates, number in self._numbers.items()]
 
+    def outdated(self) -> list[tuple[Candidates, list[Who]]]:
+        """The lanes whose first request has other candidates by now: their candidates, and all who are in them."""
+        lanes = [(candidates, self._members[number]) for candidates, number in self._numbers.items()]
+        return [(before, list(those)) for before, those in lanes if next(iter(those)).candidates() is not before]
+
     def enter(self, who: Who, candidates: Candidates) -> int:
         number = self._numbers.get(candidates)
         if number is None:

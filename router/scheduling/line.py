@@ -92,9 +92,10 @@ class Line(Generic[Who]):
         self._seconds[_WORK, row], self._seconds[_CHARGE, row] = work, max(_LEAST_WORK, charge)
         self._numbers[_PART, row], self._numbers[_POSITION, row] = target or (0, _NOWHERE)
 
-    def move(self, who: Who, lane: int) -> None:
-        """Move to another lane, where it has no preferred candidate yet."""
-        self._numbers[_LANE : _POSITION + 1, self._rows[who]] = lane, 0, _NOWHERE
+    def move(self, who: Who, lane: int, target: Target | None = None) -> None:
+        """Move to another lane, with its target there; None: it has none yet."""
+        part, position = target or (0, _NOWHERE)
+        self._numbers[_LANE : _POSITION + 1, self._rows[who]] = lane, part, position
 
     def spot(self, who: Who) -> Spot:
         lane, part, position = self._numbers[_LANE:, self._rows[who]].tolist()

@@ -129,6 +129,7 @@ class Queue:
     def _consider_first(self, now: float, ahead: HeldWork) -> PassBudget:
         """Consider the first requests, and the first for each rank; returns which those were."""
         limited, before, shares = self.limits.concurrency, len(self._line), self._held.shares
+        self._held.follow()
         budget = PassBudget(self._lanes.open(self.room if limited else None, now))
         served = shares.served if shares.contested else None
         for waiting, spot in self._line.order(now, budget.lanes, served):

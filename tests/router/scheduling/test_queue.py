@@ -299,6 +299,28 @@ def test_those_not_looked_at_are_ahead_of_who_comes_all_the_same() -> None:
     assert gate.held[-1] == pytest.approx((work * len(waiting)).tolist())
 
 
+def test_those_not_looked_at_are_ahead_of_who_comes_after_the_fleet_has_changed() -> None:
+    gate = Gate()
+    desk = Desk(Cheapest(gate), "bc")
+    for _ in "bc":
+        desk.ask()
+    waiting = [desk.ask() for _ in range(6 * MOST)]
+    desk.scheduler.watch(rank("a"), 16)
+    desk.candidates = named("abc")
+    desk.clock.run(TICK)
+    assert [request.fate for request in waiting].count("sent") == 1, "to the worker that has come"
+    left = len(waiting) - 1
+    desk.ask()
+    assert gate.held_requests[-1] == pytest.approx(left / 3)
+    nothing = np.zeros(3)
+    works = prefill_seconds(desk.scheduler.latency, desk.candidates, nothing, 100, 0)
+    assert sum(gate.held[-1]) == pytest.approx(left * float(works[0]), rel=1e-3)
+    desk.candidates = named("bc")
+    desk.clock.run(TICK)
+    late = desk.ask(ttft_slo=works[0] * left / 2)
+    assert late.fate == "refused", "for all that are ahead"
+
+
 # -- in which order
 
 
