@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from engines.description import EngineDescription, EngineKind, Model, bases
 from publishers.logs import log_event
@@ -16,6 +16,10 @@ from router.workers.worker import LOOPS, Worker
 logger = logging.getLogger(__name__)
 
 _NONE: Final[frozenset[str]] = frozenset()
+_Name: TypeAlias = str | int | None
+"""A model that requests name: one that some worker is known to serve; `_STRANGE`, whatever else the name is; None, when
+they name none."""
+_STRANGE: Final = 0
 _MOST_EXCLUSIONS: Final = 256
 """Sets of excluded workers for which candidates are cached."""
 
@@ -40,15 +44,16 @@ class Fleet:
         self._invalidate()
 
     def _invalidate(self) -> None:
-        self._candidates: dict[str | None, Candidates] = {}
-        self._without: dict[tuple[str | None, bool, frozenset[str], frozenset[str]], Candidates] = {}
-        self._alone: dict[tuple[str | None, frozenset[str]], Candidates] = {}
+        self._candidates: dict[_Name, Candidates] = {}
+        self._without: dict[tuple[_Name, bool, frozenset[str], frozenset[str]], Candidates] = {}
+        self._alone: dict[tuple[_Name, frozenset[str]], Candidates] = {}
         self._ranks: dict[str, Candidates] = {}
         self._models: dict[str, tuple[Worker, Model]] | None = None
         self._bases: dict[str | None, Model] | None = None
         self._lengths: dict[str, ContextLengths] = {}
         self._block_sizes: frozenset[int] | None = None
         self._admitting: frozenset[str] | None = None
+        self._names: frozenset[str] | None = None
         self._others: dict[EngineKind, frozenset[str]] = {}
 
     def add(self, worker: Worker) -> None:
@@ -153,29 +158,32 @@ class Fleet:
     def candidates(self, model: str | None, exclude: Collection[str] = (), unfit: frozenset[str] = _NONE) -> Candidates:
         """The ranks of all that are up and serve `model`, less those of the workers in `exclude`, which have failed the
         request, and in `unfit`, which cannot serve it."""
-        found = self._candidates.get(model)
+        name = self._name(model)
+        found = self._candidates.get(name)
         if found is None:
-            found = self._serving(model, _NONE, first=True)
-            if model is None or self.knows(model):  # any name may come from outside: only known ones are kept
-                self._candidates[model] = found
+            found = self._candidates[name] = self._serving(model, _NONE, first=True)
         if not exclude and not unfit:
             return found
         return self._without_those(model, frozenset(exclude), unfit)
+
+    def _name(self, model: str | None) -> _Name:
+        """Any name may come from outside. All that nobody is known to serve have the same candidates, those workers
+        that may serve any, whose requests wait in one lane."""
+        return model if model is None or self.knows(model) else _STRANGE
 
     def _without_those(self, model: str | None, exclude: frozenset[str], unfit: frozenset[str]) -> Candidates:
         """The same object for all requests that have the same workers left, so that they wait in one lane: when a
         hundred workers have died, the requests of each would else have a lane of their own, and each costs every
         pass."""
-        first, exclude = not exclude, exclude & self._admit()
-        found = self._without.get((model, first, exclude, unfit))
+        name, first, exclude = self._name(model), not exclude, exclude & self._admit()
+        found = self._without.get((name, first, exclude, unfit))
         if found is None:
             found = self._serving(model, exclude | unfit, first)
-            if model in self._candidates:
-                if found and not exclude and not unfit:
-                    found = self._candidates[model]
-                if len(self._without) >= _MOST_EXCLUSIONS:
-                    self._without.clear()
-                self._without[model, first, exclude, unfit] = found
+            if found and not exclude and not unfit:
+                found = self._candidates[name]
+            if len(self._without) >= _MOST_EXCLUSIONS:
+                self._without.clear()
+            self._without[name, first, exclude, unfit] = found
         return found
 
     def _admit(self) -> frozenset[str]:
@@ -189,11 +197,11 @@ class Fleet:
         well = self.candidates(model, exclude, unfit).whole
         if well or exclude:
             return well
-        found = self._alone.get((model, unfit))
+        name = self._name(model)
+        found = self._alone.get((name, unfit))
         if found is None:  # as in `_serving`: here pairs that are well are as good as nobody
             found = ranks_of([worker for worker in self._able(model, unfit) if worker.role == "both"])
-            if model in self._candidates:
-                self._alone[model, unfit] = found
+            self._alone[name, unfit] = found
         return found
 
     def names_adapter(self, model: str | None, kind: EngineKind) -> bool:
@@ -233,8 +241,9 @@ class Fleet:
 
     def knows(self, model: str) -> bool:
         """Whether any worker, up or not, is known to serve `model`."""
-        workers = self.workers.values()
-        return any(known.id == model for worker in workers for known in worker.models)
+        if self._names is None:
+            self._names = frozenset(known.id for worker in self.workers.values() for known in worker.models)
+        return model in self._names
 
     @property
     def has_one_model(self) -> bool:

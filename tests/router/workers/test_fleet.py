@@ -179,12 +179,15 @@ def test_a_worker_that_comes_back_different_is_seen_as_it_is_now() -> None:
 
 
 def test_names_from_outside_do_not_pile_up() -> None:
-    found = fleet(worker("a", BASE), worker("b"))
+    """Their requests wait in one lane: each lane costs every pass of the queue."""
+    found = fleet(worker("a", BASE), worker("b"), worker("c"))
+    others, one_less = found.candidates("guess"), found.candidates("guess", {"b"})
+    assert (names(others), names(one_less)) == (["b#0/16", "c#0/16"], ["c#0/16"])
     for number in range(100):
-        assert names(found.candidates(f"guess {number}")) == ["b#0/16"]
-    found.candidates("m")
-    found.candidates(None)
-    assert set(found._candidates) == {"m", None}
+        assert found.candidates(f"guess {number}") is others
+        assert found.candidates(f"guess {number}", {"b"}) is one_less
+    assert names(found.candidates("m")) == ["a#0/16", "b#0/16", "c#0/16"]
+    assert not found.knows("guess")
 
 
 def test_going_down_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -266,7 +269,7 @@ def test_what_is_known_and_what_may_be_served() -> None:
     found.mark_up(one)
     assert [found.knows(name) for name in ("m", "n", "x")] == [True, True, False]
     assert [found.may_serve(name) for name in ("m", "n", "x")] == [True, True, False]
-    two.description = None
+    found.redescribe(two, EngineDescription("unknown"))
     assert [found.knows(name) for name in ("m", "n", "x")] == [True, False, False]
     assert [found.may_serve(name) for name in ("m", "n", "x")] == [True, True, True]
 
