@@ -13,7 +13,7 @@ from router.scheduling.candidates import Candidates, Seconds
 from router.scheduling.decision import HeldWork
 from router.scheduling.lanes import Lanes
 from router.scheduling.limits import Limits
-from router.scheduling.line import Entry, Line, Spot, Target
+from router.scheduling.line import Entry, Line, Rows, Spot, Target
 from router.scheduling.pace import Pace
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import Waiting
@@ -127,14 +127,16 @@ class HeldRequests:
 
     def add_work_of(self, work: HeldWork, those: Iterable[Waiting], candidates: Candidates) -> None:
         """The same of those of `those` that are still held; all wait for `candidates`."""
-        for part, ranks in enumerate(candidates.parts):
-            self.line.add_work_of(those, _of(work, ranks), part)
+        self._add_work(work, self.line.rows_with_target(those), candidates)
 
     def add_work_of_others(self, work: HeldWork, than: set[Waiting]) -> None:
         """The same of all that are held, other than these."""
-        for lane, candidates in self.lanes.each():
-            for part, ranks in enumerate(candidates.parts):
-                self.line.add_work(_of(work, ranks), lane, part, than)
+        for lane, rows in self.line.by_lane(than):
+            self._add_work(work, rows, self.lanes.candidates(lane))
+
+    def _add_work(self, work: HeldWork, rows: Rows, candidates: Candidates) -> None:
+        for part, ranks in enumerate(candidates.parts):
+            self.line.add_work(_of(work, ranks), part, rows)
 
 
 def _of(work: HeldWork, ranks: Candidates) -> Seconds:

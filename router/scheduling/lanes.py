@@ -21,6 +21,7 @@ class Lanes(Generic[Who]):
 
     def __init__(self) -> None:
         self._numbers: dict[Candidates, int] = {}
+        self._candidates: dict[int, Candidates] = {}
         self._members: dict[int, dict[Who, None]] = {}
         self._free: list[int] = []
         self._shut: set[int] = set()
@@ -44,19 +45,20 @@ class Lanes(Generic[Who]):
     def was_shut(self, candidates: Candidates) -> bool:
         return self._numbers[candidates] in self._shut
 
-    def each(self) -> list[tuple[int, Candidates]]:
-        return [(number, candidates) for candidates, number in self._numbers.items()]
+    def candidates(self, number: int) -> Candidates:
+        """Those that the lane is for."""
+        return self._candidates[number]
 
     def outdated(self) -> list[tuple[Candidates, list[Who]]]:
         """The lanes whose first request has other candidates by now: their candidates, and all who are in them."""
-        lanes = [(candidates, self._members[number]) for candidates, number in self._numbers.items()]
+        lanes = [(before, self._members[number]) for number, before in self._candidates.items()]
         return [(before, list(those)) for before, those in lanes if next(iter(those)).candidates() is not before]
 
     def enter(self, who: Who, candidates: Candidates) -> int:
         number = self._numbers.get(candidates)
         if number is None:
             number = self._numbers[candidates] = self._free.pop() if self._free else len(self._numbers)
-            self._members[number] = {}
+            self._candidates[number], self._members[number] = candidates, {}
         self._members[number][who] = None
         return number
 
@@ -65,7 +67,7 @@ class Lanes(Generic[Who]):
         del members[who]
         if not members:
             del self._members[number]
-            self._numbers = {candidates: each for candidates, each in self._numbers.items() if each != number}
+            del self._numbers[self._candidates.pop(number)]
             self._free.append(number)
             self._shut.discard(number)
 

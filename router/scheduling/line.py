@@ -224,21 +224,28 @@ class Line(Generic[Who]):
 
     # -- work
 
-    def add_work(self, works: Seconds, lane: int, part: int, without: set[Who]) -> None:
-        """Add the work of the lane's requests to `works`, at the position that each would take."""
-        those = self._held & (self._numbers[_LANE] == lane)
+    def by_lane(self, without: set[Who]) -> Iterator[tuple[int, Rows]]:
+        """Each lane with requests other than these that have a target, and their rows."""
+        those = self._held & (self._numbers[_POSITION] >= 0)
         those[self._rows_of(without)] = False
-        self._add(works, part, np.flatnonzero(those))
+        rows = np.flatnonzero(those)
+        rows = rows[np.argsort(self._numbers[_LANE, rows], kind="stable")]
+        lanes, starts = np.unique(self._numbers[_LANE, rows], return_index=True)
+        return zip(lanes.tolist(), np.split(rows, starts[1:]), strict=False)  # of none there is one empty piece
 
-    def add_work_of(self, those: Iterable[Who], works: Seconds, part: int) -> None:
-        """The same for those of `those`, all of one lane, that are still held."""
-        self._add(works, part, self._rows_of(those))
+    def add_work(self, works: Seconds, part: int, rows: Rows) -> None:
+        """Add the work of the requests in `rows`, which have targets, to `works`, at the position that each would
+        take."""
+        numbers = self._numbers
+        rows = rows[numbers[_PART, rows] == part]
+        np.add.at(works, numbers[_POSITION, rows], self._seconds[_WORK, rows])
+
+    def rows_with_target(self, those: Iterable[Who]) -> Rows:
+        """Those of `those` that are still held and have a target."""
+        held = self._rows_of(those)
+        rows: Rows = held[self._numbers[_POSITION, held] >= 0]
+        return rows
 
     def _rows_of(self, those: Iterable[Who]) -> Rows:
         """Of those that are still held."""
         return np.array([row for who in those if (row := self._rows.get(who)) is not None], np.intp)
-
-    def _add(self, works: Seconds, part: int, rows: Rows) -> None:
-        numbers = self._numbers
-        rows = rows[(numbers[_PART, rows] == part) & (numbers[_POSITION, rows] >= 0)]
-        np.add.at(works, numbers[_POSITION, rows], self._seconds[_WORK, rows])

@@ -14,20 +14,28 @@ MOST: Final = 8
 """Most requests with the same candidates that one pass considers wherever they would go, and most that it considers as
 the first for their rank."""
 MOST_IN_ALL: Final = 4 * MOST
-"""Most of either that a pass considers in all, unless there are more sets of candidates."""
+"""Most of either that a pass considers in all, and most sets of candidates that it looks into. Where there are more,
+passes that follow at once go round all of them."""
 
 
 class PassBudget:
     """What one pass may still consider, and what it has considered. Lanes whose candidates are the same by now share
     their budget."""
 
-    def __init__(self, open_: Mapping[int, Candidates]) -> None:
-        """`open_`: the lanes that the pass looks into, with their candidates as of now."""
+    def __init__(self, open_: Mapping[int, Candidates], seen: set[Candidates]) -> None:
+        """`open_`: the lanes that the pass looks into, with their candidates as of now. `seen`: sets of candidates that
+        the passes of this round have looked into; it is kept up to date."""
         self.lanes = open_
-        each = min(MOST, MOST_IN_ALL // max(1, len(set(open_.values()))) or 1)
-        self._anywhere = dict.fromkeys(open_.values(), each)
+        sets = set(open_.values())
+        seen &= sets
+        self._seen = seen
+        self._unseen = sets - seen
+        """Sets that may still get their share of the budget, in the order of their first requests."""
+        self._each = min(MOST, MOST_IN_ALL // max(1, len(sets)) or 1)
+        self._sets_left = MOST_IN_ALL
+        self._anywhere: dict[Candidates, int] = {}
         """How many may still be considered wherever they would go."""
-        self._by_rank = dict.fromkeys(open_.values(), each)
+        self._by_rank: dict[Candidates, int] = {}
         """And how many as the first for their rank, once the former are spent."""
         self._taken: set[tuple[Candidates, int, int]] = set()
         """Ranks (as candidates, part and position) for which a request that was considered before is held."""
@@ -42,13 +50,25 @@ class PassBudget:
 
     @property
     def exhausted(self) -> bool:
-        return not self._by_rank
+        return not self._by_rank and not (self._unseen and self._sets_left)
+
+    @property
+    def round_is_over(self) -> bool:
+        """Whether each set was looked into, by this pass or those before."""
+        return not self._unseen
 
     def may_consider(self, spot: Spot) -> bool:
         lane, part, position = spot
         candidates = self.lanes.get(lane)
-        if candidates is None or candidates in self._anywhere:
-            return candidates is not None
+        if candidates is None:
+            return False
+        if candidates in self._unseen and self._sets_left:
+            self._sets_left -= 1
+            self._unseen.discard(candidates)
+            self._seen.add(candidates)
+            self._anywhere[candidates] = self._by_rank[candidates] = self._each
+        if candidates in self._anywhere:
+            return True
         return candidates in self._by_rank and (candidates, part, position) not in self._taken
 
     def pass_over(self, waiting: Waiting, lane: int) -> None:

@@ -50,6 +50,12 @@ class Queue:
         self.room = Room(self.limits, scheduler.book)
         self._held = HeldRequests(self.limits)
         self._line, self._lanes = self._held.line, self._held.lanes
+        self._seen: set[Candidates] = set()
+        """Sets of candidates that the latest passes have looked into. Where there are too many for one pass, passes go
+        round them."""
+        self._cut_short = self._changed = False
+        """Whether a pass of the round has sent some, and left out others that may have room; and whether something has
+        changed since the round began."""
         self._due = False
         """A pass will be made as soon as the event loop comes to it."""
         self._ticking = False
@@ -82,6 +88,10 @@ class Queue:
 
     def wake(self) -> None:
         """Something has changed: a pass is due."""
+        self._changed = True
+        self._call_for_pass()
+
+    def _call_for_pass(self) -> None:
         if len(self._line) and not self._due:
             self._due = True
             self._call_later(0, self._dispatch_due)
@@ -113,6 +123,8 @@ class Queue:
         budget = self._consider_first(now, ahead)
         if len(self._line) > MOST or self.limits.concurrency:  # else all were considered
             self._refuse_missed(budget, now)
+            if self._seen:  # the last pass of the round counts what is held
+                return
             self._held.add_work_of_others(ahead, budget.counted)
         self._held.work = ahead if len(self._line) else {}
 
@@ -129,8 +141,10 @@ class Queue:
     def _consider_first(self, now: float, ahead: HeldWork) -> PassBudget:
         """Consider the first requests, and the first for each rank; returns which those were."""
         limited, before, shares = self.limits.concurrency, len(self._line), self._held.shares
+        if not self._seen:
+            self._changed = False
         self._held.follow()
-        budget = PassBudget(self._lanes.open(self.room if limited else None, now))
+        budget = PassBudget(self._lanes.open(self.room if limited else None, now), self._seen)
         served = shares.served if shares.contested else None
         for waiting, spot in self._line.order(now, budget.lanes, served):
             if budget.exhausted:
@@ -143,8 +157,14 @@ class Queue:
             self._count_passed(budget, spot[0], ahead)
             had_room = self._consider_again(waiting, now, ahead)
             budget.spend(waiting, spot, self._line.spot(waiting) if waiting in self._line else None, had_room)
-        if limited and budget.cut_short and len(self._line) < before:
-            self.wake()
+        self._cut_short |= limited and budget.cut_short and len(self._line) < before
+        if budget.round_is_over or not len(self._line):
+            again, self._cut_short = self._cut_short or self._changed, False
+            self._seen.clear()
+        else:
+            again = True
+        if again:
+            self._call_for_pass()
         return budget
 
     def _count_passed(self, budget: PassBudget, lane: int, ahead: HeldWork) -> None:

@@ -20,8 +20,9 @@ _Name: TypeAlias = str | int | None
 """A model that requests name: one that some worker is known to serve; `_STRANGE`, whatever else the name is; None, when
 they name none."""
 _STRANGE: Final = 0
-_MOST_EXCLUSIONS: Final = 256
-"""Sets of excluded workers for which candidates are cached."""
+_MOST_EXCLUSIONS: Final = 1024
+"""Sets of excluded workers for which candidates are cached, each some 20 kB where there are a thousand workers. If more
+were waited for at a time, each look would make them anew."""
 
 
 class ContextLengths(NamedTuple):

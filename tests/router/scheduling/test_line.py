@@ -36,9 +36,14 @@ def test_with_one_tenant_it_is_that_of_response_ratios_whoever_leaves(
     stay = [who for who, (*_, leaves, lane) in enumerate(all_) if not leaves and lane == 0]
     expected = sorted(stay, key=lambda who: urgency(11.0, *all_[who][:3]))
     assert list(line.order(11.0, [0], None)) == [(who, (0, 0, 0)) for who in expected]
-    works = np.zeros(1)
-    line.add_work(works, 0, 0, set())
-    assert works[0] == pytest.approx(sum(all_[who][2] for who in stay))
+    for lane, rows in line.by_lane({0}):
+        works = np.zeros(1)
+        line.add_work(works, 0, rows)
+        held = [
+            work for work, leaves, at in ((each[2], each[3], each[4]) for each in all_[1:]) if not leaves and at == lane
+        ]
+        assert works[0] == pytest.approx(sum(held))
+    assert {lane for lane, _ in line.by_lane({0})} == {lane for *_, leaves, lane in all_[1:] if not leaves}
 
 
 class Counters:

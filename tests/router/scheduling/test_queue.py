@@ -26,7 +26,7 @@ from router.scheduling.limits import Limits
 from router.scheduling.load import Load
 from router.scheduling.others import Others
 from router.scheduling.overlap import OverlapCost
-from router.scheduling.pass_budget import MOST
+from router.scheduling.pass_budget import MOST, MOST_IN_ALL
 from router.scheduling.queue import TICK
 from tests.examples import examples
 from tests.router.scheduling.candidates import holding_on_gpu, named, rank, repeatable
@@ -285,6 +285,31 @@ def test_however_many_ranks_are_waited_for_a_pass_looks_at_a_few_only() -> None:
     looks = [request.looks for request in waiting]
     desk.clock.run(TICK)
     assert sum(request.looks for request in waiting) - sum(looks) == 2 * MOST
+
+
+def test_however_many_sets_of_candidates_are_waited_for_a_pass_looks_into_a_few_and_the_next_go_on() -> None:
+    names = [f"w{number:03}" for number in range(5 * MOST_IN_ALL)]
+    desk = Desk(ranks=names)
+    alone = [Candidates([(each, 16)]) for each in desk.candidates.ranks]
+    first = [desk.ask(candidates=each) for each in alone]
+    waiting = [desk.ask(candidates=each) for each in 2 * alone]
+    urgent = desk.ask(candidates=alone[-1], priority=-1)
+    everybody = [*waiting, urgent]
+    looks = [request.looks for request in everybody]
+    desk.queue.dispatch()
+    assert urgent.looks == 2, "in the order of those who wait"
+    assert sum(request.looks for request in everybody) - sum(looks) <= 2 * MOST_IN_ALL
+    desk.clock.run()
+    assert desk.sent == first
+    looked = {request.chosen_from for request, before in zip(everybody, looks, strict=True) if request.looks > before}
+    assert looked == set(alone), "without any time passing"
+    assert desk.clock.timers == [pytest.approx(TICK)]
+    first[-1].end()
+    assert urgent.fate == "sent"
+    desk.queue.dispatch()
+    first[0].end()
+    assert waiting[0].fate == "sent", "though the first pass of the round had looked into its set already"
+    assert [request.fate for request in waiting].count("sent") == 1
 
 
 def test_those_not_looked_at_are_ahead_of_who_comes_all_the_same() -> None:
