@@ -159,19 +159,6 @@ def check_mode(settings: Settings) -> None:
         raise SettingsError(f"{flag} belongs to --router-mode kv, not to {instead}; take kv, or leave {flag} out.")
 
 
-def unheeded(settings: Settings) -> list[str]:
-    """Stated flags that only mode kv heeds, where nothing is routed by it. They are no error: modes are compared by
-    changing the mode alone."""
-    if reads_prompts(settings) or settings.router_mode == "kv":
-        return []
-    stated = {
-        "--kv-policy": settings.kv_policy != "auto",
-        "--kv-overlap-score-weight": settings.kv_overlap_score_weight is not None,
-        "--router-temperature": settings.router_temperature != 0,
-    }
-    return [flag for flag, is_stated in stated.items() if is_stated]
-
-
 def _policy(settings: Settings, spec: ArmSpec) -> Policy:
     weight = settings.kv_overlap_score_weight if spec.policy in {None, "overlap"} else None
     policy = spec.policy or settings.kv_policy

@@ -13,7 +13,6 @@ from publishers.event_loop import EventLoop
 from publishers.logs import configure_logging, log_event
 from router.admin.surface import CannotAdminister
 from router.app import App
-from router.arms import unheeded
 from router.checking import check
 from router.cli import Source
 from router.early_signals import take_hangups
@@ -21,10 +20,9 @@ from router.open_files import warn_if_few
 from router.port import check_free
 from router.processes.member import Member, parent_ended
 from router.settings import Settings, SettingsError
+from router.unheeded import unheeded
 
 logger = logging.getLogger("router")
-
-UNHEEDED = "A flag does nothing: only --router-mode kv heeds it"
 
 
 def run(settings: Settings, source: Source | None = None, member: Member | None = None) -> int:
@@ -37,8 +35,8 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
         return 2
     every = {"process": member.number} if member else None
     configure_logging(settings.log_level, settings.log_format, every=every)
-    for flag in unheeded(settings):
-        log_event(logger, logging.WARNING, UNHEEDED, flag=flag, router_mode=settings.router_mode)
+    for flag, why in unheeded(settings).items():
+        log_event(logger, logging.WARNING, f"A flag does nothing: {why}", flag=flag, router_mode=settings.router_mode)
     warn_if_few(len(settings.workers))
     try:
         if member is None:  # of several, the first has looked

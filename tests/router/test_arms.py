@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from router.__main__ import main
 from router.arm_spec import ArmMode, ArmSpec, read_arms
-from router.arms import SECONDS, Arm, Arms, _point, check_mode, make_arms, reads_prompts, unheeded
+from router.arms import SECONDS, Arm, Arms, _point, check_mode, make_arms, reads_prompts
 from router.http.messages import RequestHead, request_head
 from router.proxy.outcome import Outcome
 from router.scheduling.balance import Random, RoundRobin
@@ -89,26 +89,6 @@ def test_what_names_no_arms_is_told_in_a_sentence(text: str, says: str) -> None:
 def test_a_test_that_cannot_be_made(settings: dict[str, str], says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         make_arms(Settings(**settings))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("settings", "flags"),
-    [
-        ({"kv_policy": "overlap", "router_temperature": 0.5}, []),
-        ({"router_mode": "random", "kv_policy": "overlap"}, ["--kv-policy"]),
-        (
-            {"router_mode": "random", "kv_overlap_score_weight": 0.0, "router_temperature": 0.5},
-            ["--kv-overlap-score-weight", "--router-temperature"],
-        ),
-        ({"router_mode": "random", "kv_policy": "overlap", "ab": "kv:1,random:1"}, []),
-        ({"router_mode": "random", "kv_policy": "overlap", "ab": "random:1,round-robin:1"}, ["--kv-policy"]),
-        ({"router_mode": "random"}, []),
-    ],
-)
-def test_flags_that_only_kv_heeds_are_known_where_nothing_is_routed_by_it(
-    settings: dict[str, Any], flags: list[str]
-) -> None:
-    assert unheeded(Settings(**settings)) == flags
 
 
 def test_no_test_by_default() -> None:
