@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ import msgspec
 
 from engines.command_line import Parser
 from engines.endpoints import is_endpoint
+from engines.version import version_of
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.load_poller import INTERVAL
@@ -105,7 +105,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     general = parser.add_argument_group("General")
     general.add_argument("-h", "--help", action="help", help="Show this text and exit.")
-    general.add_argument("--version", action="version", version=_version(), help="Show the version and exit.")
+    general.add_argument(
+        "--version", action="version", version=version_of("kv-publisher"), help="Show the version and exit."
+    )
     _engine_flags(parser.add_argument_group("Engine"))
     _plane_flags(parser.add_argument_group("Event plane"))
     _log_flags(parser.add_argument_group("Logs"))
@@ -200,11 +202,3 @@ def _block_size(text: str) -> int:
 
 def _seconds(text: str) -> float:
     return float(_takes("a positive number of seconds", lambda text: 0 < float(text) < math.inf, text))
-
-
-def _version() -> str:
-    try:
-        version = importlib.metadata.version("kv-aware-router")
-    except importlib.metadata.PackageNotFoundError:
-        version = "(run from a checkout, not installed)"
-    return f"kv-publisher {version}"

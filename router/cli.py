@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib.metadata
 import importlib.util
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
+from engines.version import version_of
 from router.pipes import is_pipe
 from router.settings import GROUPS, VARIABLE_PREFIX, Option, Settings, SettingsError, options
 from router.yaml_text import NotYaml, read_yaml
@@ -230,11 +230,7 @@ def _hint(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def _version() -> str:
-    try:
-        version = importlib.metadata.version("kv-aware-router")
-    except importlib.metadata.PackageNotFoundError:
-        version = "(run from a checkout, not installed)"
-    return f"kv-router {version}{', compiled' if is_compiled() else ''}"
+    return version_of("kv-router") + (", compiled" if is_compiled() else "")
 
 
 def is_compiled() -> bool:

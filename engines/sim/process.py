@@ -24,6 +24,7 @@ from engines.sim.fleet import SimFleet
 from engines.sim.settings import ConnectorName, SimSettings
 from engines.sim.timing import HELP as TIMING_HELP
 from engines.sim.timing import StepTiming
+from engines.version import version_of
 
 DEFAULT_PORT = 18_000
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -39,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser = Parser(prog="kv-sim", usage="kv-sim [FLAGS]", description=about, allow_abbrev=False)
     add = parser.add_argument
+    add("--version", action="version", version=version_of("kv-sim"), help="show the version and exit")
     add("--workers", type=int, default=default.workers, help="number of workers (default %(default)s)")
     add("--host", default=default.host, help="address to listen on (default %(default)s)")
     add(

@@ -59,6 +59,12 @@ def test_flags() -> None:
     )
 
 
+def test_the_version_says_of_what(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        make_parser().parse_args(["--version"])
+    assert capsys.readouterr().out.startswith("kv-sim ")
+
+
 def test_every_timing_constant_has_a_flag() -> None:
     assert set(HELP) == {field.name for field in fields(StepTiming)}
 
