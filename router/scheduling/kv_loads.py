@@ -3,11 +3,13 @@ and how long loads from there take.
 
 The end of a load cannot be seen; it lies somewhere before the prompt's first token. Its time is estimated as the time
 to the first token less the expected time of everything else. One such difference says little, so the speed is the sum
-of many divided by the sum of what was expected of them.
+of many divided by the sum of what was expected of them. When no load is heard of for a while, it goes back to the
+prior: ranks whose loads seem to take long are avoided, and could never show that they do not, or do no more.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Final
 
@@ -21,6 +23,9 @@ from router.scheduling.transfer import prior_seconds
 
 _MEMORY: Final = 0.97
 """Each new observation multiplies the weight of all earlier ones by this."""
+_LASTS: Final = 600.0
+"""Seconds after which what was observed counts 1/e if nothing was since. So the five seconds that an engine took to
+compile something at its first load are forgotten within an hour, and what a hundred loads have told not sooner."""
 _PRIOR_WEIGHT: Final = 0.05
 """Seconds of expected loading for which the prior counts: a load of a few thousand tokens outweighs it."""
 _OUTLIER: Final = 4.0
@@ -33,25 +38,32 @@ _LEAST: Final = 1e-3
 
 
 class Speed:
-    """`factor`: observed over prior seconds of loads."""
+    """Observed over prior seconds of loads; `now` is in seconds on a steady clock."""
 
     def __init__(self) -> None:
         self._observed = self._expected = _PRIOR_WEIGHT
+        self._at = -math.inf
+        """When both were last added to."""
         self._count = 0
 
-    @property
-    def factor(self) -> float:
-        return max(_LEAST, self._observed / self._expected)
+    def factor(self, now: float) -> float:
+        observed, expected = self._faded(now)
+        return max(_LEAST, observed / expected)
 
-    def observe(self, work: float, seconds: float) -> None:
+    def observe(self, work: float, seconds: float, now: float) -> None:
         """A load that takes `work` seconds by the prior took `seconds`: a difference of estimates, which may be below
         0."""
         if self._count >= _FEW:
-            most = _OUTLIER * self.factor * work
+            most = _OUTLIER * self.factor(now) * work
             seconds = min(max(seconds, -most), most)
         self._count += 1
-        self._observed = _MEMORY * self._observed + seconds
-        self._expected = _MEMORY * self._expected + work
+        observed, expected = self._faded(now)
+        self._observed, self._expected, self._at = _MEMORY * observed + seconds, _MEMORY * expected + work, now
+
+    def _faded(self, now: float) -> tuple[float, float]:
+        kept = math.exp(min(0.0, self._at - now) / _LASTS)
+        prior = (1.0 - kept) * _PRIOR_WEIGHT
+        return prior + kept * self._observed, prior + kept * self._expected
 
 
 class KVLoads:
@@ -72,11 +84,11 @@ class KVLoads:
 
     def wait_seconds(self, ranks: RankSet, now: float) -> Seconds:
         """Until the loads before it are done."""
-        return self.line.seconds(ranks, np.full(len(ranks), self.speed.factor), now)
+        return self.line.seconds(ranks, np.full(len(ranks), self.speed.factor(now)), now)
 
-    def own_seconds(self, tokens: Figures) -> Seconds:
+    def own_seconds(self, tokens: Figures, now: float) -> Seconds:
         """Of a load of `tokens` alone; 0 for none."""
-        seconds: Seconds = np.where(tokens > 0, self.speed.factor * prior_seconds(tokens), 0.0)
+        seconds: Seconds = np.where(tokens > 0, self.speed.factor(now) * prior_seconds(tokens), 0.0)
         return seconds
 
     def busy(self, ranks: RankSet, now: float) -> float:
@@ -87,25 +99,22 @@ class KVLoads:
 class KVLoad:
     """One load, booked until its prompt's first token. `done` or `drop` must be called once."""
 
-    __slots__ = ("_entry", "_loads", "_rank", "_tokens")
+    __slots__ = ("_entry", "_loads", "_rank", "_tokens", "expected")
 
     def __init__(self, loads: KVLoads, rank: WorkerRank, tokens: int, now: float) -> None:
         self._loads = loads
         self._rank = rank
         self._tokens = tokens
         self._entry = loads.line.add(rank, prior_seconds(np.array([tokens])).item(), now)
-        loads.tokens[rank] += tokens
-
-    @property
-    def expected(self) -> float:
+        self.expected = loads.speed.factor(now) * self._entry.work
         """Seconds of the load alone."""
-        return self._loads.speed.factor * self._entry.work
+        loads.tokens[rank] += tokens
 
     def done(self, now: float, beside: float) -> None:
         """The first token is there. `beside`: the seconds until then that were expected of everything but the load."""
         seconds = self._loads.line.done(self._entry, now)
         if seconds is not None:
-            self._loads.speed.observe(self._entry.work, seconds - beside)
+            self._loads.speed.observe(self._entry.work, seconds - beside, now)
         self._let_go()
 
     def drop(self, now: float) -> None:

@@ -136,7 +136,7 @@ class Present:
         return blocks, np.minimum(blocks, cpu_blocks), np.minimum(blocks, gpu_blocks)
 
     def _estimate_loads(self, loads: KVLoads, tokens: Figures) -> None:
-        own = loads.own_seconds(tokens)
+        own = loads.own_seconds(tokens, self.now)
         self._estimates[figures.OWN_LOAD] += own
         self._estimates[figures.LOAD] += own + loads.wait_seconds(self.candidates, self.now) * (tokens > 0)
 

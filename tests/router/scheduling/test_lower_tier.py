@@ -67,7 +67,7 @@ def test_a_load_is_booked_until_it_is_there(ending: Ending) -> None:
     assert choosing.cpu_loads.tokens == {A: 7_680}
     behind = decide(choosing).predicted
     assert behind
-    assert behind.load > 1.9 * choosing.cpu_loads.own_seconds(decide(choosing).candidates.block_sizes * 480).item()
+    assert behind.load > 1.9 * choosing.cpu_loads.own_seconds(decide(choosing).candidates.block_sizes * 480, 0.0).item()
     end(booking, ending, 1.0)
     assert not choosing.cpu_loads.tokens
     booking.release(2.0)
@@ -80,7 +80,7 @@ def test_loads_from_a_store_come_on_top() -> None:
     assert (own.lower_tokens[0], both.stored_tokens[0]) == (3_200, 1_600)
     for seconds in ("own_load_seconds", "load_seconds"):
         assert getattr(both, seconds)[0] == pytest.approx(
-            getattr(own, seconds)[0] + choosing.store_loads.own_seconds(both.stored_tokens)[0]
+            getattr(own, seconds)[0] + choosing.store_loads.own_seconds(both.stored_tokens, 0.0)[0]
         )
 
 
@@ -115,7 +115,7 @@ def test_its_speed_is_learned_and_not_taken_for_the_ranks(seconds: float) -> Non
     choosing = scheduler(named("a"))
     before = choosing.latency.prefill_seconds_on(A, Prefill(1_000, 1_000))
     answers(choosing, LOWER, seconds)
-    predicted = decide(choosing, now=1_000.0).predicted
+    predicted = decide(choosing, now=200.0).predicted
     assert predicted
     assert predicted.queue + predicted.load + predicted.prefill == pytest.approx(seconds, rel=0.05)
     assert choosing.latency.prefill_seconds_on(A, Prefill(1_000, 1_000)) == before
@@ -126,7 +126,7 @@ def test_a_few_loaded_tokens_do_not_hide_how_fast_a_rank_computes() -> None:
     before = choosing.latency.prefill_seconds_on(A, Prefill(1_000, 1_000))
     answers(choosing, Overlap(60, 0), 3.0)
     assert choosing.latency.prefill_seconds_on(A, Prefill(1_000, 1_000)) > 3 * before
-    assert choosing.cpu_loads.speed.factor == 1.0
+    assert choosing.cpu_loads.speed.factor(200.0) == 1.0
 
 
 def test_loads_from_disk_are_learned_apart() -> None:
@@ -134,7 +134,7 @@ def test_loads_from_disk_are_learned_apart() -> None:
     answers(choosing, LOWER, 0.1)
     answers(choosing, LOWER, 2.0, on_disk=480)
     for on_disk, seconds in ((0, 0.1), (480, 2.0), (240, 1.05)):
-        predicted = decide(choosing, now=1_000.0, on_disk=on_disk).predicted
+        predicted = decide(choosing, now=200.0, on_disk=on_disk).predicted
         assert predicted
         assert predicted.queue + predicted.load + predicted.prefill == pytest.approx(seconds, rel=0.06)
 
@@ -142,10 +142,10 @@ def test_loads_from_disk_are_learned_apart() -> None:
 def test_of_loads_from_several_tiers_the_slowest_tells_of_itself_alone() -> None:
     choosing = scheduler(named("a"))
     answers(choosing, LOWER, 0.2)
-    before = choosing.cpu_loads.speed.factor
+    before = choosing.cpu_loads.speed.factor(200.0)
     answers(choosing, LOWER, 1.1, on_disk=240)
-    assert choosing.cpu_loads.speed.factor == before
-    predicted = decide(choosing, now=1_000.0, on_disk=240).predicted
+    assert choosing.cpu_loads.speed.factor(200.0) == before
+    predicted = decide(choosing, now=200.0, on_disk=240).predicted
     assert predicted
     assert predicted.queue + predicted.load + predicted.prefill == pytest.approx(1.1, rel=0.05)
 
@@ -171,3 +171,14 @@ def test_slow_loads_are_avoided_and_quick_ones_are_not(
     held = holding({B: LOWER, C: Overlap(10, 10)})
     found = choosing.select(Candidates([(B, 16), (C, 16)]), PROMPT, held, 1_000.0)
     assert found.rank == chosen
+
+
+@pytest.mark.parametrize("policy", [Auto, PredictedTTFT])
+def test_one_slow_load_is_no_reason_to_avoid_loads_for_ever(policy: type[CostPolicy]) -> None:
+    """The first load of an engine may take seconds. Nobody would load again who could show that others do not."""
+    candidates = named("ab")
+    choosing = scheduler(candidates, policy())
+    held = holding({A: LOWER})
+    answers(choosing, LOWER, 5.0, times=1)
+    assert choosing.select(candidates, PROMPT, held, 60.0).rank == B
+    assert choosing.select(candidates, PROMPT, held, 3_600.0).rank == A
