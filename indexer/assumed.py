@@ -65,13 +65,26 @@ class AssumedPrefixes:
     def nbytes(self) -> int:
         return self._lives.nbytes
 
-    def resize(self, rank: WorkerRank, size: int) -> None:
-        """The rank's cache has room for `size` blocks."""
+    def resize(self, rank: WorkerRank, size: int | None) -> Dropped:
+        """The rank's cache has room for `size` blocks; None: that is not known any more, as of another engine. Returns
+        what is dropped then: when it was assumed is not known either."""
+        if size is None:
+            return self._unsize(rank)
         cache = self._cache(rank)
         cache.size = size
         if cache.order == _TIMED:
             cache.order = self._lives.new_order()
             cache.held = self._lives.move(cache.number, cache.order)
+        return {}
+
+    def _unsize(self, rank: WorkerRank) -> Dropped:
+        cache = self._caches.get(rank)
+        if cache is None or cache.order == _TIMED:
+            return {}
+        dropped = self._drop(cache.held, cache)
+        self._lives.close_order(cache.order)
+        cache.order, cache.size = _TIMED, sys.maxsize
+        return dropped
 
     def assume(self, rank: WorkerRank, hashes: SequenceHashes | Sequence[SequenceHash], now: float) -> Dropped:
         """`rank` was sent a prompt with these sequence hashes at `now` (seconds, any steady clock). Returns what no

@@ -91,9 +91,9 @@ class KVIndexer:
         """Index this rank from now on; watching it again changes nothing."""
         self._cursors.setdefault(rank, Cursor(rank))
 
-    def resize(self, rank: WorkerRank, blocks: int) -> None:
-        """The rank's cache has room for so many blocks."""
-        self._assumed.resize(rank, blocks)
+    def resize(self, rank: WorkerRank, blocks: int | None) -> None:
+        """The rank's cache has room for so many blocks; None: it does not say, whatever the engine before it said."""
+        self._tell_expired(self._assumed.resize(rank, blocks))
         self._guessed.resize(rank, blocks)
 
     def forget(self, rank: WorkerRank) -> None:

@@ -81,8 +81,7 @@ class WorkerResources:
             elif self._indexer.watches(rank):  # it publishes no more: what it told is not true for long
                 self._indexer.forget(rank)
             self._indexer.worker_restarted(rank)
-            if worker.cache_blocks:
-                self._indexer.resize(rank, worker.cache_blocks)
+            self._indexer.resize(rank, worker.cache_blocks)
         if local:
             await self._publish_for(worker)
         for learn in self._learners:

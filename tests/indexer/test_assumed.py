@@ -148,6 +148,23 @@ def test_a_size_that_is_found_out_later_counts_for_what_is_assumed_already() -> 
     assert index.entries() == len(assumed) == 1
 
 
+def test_without_a_size_any_more_blocks_have_a_time_to_live_again() -> None:
+    index = PrefixIndex()
+    assumed = AssumedPrefixes(index, TTL)
+    assert not assumed.resize(A, None)
+    for _ in range(100):
+        assumed.resize(A, 2)
+        assumed.assume(A, [1, 2, 3], 0.0)
+        assert {rank: sorted(gone.tolist()) for rank, gone in assumed.resize(A, None).items()} == {A: [1, 2]}
+    assert index.entries() == len(assumed) == 0
+    assert assumed.nbytes == AssumedPrefixes(index, TTL).nbytes
+    assumed.assume(A, [1, 2, 3], 0.0)
+    assert index.find_matches([1, 2, 3]) == {A: Overlap(3, 3)}
+    assert not assumed.resize(A, None)
+    assumed.expire(TTL)
+    assert index.entries() == 0
+
+
 def test_a_rank_that_is_forgotten_has_no_size_when_it_comes_again() -> None:
     index = PrefixIndex()
     assumed = AssumedPrefixes(index, TTL)

@@ -364,6 +364,18 @@ async def test_a_worker_without_events_is_assumed_to_hold_what_has_room_in_its_c
         assert state.indexer.index.blocks(rank, Tier.GPU) == room
 
 
+async def test_an_engine_that_does_not_tell_its_cache_is_not_taken_to_have_the_one_before(state: State) -> None:
+    worker = state.roster.join(spec("a"))
+    await state.up(worker)
+    assert worker.description
+    worker.description = msgspec.structs.replace(worker.description, total_blocks=None)
+    await state.resources.set_up(worker)
+    state.indexer.predict(WorkerRank("a", 0), hash_prompt(list(range(320)), [16], PLAIN).chain(16), now=0.0)
+    assert state.indexer.index.blocks(WorkerRank("a", 0), Tier.GPU) == 20
+    state.indexer.expire(100.0)
+    assert state.indexer.index.blocks(WorkerRank("a", 0), Tier.GPU) == 0
+
+
 async def test_ranks_that_an_engine_has_no_more_are_forgotten(state: State) -> None:
     worker = state.roster.join(spec("a"))
     await state.up(worker, ranks=3)
