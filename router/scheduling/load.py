@@ -171,8 +171,10 @@ class LoadBook:
 
     def watch(self, rank: WorkerRank, block_size: int) -> None:
         """Keep books of `rank`, whose reports count blocks of `block_size` tokens. Bookings in flight stay; what its
-        engine has room for it tells again, as it may be another engine, which does not tell all that."""
+        engine has room for, and what it has, it tells again, as it may be another engine, which does not tell all
+        that."""
         self._block_sizes[rank] = block_size
+        self._reports.pop(rank, None)
         place = self._places.add(rank)
         if place in self._retired:  # in shared books a rank gets the place back that it had, and then holds it twice
             self._retired.discard(place)

@@ -16,7 +16,7 @@ from indexer.events import LoadReport
 from indexer.types import RankSet, WorkerRank
 from router.scheduling.decision import UNBOUNDED
 from router.scheduling.figures import LOAD_ROWS
-from router.scheduling.load import REPORT_LIFE, Load, LoadBook, Reservation, SharedTable
+from router.scheduling.load import REPORT_LIFE, Load, LoadBook, Metrics, Reservation, SharedTable
 from tests.examples import examples
 from tests.router.scheduling.candidates import rank, repeatable
 
@@ -402,6 +402,18 @@ def test_watching_again_keeps_bookings_and_takes_the_new_block_size() -> None:
     assert book.load(A, 0.0) == Load(1, 10, 20)
     book.on_report(report(running=2, blocks=2), 0.0)
     assert book.load(A, 0.0) == Load(2, 10, 64)
+
+
+def test_an_engine_that_tells_nothing_is_not_reported_of_as_the_one_before_it() -> None:
+    book = watching()
+    book.on_report(report(running=2, blocks=2), 0.0)
+    book.watch(A, 16)
+    found = book.metrics(A, 0.0)
+    assert found
+    assert (found.report, found.age) == (None, None)
+    silent = report()
+    book.on_report(silent, 20.0)
+    assert book.metrics(A, 21.0) == Metrics(Load(), silent, 1.0)
 
 
 def test_a_request_that_has_just_ended_does_not_come_back_as_a_stranger() -> None:
