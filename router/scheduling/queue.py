@@ -69,7 +69,7 @@ class Queue:
         now = self._clock()
         if self.limits.concurrency:
             candidates = waiting.candidates()
-            if candidates in self._lanes and self._pass_is_due(candidates, now):
+            if candidates and candidates in self._lanes and self._pass_is_due(candidates, now):
                 self._hold(waiting, candidates, now)  # it must not take the room of those that wait
                 return
         self._consider(waiting, now, self._held.work)

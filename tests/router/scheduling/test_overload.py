@@ -173,6 +173,18 @@ def test_all_that_wait_are_told_when_the_last_worker_goes() -> None:
     first.end()
 
 
+def test_whoever_comes_while_those_that_wait_are_told_that_nobody_is_left_is_told_too() -> None:
+    desk = Desk(limits=Limits(max_concurrency=1))
+    first = desk.ask()
+    waiting = [desk.ask() for _ in range(3 * MOST)]
+    desk.candidates = named("")
+    desk.queue.dispatch()
+    assert {request.fate for request in waiting} == {"waits", "no candidates"}
+    desk.queue.wake()
+    assert desk.ask().fate == "no candidates"
+    first.end()
+
+
 def test_whose_candidates_change_waits_with_those_who_have_the_same() -> None:
     desk = Desk(RoundRobin(), "ab", Limits(max_worker_concurrency=1))
     only_a, only_b = named("a"), named("b")
