@@ -48,14 +48,17 @@ class HeldRequests:
             self.line.move(waiting, self.lanes.enter(waiting, candidates), target)
             self.lanes.leave(waiting, before)
 
-    def follow(self) -> None:
+    def follow(self) -> bool:
         """Where the fleet has changed, move all who wait to the lanes of their candidates of now, with the rank that
-        each would go to. Those that no pass considers soon would else be ahead of nobody who comes."""
+        each would go to. Those that no pass considers soon would else be ahead of nobody who comes. Returns whether
+        any was moved."""
         positions: dict[Candidates, dict[WorkerRank, int]] = {}
-        for before, those in self.lanes.outdated():
+        outdated = self.lanes.outdated()
+        for before, those in outdated:
             for waiting in those:
                 after = waiting.candidates()
                 self.move(waiting, after, self._same_rank(self.line.spot(waiting), before, after, positions))
+        return bool(outdated)
 
     @staticmethod
     def _same_rank(

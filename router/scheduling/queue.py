@@ -69,6 +69,8 @@ class Queue:
         now = self._clock()
         if self.limits.concurrency:
             candidates = waiting.candidates()
+            if candidates not in self._lanes and self._held.follow():
+                self.wake()  # the fleet has changed: there may be room for those that wait
             if candidates and candidates in self._lanes and self._pass_is_due(candidates, now):
                 self._hold(waiting, candidates, now)  # it must not take the room of those that wait
                 return

@@ -108,6 +108,20 @@ def test_whoever_comes_while_a_pass_is_due_does_not_slip_in() -> None:
     assert (second.fate, third.fate) == ("sent", "waits")
 
 
+def test_whoever_comes_when_a_worker_has_come_does_not_slip_in() -> None:
+    desk = Desk(RoundRobin(), "a", Limits(max_worker_concurrency=1))
+    first, waiting = desk.ask(), desk.ask()
+    desk.scheduler.watch(rank("b"), 16)
+    desk.candidates = named("ab")
+    late = desk.ask()
+    assert (waiting.fate, late.fate) == ("waits", "waits")
+    desk.clock.run()
+    assert (waiting.fate, late.fate) == ("sent", "waits")
+    for each in (first, waiting, late):
+        each.end()
+    assert desk.at_rest
+
+
 def test_whoever_comes_when_another_process_has_left_room_does_not_slip_in() -> None:
     tables = np.zeros((2, LOAD_ROWS, 2), np.int64)
     books = [LoadBook(SharedTable(tables, own, lambda _: 0, lambda _: None)) for own in range(2)]
