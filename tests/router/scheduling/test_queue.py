@@ -342,7 +342,7 @@ def test_those_not_looked_at_are_ahead_of_who_comes_after_the_fleet_has_changed(
     assert sum(gate.held[-1]) == pytest.approx(left * float(works[0]), rel=1e-3)
     desk.candidates = named("bc")
     desk.clock.run(TICK)
-    late = desk.ask(ttft_slo=works[0] * left / 2)
+    late = desk.ask(ttft_slo=float(works[0]) * left / 2)
     assert late.fate == "refused", "for all that are ahead"
 
 
