@@ -251,7 +251,7 @@ class DecodeBooking(Booking):
         if self._streamed and self._prefilled is not None and not self._others.tokens:
             onward = self.onward
             seconds = max(0.0, now - self._prefilled - onward.step)
-            self._scheduler.disaggregation.transfers.observe(onward.near, onward.work, seconds)
+            self._scheduler.disaggregation.transfers.observe(onward.near, onward.work, seconds, now)
 
     def assume_first_token(self, now: float) -> None:  # noqa: ARG002 -- a Booking
         self._begin()

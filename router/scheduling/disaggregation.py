@@ -69,7 +69,7 @@ class Disaggregation:
         present = Present(scheduler, candidates, prompt_tokens, matches, now)
         new = prompt_tokens - present.overlap_tokens
         works = prior_seconds(new, hidden)
-        transfers, steps = works * self.transfers.factors(near), present.step_seconds
+        transfers, steps = works * self.transfers.factors(near, now), present.step_seconds
         taken, capacity = present.memory_tokens, present.capacity_tokens
         memory = memory_waits(taken, new, prompt_tokens, capacity, present.residence_seconds)
         costs = transfers + memory + HORIZON * steps + present.queue_seconds

@@ -22,6 +22,9 @@ _OUTLIER: Final = 4.0
 prior may be far off."""
 _FEW: Final = 4
 """Observations."""
+_LASTS: Final = 600.0
+"""Seconds after which the logarithm of a factor is 1/e of what it was, if nothing was observed since: where transfers
+seem to take long requests are served whole, and nobody could ever show that they do not, or do no more."""
 _LEAST, _MOST = 1e-3, 1e4
 """Limits of a factor, beyond any hardware: nothing observed may take it where it hardly comes back from."""
 
@@ -35,21 +38,27 @@ def prior_seconds(tokens: Figures | Seconds, hidden: float = 0.0) -> Seconds:
 
 
 class Transfers:
-    """Observed over prior seconds: one factor for ranks on the same host, one for others."""
+    """Observed over prior seconds: one factor for ranks on the same host, one for others. `now` is in seconds on a
+    steady clock."""
 
     def __init__(self) -> None:
-        self._factors = np.ones(2)
+        self._logarithms = np.zeros(2)
+        self._at = np.zeros(2)
+        """When each factor was last observed."""
         self._observed = [0, 0]
 
-    def factors(self, near: Near) -> Seconds:
-        return self._factors[near.astype(np.intp)]
+    def factors(self, near: Near, now: float) -> Seconds:
+        both: Seconds = np.exp(self._logarithms * np.exp(np.minimum(0.0, self._at - now) / _LASTS))
+        return both[near.astype(np.intp)]
 
-    def observe(self, near: bool, work: float, seconds: float) -> None:
+    def observe(self, near: bool, work: float, seconds: float, now: float) -> None:
         """A transfer that takes `work` seconds by the prior took `seconds`."""
-        place = int(near)
-        known, count = float(self._factors[place]), self._observed[place]
+        place, count = int(near), self._observed[int(near)]
+        known = self.factors(np.array([near]), now).item()
         most = _OUTLIER if count >= _FEW else _OUTLIER**2
         ratio = min(max(seconds / (work * known), 1 / most), most)
         self._observed[place] = count + 1
         gain = max(_GAIN, 1 / (count + 2))
-        self._factors[place] = min(max(known * math.exp(gain * math.log(ratio)), _LEAST), _MOST)
+        found = math.log(known) + gain * math.log(ratio)
+        self._logarithms[place] = min(max(found, math.log(_LEAST)), math.log(_MOST))
+        self._at[place] = now

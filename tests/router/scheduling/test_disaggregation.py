@@ -67,7 +67,7 @@ def decodes(
 def slower(choosing: Scheduler, factor: float) -> None:
     """Transfers between hosts take so many times what is assumed."""
     for _ in range(400):
-        choosing.disaggregation.transfers.observe(near=False, work=1.0, seconds=factor)
+        choosing.disaggregation.transfers.observe(near=False, work=1.0, seconds=factor, now=0.0)
 
 
 def test_an_idle_fleet_serves_requests_whole() -> None:
@@ -138,7 +138,7 @@ def test_who_decodes_by_host() -> None:
     for near, name in (((True, False), "d1"), ((False, True), "d2")):
         choosing = scheduler()
         for _ in range(200):
-            choosing.disaggregation.transfers.observe(near=True, work=1.0, seconds=0.1)
+            choosing.disaggregation.transfers.observe(near=True, work=1.0, seconds=0.1, now=0.0)
         assert decodes(choosing, fleet(whole=(), near=near), 20_000) == name
 
 
@@ -313,7 +313,7 @@ def test_a_transfer_is_learned_from_streams_alone() -> None:
         booking = decoding(choosing, streamed)
         booking.first_token(9.0)
         booking.release(10.0)
-        factor = float(choosing.disaggregation.transfers.factors(np.array([False]))[0])
+        factor = float(choosing.disaggregation.transfers.factors(np.array([False]), 10.0)[0])
         assert (factor > 1) == learned
 
 
@@ -322,7 +322,7 @@ def test_nothing_is_learned_of_a_transfer_whose_request_has_ended() -> None:
     booking = decoding(choosing, streamed=True)
     booking.release(2.0)
     booking.first_token(9.0)
-    assert choosing.disaggregation.transfers.factors(np.array([False])).tolist() == [1.0]
+    assert choosing.disaggregation.transfers.factors(np.array([False]), 10.0).tolist() == [1.0]
 
 
 def test_a_decision_for_a_changed_fleet_keeps_no_costs_of_the_former() -> None:
