@@ -70,7 +70,7 @@ def warnings(
     if refused:
         found.append(
             f"modes are not comparable: {', '.join(refused)} would not empty the prefix cache, so later modes find it "
-            "warm; vLLM does with VLLM_SERVER_DEV_MODE=1"
+            "warm; vLLM does with VLLM_SERVER_DEV_MODE=1, once nothing runs there"
         )
     if summary.errors:
         first = next(one for one in records if one.error)

@@ -17,6 +17,9 @@ from router.security.worker_access import WorkerAccess
 _ANSWER = aiohttp.ClientTimeout(total=10)
 _RESETS = ("/reset_prefix_cache", "/flush_cache")
 """The paths that reset caches in vLLM (with VLLM_SERVER_DEV_MODE=1) and in SGLang."""
+_TRIES, _AGAIN = 40, 0.25
+"""How often a busy worker is asked to empty its cache, and seconds between two times. Neither engine does so while
+anything holds blocks, as requests do for a moment after the mode before gave them up, or copies to host memory."""
 _POLL = 0.05
 """Seconds between two questions whether a router is ready."""
 _REACHED = 5.0
@@ -29,6 +32,10 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+class _Emptied(msgspec.Struct):
+    success: bool
 
 
 async def served_model(urls: Sequence[str], access: WorkerAccess, wanted: str | None = None) -> str:
@@ -66,14 +73,35 @@ async def reset_caches(urls: Sequence[str], access: WorkerAccess) -> list[str]:
 
 
 async def _reset(session: aiohttp.ClientSession, url: str) -> bool:
+    for _ in range(_TRIES):
+        emptied = await _reset_once(session, url)
+        if emptied is not None:
+            return emptied
+        await asyncio.sleep(_AGAIN)
+    return False
+
+
+async def _reset_once(session: aiohttp.ClientSession, url: str) -> bool | None:
+    """None: the worker is busy."""
     for path in _RESETS:
         try:
             async with session.post(url + path, timeout=_ANSWER) as answer:
-                if answer.status == 200:
-                    return True
+                status, body = answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
+        if status == 200:
+            return None if _tells_failure(body) else True
+        if status == 400:  # so SGLang answers
+            return None
     return False
+
+
+def _tells_failure(body: bytes) -> bool:
+    """vLLM answers 200 either way, and tells since 0.26 which it is."""
+    try:
+        return not msgspec.json.decode(body, type=_Emptied).success
+    except UNDECODABLE:
+        return False
 
 
 async def check_reached(flag: str, address: Address) -> None:
