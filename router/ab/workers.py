@@ -15,8 +15,9 @@ from router.ab.errors import RunError
 from router.security.worker_access import WorkerAccess
 
 _ANSWER = aiohttp.ClientTimeout(total=10)
-_RESETS = ("/reset_prefix_cache", "/flush_cache")
-"""The paths that reset caches in vLLM (with VLLM_SERVER_DEV_MODE=1) and in SGLang."""
+_RESETS = ("/reset_prefix_cache?reset_external=true", "/flush_cache")
+"""What resets caches in vLLM (with VLLM_SERVER_DEV_MODE=1), where it would else leave host memory, disk and stores as
+they are, and in SGLang. An older vLLM passes over what it does not know."""
 _TRIES, _AGAIN = 40, 0.25
 """How often a busy worker is asked to empty its cache, and seconds between two times. Neither engine does so while
 anything holds blocks, as requests do for a moment after the mode before gave them up, or copies to host memory."""

@@ -73,3 +73,10 @@ async def test_a_worker_without_such_a_path_has_refused_at_once(serve: Serve) ->
     worker = Worker(VLLM, NO_SUCH_PATH)
     assert await refuses(worker, serve)
     assert len(worker.asked) == 1
+
+
+async def test_what_left_the_gpu_is_emptied_too(serve: Serve) -> None:
+    """vLLM would load it back for the next mode."""
+    worker = Worker(VLLM, IDLE_VLLM)
+    assert not await refuses(worker, serve)
+    assert worker.asked == [b"/reset_prefix_cache?reset_external=true"]
