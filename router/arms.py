@@ -26,8 +26,9 @@ from router.proxy.outcome import End, Outcome
 from router.scheduling.decision import Decision, Policy, Uniform
 from router.settings import Settings, SettingsError
 
-SECONDS = tuple(base * 10.0**power for power in range(-3, 3) for base in (1, 1.5, 2.2, 3.3, 4.7, 6.8))[:-5]
-"""Bounds of the histograms, 1 ms to 100 s: narrower than the workers', since deviations are read from them."""
+SECONDS = tuple(base * 10.0**power for power in range(-3, 4) for base in (1, 1.5, 2.2, 3.3, 4.7, 6.8))[:-5]
+"""Bounds of the histograms, 1 ms to 1000 s: narrower than the workers', since deviations are read from them. Beyond the
+last a quantile is a guess, and answers of thousands of tokens take minutes."""
 
 
 class ArmTally:

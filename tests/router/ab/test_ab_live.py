@@ -50,11 +50,11 @@ def observed(values: list[float]) -> Times:
     return read_arms([generate_latest(registry).decode()])["kv"].first_byte
 
 
-@pytest.mark.parametrize("sigma", [0.3, 1.0, 1.5])
-def test_what_a_histogram_tells_of_times(sigma: float) -> None:
-    """The mean exactly, the rest to a fifth: narrow times look wider in their buckets."""
+@pytest.mark.parametrize(("median", "sigma"), [(0.37, 0.3), (0.37, 1.0), (0.37, 1.5), (90, 0.8)])
+def test_what_a_histogram_tells_of_times(median: float, sigma: float) -> None:
+    """The mean exactly, the rest to a fifth: narrow times look wider in their buckets. Long answers take minutes."""
     rng = random.Random(3)
-    values = [rng.lognormvariate(-1, sigma) for _ in range(20_000)]
+    values = [rng.lognormvariate(math.log(median), sigma) for _ in range(20_000)]
     times = observed(values)
     assert times.count == len(values)
     assert times.mean == pytest.approx(statistics.fmean(values))
@@ -64,9 +64,9 @@ def test_what_a_histogram_tells_of_times(sigma: float) -> None:
 
 
 def test_times_beyond_the_last_bucket_are_not_lost() -> None:
-    times = observed([1.0] * 10 + [500.0, 700.0])
-    assert times.quantile(0.99) > 300
-    assert times.mean_error > 30
+    times = observed([1.0] * 10 + [5000.0, 7000.0])
+    assert times.quantile(0.99) > 3000
+    assert times.mean_error > 300
 
 
 def test_no_times() -> None:
