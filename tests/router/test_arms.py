@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -186,13 +187,27 @@ def test_a_session_keeps_its_arm_in_another_process() -> None:
     assert told == f"{_point(b'session 1')}\n" == "0.9774892981400178\n"
 
 
-def test_a_larger_weight_moves_nobody_back() -> None:
-    """Sessions of the first arm stay there while its weight grows."""
-    before, after = (made(f"kv:{w},random:{100 - w}", ab_sticky="x-session-id") for w in (10, 50))
+@pytest.mark.parametrize(
+    ("raised", "lowered"),
+    [(raised, lowered) for raised in range(3) for lowered in (None, 0, 1, 2) if raised != lowered],
+)
+def test_an_arm_keeps_its_sessions_when_its_weight_is_raised(raised: int, lowered: int | None) -> None:
+    """Wherever it stands, and whether all the others lose sessions to it or one does."""
+    weights = [40, 40, 40]
+    before = made(_weighted(weights), ab_sticky="x-session-id")
+    weights[raised] += 30
+    if lowered is not None:
+        weights[lowered] -= 30
+    after = made(_weighted(weights), ab_sticky="x-session-id")
     heads = [head(x_session_id=str(number)) for number in range(1000)]
-    early = [one for one in heads if before.assign(one).name == "kv"]
-    assert len(early) > 50
-    assert all(after.assign(one).name == "kv" for one in early)
+    own = before._arms[raised].name
+    early = [one for one in heads if before.assign(one).name == own]
+    assert len(early) > 250
+    assert all(after.assign(one).name == own for one in early)
+
+
+def _weighted(weights: Sequence[int]) -> str:
+    return ",".join(f"{arm}:{weight}" for arm, weight in zip(("kv", "round-robin", "random"), weights, strict=True))
 
 
 @pytest.mark.parametrize("values", [{}, {"x_session_id": ""}])
