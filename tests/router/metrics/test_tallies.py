@@ -316,7 +316,7 @@ async def test_a_page_of_many_workers_holds_nothing_up() -> None:
     turns = 0
     both = await merge({0: page, 1: page})
     others.cancel()
-    assert turns >= both.count(b"\n") / 1000 - 1
+    assert turns >= both.count(b"\n") / 1000 - 1 + both.count(b"# TYPE ")  # and each family is put together apart
     assert _without_process(page) == _without_process(generate_latest(metrics.registry))
 
 
