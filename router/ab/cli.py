@@ -30,6 +30,7 @@ from router.ab.replay import Pace, Prompts, replay
 from router.ab.report import ModeReport, Report, comparison, show, warnings
 from router.ab.statistics import NOTHING, Record, Summary, summarise
 from router.ab.trace import Row, describe
+from router.open_files import raise_limit
 from router.page.html import page
 from router.page.results import run_name
 from router.security.worker_access import WorkerAccess
@@ -81,6 +82,7 @@ def prepare(argv: Sequence[str]) -> tuple[Plan, WorkerAccess, Loads]:
 
 def _run_all(plan: Plan, access: WorkerAccess, loads: Loads, console: Console, measured: list[_Measured]) -> int:
     """Makes all runs and appends their results to `measured`. Returns the exit status."""
+    raise_limit()  # each request that is under way has a connection, and an open loop waits for none of them
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(plan, access, loads, console, measured))

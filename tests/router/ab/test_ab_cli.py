@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import resource
 import ssl
 import sys
 import threading
@@ -317,6 +318,18 @@ def test_a_worker_that_keeps_its_cache_is_named(trace: str, capsys: pytest.Captu
     with engine(resets=False) as (url, _):
         assert main(["--trace", trace, "--modes", "none", "--worker", url]) == 0
     assert f"modes are not comparable: {url} would not empty" in capsys.readouterr().out
+
+
+def test_requests_do_not_fail_for_want_of_files_that_the_system_would_give(trace: str) -> None:
+    """A shell allows 1024 as a rule, and under load more requests than that are under way."""
+    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, most))
+    try:
+        with engine(resets=True) as (url, _):
+            assert main(["--trace", trace, "--modes", "none", "--worker", url]) == 0
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual, most))
 
 
 def test_engines_that_want_a_key_and_speak_tls(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
