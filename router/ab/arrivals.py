@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
 from router.ab.trace import Row, stretch, without_reuse
-from router.simulation.traffic import Source, bursts, milliseconds, poisson
+from router.simulation.traffic import BURST_EVERY, Source, bursts, milliseconds, poisson
 
 Arrivals = Literal["trace", "poisson", "bursts"]
-_DRAWN = {"poisson": poisson, "bursts": bursts}
+_BURSTS = 4
+"""Least number of bursts: a shorter trace has them more often, or it might end before the first."""
 
 
 def prepare(
@@ -41,6 +42,11 @@ def rearrive(rows: Sequence[Row], arrivals: Arrivals, seed: int) -> list[Row]:
     seconds = (rows[-1].timestamp - rows[0].timestamp) / 1000
     if arrivals == "trace" or not seconds:
         return list(rows)
-    moments = _DRAWN[arrivals](Source(seed), len(rows) / seconds, math.inf)
-    drawn = zip(rows, itertools.islice(moments, len(rows)), strict=True)
+    drawn = zip(rows, itertools.islice(_moments(arrivals, seed, len(rows) / seconds, seconds), len(rows)), strict=True)
     return [msgspec.structs.replace(row, timestamp=milliseconds(at)) for row, at in drawn]
+
+
+def _moments(arrivals: Arrivals, seed: int, rate: float, seconds: float) -> Iterator[float]:
+    if arrivals == "poisson":
+        return poisson(Source(seed), rate, math.inf)
+    return bursts(Source(seed), rate, math.inf, min(BURST_EVERY, seconds / _BURSTS))

@@ -115,10 +115,15 @@ def poisson(source: Source, rate: float, duration: float) -> Iterator[float]:
         at += source.rng.expovariate(rate)
 
 
-def bursts(source: Source, rate: float, duration: float) -> Iterator[float]:
-    """Five times the mean rate for 3 to 9 s in every 60 or so, and 5/9 of it in between, so that the mean is kept."""
+BURST_EVERY = 60.0
+"""Seconds from one burst to the next, on average."""
+
+
+def bursts(source: Source, rate: float, duration: float, every: float = BURST_EVERY) -> Iterator[float]:
+    """Five times the mean rate for a tenth of the time, in bursts of half to one and a half times that tenth of `every`
+    seconds, and 5/9 of it in between, so that the mean is kept."""
     begin = 0.0
-    for mean, factor in cycle(((54.0, 5 / 9), (6.0, 5.0))):
+    for mean, factor in cycle(((0.9 * every, 5 / 9), (0.1 * every, 5.0))):
         end = min(begin + mean * source.rng.uniform(0.5, 1.5), duration)
         yield from (begin + at for at in poisson(source, rate * factor, end - begin))
         begin = end

@@ -37,6 +37,15 @@ def test_how_much_they_vary() -> None:
     assert statistics.stdev(gaps(rearrive(ROWS, "bursts", 1))) > 115
 
 
+@pytest.mark.parametrize("seconds", [20, 50, 200])
+def test_a_short_trace_has_bursts_too(seconds: int) -> None:
+    """Its mean rate is kept, though it may be over before a minute is, in which a long one has one burst."""
+    rows = ROWS[: 10 * seconds]
+    drawn = [rearrive(rows, "bursts", seed) for seed in range(20)]
+    assert statistics.mean(one[-1].timestamp for one in drawn) == pytest.approx(1000 * seconds, rel=0.1)
+    assert statistics.mean(statistics.stdev(gaps(one)) / statistics.mean(gaps(one)) for one in drawn) > 1.15
+
+
 def test_a_synthetic_trace_can_be_rearranged() -> None:
     rows = synthesize("agent", 0)
     assert len(rearrive(rows, "bursts", 0)) == len(rows)
