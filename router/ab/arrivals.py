@@ -12,12 +12,16 @@ from typing import Literal
 
 import msgspec
 
+from router.ab.errors import RunError
 from router.ab.trace import Row, stretch, without_reuse
 from router.simulation.traffic import BURST_EVERY, Source, bursts, milliseconds, poisson
 
 Arrivals = Literal["trace", "poisson", "bursts"]
 _BURSTS = 4
 """Least number of bursts: a shorter trace has them more often, or it might end before the first."""
+
+_LONGEST = 31 * 86_400
+"""Seconds: a month, whose load reports alone take some minutes to simulate."""
 
 
 def prepare(
@@ -35,6 +39,13 @@ def prepare(
     if kept:
         kept = rearrive(kept, arrivals, seed)
     return kept if reuse else without_reuse(kept)
+
+
+def check_ends(last: float) -> None:
+    """`last`: the second of a run in which its last request comes. Raises RunError for one that is hardly meant."""
+    if last > _LONGEST:
+        when = f"the last request comes in second {last:.3g}, and a run lasts a month ({_LONGEST} s) at most"
+        raise RunError(f"{when}; see the unit of the trace's timestamps, --duration, and --rate")
 
 
 def rearrive(rows: Sequence[Row], arrivals: Arrivals, seed: int) -> list[Row]:

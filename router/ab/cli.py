@@ -18,6 +18,7 @@ import uvloop
 from rich.console import Console
 
 from router.ab import children, live, workers
+from router.ab.arrivals import check_ends
 from router.ab.client import Address, send
 from router.ab.errors import RunError
 from router.ab.figures import ratios
@@ -75,6 +76,8 @@ def prepare(argv: Sequence[str]) -> tuple[Plan, WorkerAccess, Loads]:
     plan = read_plan(argv)
     access = plan.access()
     loads = {seed: plan.rows(seed) for seed in plan.seeds}
+    slowest = Pace(min(plan.rates), plan.speedup)
+    check_ends(max(slowest.wall(rows[-1].timestamp - rows[0].timestamp) for rows in loads.values()))
     check_writable("--out", plan.out)
     check_writable("--html", plan.html)
     return plan, access, loads

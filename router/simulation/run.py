@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from router.ab.arrivals import check_ends
 from router.ab.errors import RunError
 from router.installed_policy import PolicyFault
 from router.policies import known_policies, make_policy
@@ -69,7 +70,7 @@ class Run(NamedTuple):
         rows = self.requests.rows(self.seed, self.rate)
         _check_fits(max(row.input_length + row.output_length for row in rows), self.fleet)
         _check_blocks(rows[0].block_tokens, self.fleet.block_size)
-        _check_ends(rows[-1].timestamp / 1000)
+        check_ends(rows[-1].timestamp / 1000)
         fleet = VirtualFleet(self.fleet, find_policy(self.policy), self.seed, self._admission())
         enough = None if self.most_ttft is None else _exceeds(self.most_ttft * len(rows))
         try:
@@ -117,16 +118,6 @@ def _check_fits(tokens: int, fleet: FleetSettings) -> None:
     if -(-tokens // fleet.block_size) > fleet.cache_tokens // fleet.block_size:
         blocks = f"{fleet.cache_tokens} in blocks of {fleet.block_size}"
         raise RunError(f"a request of {tokens} tokens does not fit a cache of {blocks}; see --cache-tokens")
-
-
-_LONGEST = 31 * 86_400
-"""Seconds: a month, whose load reports alone take some minutes."""
-
-
-def _check_ends(last: float) -> None:
-    if last > _LONGEST:
-        when = f"the last request comes in second {last:.3g}, and a run lasts a month ({_LONGEST} s) at most"
-        raise RunError(f"{when}; see the unit of the trace's timestamps, --duration, and --rate")
 
 
 def _check_blocks(tokens: int, block_size: int) -> None:

@@ -152,6 +152,14 @@ def test_a_malformed_row_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"{path}:2: not a trace row" in capsys.readouterr().err
 
 
+def test_a_run_of_months_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of timestamps in nanoseconds, say. It would wait for the second request without a word."""
+    path = tmp_path / "t.jsonl"
+    path.write_text(ROW + ROW.replace(": 0,", ": 3.5e10,"))
+    assert main(["--trace", str(path), "--rates", "2,1", "--speedup", "10"]) == 2
+    assert "the last request comes in second 3.5e+06, and a run lasts a month" in capsys.readouterr().err
+
+
 def test_a_run_that_cannot_be_made_leaves_no_empty_file(tmp_path: Path) -> None:
     """It would look like a result; one of an earlier run stays."""
     out, html = tmp_path / "ab.json", tmp_path / "ab.html"
