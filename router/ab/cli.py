@@ -159,7 +159,7 @@ async def _measure(plan: Plan, access: WorkerAccess, run: _Run, console: Console
     async with _fleet(plan) as named:
         urls = [url_of(worker) for worker in named]
         prompts = Prompts(await workers.served_model(urls, access, plan.model), run.seed)
-        refused = [] if plan.simulated else await workers.reset_caches(urls, access)
+        refused = [] if plan.simulated else await workers.reset_caches(urls, access, prompts.model)
         # The router is started after the caches are emptied, so that it knows nothing of the previous mode.
         async with _targets(plan, run, named, access) as targets:
             with progress(console, run_name(run.label, run.rate, run.seed, plan.single), len(run.rows)) as advance:

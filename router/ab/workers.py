@@ -12,12 +12,13 @@ from engines.answers import UNDECODABLE
 from publishers.reasons import reason_of
 from router.ab.client import Address
 from router.ab.errors import RunError
+from router.ab.prompts import FIRST_TOKEN
 from router.security.worker_access import WorkerAccess
 
 _ANSWER = aiohttp.ClientTimeout(total=10)
-_RESETS = ("/reset_prefix_cache?reset_external=true", "/flush_cache")
-"""What resets caches in vLLM (with VLLM_SERVER_DEV_MODE=1), where it would else leave host memory, disk and stores as
-they are, and in SGLang. An older vLLM passes over what it does not know."""
+_OF_VLLM, _OF_SGLANG = "/reset_prefix_cache?reset_external=true", "/flush_cache"
+"""What resets caches. vLLM has it with VLLM_SERVER_DEV_MODE=1, and would leave host memory, disk and stores as they are
+without the parameter, which an older one passes over."""
 _TRIES, _AGAIN = 40, 0.25
 """How often a busy worker is asked to empty its cache, and seconds between two times. Neither engine does so while
 anything holds blocks, as requests do for a moment after the mode before gave them up, or copies to host memory."""
@@ -66,35 +67,48 @@ async def _model(session: aiohttp.ClientSession, url: str) -> str:
         raise RunError(f"{url}/v1/models lists no model; is {url} an engine?") from None
 
 
-async def reset_caches(urls: Sequence[str], access: WorkerAccess) -> list[str]:
+async def reset_caches(urls: Sequence[str], access: WorkerAccess, model: str) -> list[str]:
     """Empties every worker's prefix cache. Returns the URLs of those that refused."""
     async with access.session(lambda: urls) as session:
-        emptied = await asyncio.gather(*(_reset(session, url) for url in urls))
+        emptied = await asyncio.gather(*(_reset(session, url, model) for url in urls))
     return [url for url, fine in zip(urls, emptied, strict=True) if not fine]
 
 
-async def _reset(session: aiohttp.ClientSession, url: str) -> bool:
+async def _reset(session: aiohttp.ClientSession, url: str, model: str) -> bool:
     for _ in range(_TRIES):
-        emptied = await _reset_once(session, url)
+        emptied = await _reset_once(session, url, model)
         if emptied is not None:
             return emptied
         await asyncio.sleep(_AGAIN)
     return False
 
 
-async def _reset_once(session: aiohttp.ClientSession, url: str) -> bool | None:
+async def _reset_once(session: aiohttp.ClientSession, url: str, model: str) -> bool | None:
     """None: the worker is busy."""
-    for path in _RESETS:
+    for path in (_OF_VLLM, _OF_SGLANG):
         try:
             async with session.post(url + path, timeout=_ANSWER) as answer:
                 status, body = answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
-        if status == 200:
-            return None if _tells_failure(body) else True
-        if status == 400:  # so SGLang answers
+        if status == 400 or (status == 200 and _tells_failure(body)):  # the one is SGLang's answer, the other vLLM's
             return None
+        if status == 200:
+            if path == _OF_VLLM:
+                await _step(session, url, model)
+            return True
     return False
+
+
+async def _step(session: aiohttp.ClientSession, url: str, model: str) -> None:
+    """vLLM publishes that its cache is empty with its next step only: until then a router that starts now would be told
+    of what the mode before has left there. One token fills no block."""
+    body = {"model": model, "prompt": [FIRST_TOKEN], "max_tokens": 1}
+    try:
+        async with session.post(f"{url}/v1/completions", json=body, timeout=_ANSWER) as answer:
+            await answer.read()
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        pass  # the run will tell
 
 
 def _tells_failure(body: bytes) -> bool:

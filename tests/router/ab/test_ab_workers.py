@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
 
@@ -34,9 +36,12 @@ class Worker:
         self._path = path
         self._answers = list(answers)
         self.asked: list[bytes] = []
+        self.completions: list[Any] = []
 
-    async def answer(self, head: bytes, _: bytes, writer: asyncio.StreamWriter) -> None:
+    async def answer(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
         target, reply = head.split()[1], NO_SUCH_PATH
+        if target == b"/v1/completions":
+            self.completions.append(json.loads(body))
         if target.partition(b"?")[0] == self._path:
             self.asked.append(target)
             reply = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
@@ -46,7 +51,7 @@ class Worker:
 
 async def refuses(worker: Worker, serve: Serve) -> bool:
     address = await serve(worker.answer)
-    return await reset_caches([address.url], WorkerAccess()) == [address.url]
+    return await reset_caches([address.url], WorkerAccess(), "m") == [address.url]
 
 
 @pytest.mark.parametrize(("path", "answer"), [(VLLM, IDLE_VLLM), (VLLM, OLDER_VLLM), (SGLANG, IDLE_SGLANG)])
@@ -80,3 +85,20 @@ async def test_what_left_the_gpu_is_emptied_too(serve: Serve) -> None:
     worker = Worker(VLLM, IDLE_VLLM)
     assert not await refuses(worker, serve)
     assert worker.asked == [b"/reset_prefix_cache?reset_external=true"]
+
+
+@pytest.mark.parametrize(
+    ("path", "answers", "steps"),
+    [
+        (VLLM, [BUSY_VLLM, IDLE_VLLM], [{"model": "m", "prompt": [10], "max_tokens": 1}]),
+        (VLLM, [NO_SUCH_PATH], []),
+        (SGLANG, [IDLE_SGLANG], []),
+    ],
+)
+async def test_vllm_makes_a_step_once_it_is_empty(
+    path: bytes, answers: list[bytes], steps: list[Any], serve: Serve
+) -> None:
+    """It publishes with it that its cache is empty, SGLang at once (tests/engines/sim/test_sim_events.py)."""
+    worker = Worker(path, *answers)
+    await refuses(worker, serve)
+    assert worker.completions == steps
