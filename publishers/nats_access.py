@@ -52,7 +52,8 @@ class SafeClient(Client):
     an unexpected error it tries no more, and leaves the connection open; it does not decode the user and password of a
     URL, nor use them for other servers of a cluster; it has no place for certificates that change, and cannot be closed
     where it found no nkey seed; it puts errors into lower case, and so the subjects that they name; it does not tell
-    its streams that they are encrypted."""
+    its streams that they are encrypted; it makes no new connection while there is something left to write to the one
+    that is lost."""
 
     def __init__(self, files: NatsFiles = NatsFiles()) -> None:  # noqa: B008 -- immutable
         super().__init__()
@@ -86,10 +87,10 @@ class SafeClient(Client):
         try:
             await super()._process_connect_init()
         except (OSError, TimeoutError, nats.errors.Error):
-            self._hang_up()
+            self.hang_up()
             raise
         except Exception as error:
-            self._hang_up()
+            self.hang_up()
             raise nats.errors.Error(f"the server could not be greeted: {error!r}") from error
         self._introduce_tls()
 
@@ -104,9 +105,16 @@ class SafeClient(Client):
         """The rest of a subject of ours is told well enough in lower case."""
         await super()._process_err(err_msg.replace('"_inbox.', '"_INBOX.'))
 
-    def _hang_up(self) -> None:
-        if self._transport:
-            self._transport.close()  # type: ignore[no-untyped-call]
+    async def _attempt_reconnect(self) -> None:
+        self.hang_up()
+        await super()._attempt_reconnect()
+
+    def hang_up(self) -> None:
+        """At once: a connection that is closed in good order waits until the server has taken what is left, which one
+        that hangs never does, and one that is gone for a quarter of an hour."""
+        writer = getattr(self._transport, "_bare_io_writer", None)
+        if isinstance(writer, asyncio.StreamWriter):
+            writer.transport.abort()
 
     def _connect_command(self) -> bytes:
         """The first message to the server; it may hold a password."""

@@ -343,6 +343,8 @@ async def _close(client: SafeClient) -> None:
             await client.close()
     except (TimeoutError, OSError, nats.errors.Error) as error:
         log_event(logger, logging.DEBUG, "A NATS connection did not close cleanly", error=error)
+    finally:
+        client.hang_up()
 
 
 def _without_credentials(url: str) -> str:

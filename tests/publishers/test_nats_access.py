@@ -16,12 +16,14 @@ import nats.errors
 import pytest
 
 import publishers.embedded_nats
+import publishers.nats_plane
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.embedded_nats import NatsServer, nats_server_binary
 from publishers.nats_access import SafeClient
 from publishers.nats_plane import NatsPlane
 from tests.certificates import Authority
+from tests.fakes.faulty_proxy import FaultyProxy
 from tests.fakes.waiting import until
 from tests.nats_accounts import make_accounts, make_nkey
 from tests.nats_fixture import running_nats_server
@@ -168,6 +170,26 @@ async def test_the_end_of_a_tls_connection_is_told_of_once(
         await plane.close()
     warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert warned == ["The connection to NATS is lost"]
+
+
+@pytest.mark.nats
+async def test_nobody_waits_for_a_server_that_is_gone_to_take_leave_over_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishers.nats_plane, "PING_INTERVAL", 0.05)
+    ca = Authority(tmp_path)
+    cert, key = ca.pair("127.0.0.1")
+    async with (
+        configured(f'tls {{ cert_file: "{cert}", key_file: "{key}" }}', tmp_path, monkeypatch) as server,
+        FaultyProxy(server.host, server.port) as proxy,
+    ):
+        plane = make_plane(f"tls://127.0.0.1:{proxy.port}", NatsFiles(ca=ca.file))
+        await plane.start()
+        before = proxy.accepted
+        proxy.stall(True)
+        await until(lambda: proxy.accepted > before, timeout=15)  # of the 30 that asyncio would wait
+        proxy.stall(False)
+        await plane.close()
 
 
 @pytest.mark.nats

@@ -19,6 +19,7 @@ from publishers.embedded_nats import NatsServer
 from publishers.nats_access import SafeClient
 from publishers.nats_plane import NatsPlane
 from publishers.plane import PlaneUnavailable
+from tests.fakes.faulty_proxy import FaultyProxy
 from tests.fakes.waiting import until
 from tests.nats_accounts import make_nkey
 from tests.nats_fixture import nats_server, running_nats_server
@@ -335,3 +336,23 @@ async def test_closing_can_be_cancelled(nats_server: NatsServer) -> None:
     with pytest.raises(asyncio.CancelledError):
         await closing
     await plane.close()
+
+
+async def test_a_server_that_takes_nothing_any_more_is_left_for_another(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host may be gone, or it hangs: what was to be written to it can never be."""
+    monkeypatch.setattr(publishers.nats_plane, "PING_INTERVAL", 0.05)
+    async with FaultyProxy(nats_server.host, nats_server.port) as proxy:
+        plane = NatsPlane([f"nats://127.0.0.1:{proxy.port}"])
+        await plane.start()
+        proxy.stall(True)
+        client, before = plane._client, proxy.accepted
+        assert client is not None
+        while client.is_connected and client.pending_data_size < 1 << 20:  # until no buffer on the way takes any more
+            plane.publish("events", bytes(1 << 16))
+            await asyncio.sleep(0)
+        await until(lambda: proxy.accepted > before)
+        proxy.stall(False)
+        await until(lambda: plane.connected)
+        await plane.close()
