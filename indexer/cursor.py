@@ -98,6 +98,8 @@ class Cursor:
         self._relearning = self._incomplete = False
         self._heard = False
         """A report of this epoch has come."""
+        self._foreign = False
+        """Nothing that its publisher tells can be used: it is of another version."""
 
     def __repr__(self) -> str:
         return f"<Cursor {self.rank} epoch {self._epoch} next {self._next_id} {self.view.value}>"
@@ -113,7 +115,7 @@ class Cursor:
     def _behind(self) -> bool:
         """Whether the publisher may have told what is not here."""
         missing = self._asking or bool(self._early) or self._torn or self._missed >= self._next_id
-        return missing or self._doubted or self._contested or self._anew
+        return missing or self._doubted or self._contested or self._anew or self._foreign
 
     @property
     def reported(self) -> bool:
@@ -139,7 +141,7 @@ class Cursor:
     @property
     def lacking(self) -> bool:
         """Whether events are missing of which nobody will tell."""
-        return self.learns_anew or self.view is View.PARTIAL
+        return self.learns_anew or self._foreign or self.view is View.PARTIAL
 
     @property
     def rivalled(self) -> bool:
@@ -166,6 +168,11 @@ class Cursor:
             self._early[batch.event_id] = batch
         return out + self._ask()
 
+    def on_foreign_batch(self, epoch: int) -> None:
+        """A batch came that names blocks in another way than we do, as all of its publisher's do."""
+        if epoch == self._epoch:
+            self._foreign = True
+
     def on_report(self, report: LoadReport) -> list[Instruction]:
         """A report names the last batch published before it, so a lost batch is noticed even if no other follows."""
         if report.epoch < self._epoch or report.epoch in self._over:
@@ -185,7 +192,7 @@ class Cursor:
             return out
         behind = self._missed >= self._next_id or bool(self._early or self._torn)
         self._may_ask = True
-        return out + self._ask() if behind else out
+        return out + self._ask() if behind and not self._foreign else out
 
     def _note_pace(self) -> None:
         """A report has come. The first of an epoch tells no pace: while nobody published, none came, and a publisher

@@ -67,8 +67,8 @@ class KVIndexer:
         self.removals = Removals()
         self._predicted = PredictedPrefixes()
         self._lacking: set[WorkerRank] = set()
-        """Ranks of which events are missing, and which were sent prompts meanwhile: these are assumed, in `_guesses`,
-        apart from what is told."""
+        """Ranks of which events are missing or of no use, and which were sent prompts meanwhile: these are assumed, in
+        `_guesses`, apart from what is told."""
         self._cursors: dict[WorkerRank, Cursor] = {}
         self._observer = observer
 
@@ -137,8 +137,8 @@ class KVIndexer:
 
     def predict(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
         """`rank` was sent a prompt with these hashes and will hold it. That is believed for as long as its events may
-        take to come; of a rank without events, with some missing, or whose publisher is silent, until its cache has no
-        more room, or for `assumed_ttl`. `now`: seconds on a steady clock."""
+        take to come; of a rank without events, with some missing or of no use, or whose publisher is silent, until its
+        cache has no more room, or for `assumed_ttl`. `now`: seconds on a steady clock."""
         cursor = self._cursors.get(rank)
         if cursor and cursor.view is not View.BLIND:
             self._predicted.store(rank, chain, now, self.index.windows(rank))
@@ -209,6 +209,8 @@ class KVIndexer:
         fate = _refusal(batch) if cursor else "unknown_worker"
         if fate or cursor is None:
             self.counts[fate] += 1
+            if cursor and fate == "other_hash_version":
+                cursor.on_foreign_batch(batch.epoch)
             return []
         instructions = cursor.on_batch(batch)
         if not instructions:

@@ -610,6 +610,29 @@ def test_what_was_assumed_while_events_were_missing_is_forgotten_once_all_are_th
     assert indexer.find_matches(SECOND) == {}, "its events will tell"
 
 
+def test_what_a_rank_is_sent_is_assumed_while_its_publisher_is_of_another_version() -> None:
+    """As in an upgrade. It is not asked again for what cannot be used."""
+    indexer = watching()
+    indexer.on_batch(batch(0, stored(1)))
+    indexer.on_report(report(0))
+    foreign = EventBatch("w", 0, 2, 0, [stored(7)], hash_version=99)
+    indexer.on_batch(foreign)
+    assert held(indexer) == {1}, "it is not known yet whether that is another publisher's"
+    assert [ask.epoch for ask in indexer.on_report(report(0, epoch=2))] == [2]
+    indexer.on_batch(foreign)
+    indexer.on_replay_end(RANK)
+    assert indexer.on_report(report(5, epoch=2)) == []
+    assert (held(indexer), indexer.view(RANK)) == (set(), View.RECOVERING)
+    indexer.predict(RANK, FIRST.chain(16), now=0)
+    indexer.expire(now=100)
+    assert indexer.find_matches(FIRST) == {RANK: Overlap(4, 4)}
+    indexer.on_batch(batch(0, stored(*SECOND.chain(16).tolist()), epoch=3))
+    indexer.on_report(report(0, epoch=3))
+    assert indexer.view(RANK) is View.EXACT
+    assert indexer.find_matches(FIRST) == {}
+    assert indexer.find_matches(SECOND) == {RANK: Overlap(4, 4)}
+
+
 def test_bad_batches_change_nothing() -> None:
     indexer = watching()
     indexer.on_batch(batch(0, stored(1)))
