@@ -159,7 +159,7 @@ class RankRelay:
                 event.once,
             )
         except UnknownParent:
-            if self._block_size not in (None, event.block_size):
+            if event.block_size != (self._block_size or max(self._size, event.block_size)):
                 # A prompt's end within a block, which vLLM names by where it ends and by what precedes that within the
                 # block (since 0.28: BlockPool.cache_partial_block). Nobody looks for it, and nothing is missing.
                 self._skip("block_size", 1)

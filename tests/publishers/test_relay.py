@@ -35,7 +35,8 @@ def batch(*events: EngineEvent, **skipped: int) -> EngineBatch:
 
 
 def stored(hashes: list[int], tokens: list[int], parent: int | None = None, **more: Any) -> BlockStored:
-    return BlockStored(list(hashes), parent, tokens, SIZE, more.pop("tier", Tier.GPU), **more)
+    size, tier = more.pop("block_size", SIZE), more.pop("tier", Tier.GPU)
+    return BlockStored(list(hashes), parent, tokens, size, tier, **more)
 
 
 def ours(tokens: list[int], root: int = 0) -> list[int]:
@@ -153,6 +154,16 @@ def test_a_prompts_end_within_a_block_need_not_follow_anything(known: int | None
     assert subject.apply(batch(stored([2], [1, 2, 3, 4], parent=1))) == []
     assert subject.exact is exact
     assert (subject.counts.orphans, subject.counts.skipped["block_size"]) == ((0, 1) if exact else (1, 0))
+
+
+def test_nor_where_only_what_was_stored_tells_how_large_blocks_are() -> None:
+    """As inside vLLM."""
+    subject = relay()
+    assert subject.apply(batch(stored([1], list(range(2 * SIZE)), block_size=2 * SIZE)))
+    assert subject.apply(batch(stored([3], [1, 2, 3, 4], parent=2))) == []
+    assert (subject.exact, subject.counts.skipped["block_size"]) == (True, 1)
+    assert subject.apply(batch(stored([5], list(range(2 * SIZE)), parent=4, block_size=2 * SIZE))) == []
+    assert (subject.exact, subject.counts.orphans) == (False, 1)
 
 
 def test_skipped_events_are_counted_by_reason_and_leave_the_view_exact() -> None:
