@@ -47,6 +47,7 @@ _BROKEN = (OSError, nats.errors.StaleConnectionError)
 _NO_GREETING = "expecting INFO"
 _PERMISSIONS = "permissions violation"
 _AWAY = "NATS cannot be reached yet"
+_REFUSED = "NATS does not take all that we subscribe to, and is tried again"
 _TOO_LARGE = "Messages are lost, as the NATS server takes only smaller ones: let its max_payload be 64 kB or more"
 _MOST_TOLD = 20
 """Errors logged for one connection at most: a missing permission makes one for each subject."""
@@ -215,14 +216,24 @@ class NatsPlane:
         try:
             await self._connect(client, on_closed)
             self._client = client
-            for entry in tuple(self._subscriptions):
-                if entry in self._subscriptions:
-                    await entry.attach(client)
-            await self._came_up()
+            await self._attach_all(client)
+            if client.is_closed:  # nats-py does so at most of a server's errors, and tells nobody
+                self._attempted.set()
+                self._away = True
+                self._tell_once(_REFUSED, client.last_error)
+                return
+            if client.is_connected:  # else nats-py tells when it is again
+                await self._came_up()
             await closed.wait()
         finally:
             self._client = None
             await _close(client)
+
+    async def _attach_all(self, client: SafeClient) -> None:
+        with contextlib.suppress(nats.errors.ConnectionClosedError):
+            for entry in tuple(self._subscriptions):
+                if entry in self._subscriptions:
+                    await entry.attach(client)
 
     async def _connect(self, client: SafeClient, on_closed: Callable[[], Awaitable[None]]) -> None:
         async def on_disconnected() -> None:

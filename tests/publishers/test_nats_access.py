@@ -343,6 +343,30 @@ async def test_a_server_that_refuses_who_was_let_in_before_is_told_of_once(
 
 
 @pytest.mark.nats
+async def test_a_server_that_takes_no_more_subscriptions_is_told_of_once_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where an account has a limit. nats-py gives up then and says nothing, each time that we are connected."""
+    monkeypatch.setattr(publishers.nats_plane, "ROUND_TRIP_TIMEOUT", 0.05)
+    async with (
+        configured("max_subscriptions: 1", tmp_path, monkeypatch) as server,
+        FaultyProxy(server.host, server.port) as proxy,
+    ):
+        plane = NatsPlane([f"nats://127.0.0.1:{proxy.port}"])
+        await plane.start()
+        for subject in ("one", "two", "three"):
+            await plane.subscribe(subject, lambda _: None)
+        await until(lambda: proxy.accepted > 4)
+        (tmp_path / "nats.conf").write_text("")
+        await server.stop()
+        await server.start()
+        await until(lambda: plane.connected and not plane._away)
+        await plane.close()
+    assert len(warnings(caplog, "subscriptions")) == 1
+    assert caplog.messages.count("The connection to NATS is lost") == 1
+
+
+@pytest.mark.nats
 async def test_what_may_not_be_published_is_told_once_for_each_subject(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
