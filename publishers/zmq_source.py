@@ -55,6 +55,10 @@ TOO_SHORT = (
 )
 NOBODY_THERE = "No KV events can be had of the engine yet: nothing that speaks ZMQ is connected here"
 NO_PORT = "Events cannot be followed yet: the port where they should come is tried again until it can be had"
+TWO_ENGINES = (
+    "Two engines send their events to one port, and what is known of one is forgotten with each message of the other: "
+    "each needs a port and a publisher of its own"
+)
 NOT_FOLLOWED = "The events of %s are not followed any more, until that begins anew"
 UNEXPECTED = "A message is not what the protocol says; further ones are only counted"
 
@@ -102,6 +106,7 @@ class ZmqSource:
         self._again: asyncio.TimerHandle | None = None
         self._told = False
         """Of a port that cannot be listened on."""
+        self._told_of_two = False
         self._source = source
         self._sink = sink
         self._replay_timeout = replay_timeout
@@ -174,10 +179,19 @@ class ZmqSource:
             elif isinstance(instruction, AskReplay):
                 self._from_start = not instruction.start
                 nobody_to_ask = not sockets.ask_replay(instruction.start)
+            elif isinstance(instruction, NewEpoch) and isinstance(stimulus, Live) and sockets.several:
+                self._tell_of_two()
+                self._sink.new_epoch()
             else:
                 self._report(instruction)
         if nobody_to_ask:
             self._feed(ReplayEnded(complete=False), sockets)
+
+    def _tell_of_two(self) -> None:
+        """Once: there may be many messages a second."""
+        if not self._told_of_two:
+            self._told_of_two = True
+            log_event(logger, logging.WARNING, TWO_ENGINES, endpoint=self._source.endpoint)
 
     def _report(self, instruction: NewEpoch | LoseTrack) -> None:
         if isinstance(instruction, NewEpoch):
@@ -216,6 +230,11 @@ class _Sockets:
         heard = Heard(self._on_connection, self._on_message, self._on_loss, self._malformed)
         endpoint = source.endpoint
         self._subscriber = ZmtpSocket("SUB", endpoint, heard, MOST_BYTES, listen="*" in endpoint)
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one engine is connected. Never where we connect."""
+        return sum(each.agreed for each in self._subscriber.connections) > 1
 
     async def close(self) -> None:
         self.end()

@@ -5,7 +5,7 @@ import logging
 import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 import pytest
@@ -16,7 +16,7 @@ import publishers.zmq_source
 import publishers.zmtp_socket
 from engines.description import EventSource
 from publishers.zmq_sequence import TRIES
-from publishers.zmq_source import NOBODY_THERE, ZmqSource
+from publishers.zmq_source import NOBODY_THERE, TWO_ENGINES, ZmqSource
 from tests.fakes.faulty_proxy import FaultyProxy
 from tests.fakes.waiting import until
 from tests.fakes.zmq_engine import CLEARED, FakeEngine, stored
@@ -387,6 +387,27 @@ async def test_where_the_endpoint_is_a_wildcard_the_engine_connects() -> None:
             await engine.recv_multipart()  # the subscription
             await engine.send_multipart([b"kv", bytes(8), b"payload"])
             await until(lambda: log.said == ["lost track", b"payload"])
+
+
+async def test_two_engines_at_one_port_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with following(EventSource(0, "tcp://127.0.0.1:*")) as (log, subject), AsyncExitStack() as engines:
+        assert subject._sockets is not None
+        context = engines.enter_context(zmq.asyncio.Context())
+        sockets = [engines.enter_context(context.socket(zmq.PUB)) for _ in range(2)]
+        for each in sockets:
+            each.linger = 0
+            each.connect(f"tcp://127.0.0.1:{subject._sockets._subscriber.port}")
+        await until(lambda: subject.counts.connections == 2)
+        for sent in range(3 * 2):
+            said = len(log.said)
+            while len(log.said) == said:  # the subscription may still be on its way
+                await sockets[sent % 2].send_multipart([b"", bytes(8), str(sent).encode()])
+                await asyncio.sleep(0.001)
+        assert log.said.count("new epoch") >= 4
+    told = [record.getMessage() for record in caplog.records]
+    assert told.count(TWO_ENGINES) == 1
+    assert sum("A new connection" in each for each in told) == 1, "that of the second engine"
 
 
 async def test_a_port_that_another_publisher_has_is_listened_on_once_that_has_ended(
