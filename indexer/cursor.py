@@ -139,6 +139,11 @@ class Cursor:
         return self._relearning and not self._behind()
 
     @property
+    def foreign(self) -> bool:
+        """Whether its publisher names blocks in another way than we do."""
+        return self._foreign
+
+    @property
     def lacking(self) -> bool:
         """Whether events are missing of which nobody will tell."""
         return self.learns_anew or self._foreign or self.view is View.PARTIAL

@@ -188,6 +188,11 @@ class KVIndexer:
         cursor = self._cursors.get(rank)
         return cursor is not None and cursor.learns_anew
 
+    def foreign(self, rank: WorkerRank) -> bool:
+        """Whether the rank's publisher names blocks in another way than we do, as one of another version may."""
+        cursor = self._cursors.get(rank)
+        return cursor is not None and cursor.foreign
+
     def find_matches(self, prompt: PromptHashes) -> Matches:
         """The overlap of each rank that holds the prompt's first block, in blocks of the rank's own size."""
         return _together([self._find(chain) for chain in prompt.chains.values()])

@@ -56,6 +56,11 @@ class MissingEvents:
     def _problem(self, name: str, unheard: list[WorkerRank]) -> str:
         ranks = [rank for rank in unheard if self._indexer.view(rank) is View.BLIND]
         numbers = ", ".join(str(rank.dp_rank) for rank in ranks or unheard)
+        if not ranks and all(map(self._indexer.foreign, unheard)):
+            return (
+                f"The KV events of dp_rank {numbers} cannot be used, and what is sent there is assumed to be held: its "
+                "publisher is of another version than this router; upgrade the older of the two (docs/publishers.md)."
+            )
         if not ranks:
             return (
                 f"The index of dp_rank {numbers} is out of date and does not recover: its publisher has fallen silent, "

@@ -83,7 +83,7 @@ def _rank_status(context: RouterContext, rank: WorkerRank) -> RankStatus:
     return RankStatus(
         dp_rank=rank.dp_rank,
         index=view.value,
-        routed=_ROUTED.get(view, "by events"),
+        routed="by assumption" if context.indexer.foreign(rank) else _ROUTED.get(view, "by events"),
         blocks={tier.name.lower(): held for tier, held in context.indexer.index.blocks_by_tier(rank).items()},
         drift=context.audit.status(rank) if context.audit else None,
         requests=metrics.load.requests if metrics else 0,

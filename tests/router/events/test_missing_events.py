@@ -126,12 +126,17 @@ def test_a_publisher_that_falls_silent_is_told_of_until_it_speaks_again(caplog: 
 def test_a_publisher_of_another_version_is_not_only_said_to_be_silent() -> None:
     """It speaks and answers all the while, as when publishers are upgraded after the router, or before."""
     watched = Watched()
-    watched.indexer.on_batch(EventBatch(*R0, 1, 0, [], hash_version=HASH_VERSION + 1))
+    foreign = EventBatch(*R0, 1, 0, [], hash_version=HASH_VERSION + 1)
+    watched.indexer.on_batch(foreign)
     watched.hear(R1)
     watched.indexer.on_report(LoadReport(*R0, 1, 0, True))
     assert watched.indexer.counts["other_hash_version"] == 1
     watched.missing_events.tick(0.0)
     assert all(word in watched.problem(PATIENCE) for word in ("dp_rank 0 ", "version"))
+    watched.indexer.on_batch(foreign)  # what it answers
+    told = watched.problem(PATIENCE)
+    assert all(word in told for word in ("dp_rank 0 ", "version", "upgrade"))
+    assert "silent" not in told
 
 
 def test_a_publisher_whose_rank_is_learned_anew_is_not_said_to_be_silent(caplog: pytest.LogCaptureFixture) -> None:

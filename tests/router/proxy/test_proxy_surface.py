@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from indexer.events import LoadReport
+from indexer.events import EventBatch, LoadReport
+from indexer.hashing import HASH_VERSION
 from indexer.types import WorkerRank
 from router.metrics.registry import Sample
 from tests.fakes.raw_client import Answered, get, post
@@ -488,12 +489,22 @@ async def test_ready_tells_what_each_worker_is(a: ScriptedWorker) -> None:
     assert any("--kv-events-config" in problem for problem in worker["problems"])
 
 
-@pytest.mark.parametrize(("exact", "routed"), [(True, "by events"), (False, "by events and assumption")])
-async def test_ready_tells_how_a_rank_with_events_is_routed(a: ScriptedWorker, exact: bool, routed: str) -> None:
+@pytest.mark.parametrize(
+    ("exact", "version", "routed"),
+    [
+        (True, HASH_VERSION, "by events"),
+        (False, HASH_VERSION, "by events and assumption"),
+        (True, HASH_VERSION + 1, "by assumption"),
+    ],
+)
+async def test_ready_tells_how_a_rank_with_events_is_routed(
+    a: ScriptedWorker, exact: bool, version: int, routed: str
+) -> None:
     async with running(a, router_mode="kv") as router, router.client() as client:
         indexer = router.app._indexer
         indexer.watch(WorkerRank("a", 0))
         indexer.on_report(LoadReport("a", 0, 1, -1, exact))
+        indexer.on_batch(EventBatch("a", 0, 1, 0, [], hash_version=version))
         (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
     assert worker["ranks"][0]["routed"] == routed
 
