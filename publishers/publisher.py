@@ -182,8 +182,8 @@ class EnginePublisher:
     async def _leave(self) -> None:
         for source in self.sources.values():
             await source.close()
-        for rank in self.ranks.values():
-            await rank.close()
+        # All at once: each waits for the broker, which may hang.
+        await asyncio.gather(*(rank.close() for rank in self.ranks.values()))
 
     async def _probe(self, session: aiohttp.ClientSession) -> EngineDescription:
         host, said = urlsplit(self._url).hostname or "", ""

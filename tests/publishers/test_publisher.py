@@ -30,7 +30,7 @@ from indexer.events import (
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
 from publishers.local_plane import LocalPlane
-from publishers.plane import PlaneUnavailable, all_events, all_loads, replay_subject
+from publishers.plane import OnRequest, PlaneUnavailable, Unsubscribe, all_events, all_loads, replay_subject
 from publishers.publisher import FAILED, EnginePublisher, with_overrides
 from tests.fakes.http_engine import HttpEngine, models, running
 from tests.fakes.waiting import until
@@ -286,6 +286,27 @@ async def test_no_known_event_source_still_reports_that_there_is_a_worker() -> N
     ]
     for rank in publisher.ranks.values():  # while they fill up, nothing keeps others waiting
         assert 30_000 < len(rank.relay._handles._names) < 100_000
+
+
+async def test_at_the_end_a_broker_that_hangs_is_waited_for_once_and_not_for_each_rank() -> None:
+    all_asked = asyncio.Barrier(3)
+
+    class Hanging(LocalPlane):
+        async def serve(self, subject: str, on_request: OnRequest) -> Unsubscribe:
+            async def unsubscribe() -> None:
+                await all_asked.wait()
+
+            return unsubscribe
+
+    plane = Hanging()
+    await plane.start()
+    publisher = EnginePublisher(
+        worker_id="w", url=NOWHERE, plane=plane, description=EngineDescription("vllm", dp_size=3)
+    )
+    await publisher.start()
+    await until(lambda: len(publisher.ranks) == 3)
+    async with asyncio.timeout(15):
+        await publisher.close()
 
 
 @pytest.mark.parametrize("described", [True, False])
