@@ -69,16 +69,17 @@ class LoadPoller:
         self._left = 0
         """Intervals that pass without a poll until the next."""
 
-    async def until_back(self) -> None:
-        """Returns once the engine may have been replaced: it tells its load, or answers at all, after it did not; or it
-        has told no load for a while, so that a restart would not be noticed."""
+    async def until_back(self, suspected: Callable[[], bool] = lambda: False) -> None:
+        """Returns once the engine may have been replaced: it tells its load, or answers at all, after it did not; or
+        tells it while that is `suspected`, as it may be back before it is polled; or it has told no load for a while,
+        so that a restart would not be noticed."""
         silent = 0
         while True:
             was_failing, was_away = self._failing, self._away
             await self.once()
             silent = silent + 1 if self._failing and not self._away else 0
             back = (was_failing and not self._failing) or (was_away and not self._away)
-            if back or silent == MOST_SILENT:
+            if back or silent == MOST_SILENT or (not self._failing and suspected()):
                 return
             await self._wait()
 

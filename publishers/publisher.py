@@ -163,7 +163,7 @@ class EnginePublisher:
         """Reports its load; returns what the engine has turned into. Never, where it was described by somebody else,
         who will see to that."""
         while True:
-            await poller.until_back()
+            await self._until_suspected(poller)
             self._doubt_unconnected()
             if self._description is None:
                 now = await self._probe(session)
@@ -171,6 +171,15 @@ class EnginePublisher:
                     return now
                 if found.event_sources and not now.event_sources:
                     self._warn(now, with_overrides(now, *self._overrides))
+
+    async def _until_suspected(self, poller: LoadPoller) -> None:
+        before = self._reconnections
+        await poller.until_back(lambda: self._description is None and self._reconnections > before)
+
+    @property
+    def _reconnections(self) -> int:
+        """How often events came over another connection than before, perhaps from another process."""
+        return sum(max(0, source.counts.connections - 1) for source in self.sources.values())
 
     def _doubt_unconnected(self) -> None:
         """After the engine was away and has come back: ranks whose events are not connected (and may never be) are no

@@ -518,6 +518,24 @@ async def test_an_engine_that_comes_back_elsewhere_is_followed_there() -> None:
             await publisher.close()
 
 
+async def test_an_engine_that_is_another_before_it_is_polled_again_is_followed_as_that() -> None:
+    """Polls may be far apart, and what stands before engines may answer all the while."""
+    receiver = Receiver()
+    await receiver.start()
+    async with FakeEngine() as first, FakeEngine() as second:
+        ranks = [first]
+        async with TestServer(vllm_over_http(ranks, {"status": 200, "asked": 0})) as server:
+            url = str(server.make_url("/"))
+            publisher = EnginePublisher(worker_id="w", url=url, plane=receiver.plane, load_interval=0.01)
+            await publisher.start()
+            await first.subscribed()
+            ranks.append(second)
+            await first.restart()
+            await until(lambda: publisher.ranks.keys() == {0, 1})
+            await publisher.close()
+            assert publisher.load.failures == 0
+
+
 async def test_an_engine_that_comes_back_as_it_was_is_followed_on() -> None:
     receiver = Receiver()
     await receiver.start()
