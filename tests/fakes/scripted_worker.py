@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from tests.fakes.reserved_port import ReservedPort
+
 BLOCK_SIZE = 4
 HIGH_WATER = 64 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
@@ -171,6 +173,7 @@ class ScriptedWorker:
     def __init__(self, name: str = "a", pages: Pages | None = None, default: Script | None = None) -> None:
         self.name = name
         self.pages = pages or Pages()
+        self._port: ReservedPort | None = None
         self.port = 0
         self.requests: list[Received] = []
         self.dialogues: list[Dialogue] = []
@@ -207,6 +210,8 @@ class ScriptedWorker:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._port:
+            self._port.close()
 
     def then(self, *scripts: Script) -> None:
         """The next requests' scripts, in this order; after them the default's turn."""
@@ -219,8 +224,10 @@ class ScriptedWorker:
 
     async def listen(self) -> None:
         """On a free port the first time, on the same one after."""
+        if self._port is None:
+            self._port = ReservedPort()
+            self.port = self._port.number
         self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
         """Close the port and every connection: what comes next is refused."""

@@ -14,6 +14,7 @@ import zmq.asyncio
 
 from engines.description import EventSource
 from indexer.hashing import chain_hashes, pack_tokens
+from tests.fakes.reserved_port import ReservedPort
 
 BLOCK_SIZE = 4
 
@@ -61,14 +62,21 @@ class FakeEngine:
         self.payloads: list[bytes] = []
         """Everything published by this process; the index is the sequence number."""
         self._buffer = buffer
-        self._endpoints = ["tcp://127.0.0.1:*", "tcp://127.0.0.1:*"]
+        self._ports: list[ReservedPort] = []
 
     async def __aenter__(self) -> FakeEngine:
+        self._ports = [ReservedPort(), ReservedPort()]
         self._open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._close()
+        for port in self._ports:
+            port.close()
+
+    @property
+    def _endpoints(self) -> list[str]:
+        return [f"tcp://127.0.0.1:{port.number}" for port in self._ports]
 
     @property
     def source(self) -> EventSource:
@@ -114,11 +122,11 @@ class FakeEngine:
         self._context = zmq.asyncio.Context()
         # XPUB is PUB that tells of subscriptions, so that no test need guess when one has arrived.
         self._pub: zmq.asyncio.Socket = self._context.socket(zmq.XPUB)
-        self._endpoints[0] = _bind(self._pub, self._endpoints[0])
+        _bind(self._pub, self._endpoints[0])
         self._subscribed = asyncio.Event()
         self._subscriptions = asyncio.create_task(self._watch(), name="fake engine subscriptions")
         self._router = self._context.socket(zmq.ROUTER)
-        self._endpoints[1] = _bind(self._router, self._endpoints[1])
+        _bind(self._router, self._endpoints[1])
         self._replays = asyncio.create_task(self._answer(), name="fake engine replays")
 
     async def _close(self) -> None:
@@ -150,7 +158,6 @@ class FakeEngine:
         return [*topic, seq, payload]
 
 
-def _bind(socket: zmq.asyncio.Socket, endpoint: str) -> str:
+def _bind(socket: zmq.asyncio.Socket, endpoint: str) -> None:
     socket.linger = 0
     socket.bind(endpoint)
-    return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\x00")
