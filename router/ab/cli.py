@@ -214,8 +214,8 @@ def _report(plan: Plan, argv: Sequence[str], started: str, measured: Sequence[_M
 
 
 def _mode_report(plan: Plan, one: _Measured, summaries: Mapping[tuple[str, float, int], Summary]) -> ModeReport:
-    label, rate, seed, _ = one.run
-    summary = summaries[label, rate, seed]
+    label, rate, seed, rows = one.run
+    summary, asked = summaries[label, rate, seed], [row.output_length for row in rows]
     return ModeReport(
         mode=label,
         rate=rate,
@@ -223,7 +223,7 @@ def _mode_report(plan: Plan, one: _Measured, summaries: Mapping[tuple[str, float
         workers=one.workers,
         summary=summary,
         cost=one.cost,
-        warnings=warnings(one.records, summary, one.cost, one.refused, plan),
+        warnings=warnings(one.records, asked, summary, one.cost, one.refused, plan),
         ratios=ratios(summary, summaries.get((plan.baseline, rate, seed), NOTHING)),
         requests=tuple(one.records),
     )

@@ -63,9 +63,10 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def warnings(
-    records: Sequence[Record], summary: Summary, cost: Cost, refused: Sequence[str], plan: Plan
+    records: Sequence[Record], asked: Sequence[int], summary: Summary, cost: Cost, refused: Sequence[str], plan: Plan
 ) -> tuple[str, ...]:
-    """Reasons to distrust a mode's numbers, a sentence each."""
+    """Reasons to distrust a mode's numbers, a sentence each. `asked`: by index, the tokens that each answer should
+    have."""
     found = []
     if refused:
         found.append(
@@ -75,6 +76,13 @@ def warnings(
     if summary.errors:
         first = next(one for one in records if one.error)
         found.append(f"{summary.errors} of {summary.requests} requests failed; the first: {first.error}")
+    shorter = [one for one in records if not one.error and one.output_tokens < asked[one.index]]
+    if shorter:
+        found.append(
+            f"modes are not comparable: {len(shorter)} of {summary.requests} answers were shorter than asked, the "
+            f"first with {shorter[0].output_tokens} of {asked[shorter[0].index]} tokens; whoever answered did not heed "
+            "min_tokens and ignore_eos"
+        )
     # Not relative to TTFT alone: on a machine short of CPU TTFT is long too, which would hide the lateness.
     if summary.lag_p99 > min(_LATE * summary.ttft.mean, _STARVED * plan.speedup):
         found.append(

@@ -31,7 +31,7 @@ def told(
 ) -> str:
     workers, speedup = ((), 4) if simulated else (("http://w",), 1)
     plan = Plan(trace="", modes=(), baseline="", workers=workers, speedup=speedup, no_reuse=no_reuse)
-    return "; ".join(warnings(records, summarise(records, 1), cost, refused, plan))
+    return "; ".join(warnings(records, [5], summarise(records, 1), cost, refused, plan))
 
 
 def report(**modes: Record) -> Report:
@@ -184,6 +184,8 @@ def test_a_sound_run_has_no_warning() -> None:
 
 def test_warnings() -> None:
     assert "2 of 3 requests failed; the first: x" in told(made(), made(error="x"), made(error="y"))
+    short = msgspec.structs.replace(made(), output_tokens=3)
+    assert "1 of 2 answers were shorter than asked, the first with 3 of 5 tokens" in told(made(), short)
     assert "was late by 0.200 s" in told(made(lag=0.2))
     assert "92% busy, 92% by this run" in told(made(), cost=Cost(60.0, 10.0, 100.0, None, 2, 1))
     assert "http://w would not empty the prefix cache" in told(made(), refused=("http://w",))
