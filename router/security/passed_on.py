@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
-from router.http.messages import Headers, RequestHead, first
+from router.http.messages import Headers, RequestHead, first, may_pass
 from router.openai.errors import BadRequest
 
 METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
@@ -43,9 +43,12 @@ def check_passed_on(head: RequestHead, own: frozenset[bytes]) -> None:
 
 
 def content_kind(headers: Headers) -> Literal["json", "other", "unclear"]:
-    """What the body is said to be. A form may look like JSON with another model in it; and what is said twice, or not
-    at all, may be taken for either."""
-    kinds = [value.partition(b";")[0].strip().lower() for name, value in headers if name == b"content-type"]
-    if kinds and all(kind == b"application/json" for kind in kinds):
+    """What the body is said to be to the worker, which is not told what `Connection` declares to be for this hop only.
+    A form may look like JSON with another model in it; and what is said twice, or not at all, may be taken for
+    either."""
+    said = may_pass(headers, (b"content-type",))
+    # Engines read it as text, whose blanks are more than those of bytes: a no-break space is one.
+    kinds = [value.decode("latin-1").partition(";")[0].strip().lower() for _, value in said]
+    if kinds and all(kind == "application/json" for kind in kinds):
         return "json"
-    return "unclear" if not kinds or any(kind.endswith(b"json") for kind in kinds) else "other"
+    return "unclear" if not kinds or any(kind.endswith("json") for kind in kinds) else "other"

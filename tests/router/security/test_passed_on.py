@@ -119,6 +119,8 @@ async def test_a_websocket_is_refused_with_that_said(a: ScriptedWorker) -> None:
         ([b"application/json", b"application/x-www-form-urlencoded"], "unclear"),
         ([b"application/vnd.api+json"], "unclear"),
         ([b"text/json"], "unclear"),
+        ([b"application/json\xa0; charset=utf-8"], "json"),
+        ([b"\x85application/vnd.api+json\xa0"], "unclear"),
         ([b"multipart/form-data; boundary=x"], "other"),
         ([b"text/plain"], "other"),
         ([b""], "other"),
@@ -143,10 +145,12 @@ async def test_no_worker_sees_such_a_request(a: ScriptedWorker, target: bytes) -
 
 NOT_JSON = [b'{"x":NaN,"bootstrap_host":"h"}', '{"bootstrap_host":"h"}'.encode("utf-16")]
 NOT_JSON += [b'\xef\xbb\xbf{"bootstrap_host":"h"}', b"\xef\xbb\xbf\xef\xbb\xbf{}"]
+KINDS = [[b"content-type: application/json"], [], [b"content-type: application/json\xa0"]]
+KINDS += [[b"content-type: text/plain", b"connection: content-type"]]  # of which the worker is told nothing
 
 
 @pytest.mark.parametrize("body", [*NOT_JSON, b'{"bootstrap_host":"h"}'])
-@pytest.mark.parametrize("kind", [[b"content-type: application/json"], []])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_what_steers_an_engine_does_not_slip_through_as_json_of_another_kind(
     a: ScriptedWorker, body: bytes, kind: list[bytes]
 ) -> None:
