@@ -146,7 +146,7 @@ class Option(NamedTuple):
             raise SettingsError(f"{place}: {_without_password(str(error))}") from None
         try:
             checked: object = msgspec.convert(value, Annotated[self.type, self.meta], strict=not text)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):  # the second: of bytes that are no text
             raise self._wrong(shown, place) from None
         if isinstance(checked, float) and not math.isfinite(checked):
             raise self._wrong(shown, place)

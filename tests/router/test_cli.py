@@ -128,6 +128,9 @@ def test_a_switch_has_two_flags() -> None:
             "ROUTER_EVENT_HOST: '10.0.0.7:5557' is no host's name or address",
         ),
         ([], {"ROUTER_PORT": "x"}, "ROUTER_PORT takes a whole number from 0 to 65535, not 'x'."),
+        # A byte that is no UTF-8, as Python shows one of a command line or a variable:
+        (["--port", "\udcff"], {}, "--port takes a whole number from 0 to 65535, not '\\udcff'."),
+        ([], {"ROUTER_KV_EVENTS": "\udcff"}, "ROUTER_KV_EVENTS takes true or false, not '\\udcff'."),
         ([], {"ROUTER_WORKER": "http://a http://a"}, "ROUTER_WORKER: two workers have the URL 'http://a:80'."),
         (["--config", "", "--worker", "http://a"], {}, "--config: . cannot be read: Is a directory."),
         (["--config", "/nowhere.yaml"], {}, "--config: /nowhere.yaml cannot be read: No such file or directory."),
