@@ -275,11 +275,12 @@ class Server:
 
     def _served(self, model: str | None, tenant: Tenant | None) -> str | None:
         """The model to choose workers by for a request that is passed on; None: any may judge the name. Engines that do
-        not look at it would answer with the model they have, which is right only where there is no other."""
+        not look at it would answer with the model they have, which is right only where there is no other, and for a
+        key that may use any."""
         fleet = self._context.fleet
         if model is None or fleet.knows(model):
             return model
-        if fleet.has_one_model:
+        if fleet.has_one_model and (tenant is None or tenant.key.models is None):
             return None
         self._check_model(model, tenant)
         return model

@@ -163,6 +163,18 @@ async def test_a_model_that_is_not_for_this_key_is_as_if_it_were_not_there(a: Sc
     assert names == {ONE: ["tiny", "secret-model"], TWO: ["tiny"]}
 
 
+async def test_a_model_that_is_gone_is_not_answered_by_the_only_other(a: ScriptedWorker, keys: str) -> None:
+    """SGLang answers for the model that it has, whatever name it is asked for on most paths."""
+    a.pages.models = ["secret-model"]
+    async with running(a, api_keys=keys) as router, router.client() as client:
+        for path in ("/v1/embeddings", "/v1/responses", "/v1/messages"):
+            got = await client.ask(ask_with(TWO, b'{"model":"tiny","input":"x"}', path))
+            assert (got.status, error(got)["code"]) == (404, "model_not_found")
+            assert b"secret-model" not in got.body
+        assert a.requests == []
+        assert (await client.ask(ask_with(ONE, b'{"model":"tiny","input":"x"}', "/v1/embeddings"))).status == 200
+
+
 async def test_a_key_for_some_models_names_no_adapter_besides(a: ScriptedWorker, keys: str) -> None:
     async with running(a, api_keys=keys) as router, router.client() as client:
         for path in ("/v1/completions", "/v1/embeddings"):
