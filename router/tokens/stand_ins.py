@@ -7,6 +7,7 @@ worker that was sent a request lately probably holds what another begins with (d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -21,6 +22,8 @@ MEDIA_TOKENS: Final = 1024
 """That an image, a sound or a file counts: vision models make 250 (a thumbnail) to some thousands of one."""
 MOST_MEDIA: Final = 256
 """Of a request that count so. What is some bytes to a client is 4 KiB here; those beyond are told apart, no more."""
+MOST_VALUES: Final = 2**17
+"""Of a request that are looked at: nobody else is served meanwhile, and an empty object is three bytes to a client."""
 _DIGESTS: Final = MEDIA_TOKENS * BYTES_PER_TOKEN // xxhash.xxh3_64().digest_size
 _MEDIA: Final = ("image", "audio", "video", "file", "document")
 """Parts of the types of messages' parts."""
@@ -30,9 +33,9 @@ _NOT_RENDERED: Final = frozenset(("type", "id", "status", "cache_control"))
 
 def stand_ins(values: Sequence[object]) -> Tokens:
     """Of JSON values, or arrays of token ids, in the order in which they are rendered: of the strings in them, wherever
-    they stand, since a text may be a string or a list of parts."""
+    they stand, since a text may be a string or a list of parts. What stands behind `MOST_VALUES` is passed over."""
     pieces: list[bytes] = []
-    media = 0
+    media, room = 0, MOST_VALUES
     left = list(reversed(values))
     while left:
         value = left.pop()
@@ -41,13 +44,16 @@ def stand_ins(values: Sequence[object]) -> Tokens:
         elif isinstance(value, np.ndarray):
             pieces.append(value.tobytes())
         elif isinstance(value, list):
-            left.extend(reversed(value))
+            left.extend(reversed(value[:room]))
+            room = max(0, room - len(value))
         elif isinstance(value, dict) and _is_media(value):
             digest = xxhash.xxh3_64_digest(msgspec.json.encode(value))
             pieces.append(digest * _DIGESTS if media < MOST_MEDIA else digest)
             media += 1
         elif isinstance(value, dict):
-            left.extend(each for name, each in reversed(value.items()) if name not in _NOT_RENDERED)
+            shown = [each for name, each in islice(value.items(), room) if name not in _NOT_RENDERED]
+            left.extend(reversed(shown))
+            room = max(0, room - len(value))
     text = bytearray().join(pieces)  # can be written to, as arrays of tokens can: hashing is compiled for these
     return np.frombuffer(text, np.uint32, len(text) // BYTES_PER_TOKEN)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.hashing import pack_tokens
-from router.tokens.stand_ins import MEDIA_TOKENS, MOST_MEDIA, stand_ins
+from router.tokens.stand_ins import MEDIA_TOKENS, MOST_MEDIA, MOST_VALUES, stand_ins
 
 SYSTEM = "You are a careful assistant, and say so each time. "
 TEXT = "What is in this picture, and who took it? "
@@ -109,3 +109,20 @@ def test_depth_is_no_matter() -> None:
     for _ in range(100_000):
         deep = [deep]
     assert stand_ins([deep]).tolist() == stand_ins([TEXT]).tolist()
+
+
+@pytest.mark.parametrize(
+    "many",
+    [
+        ["more"] * (MOST_VALUES + 9),
+        {f"name {number}": "more" for number in range(MOST_VALUES + 9)},
+        [[], {"role": "user", "content": ["more"] * MOST_VALUES}, "more"],
+        [["more", {"a": "more", "b": "more"}]] * (MOST_VALUES // 2),
+    ],
+)
+def test_of_more_values_than_there_ever_are_the_first_are_looked_at(many: object) -> None:
+    """Each takes its time, in which no other client is served."""
+    found = stand_ins([SYSTEM, many, "behind"])
+    first = np.frombuffer(SYSTEM.encode(), np.uint32, len(SYSTEM) // 4).tolist()
+    assert found.tolist()[: len(first)] == first
+    assert MOST_VALUES // 4 < len(found) <= len(first) + MOST_VALUES + 2
