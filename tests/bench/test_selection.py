@@ -167,7 +167,7 @@ def _record(ttft: float, tpot: float, error: str = "") -> Record:
 def _arm(arm: str, *repeats: tuple[float, float], error: str = "", tally: Tally | None = None) -> ArmReport:
     cost = Cost(wall=10, generator_cpu=1, children_cpu=4, machine_cpu=6, cores=2, chunks=4)
     measured = [Measured(arm, (_record(ttft, tpot, error), _record(ttft, tpot)), cost, tally) for ttft, tpot in repeats]
-    return arm_report(arm, measured, read_options([]).plan)
+    return arm_report(arm, measured, [2], read_options([]).plan)
 
 
 def test_each_goal_is_judged_over_all_repeats() -> None:

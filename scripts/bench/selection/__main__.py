@@ -51,7 +51,8 @@ async def _run(options: Options, rows: list[Row], argv: Sequence[str], console: 
     plan, started = options.plan, datetime.now(UTC).isoformat(timespec="seconds")
     todo = [(arm, f"{arm}, {turn + 1}") for turn in range(options.repeats) for arm in rotated(plan.modes, turn)]
     measured = [await measure(plan, rows, arm, label, console) for arm, label in todo]
-    arms = tuple(arm_report(arm, [one for one in measured if one.arm == arm], plan) for arm in plan.modes)
+    asked = [row.output_length for row in rows]
+    arms = tuple(arm_report(arm, [one for one in measured if one.arm == arm], asked, plan) for arm in plan.modes)
     return Report(
         command=("scripts/bench/selection/run", *argv),
         started=started,

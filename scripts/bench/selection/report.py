@@ -66,10 +66,12 @@ _COLUMNS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
 )
 
 
-def arm_report(arm: str, repeats: Sequence[Measured], plan: Plan) -> ArmReport:
-    """`repeats`: what was measured of one arm, in order."""
+def arm_report(arm: str, repeats: Sequence[Measured], asked: Sequence[int], plan: Plan) -> ArmReport:
+    """`repeats`: what was measured of one arm, in order. `asked`: as for `warnings`."""
     each = [summarise(one.records, plan.sim_workers) for one in repeats]
-    found = [warnings(one.records, summary, one.cost, (), plan) for one, summary in zip(repeats, each, strict=True)]
+    found = [
+        warnings(one.records, asked, summary, one.cost, (), plan) for one, summary in zip(repeats, each, strict=True)
+    ]
     return ArmReport(
         arm=arm,
         summary=_together(each, summarise([record for one in repeats for record in one.records], plan.sim_workers)),
