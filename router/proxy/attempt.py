@@ -147,13 +147,14 @@ class Attempt:
             if self._retries_if(opening.fails(data), reason) or opening.hold(data, boundary):
                 return
         out = relay.body(data, boundary)
+        # Told in any case: what follows an event that is held back here must not overtake it.
+        sending.connection.pass_events(exchange.connection.write if relay.clean else None)
         if isinstance(relay, EditedBody) or (exchange.migration and self._breaks_down(exchange.migration, out)):
             return
         if exchange.first_byte is None:
             self._begin_answer(head, relay, out)
         elif out:
             exchange.connection.write(out)
-        sending.connection.pass_events(exchange.connection.write if relay.clean else None)
 
     def _retries_if(self, fails: bool, reason: str) -> bool:
         if not fails:

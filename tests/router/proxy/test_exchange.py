@@ -16,8 +16,9 @@ from router.http.front import Connection
 from router.http.messages import Request, Response
 from router.http.pool import Pool
 from router.http.upstream import BOOKED, KnownHeads, WorkerConnection
-from router.migration.migrating import Migration
+from router.migration.migrating import Migration, Migrations
 from router.openai.errors import error_response
+from router.openai.inference import parse_inference
 from router.proxy.exchange import Exchange
 from router.proxy.failures import Failure
 from router.proxy.legs import Leg, Pair
@@ -27,6 +28,7 @@ from router.scheduling.balance import LeastLoaded
 from router.scheduling.decision import Choice, Decision
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.scheduler import Scheduler
+from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
 from router.workers.worker import Worker
 from tests.router.http.test_chunked import chunk, pieces_of
@@ -49,11 +51,13 @@ class Relayed:
         held: bool = False,
         others: int = 0,
         on_first_bytes: Callable[[Worker, bytes], None] | None = None,
+        unrecorded: bool = False,
     ) -> None:
         """`held`: it is routed when the test says so. `others`: workers that it could be sent to after the first.
-        `on_first_bytes`: as an exchange's."""
+        `on_first_bytes`: as an exchange's. `unrecorded`: streams may go on elsewhere, but not this one."""
         self.others = others
         self.on_first_bytes = on_first_bytes
+        self.migration = _unrecorded() if unrecorded else None
         self.now = 1000.0
         self.scheduler = Scheduler(LeastLoaded(), LoadBook(), Scripted([]))
         self.scheduler.watch(rank("a"), 16)
@@ -83,7 +87,14 @@ class Relayed:
 
     def _serve(self, request: Request, connection: Connection) -> Exchange:
         exchange = Exchange(
-            request, b"id", connection, self, lambda: self.now, self.under_way, on_first_bytes=self.on_first_bytes
+            request,
+            b"id",
+            connection,
+            self,
+            lambda: self.now,
+            self.under_way,
+            migration=self.migration,
+            on_first_bytes=self.on_first_bytes,
         )
         exchange.start()
         return exchange
@@ -154,6 +165,12 @@ class Relayed:
         return self.client.written.partition(b"\r\n\r\n")[2]
 
 
+def _unrecorded() -> Migration:
+    """Of a request that is sent to an engine which tells no tokens, say."""
+    inference = parse_inference("completions", b'{"prompt":"x","stream":true}')
+    return Migration(Migrations(1, Fleet([]), lambda _: None), inference)
+
+
 def test_a_request_is_booked_from_its_start_to_its_end() -> None:
     relayed = Relayed()
     assert relayed.load == Load(1, PROMPT, PROMPT)
@@ -192,11 +209,14 @@ kinds = st.sampled_from([EVENTS, EVENTS.replace(b"text/event-stream", b"applicat
 versions = st.sampled_from([b"HTTP/1.1", b"HTTP/1.0"])
 
 
-@given(events, cuts, st.booleans(), kinds, versions, st.sampled_from(["complete", "broken", "cancelled", "malformed"]))
+ends = st.sampled_from(["complete", "broken", "cancelled", "malformed"])
+
+
+@given(events, cuts, st.booleans(), kinds, versions, ends, st.booleans())
 def test_what_was_generated_is_booked_and_given_back_however_it_comes_and_ends(
-    stream: list[bytes], where: list[int], one_by_one: bool, head: bytes, version: bytes, end: str
+    stream: list[bytes], where: list[int], one_by_one: bool, head: bytes, version: bytes, end: str, unrecorded: bool
 ) -> None:
-    relayed = Relayed(b"POST /v1/x %s\r\nhost: r\r\ncontent-length: 2\r\n\r\n{}" % version)
+    relayed = Relayed(b"POST /v1/x %s\r\nhost: r\r\ncontent-length: 2\r\n\r\n{}" % version, unrecorded=unrecorded)
     relayed.answer(head)
     chunks = [chunk(content) for content in stream]
     begun = 0
@@ -223,6 +243,14 @@ def test_what_was_generated_is_booked_and_given_back_however_it_comes_and_ends(
     assert len(relayed.outcomes) == 1
     if end == "complete" and version == b"HTTP/1.1":
         assert decode_chunks(relayed.body) == b"".join(stream)
+
+
+@pytest.mark.parametrize("unrecorded", [False, True])
+def test_an_event_in_two_chunks_is_not_overtaken_by_its_end(unrecorded: bool) -> None:
+    relayed = Relayed(unrecorded=unrecorded)
+    stream = [EVENT, EVENT, chunk(b'data: {"text":'), chunk(b'"x"}\n\n'), EVENT, LAST]
+    relayed.answer(EVENTS, *stream)
+    assert relayed.body == b"".join(stream)
 
 
 USAGE = chunk(b'data: {"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}}\n\n')
