@@ -207,6 +207,8 @@ class RequestReader:
             return
         for name, value in self._headers:
             self._heed(name, value)
+        if (first(self._headers, b"expect") or b"").lower() == b"100-continue":
+            self._let_continue()  # last, since any of the others may have refused it
 
     def _heed(self, name: bytes, value: bytes) -> None:
         if name == b"content-length" and int(value) > self._limits.max_body:
@@ -217,8 +219,6 @@ class RequestReader:
             self._refuse_message(415, "The body is compressed, which engines do not take; send it as it is.")
         elif name == VIA and self._passing.router_id and self._passing.router_id in value:
             self._refuse_message(CAME_BACK, _CAME_BACK_TEXT)
-        elif name == b"expect" and value.lower() == b"100-continue":
-            self._let_continue()
 
     def _let_continue(self) -> None:
         """HTTP/1.0 clients do not know interim answers, even if they ask for one: RFC 9110 section 10.1.1."""
