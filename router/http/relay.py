@@ -158,6 +158,10 @@ class Unchunked:
         self._events = events
         self._pieces: list[bytes] = []
 
+    def is_done(self, latest: bytes) -> bool:
+        """As of `Events`."""
+        return self._events is not None and self._events.is_done(latest)
+
     def body(self, data: bytes, boundary: int) -> bytes:
         if self._events:
             return decode_chunks(self._events.body(data, boundary))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from router.http.edited import EditedBody
 from router.http.messages import connection_line
-from router.http.relay import Events, Relay, relay_for
+from router.http.relay import Events, Relay, Unchunked, relay_for
 from router.http.upstream import Head
 from router.migration.migrating import Migration
 from router.openai.errors import error_response
@@ -192,7 +192,7 @@ class Attempt:
     def on_broken(self, reason: str) -> None:
         sending, exchange = self._sending, self._exchange
         if self.begun and self._is_done():
-            exchange.end_stream()
+            self._end_done()
         elif self.begun:
             exchange.fail(Failure("broken", f"broke off its answer: {reason}"))
         elif sending and (self._head is not None or not self._again(sending)):
@@ -207,7 +207,14 @@ class Attempt:
 
     def _is_done(self) -> bool:
         upstream, relay = self._sending and self._sending.connection, self.relay
-        return bool(upstream and isinstance(relay, Events) and relay.is_done(upstream.latest))
+        return bool(upstream and isinstance(relay, Events | Unchunked) and relay.is_done(upstream.latest))
+
+    def _end_done(self) -> None:
+        exchange, relay = self._exchange, self.relay
+        if isinstance(relay, Unchunked):
+            exchange.end(200, relay)  # whose client waits for no last chunk, but for the connection's end
+        else:
+            exchange.end_stream()
 
     # -- the first byte
 

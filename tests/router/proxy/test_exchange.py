@@ -277,19 +277,22 @@ def test_a_streams_usage_is_found_however_its_end_comes(pieces: list[bytes]) -> 
 @pytest.mark.parametrize("missing", [LAST[at:] for at in range(len(LAST))])
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
 @pytest.mark.parametrize("done", [DONE, chunk(b"data: [DONE]\r\n\r\n")])
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
 def test_a_stream_that_breaks_after_its_last_event_is_whole_in_whatever_pieces_it_came(
-    missing: bytes, size: int, done: bytes
+    missing: bytes, size: int, done: bytes, version: bytes
 ) -> None:
     """A client that has read [DONE] must not be told of an error."""
-    relayed = Relayed()
+    relayed = Relayed(b"POST /v1/x %s\r\nhost: r\r\ncontent-length: 2\r\n\r\n{}" % version)
     relayed.answer(EVENTS)
     relayed.answer(EVENT)
     rest = done + LAST.removesuffix(missing)
     for at in range(0, len(rest), size):
         relayed.answer(rest[at : at + size])
     relayed.at_worker.connection_lost(ConnectionResetError("reset"))
-    assert relayed.body == EVENT + done + LAST
+    chunks = EVENT + done + LAST
+    assert relayed.body == (chunks if version == b"HTTP/1.1" else decode_chunks(chunks))
     assert [outcome.end for outcome in relayed.outcomes] == ["complete"]
+    assert relayed.client.closed == (version == b"HTTP/1.0")
 
 
 def test_half_a_last_event_is_not_the_end() -> None:
