@@ -50,7 +50,7 @@ class ChunkedBody:
         """Everything fed so far consists of whole chunks."""
         self._line = b""
         self._left = 0  # bytes of the current chunk's content and CRLF that are still to come
-        self._ending = b""  # the last bytes of the current chunk, as many as an event's end has
+        self._ending = b""  # the last bytes of content, as many as an event's end has, and of the chunk's CRLF
         self._trailers = False
 
     def feed(self, data: bytes) -> int:
@@ -66,6 +66,8 @@ class ChunkedBody:
                 if data.endswith(EVENT_ENDS, position, end):
                     boundary = end
                 position = end
+            if position:
+                self._ending = data[position - 6 : position]  # all of one chunk, of at least `_PLAIN` bytes
         while position < size:
             if self._left:
                 position = self._take_content(data, position)
@@ -109,7 +111,7 @@ class ChunkedBody:
         if length:
             self.chunks += 1
             self._left = length + 2
-            self._ending = b""
+            self._ending = self._ending[:-2]  # an event's last line may end with the chunk before
         else:
             self._trailers = True
 

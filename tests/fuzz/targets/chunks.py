@@ -58,7 +58,8 @@ def _read_plainly(data: bytes) -> Framed | None:
             return _trailers(data, at + len(line), Framed(chunks, boundary, content))
         start = at + len(line)
         chunks, content, at = chunks + 1, content + data[start : start + length], start + length + 2
-        boundary = at if at <= len(data) and data[start:at].endswith(EVENT_ENDS) else boundary
+        ends = at <= len(data) and (content[-4:] + data[at - 2 : at]).endswith(EVENT_ENDS)
+        boundary = at if ends else boundary
     return None if len(data) - at > _MOST_LINE else Framed(chunks, boundary)
 
 
@@ -80,7 +81,7 @@ def _line(data: bytes, at: int) -> bytes | None:
 
 def _seeds() -> list[bytes]:
     draw = random.Random(3)
-    contents = [b"hello", b"data: x\n\n", b"data: y\r\n\r\n", b"x" * 200, b"\n\n", b"0\r\n\r\n", b"a"]
+    contents = [b"hello", b"data: x\n\n", b"data: y\r\n\r\n", b"x" * 200, b"\n\n", b"0\r\n\r\n", b"a", b"\n", b"\r\n"]
     ends = [b"0\r\n\r\n", b"0\r\n\r\nmore", b"000;x\r\na: b\r\n\r\n", b""]
     extensions = [b""] * 4 + [b";a=b", b" ", b' ; q="\\""']
     return [

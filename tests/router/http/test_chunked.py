@@ -18,7 +18,8 @@ def pieces_of(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
-contents = st.lists(st.one_of(st.binary(min_size=1, max_size=20), st.just(EVENT)), max_size=6)
+ends_of_lines = st.sampled_from([b"data: x\n", b"\n", b"\r", b"\r\n", b"\n\r\n"])
+contents = st.lists(st.one_of(st.binary(min_size=1, max_size=20), st.just(EVENT), ends_of_lines), max_size=6)
 
 
 @given(contents, st.lists(st.integers(0, 200), max_size=8), st.binary(max_size=5))
@@ -43,8 +44,8 @@ def test_boundaries_lie_behind_whole_events(parts: list[bytes], cuts: list[int])
     body, seen = ChunkedBody(), b""
     ends = {
         len(b"".join(map(chunk, parts[: i + 1])))
-        for i, part in enumerate(parts)
-        if part.endswith((b"\n\n", b"\r\n\r\n"))
+        for i in range(len(parts))
+        if b"".join(parts[: i + 1]).endswith((b"\n\n", b"\r\n\r\n"))
     }
     for piece in pieces_of(stream, cuts):
         boundary = body.feed(piece)
@@ -192,6 +193,18 @@ def test_one_end_of_line_in_a_chunk_of_its_own_ends_no_event(content: bytes) -> 
     stream = chunk(b"data: x") + chunk(content)
     assert Told([stream]) == Told(byte_by_byte(stream))
     assert ChunkedBody().feed(stream) == 0
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_an_event_may_end_with_a_chunk_that_is_its_empty_line(line: bytes, size: int) -> None:
+    """As where each line is written by itself."""
+    event = chunk(b"data: x" + line) + chunk(line)
+    stream = event * 3
+    body = ChunkedBody()
+    fed = [body.feed(stream[at : at + size]) for at in range(0, len(stream), size)]
+    assert fed[-1] == min(size, len(stream))
+    assert sum(map(bool, fed)) == (3 if size == 1 else 1)
 
 
 def test_one_whole_chunk_is_known_by_its_length() -> None:

@@ -253,6 +253,15 @@ def test_an_event_in_two_chunks_is_not_overtaken_by_its_end(unrecorded: bool) ->
     assert relayed.body == b"".join(stream)
 
 
+def test_an_event_whose_empty_line_is_a_chunk_of_its_own_is_not_held_back() -> None:
+    relayed = Relayed()
+    event = [chunk(b"data: x\n"), chunk(b"\n")]
+    relayed.answer(EVENTS, EVENT, EVENT, *event)
+    assert relayed.body == EVENT + EVENT + b"".join(event)
+    relayed.answer(EVENT, *event)
+    assert relayed.body == EVENT + EVENT + b"".join([*event, EVENT, *event])
+
+
 USAGE = chunk(b'data: {"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}}\n\n')
 DONE = chunk(b"data: [DONE]\n\n")
 
