@@ -163,7 +163,7 @@ class EnginePublisher:
         """Reports its load; returns what the engine has turned into. Never, where it was described by somebody else,
         who will see to that."""
         while True:
-            await self._until_suspected(poller)
+            await self._until_replaced(poller)
             self._doubt_unconnected()
             if self._description is None:
                 now = await self._probe(session)
@@ -172,7 +172,7 @@ class EnginePublisher:
                 if found.event_sources and not now.event_sources:
                     self._warn(now, with_overrides(now, *self._overrides))
 
-    async def _until_suspected(self, poller: LoadPoller) -> None:
+    async def _until_replaced(self, poller: LoadPoller) -> None:
         before = self._reconnections
         await poller.until_back(lambda: self._description is None and self._reconnections > before)
 

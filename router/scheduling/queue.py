@@ -160,13 +160,12 @@ class Queue:
             had_room = self._consider_again(waiting, now, ahead)
             budget.spend(waiting, spot, self._line.spot(waiting) if waiting in self._line else None, had_room)
         self._cut_short |= limited and budget.cut_short and len(self._line) < before
-        if budget.round_is_over or not len(self._line):
-            again, self._cut_short = self._cut_short or self._changed, False
-            self._seen.clear()
-        else:
-            again = True
-        if again:
+        over = budget.round_is_over or not len(self._line)
+        if not over or self._cut_short or self._changed:
             self._call_for_pass()
+        if over:
+            self._seen.clear()
+            self._cut_short = False
         return budget
 
     def _count_passed(self, budget: PassBudget, lane: int, ahead: HeldWork) -> None:

@@ -53,7 +53,8 @@ class Transfers:
 
     def observe(self, near: bool, work: float, seconds: float, now: float) -> None:
         """A transfer that takes `work` seconds by the prior took `seconds`."""
-        place, count = int(near), self._observed[int(near)]
+        place = int(near)
+        count = self._observed[place]
         known = self.factors(np.array([near]), now).item()
         most = _OUTLIER if count >= _FEW else _OUTLIER**2
         ratio = min(max(seconds / (work * known), 1 / most), most)

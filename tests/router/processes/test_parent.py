@@ -7,7 +7,7 @@ import errno
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,15 @@ def parent_of(settings: Settings, folder: Path, source: Source | None = None) ->
         yield _Parent(settings, settings, source or Source([], {}), 8, memory, str(folder), reserved)
 
 
+def start_in_turn(monkeypatch: pytest.MonkeyPatch, children: Iterable[Child]) -> None:
+    left = iter(children)
+
+    async def start(*_: object, **__: Any) -> Child:
+        return next(left)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+
+
 @pytest.fixture(autouse=True)
 def children_end_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_signal", lambda child, _: child.ended.set())
@@ -90,12 +99,7 @@ async def test_a_process_that_is_started_again_is_told_of_the_workers_that_a_wat
 ) -> None:
     """Else it would look for those that have left, and answer 503 until it has read the file too."""
     file, children = tmp_path / "router.yaml", [Child(), Child()]
-    left = list(children)
-
-    async def start(*_: object, **__: Any) -> Child:
-        return left.pop(0)
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    start_in_turn(monkeypatch, children)
     monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
     source = Source(["--config", str(file), "--watch-config"], {})
     file.write_text("worker: [http://127.0.0.1:1]")
@@ -209,12 +213,7 @@ async def test_where_settings_are_refused_a_process_that_is_started_again_has_th
 ) -> None:
     """Also those that a watched file stated before it was spoilt, which only the parent can tell."""
     file, children = tmp_path / "router.yaml", [Child(), Child()]
-    left = list(children)
-
-    async def start(*_: object, **__: Any) -> Child:
-        return left.pop(0)
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    start_in_turn(monkeypatch, children)
     monkeypatch.setattr(processes, "RESTART_DELAY", 0.0)
     monkeypatch.setattr(processes, "follow", partial(follow, interval=0.001))
     source = Source(["--config", str(file), "--watch-config"], {})
@@ -285,12 +284,7 @@ async def test_a_signal_while_others_start_lets_those_that_serve_drain(
         child.ended.set()
 
     children = [Child(), Starting()]
-    left = list(children)
-
-    async def start(*_: object, **__: Any) -> Child:
-        return left.pop(0)
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    start_in_turn(monkeypatch, children)
     monkeypatch.setattr(processes, "_signal", heed)
     with parent_of(Settings(processes=2), tmp_path) as parent:
         assert await parent.run() == 0
