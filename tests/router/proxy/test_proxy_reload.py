@@ -232,6 +232,7 @@ async def test_nothing_is_looked_at_until_the_interval_has_passed(
     looks: list[Path] = []
     monkeypatch.setattr("router.reloading._mark", looks.append)
     async with running(a) as router, watching(router, file, 3600.0):
+        await until(lambda: bool(looks))
         for _ in range(50):  # in each of which it could look again
             await asyncio.to_thread(int)
     assert len(looks) == 1
