@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from tests.real.eventually import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 T = TypeVar("T")
 

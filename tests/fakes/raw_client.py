@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 from types import TracebackType
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds for any one thing to arrive: only what never comes takes as long."""
 
 

@@ -23,6 +23,8 @@ HITS_AGREE = 0.03
 TTFT_AGREES = 0.25
 """Of the virtual mean. Upwards, the milliseconds that HTTP and a busy machine take come on top."""
 MACHINE = 0.02
+ATTEMPTS = 3
+"""The first that is not too slow counts: other work on the machine slows all of one down, and makes none faster."""
 STALLS = 0.1
 """The share of requests at either end of the order of TTFT that are left out of both means: a machine that does other
 things as well stalls now and then, and a new router's first requests wait for their connections."""
@@ -41,21 +43,28 @@ def write_trace(path: Path) -> None:
 
 
 def test_the_virtual_fleet_agrees_with_the_real_time_one(tmp_path: Path) -> None:
-    trace, out = tmp_path / "trace.jsonl", tmp_path / "ab.json"
+    trace = tmp_path / "trace.jsonl"
     write_trace(trace)
-    flags = ["--trace", str(trace), "--rate", str(RATE), "--modes", "round-robin", "--speedup", "1"]
-    assert main([*flags, "--sim-workers", str(WORKERS), "--cache-tokens", str(CACHE), "--out", str(out)]) == 0
-    measured = json.loads(out.read_bytes())["modes"][0]
     fleet = FleetSettings(workers=WORKERS, cache_tokens=CACHE)
     run = Run(Requests(trace=str(trace)), fleet, "round-robin", rate=RATE)
-    assert measured["summary"]["hit_ratio"] == pytest.approx(run.figures().hit_ratio, abs=HITS_AGREE)
     samples = VirtualFleet(fleet, find_policy("round-robin")).run(run.requests.rows(0, RATE))
-    virtual, real = (
-        middle_mean(sample.ttft for sample in samples),
-        middle_mean(one["ttft"] for one in measured["requests"]),
-    )
-    assert (1 - TTFT_AGREES) * virtual <= real <= (1 + TTFT_AGREES) * virtual + MACHINE
+    virtual, hit_ratio = middle_mean(sample.ttft for sample in samples), run.figures().hit_ratio
     assert virtual > 2 * MACHINE  # else it would say nothing
+    least, most = (1 - TTFT_AGREES) * virtual, (1 + TTFT_AGREES) * virtual + MACHINE
+    for _ in range(ATTEMPTS):
+        hits, real = measure(trace, tmp_path / "ab.json")
+        if real <= most:
+            break
+    assert hits == pytest.approx(hit_ratio, abs=HITS_AGREE)
+    assert least <= real <= most
+
+
+def measure(trace: Path, out: Path) -> tuple[float, float]:
+    """The hit ratio and the mean TTFT in real time."""
+    flags = ["--trace", str(trace), "--rate", str(RATE), "--modes", "round-robin", "--speedup", "1"]
+    assert main([*flags, "--sim-workers", str(WORKERS), "--cache-tokens", str(CACHE), "--out", str(out)]) == 0
+    (mode,) = json.loads(out.read_bytes())["modes"]
+    return mode["summary"]["hit_ratio"], middle_mean(one["ttft"] for one in mode["requests"])
 
 
 def middle_mean(values: Iterable[float | None]) -> float:
