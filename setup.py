@@ -53,6 +53,7 @@ COMPILED = [
     "router/metrics/kv_lifecycle.py",
     "router/metrics/tallies.py",
     "router/migration/relay.py",
+    "router/openai/any_json.py",
     "router/openai/inference.py",
     "router/prompts.py",
     "router/proxy/attempt.py",

@@ -12,6 +12,7 @@ import msgspec
 from engines.answers import UNDECODABLE
 from engines.description import EngineKind
 from router.http.messages import RequestHead
+from router.openai.any_json import decode_any
 from router.openai.bodies import (
     ABSENT,
     LOOSE,
@@ -87,7 +88,7 @@ class Inference(NamedTuple):
         """All that the request says of its prompt, as an OpenAI request does. Raises as `fields` does."""
         if self.engine:
             return {"model": self.model, **self.fields()}
-        return _decoded(partial(_decode, self.raw), self.raw)
+        return _decoded(partial(decode_any, self.raw), self.raw)
 
 
 _PLAIN = Body.__struct_fields__.index("add_special_tokens")
@@ -98,7 +99,6 @@ _NULL_OR_FALSE = b"nf"
 _BATCH = re.compile(rb"\[\s*[\"\[]")
 _HALF_AT_END = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]{1,5}\Z")
 """The first half of a surrogate pair alone, so near the end that msgspec misses bytes of the other half."""
-_decode = msgspec.json.Decoder().decode
 _decode_completion = msgspec.json.Decoder(Completion).decode
 _decode_chat = msgspec.json.Decoder(Chat).decode
 _decode_adapter = msgspec.json.Decoder(Adapter).decode
@@ -188,7 +188,7 @@ def rendered_fields(head: RequestHead, raw: bytes) -> dict[str, Any]:
     if head.path not in RENDERED or head.method != b"POST":
         return {}
     try:
-        fields = _decode(raw)
+        fields = decode_any(raw)
     except UNDECODABLE:
         return {}
     return fields if isinstance(fields, dict) else {}
@@ -295,7 +295,7 @@ def _check_batch(name: str, prompt: msgspec.Raw) -> None:
 
 def _read(name: str, raw: msgspec.Raw) -> Any:
     ids = read_ids(raw) if name in _MAY_BE_IDS else None
-    return _decode(raw) if ids is None else ids
+    return decode_any(raw) if ids is None else ids
 
 
 def _decoded(decode: Callable[[], dict[str, Any]], raw: bytes) -> dict[str, Any]:
