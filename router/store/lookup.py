@@ -45,7 +45,7 @@ LOOKUP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 Outcome = Literal["answered", "late", "failed", "paused", "known"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """How a look-up ended: the master answered in time; later than the request could wait; wrongly or not at all; it was
-not asked because of earlier failures; or everything was known already."""
+not asked because of earlier failures; or nothing had to be asked, or could be."""
 
 
 class _Part(NamedTuple):
@@ -59,9 +59,8 @@ class _Part(NamedTuple):
 
 class _Found(NamedTuple):
     blocks: int
-    """Leading blocks that are there."""
-    failed: bool
-    """Whether the master failed to answer, so that there may be more."""
+    """Leading blocks that are there; more may be if it failed."""
+    outcome: Outcome
 
 
 class _Prompt(NamedTuple):
@@ -140,7 +139,7 @@ class StoreLookup:
         self._seconds.observe(self._clock() - began)
         if done:
             found = task.result()
-            self.lookups["failed" if found.failed else "answered"] += 1
+            self.lookups[found.outcome] += 1
             return found.blocks * self.block_size
         self.lookups["late"] += 1
         return self._leading(named, began) * self.block_size  # a part may be known by now
@@ -178,6 +177,8 @@ class StoreLookup:
         """Ask for the prompt's blocks after the first `known`, which are known to be there."""
         asked = self._parts(prompt, named, known)
         there, under_way = known, deque(islice(asked, 1))
+        if not under_way:  # names that cannot be known: the master was not asked, and may be away
+            return _Found(known, "known")
         try:
             while under_way:
                 part = under_way.popleft()
@@ -190,12 +191,12 @@ class StoreLookup:
                     await asyncio.sleep(0)  # names take time that others may need
         except Unanswered as error:
             self._master.failed(error, self._clock())
-            return _Found(there, failed=True)
+            return _Found(there, "failed")
         finally:
             for part in under_way:
                 part.query.drop()
         self._master.answered()
-        return _Found(there, failed=False)
+        return _Found(there, "answered")
 
     def _may_ask(self, under_way: int) -> bool:
         return not under_way or (under_way < AT_ONCE and not self._master.crowded)

@@ -227,6 +227,21 @@ async def test_a_master_that_answers_badly_counts_as_an_empty_store(name: str) -
         assert asking.asked.healthy
 
 
+async def test_a_prompt_whose_names_cannot_be_known_tells_nothing_of_the_master() -> None:
+    async with desk() as asking:
+        asking.master.answer = BAD["500"]
+        for _ in range(FAILURES):
+            assert await asking.ask(namespace=Namespace("adapter")) == 0, "whose path is not known"
+            assert await asking.ask() == 0
+        assert not asking.asked.healthy
+        assert await asking.ask() == 0
+        assert {outcome: count for outcome, count in asking.lookup.lookups.items() if count} == {
+            "known": FAILURES,
+            "failed": FAILURES,
+            "paused": 1,
+        }
+
+
 async def test_a_master_that_has_many_keys_is_not_kept_busy_listing_them() -> None:
     async with desk() as asking:
         asking.master.put(PROMPT, 2)
