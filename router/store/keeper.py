@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, Final
 
 import aiohttp
@@ -51,20 +52,27 @@ class StoreKeeper:
                 logger.exception("The store's leases could not be renewed")
 
     async def renew(self) -> int:
-        """One round, the hottest first; returns how many objects have a lease now."""
-        renewed = 0
+        """One round, the hottest first; returns how many objects have a lease now. What prefixes share counts once."""
+        leased: set[str] = set()
+        blocks: set[int] = set()
         for _, lookup, prompts in self._store.hot_prompts(MOST):
             for prompt in prompts:
-                left = self._budget - renewed
-                keys = await lookup.keys_there(prompt) if len(prompt.chain) <= left else None
-                if keys and len(keys) <= left:
-                    renewed += await self._lease(keys)
-        return renewed
+                chain = blocks.union(prompt.chain.tolist())
+                fits = len(chain) <= self._budget  # each block has an object at least
+                keys = await lookup.keys_there(prompt) if fits else None
+                new = [key for key in keys or () if key not in leased]
+                if new and len(leased) + len(new) <= self._budget:
+                    leased |= await self._lease(new)
+                    blocks = chain
+        return len(leased)
 
-    async def _lease(self, keys: Sequence[str]) -> int:
-        """How many are there."""
-        parts = (keys[at : at + AT_ONCE] for at in range(0, len(keys), AT_ONCE))
-        return sum([sum(await asyncio.gather(*map(self._store.master.lease, part))) for part in parts])
+    async def _lease(self, keys: Sequence[str]) -> set[str]:
+        """Those that are there."""
+        there: set[str] = set()
+        for at in range(0, len(keys), AT_ONCE):
+            part = keys[at : at + AT_ONCE]
+            there.update(compress(part, await asyncio.gather(*map(self._store.master.lease, part))))
+        return there
 
 
 async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) -> bool:

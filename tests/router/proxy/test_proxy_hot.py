@@ -137,6 +137,22 @@ async def test_hot_prefixes_that_are_there_get_leases_within_the_budget(
         assert sorted(master.leased) == sorted(key for digest in digests for key in LAYOUT.keys(digest))[:leased]
 
 
+async def test_a_beginning_that_hot_prefixes_share_takes_its_part_of_the_budget_once(
+    a: ScriptedWorker, master: Master
+) -> None:
+    longer = [*SYSTEM, *range(500, 500 + 4 * SIZE)]
+    master.put(pack_tokens(longer), 8)
+    async with running(a, router_mode="kv", store=spec(master)) as router, router.client() as client:
+        await make_hot(client)
+        for _ in range(6):
+            assert (await client.ask(post(body=json.dumps({"model": "tiny", "prompt": longer}).encode()))).status == 200
+        store = router.app._store
+        assert store
+        assert [len(prompt.chain) for _, _, prompts in store.hot_prompts(2) for prompt in prompts] == [4, 8]
+        assert await StoreKeeper(store, budget=8).renew() == 8
+        assert sorted(master.leased) == sorted(master.there)
+
+
 async def test_leases_do_not_wait_for_each_other(
     a: ScriptedWorker, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
