@@ -82,7 +82,7 @@ async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) ->
         for prompt in prompts if store.master.healthy else ():
             last = PromptHashes(lookup.block_size, {lookup.block_size: prompt.chain[-1:]})
             held = any(rank.worker_id == worker.id for rank in indexer.find_matches(last))
-            if held and await lookup.keys_there(prompt) is None:
+            if held and lookup.keys_of_prompt(prompt) and await lookup.keys_there(prompt) is None:
                 return False
     return True
 

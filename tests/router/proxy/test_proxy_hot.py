@@ -242,6 +242,20 @@ async def test_a_worker_that_puts_nothing_into_the_store_may_leave_at_once(a: Sc
         assert await handed_over(worker, store, indexer)
 
 
+async def test_what_has_no_known_name_in_the_store_is_not_waited_for(master: Master) -> None:
+    settings: dict[str, Any] = {"router_mode": "kv", "store": spec(master), "options": f",block_size={SIZE}"}
+    async with (
+        ScriptedWorker("a", Pages(adapters=["poet"])) as a,  # it does not tell the adapter's path
+        running(a, **settings) as router,
+        router.client() as client,
+    ):
+        store, indexer, worker = router.app._store, router.app._indexer, router.app._fleet.workers["a"]
+        assert store
+        await make_hot(client, model="poet")
+        assert [prompt.namespace for _, _, prompts in store.hot_prompts(1) for prompt in prompts] == [Namespace("poet")]
+        assert await handed_over(worker, store, indexer)
+
+
 async def test_nothing_is_leased_unless_asked_for(a: ScriptedWorker, master: Master) -> None:
     master.put(pack_tokens(SYSTEM), 4)
     async with running(a, router_mode="kv", store=spec(master)) as router, router.client() as client:
