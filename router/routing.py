@@ -408,7 +408,7 @@ class RequestRouting:
         tallies.routed(decision)
         log_decision(decision, self.request_id)
         worker = context.fleet.workers[decision.rank.worker_id]
-        stored = self.stored_tokens if context.has_store else None
+        stored = None if self.prompt.ids is None else self.stored_tokens  # without ids no store was asked
         context.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
         if self._arm:
             self._arm.tally.routed(decision)

@@ -53,6 +53,18 @@ async def test_what_lies_in_the_store_is_told_and_counted(a: ScriptedWorker, mas
         assert router.total("router_kv_loading_tokens") == 0, "all is loaded"
 
 
+async def test_a_prompt_without_tokens_is_none_that_a_store_was_asked_for(a: ScriptedWorker, master: Master) -> None:
+    content = [{"type": "text", "text": "see " * 64}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    async with running(a, router_mode="kv", store=spec(master)) as router, router.client() as client:
+        assert (await client.ask(post("/v1/chat/completions", json.dumps(chat).encode()))).status == 200
+        assert router.total("router_kv_looked_up_blocks_total", tier="local") > 0
+        assert router.total("router_kv_looked_up_blocks_total", tier="store") == 0
+        await ask(client)
+        assert router.total("router_kv_looked_up_blocks_total", tier="store") > 0
+    assert len(master.asked) == 1
+
+
 async def test_a_worker_that_does_not_use_the_store_is_not_credited(a: ScriptedWorker, master: Master) -> None:
     master.put(pack_tokens(TOKENS), 4)
     settings: dict[str, Any] = {"router_mode": "kv", "store": spec(master), "options": ",store=false"}
