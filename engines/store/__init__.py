@@ -10,7 +10,7 @@ from engines.store.master import Counted, Health, read_counted, read_health
 from engines.store.messages import HashName, warm_up
 from engines.store.query import Segment, Stored, query_path, read_keys, read_present, read_query, read_segments
 from engines.store.sglang import SglangLayout, names_model
-from engines.store.size import bytes_per_token
+from engines.store.size import bytes_per_token, of_language_model
 from engines.store.survey import Kept, survey
 from engines.store.verify import Layout, verify
 from engines.store.vllm import (
@@ -36,6 +36,7 @@ __all__ = [
     "VllmLayout",
     "bytes_per_token",
     "names_model",
+    "of_language_model",
     "query_path",
     "read_counted",
     "read_health",

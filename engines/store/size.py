@@ -9,11 +9,16 @@ _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "fp8
 _CACHED_BY_TOKEN = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
+def of_language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json with what it says of the language model alone, where there is more than that, as for images."""
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, Mapping) else config
+
+
 def bytes_per_token(config: Mapping[str, Any], dtype: str | None = None) -> int | None:
     """Of all layers and ranks together, by a model's config.json; `dtype`: the engine's, where it is told. None: it
     does not say, or some layers keep no KV by token."""
-    text = config.get("text_config")
-    config = {**config, **text} if isinstance(text, Mapping) else config
+    config = of_language_model(config)
     layers = _number(config, "num_hidden_layers")
     values = _values(config)
     width = _width(dtype) or _width(config.get("torch_dtype") or config.get("dtype"))

@@ -21,6 +21,7 @@ from engines.store import (
     VllmGroup,
     VllmLayout,
     names_model,
+    of_language_model,
     seed_of,
 )
 from indexer.hashing import chain_hashes, root_hash
@@ -211,7 +212,7 @@ def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[s
     unknown."""
     version = worker.description.version if worker.description else None
     size, name = spec.block_size or worker.block_size, spec.model or model.root or model.id
-    config = read_config(model.root, folders)
+    config = of_language_model(read_config(model.root, folders))
     latent, tp, pp = "kv_lora_rank" in config, spec.tp or 1, spec.pp
     heads = config.get("num_key_value_heads")
     loras = {each.adapter: each.root for each in worker.models if each.adapter and each.root}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -115,6 +117,20 @@ def test_sglang_names_its_model_in_keys_since_0_5_17(version: str | None, start:
     digests = layout.hashes(pack_tokens(IDS[:16]), PLAIN)
     assert digests
     assert layout.keys(digests[0])[0].startswith(start + digests[0].hex())
+
+
+@pytest.mark.parametrize(
+    ("said", "ranks"), [({}, 8), ({"num_key_value_heads": 4}, 4), ({"num_key_value_heads": 4, "kv_lora_rank": 512}, 1)]
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_heads_are_those_of_the_language_model(
+    tmp_path: Path, said: dict[str, int], ranks: int, *, nested: bool
+) -> None:
+    """A model that takes images too has them a level deeper."""
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": said} if nested else said), "utf-8")
+    layout = layout_of(worker("w", 16), Model("m", root=str(tmp_path)), StoreSpec(url="http://store:9003", tp=8))
+    assert layout
+    assert len(layout.keys(bytes(32))) == ranks
 
 
 def with_adapter(name: str, path: str) -> EngineDescription:
