@@ -21,3 +21,8 @@ class Verdict(NamedTuple):
     agrees: bool | None
     why: str
     """A sentence for people."""
+
+
+def why_unaskable(name: str) -> str | None:
+    """Why blocks that are named with `name` cannot be asked for, for people; None when they can."""
+    return "its name has a comma, which a master takes for the end of a key" if "," in name else None

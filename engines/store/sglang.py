@@ -13,12 +13,11 @@ import hashlib
 import uuid
 from collections.abc import Mapping
 from functools import cached_property
-from typing import ClassVar
 
 import msgspec
 import numpy as np
 
-from engines.store.keys import Digest
+from engines.store.keys import Digest, why_unaskable
 from engines.versions import Version, is_before
 from indexer.hashing import Tokens
 from indexer.types import Namespace
@@ -42,11 +41,14 @@ class SglangLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     loras: Mapping[str, str] = {}
     """Paths by adapter, of those that --lora-paths gave: one that was loaded later has a random name in the keys."""
 
-    problem: ClassVar[str | None] = None
-    """As `VllmLayout.problem`; so `hashes` and `keys`."""
+    @cached_property
+    def problem(self) -> str | None:
+        """As `VllmLayout.problem`; so `hashes` and `keys`."""
+        return why_unaskable(self.start)
 
     def hashes(self, tokens: Tokens, namespace: Namespace, parent: Digest | None = None) -> list[Digest] | None:
-        if namespace.lora_name is not None and namespace.lora_name not in self.loras:
+        unknown = namespace.lora_name is not None and namespace.lora_name not in self.loras
+        if unknown or self.problem:
             return None
         before = parent or self._seed(namespace)
         data = memoryview(np.ascontiguousarray(tokens, "<u4").tobytes())

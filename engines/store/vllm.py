@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from engines.store.keys import Digest
+from engines.store.keys import Digest, why_unaskable
 from engines.store.messages import PICKLED_BLOCKS, ExtraKeys, HashName, chain, seed_digest
 from engines.versions import Version, is_before
 from indexer.hashing import Tokens
@@ -63,7 +63,7 @@ class VllmLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return "vLLM before 0.29 draws its hashes' seed: give all one PYTHONHASHSEED, and state it as hash_seed"
         if self.hash == "sha256" and self.block_size not in PICKLED_BLOCKS:
             return f"how vLLM hashes blocks of {self.block_size} tokens is not known here"
-        return None
+        return why_unaskable(self._starts[0])
 
     def hashes(self, tokens: Tokens, namespace: Namespace, parent: Digest | None = None) -> list[Digest] | None:
         """The digests of all full blocks of `tokens`, which follow the block `parent`, or begin the prompt. None: there

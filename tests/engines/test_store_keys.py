@@ -220,5 +220,13 @@ def test_what_cannot_be_known_is_said() -> None:
     assert layout.problem in verdict.why
 
 
+@pytest.mark.parametrize("layout", [VllmLayout(model="m,n", block_size=16), SglangLayout(model="m,n", block_size=16)])
+def test_keys_that_cannot_be_asked_for_are_a_problem(layout: Layout) -> None:
+    """Several stand in one question, with commas between."""
+    assert "comma" in (layout.problem or "")
+    assert layout.hashes(tokens_of(64), PLAIN) is None
+    assert verify(layout.keys(bytes(32)), layout).agrees is None
+
+
 def tokens_of(count: int) -> Tokens:
     return np.arange(count, dtype=np.uint32) * np.uint32(331)
