@@ -34,7 +34,7 @@ def _verify_vllm(seen: Sequence[str], layout: VllmLayout) -> Verdict:
     keys = [key for key in map(read_vllm, seen) if key is not None]
     if not keys:
         return _none_alike("vLLM", seen)
-    ours = [key for key in keys if (key.prefix, key.model, key.namespace) == _whose(layout)]
+    ours = [key for key in keys if _whole(key.prefix, key.model, key.namespace) == _whole(*_whose(layout))]
     if not ours:
         theirs = {_told(key.prefix, key.model, key.namespace) for key in keys}
         return Verdict(False, f"The store has keys of {_some(theirs)}, none of {_told(*_whose(layout))}.")
@@ -45,6 +45,11 @@ def _verify_vllm(seen: Sequence[str], layout: VllmLayout) -> Verdict:
 
 def _whose(layout: VllmLayout) -> tuple[str, str, str]:
     return layout.prefix, layout.name, layout.namespace
+
+
+def _whole(prefix: str, model: str, namespace: str) -> str:
+    """As it stands in a key: a model's name with an `@` reads like one that has a prefix."""
+    return f"{prefix}@{model}{namespace}" if prefix else model + namespace
 
 
 def _told(prefix: str, model: str, namespace: str) -> str:

@@ -220,6 +220,13 @@ def test_what_cannot_be_known_is_said() -> None:
     assert layout.problem in verdict.why
 
 
+@pytest.mark.parametrize("prefix", ["", "p"])
+def test_a_models_name_may_look_like_one_with_a_prefix(prefix: str) -> None:
+    layout = VllmLayout(model="/models/m@v2", block_size=16, prefix=prefix)
+    assert verify(layout.keys(bytes(32)), layout).agrees
+    assert verify(VllmLayout(model="v2", block_size=16).keys(bytes(32)), layout).agrees is False
+
+
 @pytest.mark.parametrize("layout", [VllmLayout(model="m,n", block_size=16), SglangLayout(model="m,n", block_size=16)])
 def test_keys_that_cannot_be_asked_for_are_a_problem(layout: Layout) -> None:
     """Several stand in one question, with commas between."""
