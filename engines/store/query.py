@@ -27,6 +27,8 @@ MOST_AT_ONCE = 500
 """Keys in one query: some 70 kB of URL."""
 _PLAIN = "@:/,"
 """Sent as they are: what vLLM and SGLang write then stays short."""
+_LEGAL = _PLAIN + "!$'()*+;=?"
+"""What may stand in the value of a URL's query."""
 _PLAIN_BYTES = (ascii_letters + digits + "_.~-" + _PLAIN).encode()
 
 
@@ -61,12 +63,12 @@ def in_parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def lease_path(key: str) -> str:
-    """Of the request that takes a lease on an object; it is answered with 200 where that is there."""
-    return f"{QUERY}?key={_quoted(key)}"
+    """Of the request that takes a lease on an object; it is answered with 200 where that is there. It is not decoded: a
+    character that is escaped is not found, so all that may are sent as they are."""
+    return f"{QUERY}?key={quote(key, safe=_LEGAL, errors='surrogatepass')}"
 
 
 def _quoted(keys: str) -> str:
-    """`/query_key` does not decode: an `@` that is escaped is not found there."""
     plain = keys.isascii() and not keys.encode().translate(None, _PLAIN_BYTES)
     return keys if plain else quote(keys, safe=_PLAIN, errors="surrogatepass")
 

@@ -23,6 +23,7 @@ from engines.store import (
     read_segments,
     verify,
 )
+from engines.store.query import lease_path
 from indexer.types import Tier
 from tests.engines.recordings import exchanges
 
@@ -122,6 +123,11 @@ def test_segments() -> None:
 )
 def test_query(keys: list[str], path: str | None) -> None:
     assert query_path(keys) == path
+
+
+def test_of_a_key_that_is_leased_only_what_may_not_stand_in_a_url_is_escaped() -> None:
+    assert lease_path("epoch=3+(a)!@x") == "/query_key?key=epoch=3+(a)!@x"
+    assert lease_path("a b&c#d%é") == "/query_key?key=a%20b%26c%23d%25%C3%A9"
 
 
 def vllm_key(model: str = "tiny", tp: int = 0, group: int = 0, digest: str = DIGEST, dcp: int = 0) -> str:
