@@ -328,7 +328,7 @@ class App:
 
     def _look_after_store(self, store: SharedStore, spec: StoreSpec) -> None:
         self._tasks.append(asyncio.create_task(store.run(), name="store names"))
-        if spec.keep:
+        if spec.keep and self._is_first:
             keeper = StoreKeeper(store, spec.keep)
             self._tasks.append(asyncio.create_task(keeper.run(), name="store keeper"))
         if spec.copy and self._is_first:

@@ -153,6 +153,17 @@ async def test_a_beginning_that_hot_prefixes_share_takes_its_part_of_the_budget_
         assert sorted(master.leased) == sorted(master.there)
 
 
+@pytest.mark.parametrize("first", [True, False])
+async def test_of_several_processes_one_keeps_what_is_hot(a: ScriptedWorker, master: Master, *, first: bool) -> None:
+    """Each by itself would take a lease on as many objects as there may be."""
+    async with running(a, router_mode="kv", store=spec(master)) as router:
+        app = router.app
+        app._is_first = first
+        assert app._store
+        app._look_after_store(app._store, spec(master, keep=4))
+        assert ("store keeper" in {task.get_name() for task in app._tasks}) is first
+
+
 async def test_leases_do_not_wait_for_each_other(
     a: ScriptedWorker, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
