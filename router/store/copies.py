@@ -90,6 +90,7 @@ class StoreCopies(Collector):
         for _, lookup, prompts in self._store.hot_prompts(MOST):
             for prompt in prompts:
                 keys = lookup.keys_of_prompt(prompt)
+                await asyncio.sleep(0)  # names take time that others may need
                 if keys and len(found.keys() | set(keys)) <= self._budget:
                     objects = await self._store.master.stored(keys)
                     found |= objects if len(objects) == len(keys) else {}

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from engines.store import Segment, Stored
 from indexer.types import Tier
-from router.store.copies import Copy, busy_hosts, choose, host_of
+from router.store.copies import Copy, StoreCopies, busy_hosts, choose, host_of
+from router.store.mooncake_client import MooncakeClient
+from router.store.shared_store import SharedStore
+from router.workers.fleet import Fleet
 
 BUSY = frozenset({"busy", "b2"})
 SEGMENTS = [
@@ -81,3 +88,29 @@ def test_nowhere_to_go() -> None:
 @pytest.mark.parametrize(("endpoint", "host"), [("10.0.0.1:7", "10.0.0.1"), ("[fd00::1]:7", "fd00::1"), ("h:7", "h")])
 def test_hosts_are_written_as_workers_are(endpoint: str, host: str) -> None:
     assert host_of(endpoint) == host
+
+
+class _TooLong(SharedStore):
+    """Three hot prefixes, each of more objects than may be copied, and what they are called."""
+
+    def __init__(self) -> None:
+        self.named = 0
+
+    def hot_prompts(self, _: int) -> Iterator[tuple[str, Any, list[Any]]]:
+        yield "m", self, [None] * 3
+
+    def keys_of_prompt(self, _: None) -> list[str]:
+        self.named += 1
+        return ["a", "b"]
+
+
+async def test_others_run_between_the_naming_of_two_prefixes() -> None:
+    """It takes milliseconds each, and there are dozens."""
+    store, seen = _TooLong(), set()
+    round_ = asyncio.create_task(
+        StoreCopies(store, Fleet([]), lambda _: 0, MooncakeClient("127.0.0.1:1"), 1)._hottest()
+    )
+    while not round_.done():
+        seen.add(store.named)
+        await asyncio.sleep(0)
+    assert seen == {0, 1, 2, 3}
