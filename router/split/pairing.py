@@ -44,7 +44,7 @@ def make_split(able: Sequence[Worker]) -> Split | None:
 
 def ranks_of(workers: Iterable[Worker], split: Split | None = None) -> Candidates:
     found = list(workers)
-    without_store = {rank for worker in found if not worker.spec.store for rank in worker.ranks}
+    without_store = {rank for worker in found if not worker.uses_store for rank in worker.ranks}
     return Candidates(
         sorted((rank, worker.block_size) for worker in found for rank in worker.ranks), split, without_store
     )

@@ -78,7 +78,7 @@ class StoreKeeper:
 async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) -> bool:
     """Whether the store has the hottest prefixes that a worker holds, so that it may leave; also where nothing can be
     known, and of a worker that does not use the store."""
-    for _, lookup, prompts in store.hot_prompts(MOST) if worker.spec.store else ():
+    for _, lookup, prompts in store.hot_prompts(MOST) if worker.uses_store else ():
         for prompt in prompts if store.master.healthy else ():
             last = PromptHashes(lookup.block_size, {lookup.block_size: prompt.chain[-1:]})
             held = any(rank.worker_id == worker.id for rank in indexer.find_matches(last))

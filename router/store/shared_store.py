@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import aiohttp
+import numpy as np
 from msgspec.structs import replace
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -25,6 +26,7 @@ from engines.store import (
     seed_of,
 )
 from indexer.hashing import chain_hashes, root_hash
+from indexer.types import PLAIN
 from publishers.logs import log_event
 from router.context import Prompt
 from router.metrics.tallies import Histogram, counter_family, histogram_family
@@ -43,6 +45,7 @@ AGAIN: Final = 10.0
 LONGEST: Final = 600.0
 """Seconds until names are compared again that could not be or did not agree, the first time and at most. In between
 each time takes twice as long as the last, because a master lists all its keys for that."""
+_UNLIKE: Final = "A worker's blocks in the store are not named as those that are looked up: none are counted on there"
 
 
 class SharedStore(Collector):
@@ -108,15 +111,27 @@ class SharedStore(Collector):
 
     async def learn(self, worker: Worker) -> None:
         """A worker has described itself: find out the names of its models' blocks, unless the known names are still
-        right because other workers use them."""
+        right because other workers use them; and whether they are this worker's too."""
         for model in bases(worker.models) if worker.spec.store else ():
             async with self._learning:  # workers come at once: the master lists its keys for the first only
-                await self._learn(worker, model)
+                layout = self._layout_of(worker, model)
+                if model.id not in self._lookups or self._is_new(layout, worker, model):
+                    await self._follow(layout, model)
+                    self._compare_workers(self._fleet.workers.values())
+        self._compare_workers([worker])
+        if worker.spec.store and not worker.names_alike:
+            log_event(logger, logging.WARNING, _UNLIKE, worker=worker.id)
 
-    async def _learn(self, worker: Worker, model: Model) -> None:
-        layout = self._layout_of(worker, model)
-        if model.id in self._lookups and not self._is_new(layout, worker, model):
-            return
+    def _compare_workers(self, workers: Iterable[Worker]) -> None:
+        for worker in workers:
+            worker.names_alike = all(self._is_alike(worker, model) for model in bases(worker.models))
+
+    def _is_alike(self, worker: Worker, model: Model) -> bool:
+        """Whether it calls a block as it is called in look-ups, if there are any."""
+        known, layout = self._layouts.get(model.id), self._layout_of(worker, model)
+        return known is None or (layout is not None and _example(layout) == _example(known))
+
+    async def _follow(self, layout: Layout | None, model: Model) -> None:
         before, found = self._lookups.get(model.id), await self._make(layout, model)
         if before and found:
             found.lookups = before.lookups  # counted on
@@ -205,6 +220,12 @@ class SharedStore(Collector):
             if lookup:
                 await lookup.close()
         self.master.close()
+
+
+def _example(layout: Layout) -> tuple[str, ...]:
+    """What some block is called; () where that cannot be known."""
+    digests = layout.hashes(np.arange(layout.block_size, dtype=np.uint32), PLAIN)
+    return layout.keys(digests[0]) if digests else ()
 
 
 def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[str] = ()) -> Layout | None:

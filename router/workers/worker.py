@@ -48,6 +48,8 @@ class Worker:
         """From its connector's bootstrap server, by the engine's own numbers of its data-parallel ranks."""
         self.coordinates: dict[int, Mapping[str, object]] = {}
         """Where decode workers register for pushes, by data-parallel rank; learned from the ranks' answers."""
+        self.names_alike = True
+        """Whether it calls its blocks in the shared store as those are called that are looked up."""
         self._looped = -math.inf
         """When a request that was sent there last came back to a router that it had passed."""
         self._leaves_out_zero: bool | None = None
@@ -102,6 +104,11 @@ class Worker:
     @property
     def has_events(self) -> bool:
         return bool(self.spec.events or (self.description and self.description.event_sources))
+
+    @property
+    def uses_store(self) -> bool:
+        """Whether it can load what is found in the shared store."""
+        return self.spec.store and self.names_alike
 
     @property
     def role(self) -> Role:

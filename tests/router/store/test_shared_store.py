@@ -82,6 +82,26 @@ async def test_blocks_have_another_size_once_nobody_has_the_first() -> None:
         assert await made.found() == len(IDS)
 
 
+async def test_only_who_names_blocks_as_they_are_looked_up_is_counted_on_to_load_them() -> None:
+    async with scene(block_size=16) as made:
+        first, second, larger = worker("first", 16), worker("second", 16), worker("larger", 32)
+        for one in (first, second, larger, worker("large", 32)):
+            await made.comes_up(one)
+        for kind in ("sglang", "unknown"):
+            await made.comes_up(worker(kind, 16, kind))
+        assert counted_on(made.fleet) == {"first", "second"}
+        for one in (first, second):
+            made.fleet.remove(one)
+        await made.comes_up(larger)
+        assert counted_on(made.fleet) == {"larger", "large"}
+
+
+def counted_on(fleet: Fleet) -> set[str]:
+    """Workers that are taken to load what the store has."""
+    ranks = fleet.candidates("m").whole
+    return {rank.worker_id for rank, loads in zip(ranks.ranks, ranks.uses_store.tolist(), strict=True) if loads}
+
+
 async def test_a_worker_that_comes_back_otherwise_is_followed_and_what_was_counted_stays() -> None:
     async with scene(block_size=32) as made:
         same = worker("w", 16)
