@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import aiohttp
 from yarl import URL
@@ -29,6 +29,8 @@ _T = TypeVar("_T")
 
 TIMEOUT = 10.0
 """Seconds for one answer."""
+LISTING: Final = 1e-4
+"""Seconds more for each key that a master lists: it takes 5 to 20 µs, and longer where it is busy."""
 
 
 class Peer:
@@ -39,14 +41,15 @@ class Peer:
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
-    async def get(self, path: str) -> bytes:
-        status, body = await self.ask("GET", path)
+    async def get(self, path: str, limit: float = TIMEOUT) -> bytes:
+        """`limit`: seconds."""
+        status, body = await self.ask("GET", path, limit=limit)
         if status != 200:
             raise Away(f"{self.what} answers {path.partition('?')[0]} with {status}; is {self.url} the right address?")
         return body
 
-    async def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        url, timeout = URL(self.url + path, encoded=True), aiohttp.ClientTimeout(TIMEOUT)
+    async def ask(self, method: str, path: str, body: bytes | None = None, limit: float = TIMEOUT) -> tuple[int, bytes]:
+        url, timeout = URL(self.url + path, encoded=True), aiohttp.ClientTimeout(limit)
         headers = self._headers | ({"content-type": "application/json"} if body is not None else {})
         try:
             async with self._session.request(method, url, data=body, headers=headers, timeout=timeout) as answer:
@@ -68,9 +71,9 @@ class Master(Peer):
     async def segments(self) -> list[Segment]:
         return await self._read(SEGMENTS, read_segments)
 
-    async def keys(self) -> list[str]:
-        """All of them."""
-        return [key for key in await self._read(ALL_KEYS, read_keys) if key]
+    async def keys(self, about: int) -> list[str]:
+        """All of them, which are `about` so many."""
+        return [key for key in await self._read(ALL_KEYS, read_keys, TIMEOUT + about * LISTING) if key]
 
     async def objects(self, keys: Sequence[str]) -> dict[str, Stored]:
         """Those that are there. WrongUse for keys that cannot be asked for."""
@@ -82,8 +85,8 @@ class Master(Peer):
             found |= await self._read(path, read_query)
         return found
 
-    async def _read(self, path: str, read: Callable[[bytes], _T]) -> _T:
+    async def _read(self, path: str, read: Callable[[bytes], _T], limit: float = TIMEOUT) -> _T:
         try:
-            return read(await self.get(path))
+            return read(await self.get(path, limit))
         except ValueError as error:
             raise Away(f"{self.what} answers {path.partition('?')[0]} with nonsense: {error}.") from None

@@ -50,9 +50,10 @@ async def status(master: Master, spec: StoreSpec, worker: Worker | None, *, list
     """`worker`: described; None: only what `spec` states is compared."""
     health, counted = await master.health(), await master.counted()
     segments = await master.segments()
-    if (counted.keys or 0) > MOST_KEYS and not list_all:
+    held = counted.keys or 0
+    if held > MOST_KEYS and not list_all:
         return Status(master.url, health, counted, segments, None, [])
-    keys = await master.keys()
+    keys = await master.keys(held)
     kept = survey(keys)
     layouts = _of_worker(worker, spec) if worker else _stated(spec, kept)
     named = [Named(layout.model, *verify(keys, layout)) for layout in layouts]

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import NoReturn, cast
+
+import aiohttp
+import pytest
 
 from indexer.hashing import pack_tokens
 from router.store_cli import status
+from router.store_cli.errors import Away
+from router.store_cli.peers import Master as Asked
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.store_master import Master
 
@@ -74,6 +80,27 @@ async def test_millions_of_keys_are_not_listed_unasked(run: Run, master: Master)
     ended = await run("status", "--list-all", "--store", f"{master.url},model=tiny")
     assert [master.listed] == [1]
     assert "MISMATCH" in ended.out
+
+
+class _Hanging:
+    """A session in which nobody answers; notes how long it was to wait."""
+
+    def __init__(self) -> None:
+        self.limits: list[float | None] = []
+
+    def request(self, *_: object, timeout: aiohttp.ClientTimeout, **__: object) -> NoReturn:
+        self.limits.append(timeout.total)
+        raise TimeoutError
+
+
+async def test_a_list_of_many_keys_has_more_time() -> None:
+    """A master takes seconds for half a million."""
+    session = _Hanging()
+    master = Asked(cast("aiohttp.ClientSession", session), "http://master:9003")
+    for asked in (master.segments(), master.keys(0), master.keys(3_000_000)):
+        with pytest.raises(Away):
+            await asked
+    assert session.limits == [10.0, 10.0, 310.0]
 
 
 async def test_whoever_does_not_answer_is_named_in_one_sentence(run: Run, master: Master) -> None:
