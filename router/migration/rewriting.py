@@ -37,7 +37,7 @@ class Rewriting:
         if self._chat and _ROLE.search(fields["choices"]):
             return b""
         fields |= self._names | {"choices": self._choices(fields["choices"])}
-        if fields.get("usage", NULL) != NULL:
+        if self._before and fields.get("usage", NULL) != NULL:  # else it was asked for the whole, as the first was
             fields["usage"] = msgspec.Raw(encode(self.usage(_decode_usage(fields["usage"]))))
         return write_event(fields)
 

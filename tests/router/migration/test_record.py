@@ -195,6 +195,15 @@ def test_the_end_of_a_stream_whose_tokens_are_all_there(last: list[bytes], with_
         assert usage["usage"] == {"prompt_tokens": 2, "total_tokens": 4, "completion_tokens": 2}
 
 
+def test_of_an_engine_that_tells_no_tokens_what_another_counts_is_right() -> None:
+    """Nothing but the role was sent, so the other was asked for all of it."""
+    record = Record(chat=True, shows_ids=False, ends=ends_whole)
+    record.feed(chat({"role": "assistant", "content": ""}))
+    assert record.cut() is None
+    usage = event(**NAMES, choices=[], usage={"prompt_tokens": 7, "total_tokens": 9, "completion_tokens": 2})
+    assert record.feed(usage) == usage
+
+
 def test_what_is_no_event_of_tokens_passes() -> None:
     record = opened()
     for odd in (b": ping\n\n", b"event: x\ndata: y\n\n"):
