@@ -266,15 +266,15 @@ class RequestRouting:
             tallies.refused[refusal.objective] += 1
         else:
             tallies.queue.refused[refusal.code] += 1
-        self._answer(too_busy(refusal))
+        self._routed(too_busy(refusal))
 
     def no_candidates(self) -> None:
         fleet, model = self._context.fleet, self._model
         if self._pinned:
-            self._answer(pinned_worker_cannot(self._pinned, model))
+            self._routed(pinned_worker_cannot(self._pinned, model))
         else:
             why, retried = self._bodies.refusal, bool(self._exclude)
-            self._answer(
+            self._routed(
                 no_worker(fleet, model, why, retried=retried, unfit=self._unfit(), too_long=self._over_length())
             )
 
@@ -288,12 +288,7 @@ class RequestRouting:
     def fail(self, error: Exception) -> None:
         """Whatever it is, the client gets an answer."""
         logger.error("A request could not be routed", exc_info=error)
-        self._answer(error_response(500, "The router could not find a worker for the request."))
-
-    def _answer(self, response: Response) -> None:
-        if self._arm:
-            response = response._replace(headers=(*response.headers, (ARM, self._arm.name.encode())))
-        self._routed(response)
+        self._routed(error_response(500, "The router could not find a worker for the request."))
 
     # -- the rest of `proxy.routing.Routing`
 
@@ -348,6 +343,11 @@ class RequestRouting:
         hashes, size = self.prompt.hashes, leg.worker.block_size
         if hashes and held is not None:
             self._context.retract(rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
+
+    def labelled(self, response: Response) -> Response:
+        if self._arm is None:
+            return response
+        return response._replace(headers=(*response.headers, (ARM, self._arm.name.encode())))
 
     def finished(self, outcome: Outcome) -> None:
         self._routed = _ignore  # breaks a reference cycle

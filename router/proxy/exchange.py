@@ -424,7 +424,7 @@ class Exchange:
         if self._over:
             return
         self._finish(response.status, end, leg)
-        self.connection.respond(with_request_id(response, self.request_id))
+        self.connection.respond(with_request_id(self._routing.labelled(response), self.request_id))
 
     def _pass_on(self, response: Response, leg: Leg | None = None) -> None:
         """End the request, which is not over, with a prefill worker's own error. `leg`: as in `answer`."""

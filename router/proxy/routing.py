@@ -41,4 +41,7 @@ class Routing(Protocol):
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
         """The leg's worker has failed this request."""
 
+    def labelled(self, response: Response) -> Response:
+        """`response`, which is not relayed from a worker, with the name of the request's arm."""
+
     def finished(self, outcome: Outcome) -> None: ...

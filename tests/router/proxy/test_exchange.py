@@ -128,6 +128,9 @@ class Relayed:
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
         self.failures.append(failure.reason)
 
+    def labelled(self, response: Response) -> Response:
+        return response
+
     def finished(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
 

@@ -129,6 +129,13 @@ async def test_a_refusal_names_the_arm(a: ScriptedWorker) -> None:
         assert router.total("router_ab_first_byte_seconds_count") == 0
 
 
+async def test_so_does_the_answer_to_a_request_that_its_worker_failed(a: ScriptedWorker) -> None:
+    a.then(drop)
+    async with running(a, ab="random:50,round-robin:50") as router:
+        assert await arm_of(router) in {b"random", b"round-robin"}
+        assert router.total("router_ab_requests_total", end="failed") == 1
+
+
 async def test_an_arm_that_another_router_told_is_not_passed_on(a: ScriptedWorker) -> None:
     """Of routers in a row each tells its own."""
 

@@ -192,6 +192,17 @@ async def test_what_a_prefill_worker_says_beside_its_refusal(p: ScriptedWorker, 
         ]
 
 
+@pytest.mark.parametrize("status", [400, 503])
+async def test_a_prefill_workers_own_error_names_the_arm_as_any_workers_does(
+    p: ScriptedWorker, d: ScriptedWorker, status: int
+) -> None:
+    p.then(answer(b"{}", status))
+    async with router_of("nixl", p, d, ab="random:1,round-robin:1") as router:
+        got = await ask(router)
+        assert (got.status, got.header(b"x-router-worker")) == (status, b"p")
+        assert got.header(b"x-router-arm") in {b"random", b"round-robin"}
+
+
 @pytest.mark.parametrize("connector", ["nixl", "sglang"])
 async def test_a_prefill_worker_that_refuses_a_request_answers_again(
     p: ScriptedWorker, d: ScriptedWorker, connector: str
