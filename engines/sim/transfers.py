@@ -130,6 +130,9 @@ class Transfers:
         if self.offers.get(offer.key) is offer:
             del self.offers[offer.key]
             self._remember(offer.key, why)
+            want = self.wants.get(offer.key)
+            if want and offer.finished is None:  # it waits for another that does not come
+                want.timer = self.after(WAIT_S, self._nobody_came, want)
         cancel(offer.lease)
         offer.rank.let_go(offer.request.request_id)
 

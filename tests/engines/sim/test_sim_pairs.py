@@ -255,6 +255,18 @@ async def test_a_prefill_that_fails_leaves_its_decode_waiting_until_it_gives_up(
         await both.settled()
 
 
+@pytest.mark.parametrize("connector", TOGETHER)
+async def test_so_does_one_whose_client_leaves_while_it_computes(connector: str) -> None:
+    body = {"prompt": TOKENS, "max_tokens": 3}
+    async with pair(connector, speedup=500.0, timing=SLOW) as both:
+        prefill, decode = (asyncio.create_task(both.half(leg, body)) for leg in ("prefill", "decode"))
+        await until(lambda: both.prefill.scheduler.cache.usage and both.decode.scheduler.loading)
+        prefill.cancel()
+        assert (await decode)[0] == 500
+        assert "was given up by its prefill" in (await both.violations())[0]
+        await both.settled()
+
+
 async def fails(asked: Any, kind: str) -> None:
     if kind == "error500":
         assert (await asked)[0] == 500
