@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engines.answers import UNDECODABLE, decoded
+from engines.answers import UNDECODABLE, decoded, whole
 from engines.disaggregation.nixl_push import COORDINATES
 
 
@@ -62,7 +62,7 @@ def read_answer(body: bytes) -> Prefilled:
     params = answer.kv_transfer_params if bytes(answer.kv_transfer_params).startswith(b"{") else None
     usage = answer.usage
     details = usage.prompt_tokens_details if usage else answer.meta_info
-    cached, prompt = details.cached_tokens if details else None, usage.prompt_tokens if usage else None
+    cached, prompt = whole(details.cached_tokens) if details else None, usage.prompt_tokens if usage else None
     return Prefilled(params, cached, _is_aborted(answer), prompt)
 
 

@@ -563,6 +563,9 @@ def test_nasty_answers(body: bytes) -> None:
         (b'{"usage":{"prompt_tokens_details":{"cached_tokens":null}}}', None, None),
         (b'{"usage":{"prompt_tokens_details":{"cached_tokens":0}},"kv_transfer_params": {"a" : 1} }', b'{"a" : 1}', 0),
         (b'{"kv_transfer_params":"x"}', None, None),
+        (b'{"usage":{"prompt_tokens_details":{"cached_tokens":-1}}}', None, None),
+        (b'{"usage":{"prompt_tokens_details":{"cached_tokens":1%s}}}' % (b"0" * 400), None, None),  # for no float
+        (b'{"meta_info":{"cached_tokens":1%s}}' % (b"0" * 400), None, None),
     ],
 )
 def test_what_an_answer_tells(body: bytes, params: bytes | None, cached: int | None) -> None:
