@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from engines.answers import whole
+from engines.disaggregation.legs import count_of, raw, value_of
 from router.migration.chunk import DATA, NULL, decode_choices, decode_fields, encode, is_data, write_event
 
 Fields = dict[str, msgspec.Raw]
@@ -14,7 +16,6 @@ NAMES = ("id", "object", "created", "model")
 """Fields that are the same in all events of a stream."""
 _ZERO = msgspec.Raw(b"0")
 _ROLE = re.compile(rb'"role":')
-_decode_usage = msgspec.json.Decoder(dict[str, int | dict[str, int | None] | None]).decode
 
 
 class Rewriting:
@@ -38,7 +39,7 @@ class Rewriting:
             return b""
         fields |= self._names | {"choices": self._choices(fields["choices"])}
         if self._before and fields.get("usage", NULL) != NULL:  # else it was asked for the whole, as the first was
-            fields["usage"] = msgspec.Raw(encode(self.usage(_decode_usage(fields["usage"]))))
+            fields["usage"] = msgspec.Raw(encode(self.usage(decode_fields(fields["usage"]))))
         return write_event(fields)
 
     def _choices(self, choices: msgspec.Raw) -> msgspec.Raw:
@@ -53,12 +54,13 @@ class Rewriting:
             made["stop_reason"] = choice.get("stop_reason", NULL)
         return made | {"token_ids": choice.get("token_ids", NULL)}
 
-    def usage(self, told: dict[str, Any]) -> dict[str, Any]:
+    def usage(self, told: Fields) -> dict[str, Any]:
         """Of the whole stream. What was cached was so at the last worker, up to the client's own prompt."""
-        completion = self._before + (told.get("completion_tokens") or 0)
-        details = told.get("prompt_tokens_details")
-        if details and details.get("cached_tokens"):
-            details["cached_tokens"] = min(details["cached_tokens"], self._prompt_tokens)
+        completion = self._before + (count_of(told, "completion_tokens") or 0)
+        details = value_of(told, "prompt_tokens_details")
+        cached = whole(details.get("cached_tokens")) if isinstance(details, dict) else None
+        if cached:
+            told = told | {"prompt_tokens_details": raw({**details, "cached_tokens": min(cached, self._prompt_tokens)})}
         return told | {
             "prompt_tokens": self._prompt_tokens,
             "total_tokens": self._prompt_tokens + completion,

@@ -204,6 +204,22 @@ def test_of_an_engine_that_tells_no_tokens_what_another_counts_is_right() -> Non
     assert record.feed(usage) == usage
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"queue_time": 0.5},
+        {"prompt_tokens_details": {"cached_tokens": 1, "multimodal_tokens": {"image": 1}}},
+        {"prompt_tokens_details": 5},
+    ],
+)
+def test_whatever_else_usage_tells_its_counts_are_of_the_whole(more: dict[str, Any]) -> None:
+    record = opened()
+    assert record.cut() is None
+    usage = {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2, **more}
+    found = json.loads(record.feed(event(**NAMES, choices=[], usage=usage))[6:])
+    assert found["usage"] == {**usage, "prompt_tokens": 2, "total_tokens": 5, "completion_tokens": 3}
+
+
 def test_what_is_no_event_of_tokens_passes() -> None:
     record = opened()
     for odd in (b": ping\n\n", b"event: x\ndata: y\n\n"):
