@@ -86,6 +86,8 @@ class RequestRouting:
         """Workers whose context is too short for it."""
         self._routed: Callable[[Leg | Pair | Response], None] = _ignore
         self._bodies = SplitBodies(options.body)
+        self._prefilled: Leg | None = None
+        """The latest leg that has computed the prompt for another."""
         self._given = options.body
         self._body: bytes | None = None
         """What is sent to the worker; None: the client's body."""
@@ -213,6 +215,7 @@ class RequestRouting:
         return None if tokens is None else limit + _SLOWEST_TOKEN * min(max(0, tokens), _MOST_TOKENS)
 
     def prefilled(self, prefill: Leg, answer: Prefilled) -> None:
+        self._prefilled = prefill
         self._bodies.learn(prefill.worker, answer)
         if not prefill.worker.breaker.quiet:
             self.answered(prefill)
@@ -327,7 +330,7 @@ class RequestRouting:
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
         context = self._context
         note_failure(context.fleet, leg, failure, context.clock())
-        if failure.harmless:
+        if failure.harmless and leg is not self._prefilled:  # which has the prompt, though nobody may be left to decode
             self._retract(leg)
         if retried and not self._goes_on:
             context.retries.take()

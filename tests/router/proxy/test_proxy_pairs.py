@@ -232,6 +232,20 @@ async def test_a_prefill_worker_that_refuses_a_prompt_is_not_thought_to_hold_it(
     assert overlaps == [None, b"0", b"8"]
 
 
+async def test_a_prefill_worker_that_nobody_can_follow_holds_the_prompt(p: ScriptedWorker, d: ScriptedWorker) -> None:
+    body = b'{"prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9]}'
+    p.then(once_told(PREFILLED))
+    async with router_of("nixl", p, d, router_mode="kv") as router:
+        fleet = router.app._fleet
+        asked = asyncio.create_task(ask(router, body))
+        await until(lambda: p.requests)
+        fleet.mark_down(fleet.workers["d"], "gone")
+        p.go_on.set()
+        assert (await asked).status == 503
+        fleet.mark_up(fleet.workers["d"])
+        assert (await ask(router, body)).header(b"x-router-overlap-tokens") == b"8"
+
+
 def once_told(script: Script) -> Script:
     """Not before the test says so."""
 
