@@ -258,10 +258,16 @@ async def test_a_prefill_that_fails_leaves_its_decode_waiting_until_it_gives_up(
 @pytest.mark.parametrize("connector", TOGETHER)
 async def test_so_does_one_whose_client_leaves_while_it_computes(connector: str) -> None:
     body = {"prompt": TOKENS, "max_tokens": 3}
-    async with pair(connector, speedup=500.0, timing=SLOW) as both:
+    async with pair(connector, timing=SLOW) as both:
+        transfers = both.decode.worker.fleet.transfers
         prefill, decode = (asyncio.create_task(both.half(leg, body)) for leg in ("prefill", "decode"))
         await until(lambda: both.prefill.scheduler.cache.usage and both.decode.scheduler.loading)
         prefill.cancel()
+        await until(lambda: not transfers.offers)
+        (want,) = transfers.wants.values()
+        assert isinstance(want.timer, asyncio.TimerHandle)
+        assert not want.timer.cancelled()
+        transfers._nobody_came(want)  # as when its time is over
         assert (await decode)[0] == 500
         assert "was given up by its prefill" in (await both.violations())[0]
         await both.settled()
