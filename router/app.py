@@ -360,9 +360,12 @@ class App:
     def on_signal(self, stop: asyncio.Event) -> None:
         """The first asks to drain, the second to end at once."""
         if stop.is_set():
-            log_event(logger, logging.WARNING, "Second signal: ending at once", in_flight=self._draining.busy)
-            self._draining.abort()
+            self.end_at_once()
         stop.set()
+
+    def end_at_once(self) -> None:
+        log_event(logger, logging.WARNING, "Second signal: ending at once", in_flight=self._draining.busy)
+        self._draining.abort()
 
     async def drain(self, timeout: float) -> None:
         """Stop accepting, let running requests end, cut off those that outlast `timeout` seconds."""

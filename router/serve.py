@@ -7,6 +7,7 @@ import gc
 import logging
 import signal
 import sys
+from functools import partial
 
 from publishers.embedded_nats import NatsServerError
 from publishers.event_loop import EventLoop
@@ -18,7 +19,7 @@ from router.cli import Source
 from router.early_signals import take_hangups
 from router.open_files import warn_if_few
 from router.port import check_free
-from router.processes.member import Member, parent_ended
+from router.processes.member import AT_ONCE, Member, parent_ended
 from router.settings import Settings, SettingsError
 from router.unheeded import unheeded
 
@@ -51,9 +52,7 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
 
 async def _serve(app: App, settings: Settings, source: Source | None, member: Member | None) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, app.on_signal, stop)
+    _handle_signals(app, stop, member)
     await asyncio.sleep(0)  # where a Ctrl-C from before the handlers ends it: nothing is open yet
     if not await _start(app, settings):
         await app.close()
@@ -68,6 +67,14 @@ async def _serve(app: App, settings: Settings, source: Source | None, member: Me
     await app.drain(settings.drain_timeout)
     await app.close()
     return 0
+
+
+def _handle_signals(app: App, stop: asyncio.Event, member: Member | None) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set if member else partial(app.on_signal, stop))
+    if member:
+        loop.add_signal_handler(AT_ONCE, app.end_at_once)
 
 
 async def _start(app: App, settings: Settings) -> bool:

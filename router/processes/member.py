@@ -7,10 +7,11 @@ import contextlib
 import math
 import mmap
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,6 +29,9 @@ from router.settings import Settings
 
 _WORD = 8
 """Bytes."""
+AT_ONCE: Final = signal.SIGUSR1
+"""From the parent: end at once. A second SIGTERM does not say so: systemd, for one, sends it to all processes, and the
+parent passes its own on."""
 ANSWER_TIMEOUT = 2.0
 """Seconds that another process has to answer with its metrics."""
 

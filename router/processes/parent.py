@@ -29,7 +29,7 @@ from router.cli import Source
 from router.early_signals import take_hangups
 from router.port import check_free
 from router.processes.heartbeat import INTERVAL, Standstill
-from router.processes.member import Member, Start, map_memory, memory_size
+from router.processes.member import AT_ONCE, Member, Start, map_memory, memory_size
 from router.reloading import follow, read_again
 from router.security.security import check_security
 from router.settings import Settings, SettingsError
@@ -166,12 +166,13 @@ class _Parent:
     def _on_signal(self) -> None:
         """Passed on each time: the first asks to drain, the second to end at once. Another router may have the port
         meanwhile."""
-        timeout = 0.0 if self._stopping.is_set() else self._settings.drain_timeout
+        again = self._stopping.is_set()
+        timeout = 0.0 if again else self._settings.drain_timeout
         asyncio.get_running_loop().call_later(timeout + GRACE, self._kill)
         self._stopping.set()
         self._reserved.close()
         for process in self._running.values():
-            _signal(process, signal.SIGTERM)
+            _signal(process, AT_ONCE if again else signal.SIGTERM)
 
     async def _watch(self) -> None:
         """Kill those that stand still; they are started again as any that end."""

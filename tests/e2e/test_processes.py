@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.e2e.children import PATIENCE, Child, Router, Sim, get, wait_for
 
 pytestmark = pytest.mark.slow
 
-BODY = {"model": "sim", "prompt": "hello", "stream": True, "max_tokens": 100_000}
+BODY = {"model": "sim", "prompt": "hello", "stream": True}
 ROOT = Path(__file__).resolve().parents[2]
 TWO = ("--router-mode", "least-loaded", "--processes", "2")
 UNTOLD = ("--router-mode", "kv", "--processes", "2", "--no-kv-events")
@@ -68,10 +68,19 @@ def both_served(router: Router, before: list[float]) -> bool:
     return all(now > then for now, then in zip(served(router), before, strict=True))
 
 
+@contextlib.asynccontextmanager
+async def streaming(router: Router, tokens: int) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Begun on a connection of its own."""
+    async with (
+        aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE)) as client,
+        client.post("/v1/completions", json={**BODY, "max_tokens": tokens}) as answer,
+    ):
+        yield answer
+
+
 async def stream(router: Router, stack: AsyncExitStack) -> str:
-    """Begun on a connection of its own, and given up when the stack unwinds; returns its worker."""
-    client = await stack.enter_async_context(aiohttp.ClientSession(router.url, timeout=aiohttp.ClientTimeout(PATIENCE)))
-    answer = await stack.enter_async_context(client.post("/v1/completions", json=BODY))
+    """Never ends, and is given up when the stack unwinds; returns its worker."""
+    answer = await stack.enter_async_context(streaming(router, 100_000))
     return answer.headers["x-router-worker"]
 
 
@@ -202,6 +211,34 @@ def test_all_end_with_the_parents_signal(logs: Path, number: signal.Signals) -> 
         assert router.ended() == 0
         assert not any(map(alive, started))
         assert set(re.findall(r"Worker is not up process=(\d+) ", router.log)) == {"0", "1"}
+        assert "Traceback" not in router.log
+
+
+async def test_a_signal_that_each_process_gets_lets_streams_end(slow: Sim, logs: Path) -> None:
+    """As from systemd; the parent passes on its own as well."""
+    with Router(slow.urls, *TWO, log=logs) as router:
+        async with AsyncExitStack() as stack:
+            answers = [await stack.enter_async_context(streaming(router, 200)) for _ in range(8)]
+            for child in children(router.process.pid):
+                os.kill(child, signal.SIGTERM)
+            wait_for(lambda: refuses(int(router.url.rpartition(":")[2])))
+            router.process.terminate()
+            for answer in answers:
+                assert (await answer.content.read()).split()[-1] == b"[DONE]"
+        assert router.ended() == 0
+        assert "Second signal" not in router.log
+
+
+async def test_a_second_signal_ends_all_at_once(slow: Sim, logs: Path) -> None:
+    with Router(slow.urls, *TWO, log=logs) as router:
+        async with streaming(router, 100_000) as answer:
+            router.process.terminate()
+            wait_for(lambda: refuses(int(router.url.rpartition(":")[2])))
+            assert router.process.poll() is None
+            router.process.terminate()
+            with pytest.raises(aiohttp.ClientError):
+                await answer.content.read()
+        assert router.ended() == 0
         assert "Traceback" not in router.log
 
 
