@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import BinaryIO, cast
 
@@ -148,7 +148,6 @@ class _Parent:
         # The first alone: where something has to be compiled, the others find it done.
         listening = [await self._start(0)]
         listening += await asyncio.gather(*(self._start(number) for number in range(1, count) if listening[0]))
-        stopped = self._stopping.is_set()
         if len(listening) == count and all(listening):
             say(listening[0].rstrip("\n"))
             watching = [asyncio.create_task(self._watch())]
@@ -158,10 +157,23 @@ class _Parent:
             for task in watching:
                 task.cancel()
             return 0
-        if not stopped:  # else they were told, and those that serve may take their time
+        failed = not self._stopping.is_set()
+        if failed:  # else they were told, and those that serve may take their time
             self._on_signal()
-        statuses = [abs(await process.wait()) for process in self._running.values()]
-        return 0 if stopped else max(statuses)
+        status = await self._failure(number for number, said in enumerate(listening) if not said) if failed else 0
+        for process in self._running.values():
+            await process.wait()
+        return status
+
+    async def _failure(self, numbers: Iterable[int]) -> int:
+        """The exit status where these processes ended before they listened."""
+        worst = 1
+        for number in numbers:
+            status = await self._running[number].wait()
+            worst = max(worst, status)
+            if status <= 0:  # else it has told why
+                log_event(logger, logging.ERROR, "A process ended before it listened", process=number, status=status)
+        return worst
 
     def _on_signal(self) -> None:
         """Passed on each time: the first asks to drain, the second to end at once. Another router may have the port

@@ -268,6 +268,25 @@ async def test_a_signal_while_processes_start_is_no_failure(tmp_path: Path, monk
         assert await parent.run() == 0
 
 
+@pytest.mark.parametrize(("status", "told"), [(-9, True), (0, True), (1, False), (2, False)])
+async def test_a_process_that_ends_before_it_listens_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int, told: bool
+) -> None:
+    """One that was killed, as where memory is short, has told nothing itself."""
+
+    class Ended(Child):
+        async def readline(self) -> bytes:
+            return b""
+
+        async def wait(self) -> int:
+            return status
+
+    start_in_turn(monkeypatch, [Child(), Ended()])
+    with parent_of(Settings(processes=2), tmp_path) as parent:
+        assert await parent.run() == max(status, 1)
+    assert caplog.messages == ["A process ended before it listened"] * told
+
+
 async def test_a_signal_while_others_start_lets_those_that_serve_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
