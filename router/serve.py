@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import shutil
 import signal
 import sys
 from functools import partial
@@ -60,7 +61,7 @@ async def _serve(app: App, settings: Settings, source: Source | None, member: Me
     if source:
         take_hangups(app.on_hangup)
     _leave_to_itself()
-    orphaned = asyncio.create_task(_stop_with_parent(stop)) if member else None
+    orphaned = asyncio.create_task(_stop_with_parent(stop, member)) if member else None
     await stop.wait()
     if orphaned:
         orphaned.cancel()
@@ -101,6 +102,8 @@ def _leave_to_itself() -> None:
     gc.freeze()
 
 
-async def _stop_with_parent(stop: asyncio.Event) -> None:
+async def _stop_with_parent(stop: asyncio.Event, member: Member) -> None:
     await parent_ended()
+    log_event(logger, logging.ERROR, "The parent process has ended, and this one with it")
+    shutil.rmtree(member.folder, ignore_errors=True)  # the parent's, which was killed
     stop.set()

@@ -256,11 +256,15 @@ def test_what_lies_in_the_working_folder_is_not_run(tmp_path: Path) -> None:
     assert parent.returncode == 0
 
 
-def test_all_end_when_the_parent_is_killed(logs: Path) -> None:
+def test_all_end_when_the_parent_is_killed(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with Router(["http://127.0.0.1:1"], *TWO, log=logs) as router:
         started = children(router.process.pid)
+        assert list(tmp_path.iterdir())
         router.process.kill()
         wait_for(lambda: not any(map(alive, started)))
+        assert router.log.count("The parent process has ended") == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_port_that_another_router_serves_is_not_joined(untold: Router, logs: Path) -> None:
