@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
@@ -272,5 +273,10 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 
 
 def run(settings: Settings, source: Source) -> int:
+    try:
+        check_security(settings)  # a shell's `<(…)` is there for the parent alone: no other could tell what is wrong
+    except SettingsError as error:
+        sys.stderr.write(f"kv-router: {error}\n")
+        return 2
     configure_logging(settings.log_level, settings.log_format)
     return asyncio.run(supervise(settings, source))

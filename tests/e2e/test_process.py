@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -186,6 +187,16 @@ def test_settings_that_cannot_be_used_are_told_with_what_reading_them_warned_of(
         warning, error = router.log.splitlines()
         assert "did you mean ROUTER_WORKER?" in warning
         assert error.startswith("kv-router: There is no worker")
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_pipe_of_keys_is_called_so(logs: Path, tmp_path: Path, processes: str) -> None:
+    """As from a shell's `<(…)`, which its further processes do not find there."""
+    os.mkfifo(tmp_path / "keys")
+    arguments = ("--worker", "http://127.0.0.1:1", "--api-keys", "/dev/fd/5", "--processes", processes)
+    with Child("router", *arguments, log=logs, redirected=f"5<>'{tmp_path}/keys'") as router:
+        assert router.ended() == 2
+        assert router.log == "kv-router: --api-keys: /dev/fd/5 is a pipe, and is read more than once; name a file.\n"
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
