@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import BinaryIO, cast
 
@@ -63,7 +63,7 @@ async def supervise(settings: Settings, source: Source) -> int:
             async with _embedded_server(settings.event_plane) as plane:
                 told = replace(settings, port=port, event_plane=plane)
                 return await _Parent(settings, told, source, columns, memory, folder, reserved).run()
-    except (NatsServerError, OSError) as error:  # OSError: no folder to write to, or no room for another process
+    except (NatsServerError, OSError) as error:  # OSError: no folder to write to
         log_event(logger, logging.ERROR, f"Cannot start: {error}")
         return 1
 
@@ -147,8 +147,8 @@ class _Parent:
         take_hangups(self._on_hangup)
         count = self._settings.processes
         # The first alone: where something has to be compiled, the others find it done.
-        listening = [await self._start(0)]
-        listening += await asyncio.gather(*(self._start(number) for number in range(1, count) if listening[0]))
+        listening = [await self._try_start(0)]
+        listening += await asyncio.gather(*(self._try_start(number) for number in range(1, count) if listening[0]))
         if len(listening) == count and all(listening):
             say(listening[0].rstrip("\n"))
             watching = [asyncio.create_task(self._watch())]
@@ -161,15 +161,15 @@ class _Parent:
         failed = not self._stopping.is_set()
         if failed:  # else they were told, and those that serve may take their time
             self._on_signal()
-        status = await self._failure(number for number, said in enumerate(listening) if not said) if failed else 0
+        status = await self._failure({number for number, said in enumerate(listening) if not said}) if failed else 0
         for process in self._running.values():
             await process.wait()
         return status
 
-    async def _failure(self, numbers: Iterable[int]) -> int:
-        """The exit status where these processes ended before they listened."""
+    async def _failure(self, numbers: set[int]) -> int:
+        """The exit status where these processes could not be started, or ended before they listened."""
         worst = 1
-        for number in numbers:
+        for number in numbers & self._running.keys():
             status = await self._running[number].wait()
             worst = max(worst, status)
             if status <= 0:  # else it has told why
@@ -220,6 +220,15 @@ class _Parent:
         self._settings = replace(self._settings, workers=workers)
         return True
 
+    async def _try_start(self, number: int) -> str:
+        """As `_start`; "" too where the system refuses another process. Were it raised, the starts beside it would be
+        cancelled, which asyncio may take for ever to do."""
+        try:
+            return await self._start(number)
+        except OSError as error:
+            log_event(logger, logging.ERROR, "A process cannot be started", process=number, reason=error)
+            return ""
+
     async def _start(self, number: int) -> str:
         """Returns what it says when it listens; "" when it ends before."""
         process = await asyncio.create_subprocess_exec(
@@ -259,10 +268,7 @@ class _Parent:
                 return
             if self._settings.watch_config:  # the others may have seen a change of this very second
                 self._read_workers()
-            try:
-                await self._start(number)
-            except OSError as error:  # what ended it, a lack of memory for one, may last: the next turn tries again
-                log_event(logger, logging.ERROR, "A process cannot be started", process=number, reason=error)
+            await self._try_start(number)  # what ended it may last, as a lack of memory: the next turn tries again
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -287,6 +287,25 @@ async def test_a_process_that_ends_before_it_listens_is_a_failure(
     assert caplog.messages == ["A process ended before it listened"] * told
 
 
+@pytest.mark.parametrize("refused", [0, 1, 2])
+async def test_where_the_system_refuses_a_process_the_others_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: int
+) -> None:
+    children: list[Child] = []
+
+    async def start(*_: object, **__: Any) -> Child:
+        if len(children) == refused:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        children.append(Child())
+        return children[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    with parent_of(Settings(processes=refused + 1), tmp_path) as parent:
+        assert await parent.run() == 1
+    assert caplog.messages == ["A process cannot be started"]
+    assert all(child.ended.is_set() for child in children)
+
+
 async def test_a_signal_while_others_start_lets_those_that_serve_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
