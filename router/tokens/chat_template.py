@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -68,9 +67,8 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]
     ) -> str:
         """Up to the end of the last message's text, found by a tag put there, as Hugging Face does it."""
-        tagged = [*messages[:-1], copy.deepcopy(messages[-1])]
-        final = _put_tag(tagged[-1])
-        text = self._render(tagged, tools, False, variables)
+        final, tagged = _tagged(messages[-1])
+        text = self._render([*messages[:-1], tagged], tools, False, variables)
         if "content" not in self._source or final.strip() not in text or _TAG.strip() not in text:
             raise CannotTokenize("template_error", "the chat template does not show the message to be continued")
         end = text.rindex(_TAG.strip())
@@ -78,17 +76,16 @@ class ChatTemplate:
         return text[:end] if text.startswith(_TAG, end) else text[:end].rstrip()
 
 
-def _put_tag(message: Message) -> str:
-    """Appends the tag to the message's last text, in place; returns the text as it was."""
+def _tagged(message: Message) -> tuple[str, Message]:
+    """The message's last text, and the message with the tag behind that. The rest is shared: it may be nested deeper
+    than Python copies."""
     content = message["content"]
     if isinstance(content, str):
-        message["content"] = content + _TAG
-        return content
+        return content, {**message, "content": content + _TAG}
     if not content:
         raise CannotTokenize("malformed", "the message to be continued has no text")
     text: str = content[-1]["text"]
-    content[-1]["text"] = text + _TAG
-    return text
+    return text, {**message, "content": [*content[:-1], {**content[-1], "text": text + _TAG}]}
 
 
 class ChatTemplates:

@@ -101,6 +101,17 @@ def test_a_message_that_is_not_shown_cannot_be_left_open(source: str) -> None:
         render(source, continue_final_message=True)
 
 
+def test_a_message_nested_deeper_than_python_copies_is_continued() -> None:
+    arguments: dict[str, Any] = {}
+    for _ in range(2000):
+        arguments = {"a": arguments}
+    calls = [{"function": {"arguments": arguments}}]
+    message = {"role": "assistant", "content": [{"type": "text", "text": "Hi"}], "tool_calls": calls}
+    source = "{{ messages[0].content[0].text }}."
+    assert render(source, message, continue_final_message=True, add_generation_prompt=False) == "Hi"
+    assert message["content"] == [{"type": "text", "text": "Hi"}]
+
+
 @pytest.mark.parametrize(
     ("source", "parts"),
     [
