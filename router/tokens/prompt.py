@@ -42,6 +42,8 @@ _SGLANG_DIFFERS = (
     "continue_final_message",
     "add_special_tokens",
 )
+_UNSET = (None, "auto")
+"""Values of variables that vLLM 0.32 takes for none given (`merge_kwargs` in renderers/params.py)."""
 _NOT_VARIABLES = frozenset({"chat_template", "tokenize", "messages", "tools", "continue_final_message"})
 
 
@@ -89,6 +91,9 @@ class PromptTokens:
             raise CannotTokenize("unsupported", "a chat template in the request")
         if self._engine == "sglang":
             _reject_what_sglang_does_otherwise(fields)
+        variables = template_variables(fields)
+        if any(value in _UNSET for value in variables.values()):
+            raise CannotTokenize("unsupported", "a variable of null or auto, which some engines leave out")
         template = tokenizer.templates.choose(with_tools=fields.get("tools") is not None)
         add, continued = _ending(fields)
         # SGLang leaves text as text even where the template takes parts.
@@ -98,7 +103,7 @@ class PromptTokens:
             tools=tool_definitions(fields.get("tools")),
             add_generation_prompt=add,
             continue_final_message=continued,
-            variables=template_variables(fields),
+            variables=variables,
         )
 
     def _needed(self) -> Tokenizer:

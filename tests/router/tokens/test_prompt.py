@@ -119,6 +119,8 @@ def test_a_template_in_the_request_is_not_rendered(prompts: PromptTokens) -> Non
         ("chat", {"messages": [USER], "continue_final_message": True}, "malformed"),
         ("chat", {"messages": [USER], "chat_template_kwargs": 7}, "malformed"),
         ("chat", {"messages": [USER], "chat_template_kwargs": {"chat_template": "x"}}, "unsupported"),
+        ("chat", {"messages": [USER], "chat_template_kwargs": {"enable_thinking": None}}, "unsupported"),
+        ("chat", {"messages": [USER], "chat_template_kwargs": {"effort": "auto"}}, "unsupported"),
         ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "multimodal"),
         ("chat", {"messages": [USER], "tools": {}}, "malformed"),
     ],
