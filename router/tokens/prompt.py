@@ -42,6 +42,8 @@ _SGLANG_DIFFERS = (
     "continue_final_message",
     "add_special_tokens",
 )
+_SGLANG_SHOWS_OTHERWISE = ("tool_calls", "reasoning", "reasoning_content", "task", "tools", "phase", "prefix")
+"""Fields of messages."""
 _UNSET = (None, "auto")
 """Values of variables that vLLM 0.32 takes for none given (`merge_kwargs` in renderers/params.py)."""
 _NOT_VARIABLES = frozenset({"chat_template", "tokenize", "messages", "tools", "continue_final_message"})
@@ -165,12 +167,15 @@ def _flag(fields: Fields, name: str, *, default: bool) -> bool:
 
 
 def _sglang_shows_otherwise(message: Mapping[str, Any]) -> bool:
-    """It shows an empty list of calls as well, but neither `reasoning` nor a user's name."""
+    """It shows an empty list of calls and the id of a call on any message, and its reasoning under one name; no user's
+    name, no id of null, and all roles in small letters."""
+    role = message.get("role")
     return (
         isinstance(message.get("content"), list)
-        or message.get("tool_calls") is not None
-        or message.get("reasoning") is not None
-        or (message.get("role") == "user" and message.get("name") is not None)
+        or any(message.get(name) is not None for name in _SGLANG_SHOWS_OTHERWISE)
+        or (role == "user" and message.get("name") is not None)
+        or (role == "tool") == (message.get("tool_call_id") is None)
+        or (isinstance(role, str) and role != role.lower())
     )
 
 
