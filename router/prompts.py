@@ -33,7 +33,6 @@ from router.token_takers import TIMEOUT, TokenTakers
 from router.tokens import (
     BYTES_PER_TOKEN,
     CannotTokenize,
-    Endpoint,
     EngineTokens,
     Fields,
     Post,
@@ -115,7 +114,7 @@ class Prompts:
         tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
         if len(inference.raw) >= LONG:
             return self._prepare_long(tokens, inference, base, routing, fields)
-        return self._take(_tokenized(tokens, inference.endpoint, fields), inference, base, routing, fields)
+        return self._take(_tokenized(tokens, inference, fields), inference, base, routing, fields)
 
     def check(self, model: str | None, inputs: Mapping[str, Any]) -> None:
         """Raises BadRequest for token ids of a request for embeddings and the like that are none of the model's."""
@@ -178,7 +177,7 @@ class Prompts:
         self, tokens: PromptTokens, inference: Inference, base: Model | None, routing: RequestRouting, fields: Fields
     ) -> None:
         loop = asyncio.get_running_loop()
-        made = await loop.run_in_executor(self._executor, _tokenized, tokens, inference.endpoint, fields)
+        made = await loop.run_in_executor(self._executor, _tokenized, tokens, inference, fields)
         asked = self._take(made, inference, base, routing, fields)
         if asked:
             await asked
@@ -390,10 +389,10 @@ def _version(worker: Worker) -> str | None:
     return worker.description.version if worker.description else None
 
 
-def _tokenized(tokens: PromptTokens, endpoint: Endpoint, fields: Fields) -> Tokens | CannotTokenize:
+def _tokenized(tokens: PromptTokens, inference: Inference, fields: Fields) -> Tokens | CannotTokenize:
     """Returns why it cannot be done."""
     try:
-        return tokens.tokens(endpoint, fields)
+        return tokens.tokens(inference.endpoint, fields, len(inference.raw))
     except CannotTokenize as error:
         return error
 

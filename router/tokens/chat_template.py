@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 
@@ -13,6 +13,10 @@ from router.tokens.conversation import Message
 from router.tokens.errors import CannotTokenize
 from router.tokens.sandbox import environment
 
+_OWN: Final = 128 * 1024
+"""Letters that a prompt may have beyond `_GROWTH` for each byte of the request: a template has some of its own."""
+_GROWTH: Final = 8
+"""A token such as `eos_token` is a variable too, of any length, and shown with each message."""
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -42,11 +46,13 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        size: int = 0,
     ) -> str:
-        """The prompt's text. `variables` are what the request adds (`chat_template_kwargs`). Raises CannotTokenize."""
+        """The prompt's text. `variables` are what the request adds (`chat_template_kwargs`); `size`: of the request, in
+        bytes. Raises CannotTokenize."""
         if continue_final_message:
-            return self._render_open_ended(messages, tools, variables or {})
-        return self._render(messages, tools, add_generation_prompt, variables or {})
+            return self._render_open_ended(messages, tools, variables or {}, size)
+        return self._render(messages, tools, add_generation_prompt, variables or {}, size)
 
     def _render(
         self,
@@ -54,21 +60,31 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
+        size: int,
     ) -> str:
         own = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         values = {**self._special_tokens, "documents": None, **variables, **own}
         try:
             context = self._template.new_context(self._globals | values, shared=True)
-            return "".join(self._template.root_render_func(context))
+            pieces = list(self._template.root_render_func(context))
+        except CannotTokenize:
+            raise
         except Exception as error:  # noqa: BLE001 - a template may fail in any way that Python can
             raise CannotTokenize("template_error", f"the chat template failed with {type(error).__name__}") from None
+        if sum(map(len, pieces)) > _OWN + _GROWTH * size:
+            raise CannotTokenize("malformed", "the chat template makes a text many times as long as the request")
+        return "".join(pieces)
 
     def _render_open_ended(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        size: int,
     ) -> str:
         """Up to the end of the last message's text, found by a tag put there, as Hugging Face does it."""
         final, tagged = _tagged(messages[-1])
-        text = self._render([*messages[:-1], tagged], tools, False, variables)
+        text = self._render([*messages[:-1], tagged], tools, False, variables, size)
         if "content" not in self._source or final.strip() not in text or _TAG.strip() not in text:
             raise CannotTokenize("template_error", "the chat template does not show the message to be continued")
         end = text.rindex(_TAG.strip())

@@ -61,12 +61,13 @@ class PromptTokens:
         ids: list[int] = self.tokens(endpoint, fields).tolist()
         return ids
 
-    def tokens(self, endpoint: Endpoint, fields: Fields) -> Tokens:
-        """`ids` as an array. Also raises OverflowError or TypeError for ids in the request that are none."""
+    def tokens(self, endpoint: Endpoint, fields: Fields, size: int = 0) -> Tokens:
+        """`ids` as an array. `size`: of the request, in bytes. Also raises OverflowError or TypeError for ids in the
+        request that are none."""
         for field, reason in _NOT_FOLLOWED.items():
             if fields.get(field) is not None:
                 raise CannotTokenize(reason, f"the field {field}")
-        return self._chat(fields) if endpoint == "chat" else self._completion(fields)
+        return self._chat(fields, size) if endpoint == "chat" else self._completion(fields)
 
     def _completion(self, fields: Fields) -> Tokens:
         if fields.get("suffix") is not None:  # the model's own form puts the text before a gap and that behind together
@@ -78,14 +79,15 @@ class PromptTokens:
         special = self._engine == "sglang" or _flag(fields, "add_special_tokens", default=True)
         return self._needed().encode(prompt, special)
 
-    def _chat(self, fields: Fields) -> Tokens:
+    def _chat(self, fields: Fields, size: int) -> Tokens:
         ids = given_ids(fields) if self._engine == "sglang" else None
         if ids is not None:
             return pack_tokens(ids)
         tokenizer = self._needed()
-        return tokenizer.encode(self._render(tokenizer, fields), _flag(fields, "add_special_tokens", default=False))
+        text = self._render(tokenizer, fields, size)
+        return tokenizer.encode(text, _flag(fields, "add_special_tokens", default=False))
 
-    def _render(self, tokenizer: Tokenizer, fields: Fields) -> str:
+    def _render(self, tokenizer: Tokenizer, fields: Fields, size: int) -> str:
         if tokenizer.templates is None:
             raise CannotTokenize("no_template", "the engine renders this model's chats without a template")
         if fields.get("chat_template") is not None:
@@ -106,6 +108,7 @@ class PromptTokens:
             add_generation_prompt=add,
             continue_final_message=continued,
             variables=variables,
+            size=size,
         )
 
     def _needed(self) -> Tokenizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2 import nodes, parser
@@ -13,6 +13,11 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from router.tokens.errors import CannotTokenize
+
+_INDENTED: Final = 16
+"""How many times as long indenting may make what a template shows as JSON: what is nested deeply is indented far."""
+_SHORT: Final = 1024
 _OF_DICTS = frozenset(dir(dict))
 """To templates, attributes of an object go before its items."""
 _OF_LOOPS = frozenset({"index", "index0", "first", "last", "length", "revindex", "revindex0"})
@@ -60,7 +65,17 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+    if indent is None:
+        return text
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    pieces, room = [], _SHORT + _INDENTED * len(text)
+    for piece in encoder.iterencode(value):
+        pieces.append(piece)
+        room -= len(piece)
+        if room < 0:
+            raise CannotTokenize("malformed", "what the chat template is to show as JSON is nested too deeply")
+    return "".join(pieces)
 
 
 def _raise_exception(message: str) -> NoReturn:

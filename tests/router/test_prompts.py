@@ -273,6 +273,7 @@ async def test_of_a_long_prompt_the_same_is_found_out(folder: Path, reference: t
             chat = [{"role": "user", "content": text}]
             prompt = await made.prompt("chat", messages=chat, chat_template="{{ messages }}")
             assert prompt == known(reference.encode(chat_text(chat), add_special_tokens=False).ids)
+            assert await made.prompt("chat", messages=chat) == prompt
             assert (made.untokenized("untold"), made.asked_engine) == (1, 1)
         async with scene(folder=folder, max_model_len=9) as made:
             with pytest.raises(BadRequest, match="maximum context length is 9 tokens"):

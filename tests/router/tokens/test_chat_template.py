@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from typing import Any
 
 import pytest
@@ -73,6 +74,30 @@ def test_a_failing_or_forbidden_template_is_refused(source: str) -> None:
 def test_an_invalid_template_is_refused(source: str) -> None:
     with pytest.raises(CannotTokenize, match="not valid"):
         ChatTemplate(source, {})
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ documents | tojson(indent=4) }}", "{{ documents | tojson(indent=4) | length }}"]
+)
+def test_what_is_nested_deeply_is_not_indented(source: str) -> None:
+    shallow = [{"a": {"b": [1, 2]}}]
+    assert render(source, variables={"documents": shallow})
+    deep: list[Any] = []
+    for _ in range(200):
+        deep = [deep]
+    assert json.loads(render("{{ documents | tojson }}", variables={"documents": deep})) == deep
+    with pytest.raises(CannotTokenize) as caught:
+        render(source, variables={"documents": deep})
+    assert caught.value.reason == "malformed"
+
+
+def test_a_text_many_times_as_long_as_the_request_is_refused() -> None:
+    source = "{% for m in messages %}{{ m.content }}{{ bos_token }}{% endfor %}"
+    variables = {"bos_token": "x" * 1000}
+    assert len(render(source, *[USER] * 1000, variables=variables, size=200_000)) == 1_002_000
+    with pytest.raises(CannotTokenize) as caught:
+        render(source, *[USER] * 1000, variables=variables, size=20_000)
+    assert caught.value.reason == "malformed"
 
 
 @pytest.mark.parametrize(
