@@ -306,9 +306,8 @@ class Prompts:
     def _guess(self, routing: RequestRouting, model: str | None, fields: Fields, rendered: Sequence[str]) -> None:
         said = stand_ins([fields[name] for name in rendered if name in fields])
         # With the zeros it is no adapter's name, so that stand-ins are nobody's tokens.
-        apart = "\0".join(str(each) for each in (model, *(fields.get(name) for name in _APART)))
-        salt = fields.get("cache_salt")
-        routing.prompt = self._context.guess_prompt(said, Namespace(apart, salt if isinstance(salt, str) else None))
+        apart = "\0".join(str(each) for each in (model, *(_text(fields.get(name)) for name in _APART)))
+        routing.prompt = self._context.guess_prompt(said, Namespace(apart, _text(fields.get("cache_salt"))))
 
     # -- one model
 
@@ -387,6 +386,12 @@ class Prompts:
 
 def _version(worker: Worker) -> str | None:
     return worker.description.version if worker.description else None
+
+
+def _text(given: Any) -> str | None:
+    """Of a batch, in which each prompt may have its own, the first prompt's. None for what engines take for no text."""
+    first = given[0] if isinstance(given, list) and given else given
+    return first if isinstance(first, str) else None
 
 
 def _tokenized(tokens: PromptTokens, inference: Inference, fields: Fields) -> Tokens | CannotTokenize:

@@ -537,6 +537,7 @@ async def test_sglangs_fields_keep_equal_prompts_apart(folder: Path) -> None:
             ({"lora_path": "ad"}, "m\0ad\0None"),
             ({"extra_key": "ad"}, "m\0None\0ad"),
             ({"extra_key": "ad", "model": "adapter"}, "adapter\0None\0ad"),
+            ({"lora_path": ["ad", None], "extra_key": [[["x"]]]}, "m\0ad\0None"),
         ):
             assert await made.prompt(prompt=TEXT, **fields) == guessed(TEXT, apart=apart)
         salted = await made.prompt(prompt=TEXT, extra_key="x", cache_salt="s")
