@@ -10,7 +10,7 @@ T = TypeVar("T")
 POLL_INTERVAL = 0.1
 
 
-def eventually(look: Callable[[], T], accept: Callable[[T], object] = bool, within: float = 20.0) -> T:
+def eventually(look: Callable[[], T], accept: Callable[[T], object] = bool, within: float = 60.0) -> T:
     """The first thing seen that is accepted; fails with the last thing seen."""
     end = time.monotonic() + within
     while True:

@@ -100,6 +100,7 @@ async def test_what_is_held_for_too_long_is_answered_with_408(a: ScriptedWorker,
         assert router.total("router_queue_refused_total", reason="queue_timeout") == 1
         assert len(a.requests) == 1
         a.go_on.set()
+        await until(lambda: router.total("router_requests_in_flight") == 0)
         assert (await other.ask(post(body=BODY))).status == 200, "on the same connection"
 
 

@@ -354,13 +354,13 @@ async def test_a_prefill_that_nobody_can_follow_is_not_its_workers_failure(
 
 async def test_an_answer_that_has_begun_may_take_longer_than_a_part(p: ScriptedWorker, d: ScriptedWorker) -> None:
     d.then(held_stream)
-    loop, limit = asyncio.get_running_loop(), 0.1
+    loop, limit = asyncio.get_running_loop(), 0.5
     async with router_of("nixl", p, d, pd_timeout=limit) as router, router.client() as client:
         client.send(post("/v1/completions", STREAMED))
         await client.head()
         assert (await client.chunk())[1] == b"data: 1\n\n"
         began = loop.time()
-        await until(lambda: loop.time() > began + 2 * limit)
+        await until(lambda: loop.time() > began + limit)
         d.go_on.set()
         assert (await client.chunk())[1] == b"data: [DONE]\n\n"
         assert failures(router) == (0, 0)
