@@ -40,7 +40,6 @@ def test_virtual_bookings_that_stay_are_noticed(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)  # its processes compile, where they are new to a machine that has other things to do too
 # A server of asyncio that is closed while a connection reaches it forgets its socket (python/cpython#109564).
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning")
 async def test_real_engines_that_answer_wrongly(tmp_path: Path) -> None:

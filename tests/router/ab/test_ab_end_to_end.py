@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -14,14 +13,7 @@ import pytest
 
 from router.ab.cli import main
 
-MISSING = [
-    name for name in ("engines.sim.__main__", "router.app", "router.server") if importlib.util.find_spec(name) is None
-]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(bool(MISSING), reason=f"not there yet: {', '.join(MISSING)}"),
-]
+pytestmark = pytest.mark.slow
 
 SMALL = ["--sim-workers", "3", "--cache-tokens", "65536", "--speedup", "40", "--limit", "40", "--max-output", "16"]
 

@@ -354,7 +354,7 @@ async def test_a_stream_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> No
     def stay(dialogue: Dialogue) -> None:
         """Says nothing more."""
 
-    async with fleet(engine("a", 4, stay), engine("b"), idle_timeout=0.1) as (router, client, workers):
+    async with fleet(engine("a", 4, stay), engine("b"), idle_timeout=0.5) as (router, client, workers):
         first = workers[0]
         assert_whole((await ask(client, workers, "chat"))[1], "chat")
         assert migrations(router) == {"continued": 1}
@@ -363,7 +363,7 @@ async def test_a_stream_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_a_request_whose_time_is_over_before_another_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "INTERVAL", 0.02)
-    async with fleet(engine("a", 4), never, request_timeout=0.2) as (router, client, workers):
+    async with fleet(engine("a", 4), never, request_timeout=1.0) as (router, client, workers):
         _, found = await ask(client, workers, "chat")
         assert [error["code"] for error in found.errors] == [504]
         assert migrations(router) == {"failed": 1}

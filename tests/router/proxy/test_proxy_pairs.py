@@ -383,7 +383,7 @@ async def test_a_prompt_goes_on_where_it_fits_though_its_prefill_worker_drains_m
 
 
 async def test_a_decode_worker_that_takes_over_has_its_time_too(p: ScriptedWorker, d: ScriptedWorker) -> None:
-    async with ScriptedWorker("d2", default=never) as other, router_of("nixl", p, d, other, pd_timeout=0.2) as router:
+    async with ScriptedWorker("d2", default=never) as other, router_of("nixl", p, d, other, pd_timeout=0.5) as router:
         await d.refuse()
         for _ in range(2):  # whichever is asked first
             got = await ask(router, STREAMED)
@@ -455,7 +455,7 @@ async def test_a_prefill_worker_that_accepts_and_answers_nothing_is_kept_out(
     async with (
         ScriptedWorker("p1", default=never) as stuck,
         ScriptedWorker("p2", default=PREFILLED) as other,
-        router_of("nixl", stuck, other, d, router_mode="least-loaded", stall_timeout=0.3) as router,
+        router_of("nixl", stuck, other, d, router_mode="least-loaded", stall_timeout=0.5) as router,
     ):
         while not stuck.requests:
             assert (await ask(router, body)).status == 200
@@ -643,7 +643,7 @@ async def test_a_worker_that_serves_requests_whole_takes_over(p: ScriptedWorker,
     p.then(once_told(answer(b"{}")))  # which nobody can follow
     async with (
         ScriptedWorker("b", default=waiting) as b,
-        router_of("nixl", p, d, b, pd_timeout=0.2) as router,
+        router_of("nixl", p, d, b, pd_timeout=0.5) as router,
         router.client() as client,
     ):
         fleet = router.app._fleet

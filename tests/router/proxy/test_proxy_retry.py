@@ -179,7 +179,7 @@ async def test_a_refused_connection_takes_the_worker_down_at_once(a: ScriptedWor
 
 
 async def test_a_connection_that_never_comes_about_is_given_up(a: ScriptedWorker, b: ScriptedWorker) -> None:
-    async with running(a, b, connect_timeout=0.2) as router, router.client() as client:
+    async with running(a, b, connect_timeout=0.5) as router, router.client() as client:
         await a.clog()
         assert (await client.ask(post())).header(b"x-router-worker") == b"b"
         assert not router.is_up(a)

@@ -14,7 +14,7 @@ from router.simulation.fleet import FleetSettings, VirtualFleet
 from router.simulation.run import Run, find_policy
 from router.simulation.source import Requests
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 REQUESTS, WORKERS, CACHE = 60, 3, 65_536
 RATE = 4.0

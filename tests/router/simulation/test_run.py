@@ -43,7 +43,6 @@ def test_the_number_of_processes_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_processes_end_with_the_one_that_was_killed() -> None:
     """As for want of memory. They share its output, which ends with the last of them."""
     rates = ",".join(map(str, range(1, 1000)))
