@@ -634,7 +634,7 @@ async def test_who_does_not_answer_keeps_no_more_requests_waiting(
         await never.wait()
         return 200, b""
 
-    monkeypatch.setattr("router.prompts.ENGINE_TIMEOUT", 0.02)
+    monkeypatch.setattr("router.prompts.ENGINE_TIMEOUT", 0.3)
     async with (
         running(HttpEngine({"/tokenize": hang})) as silent,
         running(TokenizingEngine(reference)) as well,

@@ -260,8 +260,8 @@ async def test_a_worker_that_dies(
 ) -> None:
     # Each stage is long enough to be seen; the rest goes fast once the worker is dead.
     sim = {
-        "timing": StepTiming(base_s=0.5 if stage == "prefilling" else 0.01),
-        "transfer_base_s": 0.5 if stage == "moving" else 0.005,
+        "timing": StepTiming(base_s=1.0 if stage == "prefilling" else 0.01),
+        "transfer_base_s": 1.0 if stage == "moving" else 0.005,
     }
     body = BODY | ({"max_tokens": 300} if stage == "decoding" else {})
     async with fleet(connector, prefills=2, decodes=2, sim=sim) as pairs:

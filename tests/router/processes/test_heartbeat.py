@@ -66,7 +66,8 @@ async def test_the_router_beats_from_its_start_on(tmp_path: Path) -> None:
         app = App(Settings(port=0), Member(1, 2, 8, memory.fileno(), str(tmp_path)))
         await app.start()
         try:
-            assert map_memory(memory.fileno(), 2, 8).beats.tolist() == [0, 1]
+            other, own = map_memory(memory.fileno(), 2, 8).beats.tolist()
+            assert other == 0 < own
         finally:
             await app.drain(0)
             await app.close()

@@ -63,7 +63,7 @@ class Watched:
 async def watching(url: str, session: aiohttp.ClientSession | None = None) -> AsyncIterator[Watched]:
     async with aiohttp.ClientSession() as own:
         # Over real sockets the interval, which is a check's time limit too, leaves room for a busy machine.
-        watched = Watched(url, session or own, INTERVAL if session else 0.2)
+        watched = Watched(url, session or own, INTERVAL if session else 1.0)
         task = asyncio.create_task(watched.watch.run())
         try:
             yield watched
