@@ -139,7 +139,7 @@ def _decode(body: bytes, shape: type[_Shape]) -> _Shape:
 
 def _choices(shape: type, said: str) -> str:
     """What a field takes that is one of a few words: msgspec says only that it was none of them."""
-    wrong, _, field = said.rstrip("`").partition(" - at `$.")
+    wrong, _, field = said.rstrip("`").rpartition(" - at `$.")  # the last: what was sent is quoted before it
     if not wrong.startswith("Invalid enum value"):
         return ""
     hint = get_type_hints(shape)[field]

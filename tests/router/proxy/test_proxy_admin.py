@@ -207,6 +207,7 @@ async def test_wrong_bodies_are_explained(a: ScriptedWorker, method: str, path: 
         ({"drain": 1}, "$.drain"),
         ({"drain": None}, "$.drain"),
         ({"role": "x"}, "`$.role`; it takes prefill, decode, both, auto."),
+        ({"role": "x - at `$.y`"}, "`$.role`; it takes prefill, decode, both, auto."),
         ({"connector": "nixle"}, "did you mean 'nixl'?"),
         ({"connector": 1}, "$.connector"),
         ({"bootstrap_port": 0}, "from 1 to 65535"),
