@@ -237,7 +237,7 @@ class App:
             self._plane,
             session,
             learners,
-            [self._prompts.forget] if self._prompts else [],
+            [self._audit.forget, *([self._prompts.forget] if self._prompts else [])],
         )
 
         def watch(worker: Worker) -> WorkerWatch:

@@ -133,11 +133,17 @@ class IndexAudit:
                 self._judge(claim, gap, now)
         for rank, drift in list(self._drifts.items()):
             if not self._indexer.watches(rank):
-                del self._drifts[rank]  # its worker has left
+                del self._drifts[rank]  # its engine has fewer ranks now, or publishes no more
                 continue
             alarmed = drift.alarm
             drift.tick(now)
             self._tell(rank, drift, alarmed)
+
+    def forget(self, worker_id: str) -> None:
+        """It has left: another may come under its name before the next `tick`."""
+        self._drifts = {rank: drift for rank, drift in self._drifts.items() if rank.worker_id != worker_id}
+        others = (each for each in self._different if each.claim.rank.worker_id != worker_id)
+        self._different = deque(others, maxlen=_MOST_DIFFERENT)
 
     def status(self, rank: WorkerRank) -> DriftStatus | None:
         """None while none of the rank's requests could be judged."""

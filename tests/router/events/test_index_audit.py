@@ -220,6 +220,18 @@ def test_who_drifts_is_asked_for_everything_and_a_worker_that_left_is_forgotten(
     assert audited.drift is None
 
 
+def test_who_comes_at_once_under_the_name_of_one_that_left_is_not_judged_by_it() -> None:
+    audited = Audited(4)
+    drifting(audited)
+    audited.finish(audited.claim(), 0)
+    audited.indexer.forget(RANK)
+    audited.audit.forget("w")
+    audited.indexer.watch(RANK)
+    audited.indexer.on_report(LoadReport(*RANK, 1, 0, exact=True))
+    assert audited.audit.status(RANK) is None
+    assert audited.drift is None, "nor by what is judged later"
+
+
 def test_of_many_requests_at_once_one_is_looked_at() -> None:
     audited = Audited(4)
     assert audited.claim()

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from indexer.types import WorkerRank
+from router.events.drift import Drift
 from tests.fakes.raw_client import Answered, get, post
 from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, answer, events, held_stream, never
 from tests.fakes.waiting import until
@@ -201,8 +203,11 @@ async def test_a_worker_that_comes_back_starts_anew(a: ScriptedWorker, b: Script
     async with administering(a, router_mode="kv") as admin, admin.router.client() as client:
         overlaps = [(await client.ask(asked)).header(b"x-router-overlap-tokens") for _ in range(2)]
         assert overlaps == [b"0", b"36"]
+        audit = admin.router.app._audit
+        audit._drifts[WorkerRank("a", 0)] = Drift()
         await admin.remove("a")
         await admin.until_gone("a")
+        assert audit.status(WorkerRank("a", 0)) is None, "before anybody else can have the name"
         assert (await admin.add(a))[0] == 201
         await admin.until_up(a)
         assert (await client.ask(asked)).header(b"x-router-overlap-tokens") == b"0"
