@@ -104,8 +104,10 @@ class JsonFormatter(_Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        # A rank is a pair to json, and in text, as in all lists of ranks, "w#0".
+        fields = {key: str(value) if isinstance(value, tuple) else value for key, value in self._fields(record).items()}
         # A field never hides what every line has.
-        entry = {**entry, **self._fields(record), **entry}
+        entry = {**entry, **fields, **entry}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return _as_json(entry)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from indexer.types import WorkerRank
 from publishers.logs import configure_logging, log_event
 
 log = logging.getLogger("router.test")
@@ -70,6 +71,13 @@ def test_what_json_does_not_know_is_written_as_text() -> None:
     out = lines("json")
     log_event(log, logging.INFO, "m", thing=ValueError("x"))
     assert json.loads(out.getvalue())["thing"] == "x"
+
+
+@pytest.mark.parametrize(("log_format", "field"), [("text", " worker=w#0"), ("json", '"worker": "w#0"')])
+def test_a_rank_has_the_same_name_in_both(log_format: str, field: str) -> None:
+    out = lines(log_format)
+    log_event(log, logging.INFO, "Decided", worker=WorkerRank("w", 0))
+    assert field in out.getvalue()
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
