@@ -237,7 +237,7 @@ class App:
             self._plane,
             session,
             learners,
-            [self._audit.forget, *([self._prompts.forget] if self._prompts else [])],
+            [part.forget for part in (self._audit, self._missing_events, self._prompts) if part],
         )
 
         def watch(worker: Worker) -> WorkerWatch:

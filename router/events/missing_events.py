@@ -47,6 +47,12 @@ class MissingEvents:
         heard = {name for name, ranks in up.items() if not ranks}
         self._told = (self._told - heard).union(missed) & self._fleet.workers.keys()
 
+    def forget(self, name: str) -> None:
+        """It has left: another may come under its name before the next `tick`."""
+        self._since.pop(name, None)
+        self._told.discard(name)
+        self.problems.pop(name, None)
+
     def _unheard(self, worker: Worker) -> list[WorkerRank]:
         """The worker's ranks that are followed, and from which nothing was ever received, or nothing more."""
         indexer = self._indexer

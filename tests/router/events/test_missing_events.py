@@ -70,6 +70,19 @@ def test_a_publisher_is_missed_after_a_while_and_warned_of_once(caplog: pytest.L
     assert caplog.messages == [missed]
 
 
+def test_who_comes_at_once_under_the_name_of_one_that_left_has_its_own_time_and_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watched = Watched()
+    watched.missing_events.tick(5.0)
+    missed = watched.problem(5.0 + PATIENCE)
+    watched.missing_events.forget("w")
+    assert not watched.missing_events.problems
+    assert not watched.problem(20.0)
+    assert watched.problem(20.0 + PATIENCE) == missed
+    assert caplog.messages == [missed, missed]
+
+
 def test_a_rank_alone_is_missed_until_it_is_heard() -> None:
     watched = Watched()
     watched.hear(R0)

@@ -203,11 +203,13 @@ async def test_a_worker_that_comes_back_starts_anew(a: ScriptedWorker, b: Script
     async with administering(a, router_mode="kv") as admin, admin.router.client() as client:
         overlaps = [(await client.ask(asked)).header(b"x-router-overlap-tokens") for _ in range(2)]
         assert overlaps == [b"0", b"36"]
-        audit = admin.router.app._audit
+        audit, missing_events = admin.router.app._audit, admin.router.app._missing_events
         audit._drifts[WorkerRank("a", 0)] = Drift()
+        missing_events.problems["a"] = "none arrive"
         await admin.remove("a")
         await admin.until_gone("a")
         assert audit.status(WorkerRank("a", 0)) is None, "before anybody else can have the name"
+        assert not missing_events.problems
         assert (await admin.add(a))[0] == 201
         await admin.until_up(a)
         assert (await client.ask(asked)).header(b"x-router-overlap-tokens") == b"0"
