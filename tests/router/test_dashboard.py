@@ -16,6 +16,8 @@ DASHBOARD: dict[str, Any] = json.loads((ROOT / "configs" / "grafana-dashboard.js
 ROWS = [panel for panel in DASHBOARD["panels"] if panel["type"] == "row"]
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+COUNTED_AT_THE_START = "router_tokenizer_mismatches_total"
+"""By the first scrape it may have all that it will ever have: a rate would show nothing."""
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
 
 
@@ -57,7 +59,8 @@ def test_labels_and_rates_are_right(expression: str) -> None:
     for function, name, labels in re.findall(r"(\w+\()?\b((?:router|process)_\w+)(?:\{(.*?)\})?", expression):
         kind, known = SERIES[name]
         assert set(re.findall(r'(\w+)!?=~?"', labels)) <= known, name
-        assert (kind in {"counter", "histogram"}) == (function in {"rate(", "increase("}), name
+        grows = kind in {"counter", "histogram"} and name != COUNTED_AT_THE_START
+        assert grows == (function in {"rate(", "increase("}), name
     by = {label for group in re.findall(r" by \((.*?)\)", expression) for label in group.split(", ")}
     assert all(by <= SERIES[name][1] for name in re.findall(r"\b(?:router|process)_\w+", expression)), by
     assert expression.count("(") == expression.count(")")
