@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], timeout: float = 30) -> None:
+async def until(condition: Callable[[], object], timeout: float = 60) -> None:
     """Returns once `condition()` holds; TimeoutError after `timeout` seconds."""
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110 - the state belongs to code that announces no change

@@ -88,7 +88,7 @@ class FakeEngine:
 
     async def subscribed(self) -> None:
         """Somebody's subscription has arrived since the start or the last restart."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await self._subscribed.wait()
 
     async def publish(self, *events: dict[str, Any]) -> None:
