@@ -85,7 +85,9 @@ class Rank:
 
     def reset_cache(self, publish_now: bool) -> bool:
         """Forget all blocks; False while some are in use. The event goes out now or with the next step."""
-        if not self.scheduler.cache.clear():
+        # What ends in the step under way has let go of its blocks, but has them in the engine's eyes; and the step's
+        # events, which are still to come, would tell of blocks that are no more.
+        if self._timer is not None or not self.scheduler.cache.clear():
             return False
         if publish_now:
             self._publish(self.scheduler.cache.take_events())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.sim.cache import CacheEvent, Stored
+from engines.sim.cache import CacheEvent, Cleared, Stored
 from engines.sim.rank import Rank
 from engines.sim.request import Request, make_request
 from engines.sim.scheduler import Scheduler, StepOutcome
@@ -349,3 +349,15 @@ def test_a_rank_keeps_nothing_of_what_is_dropped_in_its_last_step() -> None:
     rank.submit(plain("a", prompt(1, 14), keep=True), Heard(timeline))
     rank.abort("a")
     assert (rank.scheduler.kept, rank.scheduler.cache.free_blocks) == (0, 100)
+
+
+def test_a_rank_is_not_cleared_in_the_last_step_of_what_it_computes() -> None:
+    """The step's events are still to come, and would tell of blocks that are no more."""
+    timeline, published = Timeline(), list[CacheEvent]()
+    rank = Rank(scheduler(), timeline, timeline, published.extend)
+    rank.submit(plain("a", prompt(1, 14)), Heard(timeline))
+    assert (rank.reset_cache(publish_now=True), published) == (False, [])
+    timeline.run(math.inf)
+    assert rank.reset_cache(publish_now=True)
+    assert [type(event) for event in published] == [Stored, Cleared]
+    assert not rank.scheduler.cache.hashes
