@@ -126,7 +126,8 @@ class Arrival:
 
     def request(self) -> Request:
         """A new request to an engine, as the client made it."""
-        return make_request(self._index, self._row, self._block_hashes, remote=self._fleet.below is not None)
+        remote = self._fleet.below is not None
+        return make_request(self._index, self._failures, self._row, self._block_hashes, remote=remote)
 
     def prefilling(self, request: Request) -> None:
         """Says that `request` computes the prompt: the cached tokens reported are those of its worker."""

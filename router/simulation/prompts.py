@@ -35,10 +35,11 @@ def sequence_hashes(row: Row, block_size: int) -> SequenceHashes:
     return mixed ^ (mixed >> _LAST)
 
 
-def make_request(index: int, row: Row, hashes: list[int], *, remote: bool = False) -> Request:
-    """For a `Scheduler` whose answers are long enough that no two requests' answers are alike."""
+def make_request(index: int, attempt: int, row: Row, hashes: list[int], *, remote: bool = False) -> Request:
+    """For a `Scheduler` whose answers are long enough that no two requests' answers are alike. A further attempt may
+    come to a worker whose step still computes the one before, so it has an id of its own."""
     return Request(
-        request_id=str(index),
+        request_id=f"{index}.{attempt}",
         tokens=[0] * row.input_length,
         prompt_length=row.input_length,
         max_tokens=row.output_length,

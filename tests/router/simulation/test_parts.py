@@ -96,6 +96,25 @@ def test_a_worker_that_dies_before_its_half_arrives_leaves_none_of_the_other(num
     nothing_stays(virtual)
 
 
+def test_a_second_attempt_does_not_hear_of_the_first_ones_token() -> None:
+    """When its decode worker dies, it goes to the same prefill worker, whose step still computes the first one."""
+
+    def ttft(dying: int | None) -> float:
+        virtual = fleet(1, 2, push=True, workers=3)
+
+        def during(running: VirtualFleet) -> None:
+            if dying is not None:
+                running.timeline.call_at(1.05, running.kill, dying)
+
+        (sample,) = virtual.run([Row(1000, 4096, 3, tuple(range(8)))], during)
+        nothing_stays(virtual)
+        assert sample.ttft is not None
+        return sample.ttft
+
+    another_step = FleetSettings().timing.base_s
+    assert max(ttft(1), ttft(2)) > ttft(None) + another_step
+
+
 @pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
 def test_a_worker_that_drains_finishes_its_part(number: int) -> None:
     virtual = fleet(1, 1, workers=2)
