@@ -91,7 +91,10 @@ class Scheduler:
         """Seated, with blocks for the whole prompt, until `loaded`; by request id."""
         self.counters = Counters()
         self.gaps: Counter[float] = Counter()
-        """Time between tokens: a step's seconds, to 0.1 ms, and how many tokens followed others that long after."""
+        """Time between tokens: seconds, to 0.1 ms, and how many tokens followed others that long after. That is a step,
+        except for those who missed steps."""
+        self._stalled: dict[Request, float] = {}
+        """Those whose answer has begun and got no token in the last step: when it got its last."""
         self._answers = answers
         self._decode_blocks_at_finish = decode_blocks_at_finish
         self._requests: dict[str, Request] = {}
@@ -136,6 +139,7 @@ class Scheduler:
         request = self._requests.pop(request_id, None)
         if request is None:
             return False
+        self._stalled.pop(request, None)
         if request in self.running:
             self.running.remove(request)
             self.cache.release(request.blocks)
@@ -194,20 +198,28 @@ class Scheduler:
         work = StepWork()
         scheduled = self._schedule_decoding(work)
         unseen = work.decode_sequences - len(scheduled)
-        self._schedule_running(work, scheduled, work.decode_sequences)
+        self._schedule_running(work, scheduled, work.decode_sequences, now)
         loading = self._admit(work, scheduled)
         # Without a token to compute there is no forward pass, and nothing reads the weights.
         duration = self.timing.step_time(work) * self.slowdown if scheduled or unseen else 0.0
         self.counters.generated_tokens += unseen
         emitted, finished = self._advance(scheduled, now + duration)
-        self._count_gaps(duration, unseen + sum(each.position > 0 for each in emitted))
+        late = self._count_late(emitted, now + duration) if self._stalled else 0
+        self._count_gaps(duration, unseen + sum(each.position > 0 for each in emitted) - late)
         self.counters.prefill_tokens += work.prefill_tokens
         self.counters.busy_seconds += duration
         return StepOutcome(duration, emitted, finished, self.cache.take_events(), loading)
 
-    def _count_gaps(self, duration: float, tokens: int) -> None:
+    def _count_gaps(self, seconds: float, tokens: int) -> None:
         if tokens:
-            self.gaps[round(duration, 4)] += tokens
+            self.gaps[round(seconds, 4)] += tokens
+
+    def _count_late(self, emitted: list[Emitted], end: float) -> int:
+        """How many of the tokens came later than a step after the one before."""
+        late = [self._stalled.pop(each.request) for each in emitted if each.request in self._stalled]
+        for last in late:
+            self._count_gaps(end - last, 1)
+        return len(late)
 
     def _step_unseen(self, decoding: Decoding) -> StepOutcome:
         """All decode, and nothing else happens: the same as `step`, in a third of the time."""
@@ -233,7 +245,7 @@ class Scheduler:
             self._grow(request, 1)
         return [(request, 1) for request in due]
 
-    def _schedule_running(self, work: StepWork, scheduled: list[tuple[Request, int]], first: int) -> None:
+    def _schedule_running(self, work: StepWork, scheduled: list[tuple[Request, int]], first: int, now: float) -> None:
         """Tokens for those running, from `first` on, preempting from the end of the list where blocks run out."""
         budget = self._budget(work)
         index = first
@@ -246,13 +258,20 @@ class Scheduler:
                 budget -= new
                 index += 1
             else:
-                self._preempt(self.running.pop())
+                self._preempt(self.running.pop(), now)
+        for request in self.running[index:]:
+            self._stall(request, now)
+
+    def _stall(self, request: Request, now: float) -> None:
+        if request.generated:
+            self._stalled.setdefault(request, now)
 
     def _budget(self, work: StepWork) -> int:
         """Tokens that the step has left."""
         return self.max_num_batched_tokens - work.prefill_tokens - work.decode_sequences
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: Request, now: float) -> None:
+        self._stall(request, now)
         self.cache.release(request.blocks)
         request.blocks = []
         request.computed = request.stored = 0

@@ -48,7 +48,7 @@ def told(engine: Scheduler, seed: int) -> list[Any]:
             heard = [one for one in outcome.emitted if heard_of(one.request, one.position)]
             seen.append((outcome.duration, [(one.request.request_id, one.position) for one in heard]))
             seen.append(([(one.request_id, one.tokens) for one in outcome.finished], outcome.events))
-            seen.append(vars(engine.counters).copy())
+            seen.append((vars(engine.counters).copy(), engine.gaps.copy()))
             engine.cache.check_integrity()
     assert not engine.busy
     return seen

@@ -233,6 +233,23 @@ def test_gaps_are_steps_of_those_that_had_a_token(every: int) -> None:
     assert engine.gaps == Counter({1.0: 1, 2.0: 7 + 2})
 
 
+@given(seed=st.integers(0, 10_000), blocks=st.integers(14, 30), budget=st.sampled_from([4, 16]))
+def test_gaps_are_the_times_between_tokens_whoever_is_preempted(seed: int, blocks: int, budget: int) -> None:
+    """Where a step's tokens are too few for all that decode, too."""
+    rng, engine, now = random.Random(seed), scheduler(blocks, budget=budget), 0.0
+    for number in range(20):
+        engine.add(plain(str(number), prompt(number, rng.randint(1, 20)), max_tokens=rng.randint(1, 20)), now)
+    last, gaps = dict[Request, float](), Counter[float]()
+    while engine.busy:
+        engine.slowdown = rng.choice([1.0, 2.0])
+        outcome = engine.step(now)
+        now += outcome.duration
+        gaps += Counter(round(now - last[each.request], 4) for each in outcome.emitted if each.position)
+        last |= {each.request: now for each in outcome.emitted}
+    assert engine.gaps == gaps
+    assert not engine._stalled
+
+
 @given(seed=st.integers(0, 10_000), blocks=st.integers(14, 60), every=st.sampled_from([1, 3]))
 def test_blocks_are_held_by_those_that_are_there(seed: int, blocks: int, every: int) -> None:
     rng, engine, everybody = random.Random(seed), scheduler(blocks, every=every), dict[str, Request]()
