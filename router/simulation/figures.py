@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class Figures(msgspec.Struct, frozen=True):
     hit_ratio: float
     """The share of prompt tokens found in the workers' own caches; NaN, as the imbalance, when nothing was answered."""
     imbalance: float
-    """The imbalance of uncached prompt tokens over the workers that prefill."""
+    """The imbalance of uncached prompt tokens over the initial workers that prefill."""
     goodput: float
     """Answers within the goal per second of arrivals; NaN where all requests arrived at once."""
     seconds: float
@@ -49,16 +49,17 @@ class Figures(msgspec.Struct, frozen=True):
 def summarise(
     samples: Sequence[Sample],
     gaps: Mapping[float, int],
-    workers: int,
+    prefilling: Collection[int],
     arriving: float,
     goal: Goal,
     store: bool = False,
 ) -> Figures:
-    """Summarises a run. `gaps` counts tokens by the seconds since the token before; `workers` is the number of workers
-    that prefilled at the beginning; requests arrived for `arriving` seconds; `store` says whether there was one."""
+    """Summarises a run. `gaps` counts tokens by the seconds since the token before; `prefilling` are the numbers of the
+    workers that prefilled at the beginning, over which the imbalance is; requests arrived for `arriving` seconds;
+    `store` says whether there was one."""
     fine = [sample for sample in samples if sample.fate == "answered"]
     uncached: Counter[str] = Counter()
-    for sample in fine:
+    for sample in (sample for sample in fine if sample.worker in prefilling):
         uncached[str(sample.worker)] += sample.prompt_tokens - sample.cached_tokens - sample.stored_tokens
     prompt = sum(sample.prompt_tokens for sample in fine) or math.nan
     fates = Counter(sample.fate for sample in samples)
@@ -71,7 +72,7 @@ def summarise(
         itl=counted_spread(gaps),
         e2e=spread(sample.e2e for sample in fine),
         hit_ratio=sum(sample.cached_tokens for sample in fine) / prompt,
-        imbalance=imbalance(uncached, workers),
+        imbalance=imbalance(uncached, len(prefilling)),
         goodput=sum(_keeps(sample, goal) for sample in fine) / arriving if arriving else math.nan,
         seconds=max(sample.last for sample in samples) - min(sample.arrived for sample in samples) if samples else 0.0,
         store_ratio=sum(sample.stored_tokens for sample in fine) / prompt if store else None,

@@ -79,7 +79,7 @@ class Run(NamedTuple):
             raise RunError(str(fault)) from fault
         arriving = (rows[-1].timestamp - rows[0].timestamp) / 1000
         store = self.fleet.store_tokens > 0
-        prefilling = self.fleet.workers - self.fleet.decode
+        prefilling = {number for number in range(self.fleet.workers) if self.fleet.role(number) != "decode"}
         return summarise(samples, fleet.token_gaps, prefilling, arriving, self.goal, store)
 
     def _admission(self) -> Admission:

@@ -23,7 +23,7 @@ def test_a_run_in_numbers() -> None:
         Sample(3, 1.0, None, 1.0, 100, 0, 11, -1, "refused"),
         Sample(4, 1.0, 1.2, 1.5, 100, 0, 11, 0, "failed"),
     ]
-    figures = summarise(samples, {0.01: 99, 0.5: 1}, 2, 10.0, Goal(1.0, 0.1))
+    figures = summarise(samples, {0.01: 99, 0.5: 1}, range(2), 10.0, Goal(1.0, 0.1))
     assert (figures.requests, figures.refused, figures.failed) == (5, 1, 1)
     assert figures.ttft.mean == pytest.approx((0.5 + 1.5 + 0.6) / 3)
     assert figures.e2e.mean == pytest.approx((0.6 + 1.6 + 2.6) / 3)
@@ -35,7 +35,7 @@ def test_a_run_in_numbers() -> None:
 
 
 def test_without_an_answer_hits_and_balance_are_unknown() -> None:
-    figures = summarise([Sample(0, 1.0, None, 1.0, 100, 0, 11, -1, "refused")], {}, 2, 10.0, Goal(), store=True)
+    figures = summarise([Sample(0, 1.0, None, 1.0, 100, 0, 11, -1, "refused")], {}, range(2), 10.0, Goal(), store=True)
     assert math.isnan(figures.hit_ratio)
     assert math.isnan(figures.imbalance)
     assert figures.store_ratio is not None
@@ -44,7 +44,7 @@ def test_without_an_answer_hits_and_balance_are_unknown() -> None:
 
 
 def test_time_counts_from_the_first_arrival() -> None:
-    assert summarise([sample(0, 0.5)], {}, 2, 10.0, Goal()).seconds == pytest.approx(0.6)
+    assert summarise([sample(0, 0.5)], {}, range(2), 10.0, Goal()).seconds == pytest.approx(0.6)
     requests = Requests("chat", duration=20.0, limit=5)
     rows = requests.rows(0, 1.0)
     figures = Run(requests, FleetSettings(workers=2), "round-robin").figures()
@@ -56,13 +56,19 @@ def test_who_only_decodes_is_no_part_of_the_balance() -> None:
     assert Run(Requests("chat", limit=5), apart, "round-robin").figures().imbalance == 1
 
 
+def test_who_joined_is_no_part_of_the_balance() -> None:
+    samples = [sample(0, 0.5), sample(1, 0.5, worker=1, cached=50), sample(2, 0.5, worker=7, cached=90)]
+    assert summarise(samples, {}, range(2), 10.0, Goal()).imbalance == pytest.approx(100 / 75)
+    assert math.isnan(summarise(samples[2:], {}, range(2), 10.0, Goal()).imbalance)
+
+
 def test_no_goodput_is_told_of_requests_that_came_at_once() -> None:
     assert math.isnan(Run(Requests("chat", limit=1), FleetSettings(workers=2), "round-robin").figures().goodput)
 
 
 def test_what_came_from_a_store_is_counted_apart() -> None:
     samples = [sample(0, 0.5, cached=50)._replace(stored_tokens=25), sample(1, 0.5, worker=1)]
-    figures = summarise(samples, {}, 2, 10.0, Goal(), store=True)
+    figures = summarise(samples, {}, range(2), 10.0, Goal(), store=True)
     assert (figures.hit_ratio, figures.store_ratio) == (0.25, 0.125)
     assert figures.imbalance == pytest.approx(100 / 62.5)
-    assert summarise(samples[1:], {}, 2, 10.0, Goal()).store_ratio is None
+    assert summarise(samples[1:], {}, range(2), 10.0, Goal()).store_ratio is None

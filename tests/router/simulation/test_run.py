@@ -102,7 +102,7 @@ def fake(asked: list[Run]) -> Iterator[Figures]:
     limits = dict(zip(BASELINES, (1.0, 2.0, 5.0, 3.0, 0.5), strict=True))
     for run in asked:
         ttft = 1.0 if run.rate <= limits[run.policy] else 10.0
-        yield msgspec.structs.replace(summarise([], {}, 1, 1.0, Goal()), ttft=spread([ttft]))
+        yield msgspec.structs.replace(summarise([], {}, range(1), 1.0, Goal()), ttft=spread([ttft]))
 
 
 def test_the_knee_is_where_the_best_baseline_gives_in() -> None:

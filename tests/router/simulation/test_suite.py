@@ -20,7 +20,7 @@ from router.simulation.workloads import WORKLOADS
 
 def figures(mean: float) -> Figures:
     spread = Spread(mean, mean, mean, 2 * mean, 3 * mean)
-    return msgspec.structs.replace(summarise([], {}, 1, 1.0, Goal()), ttft=spread, tpot=spread, e2e=spread)
+    return msgspec.structs.replace(summarise([], {}, range(1), 1.0, Goal()), ttft=spread, tpot=spread, e2e=spread)
 
 
 def line(workload: str, load: float, auto: float, best: float) -> Line:
