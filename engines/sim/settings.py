@@ -74,7 +74,15 @@ class SimSettings:
             raise ValueError("slow takes the index of a worker and a factor above 0")
         if self.port < 0 or self.last_port > 65535:  # what binds takes the rest of a division by 65536, in silence
             raise ValueError(f"port must be from 0 on, and leave room for all ports up to 65535, not {self.port}")
+        self._check_ports_differ()
         self._check_pairs()
+
+    def _check_ports_differ(self) -> None:
+        """The ranges of a large fleet's ports reach into each other."""
+        uses: dict[int, str] = {}
+        for port, use in self.ports():
+            if (other := uses.setdefault(port, use)) != use:
+                raise ValueError(f"port {port} would be for both {other} and {use}: give --port 0 for so many workers")
 
     def _check_pairs(self) -> None:
         if any(not 0 <= index < self.workers for index in self.roles):

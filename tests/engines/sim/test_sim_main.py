@@ -161,6 +161,24 @@ def test_a_port_that_is_taken_is_named_with_its_use(offset: int, use: str, capsy
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "port", "one", "other"),
+    [
+        (["--workers", "1001"], 1000, "worker 1000's HTTP", "worker 0's KV events"),
+        (
+            ["--workers", "501", "--role", "0=prefill", "--connector", "mooncake", "--no-kv-events"],
+            500,
+            "worker 500's HTTP",
+            "worker 0's bootstrap server",
+        ),
+    ],
+)
+def test_a_port_that_a_large_fleet_needs_twice_is_named(flags: list[str], port: int, one: str, other: str) -> None:
+    with pytest.raises(ValueError, match=f"port {18000 + port} would be for both {one} and {other}: give --port 0"):
+        parsed("--port", "18000", *flags)
+    assert parsed("--port", "0", *flags).workers > port
+
+
 def test_each_rank_of_a_large_fleet_has_its_event_sockets() -> None:
     context = make_context(SimSettings(workers=1000, dp_size=2))
     assert context.get(zmq.MAX_SOCKETS) >= 4000
