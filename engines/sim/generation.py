@@ -88,7 +88,7 @@ class Asked(msgspec.Struct, frozen=True):
     max_tokens: list[int]
     """For each prompt, how long its answer is."""
     finish_reason: str
-    """`length` when the client set the length, else `stop`."""
+    """`length` where the client or the context sets the length, else `stop`."""
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -107,14 +107,16 @@ def read_generation(body: bytes, chat: bool, settings: SimSettings, tokenizer: T
     if not all(prompts):
         raise Refused(400, "The decoder prompt cannot be empty", "messages" if chat else "prompt")
     given = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
+    lengths = [_answer_length(prompt, given, fields, chat, settings) for prompt in prompts]
+    ends_itself = chat and given is None and len(prompts[0]) + lengths[0] < settings.context_length
     options = fields.stream_options or _StreamOptions()
     return Asked(
         chat=chat,
         model=model,
         namespace=Namespace(_adapter(model, settings), fields.cache_salt),
         prompts=prompts,
-        max_tokens=[_answer_length(prompt, given, fields, chat, settings) for prompt in prompts],
-        finish_reason="stop" if chat and given is None else "length",
+        max_tokens=lengths,
+        finish_reason="stop" if ends_itself else "length",
         stream=bool(fields.stream),
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),

@@ -123,6 +123,14 @@ async def test_a_chat_without_max_tokens_stops_by_itself() -> None:
         assert longer["usage"]["completion_tokens"] == 400
 
 
+@pytest.mark.parametrize("flavour", ["vllm", "sglang"])
+async def test_a_chat_that_fills_the_context_did_not_stop_by_itself(flavour: str) -> None:
+    async with client(flavour=flavour, max_model_len=100) as worker:
+        _, answer = await worker.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
+        assert answer["usage"]["total_tokens"] == 100
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+
 async def test_token_ids_come_back_when_asked_for() -> None:
     async with client() as worker:
         choice = (await worker.complete(TOKENS, 20, return_token_ids=True))["choices"][0]
