@@ -64,23 +64,8 @@ def read_plan(argv: Sequence[str]) -> Plan:
     """Raises RunError for flags that cannot be used; `--help` prints and raises SystemExit(0)."""
     parser = make_parser()
     given = parser.parse_args(with_flags_file(argv, parser))
-    if given.suite:
-        _refuse(parser, given, vars(given).keys() - _OF_SUITE, "--suite has its own traffic, fleets and policies")
-    elif given.knee:
-        _refuse(parser, given, _NOT_OF_KNEE, "--knee tries rates and policies of its own, and refuses nothing")
-    elif given.store_sweep:
-        why = "--store-sweep has its own speeds and compares with and without credit, at one --rate"
-        _refuse(parser, given, _NOT_OF_STORE_SWEEP, why)
-    if not given.prefill:
-        _refuse(parser, given, _OF_PARTS, "without --prefill no request is served in two parts")
-    if not given.store_tokens:
-        _refuse(parser, given, _OF_STORE, "without --store-tokens there is no store")
-    if not given.host_tokens:
-        _refuse(parser, given, _OF_HOST, "without --host-tokens there is no second tier")
-    if not given.disk_tokens:
-        _refuse(parser, given, _OF_DISK, "without --disk-tokens there is no disk")
-    if given.ttft_slo is None and given.tbt_slo is None:
-        _refuse(parser, given, _OF_SLOS, "without --ttft-slo or --tbt-slo there is no objective")
+    _refuse_of_other_studies(parser, given)
+    _refuse_idle(parser, given)
     requests, policies = _requests(given), given.policies
     fleet = _fleet(given, requests)
     for policy in policies:
@@ -111,11 +96,13 @@ _OF_SUITE = frozenset({"suite", "knee", "workload", "seeds", "jobs", "out", "pag
 _SLOS = frozenset({"ttft_slo", "tbt_slo", "slo_action", "slo_patience"})
 """Flags that the search for a knee refuses: requests that are rejected do not queue, so queues would not grow."""
 _NOT_OF_KNEE = frozenset({"policies", "baseline", "rate", "sweep", "store_sweep"}) | _SLOS
+_GOALS = frozenset({"goal_ttft", "goal_tpot"})
 _NOT_OF_STORE_SWEEP = frozenset({"sweep", "baseline", "store_gb_s", "store_credit"})
 _OF_PARTS = frozenset({"push", "transfer_gb_s", "transfer_base_s"})
 _OF_STORE = frozenset({"store_gb_s", "store_base_s", "store_eviction", "store_ttl", "store_replicas", "store_credit"})
 _OF_HOST = frozenset({"host_gb_s", "host_base_s", "disk_tokens"})
 _OF_DISK = frozenset({"disk_gb_s", "disk_base_s"})
+_OF_KV = frozenset({"kv_bytes_per_token"})
 _OF_SLOS = frozenset({"slo_action", "slo_patience"})
 _NEGATIVE = {"reuse": "no-reuse", "store_credit": "no-store-credit", "kv_events": "no-kv-events"}
 
@@ -126,6 +113,33 @@ def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, names: I
     flags = sorted("--" + _NEGATIVE.get(name, name.replace("_", "-")) for name in others)
     if flags:
         raise RunError(f"{why}; leave out {', '.join(flags)}")
+
+
+def _refuse_of_other_studies(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    if given.suite:
+        _refuse(parser, given, vars(given).keys() - _OF_SUITE, "--suite has its own traffic, fleets and policies")
+    elif given.knee:
+        _refuse(parser, given, _NOT_OF_KNEE, "--knee tries rates and policies of its own, and refuses nothing")
+        _refuse(parser, given, _GOALS, "--knee tells no goodput")
+    elif given.store_sweep:
+        why = "--store-sweep has its own speeds and compares with and without credit, at one --rate"
+        _refuse(parser, given, _NOT_OF_STORE_SWEEP, why)
+
+
+def _refuse_idle(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """Flags of what is not there."""
+    if not given.prefill:
+        _refuse(parser, given, _OF_PARTS, "without --prefill no request is served in two parts")
+    if not given.store_tokens:
+        _refuse(parser, given, _OF_STORE, "without --store-tokens there is no store")
+    if not given.host_tokens:
+        _refuse(parser, given, _OF_HOST, "without --host-tokens there is no second tier")
+    if not given.disk_tokens:
+        _refuse(parser, given, _OF_DISK, "without --disk-tokens there is no disk")
+    if not (given.prefill or given.store_tokens or given.host_tokens):
+        _refuse(parser, given, _OF_KV, "without --prefill, --store-tokens or --host-tokens no KV is moved")
+    if given.ttft_slo is None and given.tbt_slo is None:
+        _refuse(parser, given, _OF_SLOS, "without --ttft-slo or --tbt-slo there is no objective")
 
 
 def _baseline(given: argparse.Namespace) -> str:
