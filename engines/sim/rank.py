@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -58,11 +59,14 @@ class Rank:
         self._fetch = fetch
         self._sinks: dict[str, Sink] = {}
         self._timer: Timer | None = None
+        self._step_ends = math.inf
+        """When the step under way ends, in simulated time."""
 
     def submit(self, request: Request, sink: Sink) -> None:
         """ValueError when the request cannot run here."""
         now = self._clock.now()
-        self.scheduler.add(request, now)
+        # Of a step that is overdue the next one begins in the past; whoever is in that one came before it.
+        self.scheduler.add(request, min(now, self._step_ends))
         self._sinks[request.request_id] = sink
         self._resume(now)
 
@@ -105,7 +109,7 @@ class Rank:
 
     def _begin(self, now: float) -> None:
         outcome = self.scheduler.step(now)
-        end = now + outcome.duration
+        end = self._step_ends = now + outcome.duration
         self._timer = self._loop.call_at(self._clock.loop_time(end), self._end, outcome, end)
 
     def _end(self, outcome: StepOutcome, end: float) -> None:
@@ -118,7 +122,7 @@ class Rank:
             if sink is not None:
                 sink.on_token(position, finished)
         self._tell_loading(outcome.loading)
-        self._timer = None
+        self._timer, self._step_ends = None, math.inf
         self._resume(end)
 
     def _tell_loading(self, loading: list[tuple[Request, int]]) -> None:

@@ -378,3 +378,25 @@ def test_a_rank_is_not_cleared_in_the_last_step_of_what_it_computes() -> None:
     assert rank.reset_cache(publish_now=True)
     assert [type(event) for event in published] == [Stored, Cleared]
     assert not rank.scheduler.cache.hashes
+
+
+class Clock:
+    """Ahead of the timers, as where a machine is busy."""
+
+    moment = 0.0
+
+    def now(self) -> float:
+        return self.moment
+
+    def loop_time(self, moment: float) -> float:
+        return moment
+
+
+def test_a_first_token_takes_its_step_at_least_however_late_timers_are() -> None:
+    timeline, clock = Timeline(), Clock()
+    rank = Rank(scheduler(), timeline, clock, ignore)
+    rank.submit(plain("a", prompt(1, 4)), Heard(timeline))
+    clock.moment = 5.0  # four seconds after the step's end
+    rank.submit(plain("b", prompt(2, 4)), Heard(timeline))
+    timeline.run(math.inf)
+    assert rank.scheduler.counters.first_token_seconds == pytest.approx(1.0 + 1.0)
