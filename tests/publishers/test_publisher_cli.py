@@ -196,11 +196,15 @@ async def test_the_process_publishes_and_ends_in_order(nats_server: NatsServer, 
             *("--block-size", str(2 * BLOCK_SIZE)),
             stderr=asyncio.subprocess.PIPE,
         )
-        await engine.subscribed()
-        await engine.publish(stored(7777, 8888))
-        await until(lambda: batches and reports and reports[-1].event_id == 0)
-        process.send_signal(number)
-        _, said = await asyncio.wait_for(process.communicate(), 30)
+        try:
+            await engine.subscribed()
+            await engine.publish(stored(7777, 8888))
+            await until(lambda: batches and reports and reports[-1].event_id == 0)
+            process.send_signal(number)
+            _, said = await asyncio.wait_for(process.communicate(), 30)
+        finally:
+            if process.returncode is None:
+                process.kill()
     await plane.close()
     assert process.returncode == 0, said.decode()
     assert batches[0].rank == ("w.1", 0)
