@@ -145,23 +145,31 @@ class _Parent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         take_hangups(self._on_hangup)
-        count = self._settings.processes
         # The first alone: where something has to be compiled, the others find it done.
-        listening = [await self._try_start(0)]
-        listening += await asyncio.gather(*(self._try_start(number) for number in range(1, count) if listening[0]))
-        if len(listening) == count and all(listening):
-            say(listening[0].rstrip("\n"))
-            watching = [asyncio.create_task(self._watch())]
-            if self._settings.watch_config and (file := self._source.file):
-                watching.append(asyncio.create_task(follow(file, lambda _: self._read_workers())))
-            await asyncio.gather(*(self._keep(number) for number in range(count)))
-            for task in watching:
-                task.cancel()
-            return 0
-        failed = not self._stopping.is_set()
-        if failed:  # else they were told, and those that serve may take their time
+        said = [await self._try_start(0)]
+        others = range(1, self._settings.processes) if said[0] else ()
+        said += await asyncio.gather(*map(self._try_start, others))
+        silent = {number for number, line in enumerate(said) if not line}
+        if silent:
+            return await self._give_up(silent)
+        say(said[0].rstrip("\n"))
+        await self._keep_all()
+        return 0
+
+    async def _keep_all(self) -> None:
+        watching = [asyncio.create_task(self._watch())]
+        if self._settings.watch_config and (file := self._source.file):
+            watching.append(asyncio.create_task(follow(file, lambda _: self._read_workers())))
+        await asyncio.gather(*(self._keep(number) for number in range(self._settings.processes)))
+        for task in watching:
+            task.cancel()
+
+    async def _give_up(self, silent: set[int]) -> int:
+        """Not all listen: `silent` do not. Returns the exit status, once all have ended."""
+        stopped = self._stopping.is_set()
+        if not stopped:  # else they were told, and those that serve may take their time
             self._on_signal()
-        status = await self._failure({number for number, said in enumerate(listening) if not said}) if failed else 0
+        status = 0 if stopped else await self._failure(silent)
         for process in self._running.values():
             await process.wait()
         return status
