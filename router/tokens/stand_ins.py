@@ -47,7 +47,7 @@ def stand_ins(values: Sequence[object]) -> Tokens:
             left.extend(reversed(value[:room]))
             room = max(0, room - len(value))
         elif isinstance(value, dict) and _is_media(value):
-            digest = xxhash.xxh3_64_digest(msgspec.json.encode(value))
+            digest = _digest(value)
             pieces.append(digest * _DIGESTS if media < MOST_MEDIA else digest)
             media += 1
         elif isinstance(value, dict):
@@ -56,6 +56,13 @@ def stand_ins(values: Sequence[object]) -> Tokens:
             room = max(0, room - len(value))
     text = bytearray().join(pieces)  # can be written to, as arrays of tokens can: hashing is compiled for these
     return np.frombuffer(text, np.uint32, len(text) // BYTES_PER_TOKEN)
+
+
+def _digest(part: dict[str, object]) -> bytes:
+    try:
+        return xxhash.xxh3_64_digest(msgspec.json.encode(part))
+    except RecursionError:  # it was read where fewer calls were under way; no engine knows what that is, either
+        return xxhash.xxh3_64_digest(b"")
 
 
 def _is_media(part: dict[str, object]) -> bool:

@@ -126,3 +126,10 @@ def test_of_more_values_than_there_ever_are_the_first_are_looked_at(many: object
     first = np.frombuffer(SYSTEM.encode(), np.uint32, len(SYSTEM) // 4).tolist()
     assert found.tolist()[: len(first)] == first
     assert MOST_VALUES // 4 < len(found) <= len(first) + MOST_VALUES + 2
+
+
+def test_an_image_nested_deeper_than_can_be_written_is_an_image() -> None:
+    nested: object = 1
+    for _ in range(100_000):
+        nested = [nested]
+    assert len(stand_ins([{"type": "image", "source": nested}])) == MEDIA_TOKENS
