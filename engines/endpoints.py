@@ -9,7 +9,7 @@ from collections.abc import Collection
 import msgspec
 
 from engines import problems
-from engines.description import EngineDescription, EventSource
+from engines.description import EngineDescription
 
 _TCP = re.compile(r"tcp://(?P<host>\[[^\]]*\]|[^\[\]]+):(?P<port>[0-9]{1,5})")
 _WILDCARDS = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
@@ -50,18 +50,19 @@ def url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def confined(description: EngineDescription, host: str, others: Collection[str]) -> EngineDescription:
+def confined(
+    description: EngineDescription, host: str, others: Collection[str], *, stated: bool = False
+) -> EngineDescription:
     """`description` without events, and saying why, where it names an endpoint that is on neither `host`, the worker
-    URL's, nor one of `others`: whoever follows it would connect wherever a worker says."""
+    URL's, nor one of `others`: whoever follows it would connect wherever a worker says. `stated`: where its events come
+    from, an operator has said, so that only where it replays them counts."""
     allowed = {_bare(name) for name in (host, *others)}
-    if all(_is_on(source, allowed) for source in description.event_sources):
+    endpoints = [each.replay for each in description.event_sources]
+    endpoints += [] if stated else [each.endpoint for each in description.event_sources]
+    if all(endpoint is None or _host_of(endpoint) in allowed for endpoint in endpoints):
         return description
     said = (*description.problems, problems.FOREIGN_ENDPOINT)
     return msgspec.structs.replace(description, event_sources=(), problems=said)
-
-
-def _is_on(source: EventSource, hosts: Collection[str]) -> bool:
-    return all(_host_of(endpoint) in hosts for endpoint in (source.endpoint, source.replay) if endpoint is not None)
 
 
 def _host_of(endpoint: str) -> str | None:

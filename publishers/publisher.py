@@ -200,7 +200,7 @@ class EnginePublisher:
             description, trouble = await converse(probe(host), session, self._url, PROBE_TIMEOUT)
             # An engine that is still starting may answer some of the requests and not others.
             if not trouble or description.event_sources:
-                return confined(description, host, self._event_hosts)
+                return confined(description, host, self._event_hosts, stated=self._overrides[0] is not None)
             if trouble != said:
                 said, message = trouble, "The engine does not answer yet"
                 who = {"worker": self.worker_id, "engine": self._url}

@@ -488,6 +488,28 @@ async def test_an_engine_is_found_out_about_and_asked_for_its_load(monkeypatch: 
         await publisher.close()
 
 
+async def test_where_an_engine_replays_is_followed_though_its_events_come_from_elsewhere() -> None:
+    """As where it connects to its publisher, and so names that one's host."""
+    receiver = Receiver()
+    await receiver.start()
+    async with FakeEngine() as engine:
+        config = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": "tcp://10.9.9.9:5557",
+            "replay_endpoint": engine.source.replay,
+        }
+        answers = {"/v1/models": models("m"), "/kv_event_sources": (200, msgspec.json.encode({"0": config}))}
+        await engine.lose(stored(1, 2))
+        async with running(HttpEngine(answers)) as http:
+            publisher = EnginePublisher(
+                worker_id="w", url=http.url, plane=receiver.plane, events=engine.source.endpoint, load_interval=0.01
+            )
+            await publisher.start()
+            await until(lambda: receiver.held == ours(1, 2))
+            await publisher.close()
+
+
 async def test_an_engine_that_comes_back_elsewhere_is_followed_there() -> None:
     """With another port for its events, and one rank more."""
     receiver = Receiver()
