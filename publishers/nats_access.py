@@ -14,6 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from publishers.credentials import NatsFiles, client_context, read_file
+from publishers.pipes import refuse_pipes
 
 _CONNECT = b"CONNECT "
 _CREDS = re.compile(r"-BEGIN NATS USER JWT-.*-BEGIN USER NKEY SEED-", re.DOTALL)
@@ -21,6 +22,7 @@ _CREDS = re.compile(r"-BEGIN NATS USER JWT-.*-BEGIN USER NKEY SEED-", re.DOTALL)
 
 def check_files(urls: Sequence[str], files: NatsFiles) -> None:
     """Raises ValueError for files that cannot be used."""
+    refuse_pipes((f"--nats-{name.replace('_', '-')}", path) for name, path in files._asdict().items())
     tls = _context(files)
     if tls and not all(url.startswith("tls://") for url in urls):
         raise ValueError("--nats-ca, --nats-cert and --nats-key are for tls://, as nats:// may stay in the clear.")

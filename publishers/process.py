@@ -18,6 +18,7 @@ from publishers.credentials import client_context, make_session, read_key, warn_
 from publishers.embedded_nats import NatsServerError
 from publishers.event_loop import EventLoop
 from publishers.logs import configure_logging, log_event
+from publishers.pipes import refuse_pipes
 from publishers.plane import EventPlane
 from publishers.publisher import EnginePublisher
 from publishers.rank import warm_up
@@ -54,9 +55,11 @@ class _Access(NamedTuple):
 
 def _access(options: Options) -> _Access:
     """Raises ValueError."""
-    file = options.worker_api_key_file
+    file, ca, cert, private = options.worker_api_key_file, options.worker_ca, options.worker_cert, options.worker_key
+    given = ("--worker-api-key-file", file), ("--worker-ca", ca), ("--worker-cert", cert), ("--worker-key", private)
+    refuse_pipes(given)
     key = read_key("--worker-api-key-file", file) if file else None
-    tls = client_context("--worker", options.worker_ca, options.worker_cert, options.worker_key)
+    tls = client_context("--worker", ca, cert, private)
     return _Access(key, tls, make_plane(options.nats, options.nats_files))
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from engines.version import version_of
-from router.pipes import is_pipe
+from publishers.pipes import is_pipe
 from router.settings import GROUPS, VARIABLE_PREFIX, Option, Settings, SettingsError, options
 from router.yaml_text import NotYaml, read_yaml
 

@@ -10,9 +10,9 @@ import aiohttp
 
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles, warn_of_readable
+from publishers.pipes import is_pipe
 from publishers.plane import EventPlane
 from router.http.messages import API_KEY, AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, VIA, Passing, header_lines
-from router.pipes import is_pipe
 from router.security.guard import Denied, Guard
 from router.security.keys import read_keys
 from router.security.newest import newest_from

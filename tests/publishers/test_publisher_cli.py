@@ -4,11 +4,13 @@ import asyncio
 import io
 import json
 import logging
+import os
 import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +53,17 @@ def test_what_is_not_given_has_defaults() -> None:
 )
 def test_a_worker_is_named_after_its_engine(engine: str, worker_id: str) -> None:
     assert parse([*GIVEN, "--engine", engine]).worker_id == worker_id
+
+
+@pytest.mark.parametrize("flag", ["--worker-api-key-file", "--worker-key", "--nats-creds", "--nats-nkey-seed"])
+def test_a_pipe_that_would_be_empty_when_it_is_read_again(
+    tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert main([*GIVEN, flag, str(pipe)]) == 2
+    says = f"{flag}: {pipe} is a pipe, and is read more than once; name a file."
+    assert capsys.readouterr().err == f"kv-publisher: {says}\n"
 
 
 @pytest.mark.parametrize(
