@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import random
 import socket
@@ -16,12 +17,19 @@ import nats.errors
 import pytest
 
 import publishers.embedded_nats
+import publishers.in_process
 import publishers.nats_plane
+from engines.rank_load import RankLoad
+from engines.vllm.decode import Decoder
+from indexer.events import LoadReport, decode_load
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.embedded_nats import NatsServer, nats_server_binary
+from publishers.in_process import EventThread, FiguresThread
 from publishers.nats_access import SafeClient
 from publishers.nats_plane import NatsPlane
+from publishers.plane import all_loads
+from publishers.plugin_settings import Settings
 from tests.certificates import Authority
 from tests.fakes.faulty_proxy import FaultyProxy
 from tests.fakes.waiting import until
@@ -383,6 +391,32 @@ async def test_what_may_not_be_published_is_told_once_for_each_subject(
             await got.wait()
         await plane.close()
     assert len(warnings(caplog, '"wrong"')) == 1
+
+
+@pytest.mark.nats
+async def test_what_the_plug_in_inside_an_engine_is_to_be_permitted_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publishers.in_process, "REPORT_INTERVAL", 0.01)
+    both = ["kv.default.figures.>", "_INBOX.>"]
+    sends, takes = ["kv.default.events.>", "kv.default.load.>", *both], ["kv.default.replay.>", *both]
+    may = {"publish": sends, "subscribe": takes}
+    users = [{"user": "a", "password": "b", "permissions": may}, {"user": "router", "password": "c"}]
+    async with configured(json.dumps({"authorization": {"users": users}}), tmp_path, monkeypatch) as server:
+        plane = make_plane(server.url.replace("nats://", "nats://router:c@"))
+        await plane.start()
+        reports: list[LoadReport] = []
+        await plane.subscribe(all_loads("default"), lambda payload: reports.append(decode_load(payload)))
+        settings = Settings(server.url.replace("nats://", "nats://a:b@"), "w")
+        core, front_end = EventThread(settings, 0, Decoder), FiguresThread(settings, 0, interval=0.01)
+        front_end.update(RankLoad(request_active_slots=5))
+        await until(lambda: reports and reports[-1].request_active_slots == 5)
+        core.stop()
+        front_end.stop()
+        await plane.close()
+    assert not warnings(caplog, "permit")
+    told = (Path(__file__).parents[2] / "docs/security.md").read_text()
+    assert [subject for subject in sends + takes if f"`{subject}`" not in told] == []
 
 
 @pytest.mark.nats
