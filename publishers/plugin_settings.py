@@ -61,8 +61,15 @@ def settings_from(environ: Mapping[str, str]) -> Settings | None:
         return None
     files = NatsFiles(*(environ.get(f"KV_ROUTER_NATS_{name.upper()}") or None for name in NatsFiles._fields))
     try:
-        make_plane(nats, files)
+        _check_plane(nats, files)
     except ValueError as error:
         log_event(logger, logging.ERROR, "KV_ROUTER_NATS cannot be used: nothing is published", error=error)
         return None
     return Settings(nats, worker_id, namespace, files, int(first_rank))
+
+
+def _check_plane(nats: str, files: NatsFiles) -> None:
+    """Raises ValueError."""
+    if not nats.startswith(("nats://", "tls://")):  # where each process would have a plane, or a server, of its own
+        raise ValueError("it takes nats://[USER:PASSWORD@]HOST[:PORT] or tls://HOST[:PORT]")
+    make_plane(nats, files)

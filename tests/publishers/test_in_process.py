@@ -214,7 +214,10 @@ def test_nobody_is_harmed_after_the_end_and_without_a_server() -> None:
         ({}, None, ""),
         ({"KV_ROUTER_WORKER_ID": "w"}, None, ""),
         ({"KV_ROUTER_NATS": "nats://n"}, None, "KV_ROUTER_WORKER_ID is not"),
+        ({"KV_ROUTER_NATS": "nats://n/x", "KV_ROUTER_WORKER_ID": "w"}, None, "cannot be used"),
         ({"KV_ROUTER_NATS": "http://n", "KV_ROUTER_WORKER_ID": "w"}, None, "cannot be used"),
+        ({"KV_ROUTER_NATS": "local", "KV_ROUTER_WORKER_ID": "w"}, None, "cannot be used"),
+        ({"KV_ROUTER_NATS": "nats+embedded://:4222", "KV_ROUTER_WORKER_ID": "w"}, None, "cannot be used"),
         ({"KV_ROUTER_NATS": "nats://n", "KV_ROUTER_WORKER_ID": "w"}, Settings("nats://n", "w"), ""),
         (
             {"KV_ROUTER_NATS": "nats://n", "KV_ROUTER_WORKER_ID": "w", "KV_ROUTER_NAMESPACE": "x"},
