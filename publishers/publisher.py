@@ -264,11 +264,11 @@ DECODERS: dict[EngineKind, Callable[[], Decode]] = {
 def _publishes_otherwise(before: EngineDescription, now: EngineDescription) -> bool:
     """Whether the ranks or their event sources have changed, so that the new ones must be followed. An engine that has
     no source any more, or of which nothing is known, may still be starting: it is no change, and there would be nothing
-    to follow."""
+    to follow. Nor is it one that the block size is not told any more, as where a request was not answered in time."""
     if now.kind == "unknown" or (before.event_sources and not now.event_sources):
         return False
-    told = [(each.kind, each.event_sources or each.dp_size, each.block_size) for each in (before, now)]
-    return told[0] != told[1]
+    told = [(each.kind, each.event_sources or each.dp_size) for each in (before, now)]
+    return told[0] != told[1] or now.block_size not in (None, before.block_size)
 
 
 def with_overrides(

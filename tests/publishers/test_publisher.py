@@ -581,6 +581,40 @@ async def test_an_engine_that_comes_back_as_it_was_is_followed_on() -> None:
         await publisher.close()
 
 
+async def test_an_engine_that_does_not_tell_its_block_size_again_is_followed_on() -> None:
+    """As one that comes back busy, and does not answer in time all that it is asked."""
+    receiver = Receiver()
+    await receiver.start()
+    metrics = (200, b'vllm:num_requests_running 1\nvllm:cache_config_info{block_size="4"} 1\n')
+    async with FakeEngine() as engine:
+        config = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": engine.source.endpoint,
+            "replay_endpoint": engine.source.replay,
+        }
+        sources = (200, msgspec.json.encode({"0": config}))
+        answers = {"/v1/models": models("m"), "/metrics": metrics, "/kv_event_sources": sources}
+        async with running(HttpEngine(answers)) as http:
+            publisher = EnginePublisher(worker_id="w", url=http.url, plane=receiver.plane, load_interval=0.01)
+            await publisher.start()
+            await until(lambda: receiver.reports)
+            ranks = publisher.ranks
+
+            def last_in_time(_: bytes) -> tuple[int, bytes]:
+                http.answers["/metrics"] = (503, b"")
+                return sources
+
+            http.answers |= {"/metrics": (503, b""), "/kv_event_sources": last_in_time}
+            await until(lambda: publisher.load.failures)
+            http.answers["/metrics"] = metrics
+            await until(lambda: http.answers["/metrics"] != metrics)
+            polls = publisher.load.polls
+            await until(lambda: publisher.load.polls > polls + 1)
+            assert publisher.ranks is ranks
+            await publisher.close()
+
+
 EVERYTHING = ("/v1/models", "/metrics", "/version", "/kv_event_sources", "/server_info", "/get_server_info")
 
 
