@@ -25,17 +25,18 @@ def make_plane(url: str, files: NatsFiles = _NO_FILES) -> EventPlane:
     starts a nats-server (host 127.0.0.1 and a free port unless given). `files` are for the first of these. Raises
     ValueError with a sentence for people.
     """
-    if files != _NO_FILES and not url.startswith(("nats://", "tls://")):
+    if files != _NO_FILES and not url.lower().startswith(("nats://", "tls://")):
         raise ValueError("--nats-creds, -nkey-seed, -ca, -cert and -key are for nats://HOST:PORT or tls://HOST:PORT.")
     if url == "local":
         return LocalPlane()
     if url.startswith("nats+embedded://"):
         return EmbeddedNatsPlane(embedded_server(url))
-    urls = url.split(",")
-    for one in urls:
+    urls = []
+    for one in url.split(","):
         parts = _split(one, url)
         if parts.scheme not in ("nats", "tls") or not parts.hostname:
             raise _wrong(one, url)
+        urls.append(parts.geturl())  # nats-py takes NATS://HOST for a host called NATS
     check_files(urls, files)
     return NatsPlane(urls, files=files)
 

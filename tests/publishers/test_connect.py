@@ -43,6 +43,14 @@ def test_a_wrong_url_is_refused_with_what_is_expected(url: str) -> None:
         make_plane(url)
 
 
+@pytest.mark.nats
+async def test_a_scheme_may_be_in_capitals(nats_server: NatsServer) -> None:
+    plane = make_plane(nats_server.url.replace("nats://", "NATS://"))
+    await plane.start()
+    assert plane.connected
+    await plane.close()
+
+
 def test_a_wrong_url_is_shown_without_its_password() -> None:
     with pytest.raises(ValueError, match="'h:port' names no") as refused:
         make_plane("nats://user:secret@h:port")
