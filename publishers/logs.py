@@ -36,6 +36,15 @@ def configure_logging(
     set_level(level)
 
 
+def show_fields() -> None:
+    """In another program's process: where it has no place for our lines, Python writes them without their fields."""
+    ours = logging.getLogger("publishers")
+    if not ours.hasHandlers():
+        output = LogStream(sys.stderr)
+        output.setFormatter(TextFormatter())
+        ours.addHandler(output)
+
+
 def set_level(level: str) -> None:
     """As in `configure_logging`."""
     root = logging.getLogger()

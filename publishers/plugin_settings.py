@@ -14,7 +14,7 @@ import msgspec
 
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
-from publishers.logs import log_event
+from publishers.logs import log_event, show_fields
 from publishers.plane import NAMESPACE_TAKES, is_namespace
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings | None:
     nats = environ.get("KV_ROUTER_NATS")
     if not nats:
         return None
+    show_fields()
     worker_id = environ.get("KV_ROUTER_WORKER_ID")
     if not worker_id:
         log_event(logger, logging.ERROR, "KV_ROUTER_NATS is set, but KV_ROUTER_WORKER_ID is not: nothing is published")

@@ -249,6 +249,14 @@ def test_settings(
     assert bool(said) == bool(caplog.records)
 
 
+def test_what_is_wrong_is_said_in_full_where_nobody_has_set_up_logging() -> None:
+    """As in vLLM, which sets it up for its own lines only."""
+    wrong = {"KV_ROUTER_NATS": "nats://h/x", "KV_ROUTER_WORKER_ID": "w"}
+    code = f"from publishers.plugin_settings import settings_from\nfor _ in range(2): settings_from({wrong!r})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stderr.count("error=\"'nats://h/x' names no event plane: expected") == 2, ran.stderr
+
+
 def test_ranks_are_counted_from_a_servers_first() -> None:
     """vLLM numbers all servers' ranks together: data_parallel_index in v1/core/sched/scheduler.py."""
     settings = Settings("nats://n", "w", first_rank=8)
