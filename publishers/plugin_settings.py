@@ -71,8 +71,6 @@ def settings_from(environ: Mapping[str, str]) -> Settings | None:
 
 def _check_plane(nats: str, files: NatsFiles) -> None:
     """Raises ValueError."""
-    if not nats.lower().startswith(
-        ("nats://", "tls://")
-    ):  # where each process would have a plane, or a server, of its own
+    if not nats.lower().startswith(("nats://", "tls://")):  # of the others, each process would have its own
         raise ValueError("it takes nats://[USER:PASSWORD@]HOST[:PORT] or tls://HOST[:PORT]")
     make_plane(nats, files)
