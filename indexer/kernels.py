@@ -242,9 +242,16 @@ def _evict(rows: Rows, counts: Counts, state: Counts, value: np.uint64) -> None:
 
 
 @inlined
-def _add(entries: Words, at: np.uint64, rows: Rows, counts: Counts, state: Counts, slot: np.uint64) -> None:
-    """Adds a holder to the entry at `at`, and stamps the entry with the current generation."""
-    value = (entries[at + _1] & _HOLDERS) | _stamp(state)
+def _add(
+    entries: Words, at: np.uint64, rows: Rows, dead: Words, counts: Counts, state: Counts, slot: np.uint64
+) -> bool:
+    """Adds a holder to the entry at `at`, and stamps the entry with the current generation. Returns whether only slots
+    in `dead` held it, which is empty if there are none."""
+    value = entries[at + _1]
+    if len(dead):
+        value = _without(rows, state, value, dead)
+    value = (value & _HOLDERS) | _stamp(state)
+    created = value & _HOLDERS == _NOBODY
     if not _holds(rows, value, slot):
         more = value
         if _in_row(value):
@@ -256,11 +263,15 @@ def _add(entries: Words, at: np.uint64, rows: Rows, counts: Counts, state: Count
         state[REFUSED] += not taken
         value = more
     entries[at + _1] = value
+    return bool(created)
 
 
 @loop
-def store(table: Words, old: Words, rows: Rows, counts: Counts, state: Counts, holder: int, hashes: Words) -> None:
-    slot, migrating = np.uint64(holder), len(old) > 2
+def store(
+    table: Words, old: Words, rows: Rows, dead: Words, counts: Counts, state: Counts, holder: int, hashes: Words
+) -> int:
+    """Returns how many blocks no slot held, but for those in `dead`, which is empty if there are none."""
+    slot, migrating, created = np.uint64(holder), len(old) > 2, 0
     for start in range(0, len(hashes), _GROUP):
         _touch(table, hashes, start, state)
         if migrating:
@@ -269,12 +280,12 @@ def store(table: Words, old: Words, rows: Rows, counts: Counts, state: Counts, h
             key = _key_of(hashes[i])
             at = _seek(table, key)
             if table[at] == key:
-                _add(table, at, rows, counts, state, slot)
+                created += _add(table, at, rows, dead, counts, state, slot)
                 continue
             if migrating:
                 was = _seek(old, key)
                 if old[was] == key:
-                    _add(old, was, rows, counts, state, slot)
+                    created += _add(old, was, rows, dead, counts, state, slot)
                     continue
             if state[ROOM] <= 0:
                 state[REFUSED] += 1
@@ -284,6 +295,8 @@ def store(table: Words, old: Words, rows: Rows, counts: Counts, state: Counts, h
             counts[slot] += 1
             state[LIVE] += 1
             state[ROOM] -= 1
+            created += 1
+    return created
 
 
 @inlined

@@ -83,6 +83,7 @@ _ENTRY = 16
 _HUGE_PAGE = (1 << 21) // _ENTRY
 """In entries; a table takes none or some whole ones."""
 _NO_ENTRIES = np.zeros(2, np.uint64)
+_NONE_DEAD = np.zeros(0, np.uint64)
 
 
 class PackedTable:
@@ -99,6 +100,7 @@ class PackedTable:
         """The next table is smaller than it should be, as memory is short."""
         self._rows = np.zeros((1, 1), np.uint64)
         self._dead = np.zeros(1, np.uint64)
+        """The slots that are condemned or dying, as bits."""
         self._counts = np.zeros(64, np.int64)
         self._state = np.zeros(STATES, np.int64)
         self._figures: memoryview[int] = self._state.data  # single numbers are read and written there in half the time
@@ -164,14 +166,13 @@ class PackedTable:
         return int(np.count_nonzero(self._counts)) > (self.count(slot) > 0)
 
     def store(self, slot: int, hashes: Words) -> int:
-        """Returns how many were not there before."""
+        """Returns how many no slot held before that is not condemned."""
         created = 0
         for start in range(0, len(hashes), _MOST_HASHES):
             part = hashes[start : start + _MOST_HASHES]
             self._make_room(len(part))
-            before = len(self)
-            kernels.store(self._table, self._old, self._rows, self._counts, self._state, slot, part)
-            created += len(self) - before
+            dead = self._dead if self._dying or self._condemned else _NONE_DEAD
+            created += kernels.store(self._table, self._old, self._rows, dead, self._counts, self._state, slot, part)
         return created
 
     def remove(self, slot: int, hashes: Words) -> None:
@@ -182,6 +183,7 @@ class PackedTable:
         """`slot` holds nothing any more. It may be used again once it is among the `freed`."""
         self._counts[slot] = 0
         self._condemned.add(slot)
+        self._dead[slot >> 6] |= np.uint64(1 << (slot & 63))
         if not (self._migrating or self._laying):
             self._begin_migration(0)
 
@@ -283,9 +285,6 @@ class PackedTable:
         self._spare = size // _SPARE if self._short else 0
         self._table, self._old, self._next = self._next, self._table, _NO_ENTRIES
         self._dying, self._condemned = self._condemned, set()
-        self._dead[:] = 0
-        for slot in self._dying:
-            self._dead[slot >> 6] |= np.uint64(1 << (slot & 63))
         self._figures[CURSOR] = 0
         self._figures[ROOM] = int(_FULLEST * size) - len(self)
         if self._figures[ROOM] < size // _STEPS_PER_HASH + hashes:  # the next would be due before this one is over
@@ -312,6 +311,8 @@ class PackedTable:
         if through:
             self._old = _NO_ENTRIES
             self.freed |= self._dying
+            for slot in self._dying:
+                self._dead[slot >> 6] &= ~np.uint64(1 << (slot & 63))
             self._dying = set()
             self._expect_generation()
         return through

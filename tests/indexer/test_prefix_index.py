@@ -1,5 +1,6 @@
 """The index against a plain dictionary of sets."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -154,6 +155,19 @@ def test_an_event_of_many_blocks_while_one_rank_is_swept_out_and_another_waits_f
     index.store(c, Tier.GPU, range(30_000, 40_000))
     assert index.find_matches(range(20_000, 20_200)) == {c: Overlap(200, 200)}
     assert index.find_matches(range(30_000, 40_000)) == {c: Overlap(10_000, 10_000)}
+
+
+@pytest.mark.parametrize("many", [1, 6])  # named in the entry, or in a row of their own
+def test_what_only_ranks_held_that_were_cleared_is_as_good_as_new(many: int) -> None:
+    index = PrefixIndex()
+    fleet, other, later = [WorkerRank("w", number) for number in range(many)], *RANKS[:2]
+    for rank in fleet:
+        index.store(rank, Tier.GPU, range(1500))
+    assert index.store(other, Tier.GPU, range(1000, 2000)) == 500
+    for rank in fleet:
+        index.clear(rank)
+    assert [index.store(rank, Tier.GPU, range(1500)) for rank in (later, *fleet)] == [1000] + [0] * many
+    assert index.dump()[later, Tier.GPU] == set(range(1500))
 
 
 def test_a_slot_that_serves_another_is_no_longer_bound_by_windows() -> None:
