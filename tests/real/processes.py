@@ -51,6 +51,13 @@ class Process:
             print(f"{self._command[:4]} took longer than {GRACE:g} s to stop", file=sys.stderr)  # noqa: T201 - for the test's report
         self.kill()
 
+    def freeze(self) -> None:
+        """All processes of the group stand still."""
+        os.killpg(self.group, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.killpg(self.group, signal.SIGCONT)
+
     def kill(self) -> None:
         """As when a machine dies: no goodbye from any process of the group."""
         if self._process is None:
