@@ -195,16 +195,17 @@ class StoppedOnce:
     def __init__(self, wake: Callable[[], None], read: asyncio.Event) -> None:
         self._wake = wake
         self._read = read
-        self._passed = 0.0
+        self._now = time.monotonic()
         self._sleeps = 0
 
     def clock(self) -> float:
-        return time.monotonic() + self._passed
+        return self._now
 
     async def sleep(self, seconds: float) -> None:
+        self._now += seconds
         self._sleeps += 1
         if self._sleeps == 2:  # it has looked once
-            self._passed = 10 * LONG
+            self._now += 10 * LONG
             self._wake()
         elif self._sleeps == 3:
             await self._read.wait()
