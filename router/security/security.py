@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 
 import aiohttp
 
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles, warn_of_readable
-from publishers.pipes import is_pipe
+from publishers.pipes import refuse_pipes
 from publishers.plane import EventPlane
 from router.http.messages import API_KEY, AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, VIA, Passing, header_lines
 from router.security.guard import Denied, Guard
@@ -96,8 +95,9 @@ def _guard(settings: Settings, clock: Callable[[], float], denied: Denied) -> Gu
 
 def check_security(settings: Settings) -> None:
     """Raises SettingsError."""
-    for option in options():
-        path = getattr(settings, option.attribute)
-        if option.group == "Security" and isinstance(path, str) and is_pipe(Path(path)):
-            raise SettingsError(f"{option.flag}: {path} is a pipe, and is read more than once; name a file.")
+    named = ((option.flag, getattr(settings, option.attribute)) for option in options() if option.group == "Security")
+    try:
+        refuse_pipes((flag, path) for flag, path in named if isinstance(path, str))
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
     Security(settings, lambda: 0.0, lambda _: None)
