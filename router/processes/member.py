@@ -34,6 +34,8 @@ AT_ONCE: Final = signal.SIGUSR1
 parent passes its own on."""
 ANSWER_TIMEOUT = 2.0
 """Seconds that another process has to answer with its metrics."""
+_END = b"# EOF\n"
+"""Of a page that is whole: a process may end in the middle of one, and half a line would spoil the page of all."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -130,12 +132,12 @@ class Sockets:
 
     async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            writer.write(await self._page())
+            writer.write(await self._page() + _END)
             await writer.drain()
         writer.close()
 
     async def metrics_of_all(self) -> dict[int, bytes]:
-        """The metrics of all processes that answer, by process number."""
+        """The metrics of all processes that answer with all of them, by process number."""
         told = await asyncio.gather(*(self._ask(number) for number in range(self._member.count)))
         return {number: text for number, text in enumerate(told) if text}
 
@@ -146,7 +148,8 @@ class Sockets:
             async with asyncio.timeout(ANSWER_TIMEOUT):
                 reader, writer = await asyncio.open_unix_connection(_socket_of(self._member.folder, number))
                 with contextlib.closing(writer):
-                    return await reader.read()
+                    page = await reader.read()
+                return page.removesuffix(_END) if page.endswith(_END) else b""
         return b""
 
 

@@ -42,3 +42,24 @@ async def test_a_process_that_does_not_answer_is_not_waited_for(
         sockets = Sockets(Member(0, 2, 0, -1, str(tmp_path)), mine)
         assert await sockets.metrics_of_all() == {0: b"mine"}
         await asyncio.wait_for(left.wait(), 30.0)
+
+
+async def test_half_a_page_of_a_process_that_ends_is_left_out(tmp_path: Path) -> None:
+    """Whoever reads the page of all would refuse all of it for half a line, or take half a number for a whole one."""
+
+    async def end_in_the_middle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"router_retries_total 1")  # of 12, say
+        writer.close()
+
+    async with await asyncio.start_unix_server(end_in_the_middle, tmp_path / "1"):
+        sockets = Sockets(Member(0, 2, 0, -1, str(tmp_path)), mine)
+        assert await sockets.metrics_of_all() == {0: b"mine"}
+
+
+async def test_each_process_has_the_pages_of_all(tmp_path: Path) -> None:
+    both = [Sockets(Member(number, 2, 0, -1, str(tmp_path)), mine) for number in range(2)]
+    for sockets in both:
+        await sockets.start()
+    assert [await sockets.metrics_of_all() for sockets in both] == [{0: b"mine", 1: b"mine"}] * 2
+    for sockets in both:
+        sockets.close()
