@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import mmap
 import os
@@ -62,6 +63,14 @@ class Start(msgspec.Struct):
     """As stated; that of `settings` is what the parent has found free for all."""
     event_plane: str
     """Likewise: the parent may have started its server."""
+
+    def line(self) -> bytes:
+        # msgspec's own JSON takes no names of files that are not UTF-8.
+        return json.dumps(msgspec.to_builtins(self)).encode() + b"\n"
+
+
+def read_start(line: bytes) -> Start:
+    return msgspec.convert(json.loads(line), Start)
 
 
 class Shared(NamedTuple):
@@ -170,7 +179,7 @@ def main() -> int:
     end_at_sigterm()
     hold_hangups()
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as told:  # not a byte beyond the line
-        start = msgspec.json.decode(told.readline(), type=Start)
+        start = read_start(told.readline())
     from router.serve import run  # noqa: PLC0415 -- it imports this module
 
     settings = start.settings

@@ -19,8 +19,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import BinaryIO, cast
 
-import msgspec
-
 from publishers.connect import embedded_server
 from publishers.embedded_nats import NatsServerError
 from publishers.logs import configure_logging, log_event
@@ -254,7 +252,7 @@ class _Parent:
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("pipes were asked for")
         start = Start(settings, member, list(self._source.argv), self._stated.port, self._stated.event_plane)
-        process.stdin.write(msgspec.json.encode(start) + b"\n")
+        process.stdin.write(start.line())
         listening = await process.stdout.readline()
         if listening:
             self._listening.add(number)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from router.cli import load_settings
 from router.processes import member
-from router.processes.member import Member, Sockets, memory_size, share
+from router.processes.member import Member, Sockets, Start, memory_size, read_start, share
 from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
 
 
@@ -63,3 +64,11 @@ async def test_each_process_has_the_pages_of_all(tmp_path: Path) -> None:
     assert [await sockets.metrics_of_all() for sockets in both] == [{0: b"mine", 1: b"mine"}] * 2
     for sockets in both:
         sockets.close()
+
+
+def test_a_process_is_told_all_settings_as_they_are() -> None:
+    """Also the name of a file that is no UTF-8, as in an older locale."""
+    argv = ["--worker", "http://10.0.0.1:8000,role=prefill,name=one", "--api-keys", "/etc/schl\udcfcssel.yaml"]
+    argv += ["--model-folder", "/models", "--store", "http://10.0.0.5:9003", "--admin-listen", "127.0.0.1:9090"]
+    start = Start(load_settings(argv, {}), Member(1, 2, 4096, 3, "/tmp/one"), argv, 0, "local")
+    assert read_start(start.line()) == start
