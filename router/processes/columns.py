@@ -16,6 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from indexer.types import WorkerRank
+from router.scheduling.places import NoPlace
 
 
 class Columns:
@@ -31,8 +32,8 @@ class Columns:
         self._uses: Counter[int] = Counter()
 
     def claim(self, rank: WorkerRank) -> int:
-        """The rank's column, the same in all processes, until it was released as often as claimed. Raises ValueError
-        when none is left."""
+        """The rank's column, the same in all processes, until it was released as often as claimed. Raises NoPlace when
+        none is left."""
         column = self._columns.get(rank)
         if column is None:
             with self._locked():
@@ -47,7 +48,7 @@ class Columns:
         if not len(found):
             found = np.flatnonzero(~self._users.any(axis=0))
         if not len(found):
-            raise ValueError(f"{rank} is one more than the {len(self._names)} ranks that --processes can share.")
+            raise NoPlace(f"with its ranks there are more than the {len(self._names)} that --processes can share")
         column = int(found[0])
         self._names[column] = name
         self._users[self._own, column] = 1

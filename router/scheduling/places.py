@@ -16,6 +16,10 @@ _MAX_SETS = 64
 """Most sets remembered; a fleet that does not change has one per model."""
 
 
+class NoPlace(Exception):
+    """Why a rank can have no place, in one sentence without its stop."""
+
+
 class Places:
     """Gives out places from 0 on, freed ones first; or, for shared books, the places that `claim` returns and `release`
     takes back."""

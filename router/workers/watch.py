@@ -21,6 +21,7 @@ from publishers.dialogue import TIMED_OUT, converse, fetch
 from publishers.logs import log_event
 from publishers.reasons import LATE
 from publishers.turns import until_turn
+from router.scheduling.places import NoPlace
 from router.split.pairing import lack
 from router.workers.fleet import Fleet
 from router.workers.worker import Worker
@@ -170,6 +171,8 @@ class WorkerWatch:
         self._fleet.redescribe(worker, found)  # the books that are kept from now on are of these ranks
         try:
             await self._on_described(worker)
+        except NoPlace as full:
+            return f"could not be taken in: {full}"
         except Exception as error:
             logger.exception("A worker could not be taken in", extra={"fields": {"worker": worker.id}})
             return f"could not be taken in: {type(error).__name__}"

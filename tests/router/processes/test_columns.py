@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from indexer.types import WorkerRank
 from router.processes.columns import Columns
 from router.processes.member import map_memory, memory_size
+from router.scheduling.places import NoPlace
 from tests.examples import examples
 from tests.router.scheduling.candidates import rank, repeatable
 
@@ -51,11 +52,11 @@ def test_it_is_anothers_when_nobody_has_it_any_more(processes: list[Columns]) ->
         process.claim(A)
     first.claim(A)
     first.claim(B)
-    with pytest.raises(ValueError, match="one more than the 2 ranks"):
+    with pytest.raises(NoPlace, match="more than the 2 that --processes can share"):
         second.claim(C)
     second.release(0)
     first.release(0)
-    with pytest.raises(ValueError, match="one more than the 2 ranks"):
+    with pytest.raises(NoPlace, match="more than the 2 that --processes can share"):
         second.claim(C)
     first.release(0)
     assert first.rank_at(0) is None
@@ -88,7 +89,7 @@ class Sharing(RuleBasedStateMachine):
         if rank(name) in in_use or len(in_use) < COLUMNS:
             self.held.append((process, rank(name), self.processes[process].claim(rank(name))))
         else:
-            with pytest.raises(ValueError, match="one more"):
+            with pytest.raises(NoPlace):
                 self.processes[process].claim(rank(name))
 
     @precondition(lambda self: self.held)

@@ -22,6 +22,7 @@ from engines import problems
 from engines.vllm import sleep
 from publishers.reasons import reason_of
 from router.http.pool import Pool
+from router.scheduling.places import NoPlace
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
 from router.workers.watch import ASLEEP, WorkerWatch, _addresses
@@ -424,6 +425,16 @@ async def test_a_failure_to_take_it_in_is_told_and_tried_again(caplog: pytest.Lo
         watched.failing = None
         await until(lambda: watched.worker.up)
     assert told(caplog, "A worker could not be taken in")[0] == {"worker": "w"}
+
+
+async def test_where_there_are_too_many_for_several_processes_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Every check would log it, with a traceback that tells an operator nothing, in each process."""
+    session = ScriptedSession([WELL])
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        watched.failing = NoPlace("there are more than the 2 that --processes can share")
+        await until(lambda: len(watched.described) > 2)
+        assert watched.trouble == "could not be taken in: there are more than the 2 that --processes can share"
+    assert caplog.messages == ["Worker is not up"]
 
 
 async def test_what_nobody_thought_of_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
