@@ -301,7 +301,8 @@ class App:
         )
         self.port = self._server.sockets[0].getsockname()[1]
         host = url_host(settings.host)
-        say(f"Listening on {'https' if security.front else 'http'}://{host}:{self.port}")
+        tell = sockets.tell if sockets else say
+        tell(f"Listening on {'https' if security.front else 'http'}://{host}:{self.port}")
 
     def _make_surface(self) -> Server:
         settings, store, guard = self._settings, self._store, self._security.guard

@@ -50,6 +50,8 @@ class Member(msgspec.Struct, frozen=True):
     """File descriptor of the shared memory."""
     folder: str
     """Folder in which each process has a socket that answers with its metrics."""
+    output: int = 1
+    """File descriptor on which the parent is told that the process listens."""
 
 
 class Start(msgspec.Struct):
@@ -123,7 +125,8 @@ def _books_shape(count: int, columns: int) -> tuple[int, int, int]:
 
 
 class Sockets:
-    """Serves this process's metrics on a socket, and asks the other processes for theirs."""
+    """Serves this process's metrics on a socket, and asks the other processes for theirs; tells the parent that it
+    listens."""
 
     def __init__(self, member: Member, page: Callable[[], Awaitable[bytes]]) -> None:
         self._member = member
@@ -134,6 +137,10 @@ class Sockets:
         path = _socket_of(self._member.folder, self._member.number)
         path.unlink(missing_ok=True)  # a process before this one ended without cleaning up
         self._server = await asyncio.start_unix_server(self._answer, path)
+
+    def tell(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # the parent has ended
+            os.write(self._member.output, f"{line}\n".encode())
 
     def close(self) -> None:
         if self._server:
@@ -180,8 +187,17 @@ def main() -> int:
     hold_hangups()
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as told:  # not a byte beyond the line
         start = read_start(told.readline())
+    member = msgspec.structs.replace(start.member, output=_own_output())
     from router.serve import run  # noqa: PLC0415 -- it imports this module
 
     settings = start.settings
     decided = {"port": (start.port, settings.port), "event_plane": (start.event_plane, settings.event_plane)}
-    return run(settings, Source(start.argv, os.environ, decided), start.member)
+    return run(settings, Source(start.argv, os.environ, decided), member)
+
+
+def _own_output() -> int:
+    """What standard output was. From now on that is standard error: of what an installed policy prints, the parent
+    would take the first line for word that the process listens, and leave the rest until the pipe is full."""
+    own = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return own

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from router.cli import load_settings
 from router.processes import member
 from router.processes.member import Member, Sockets, Start, memory_size, read_start, share
 from router.scheduling.figures import BACKLOG_ROWS, LOAD_ROWS
+from router.settings import Settings
 
 
 async def mine() -> bytes:
@@ -64,6 +67,29 @@ async def test_each_process_has_the_pages_of_all(tmp_path: Path) -> None:
     assert [await sockets.metrics_of_all() for sockets in both] == [{0: b"mine", 1: b"mine"}] * 2
     for sockets in both:
         sockets.close()
+
+
+PRINTING = """
+import sys
+import router.serve
+from router.processes import member
+
+def run(settings, source, own):
+    print("printed by a policy")
+    member.Sockets(own, None).tell("Listening")
+    return 0
+
+router.serve.run = run
+sys.exit(member.main())
+"""
+
+
+def test_what_a_process_prints_is_not_for_its_parent() -> None:
+    """Who reads but the line that it listens: a pipe that is full would make it stand still."""
+    start = Start(Settings(), Member(0, 2, 8, -1, "/none"), [], 0, "local")
+    command = [sys.executable, "-c", PRINTING]
+    ended = subprocess.run(command, input=start.line(), capture_output=True, timeout=60, check=True)
+    assert (ended.stdout, ended.stderr) == (b"Listening\n", b"printed by a policy\n")
 
 
 def test_a_process_is_told_all_settings_as_they_are() -> None:
