@@ -63,10 +63,10 @@ async def _serve(app: App, settings: Settings, source: Source | None, member: Me
     _leave_to_itself()
     orphaned = asyncio.create_task(_stop_with_parent(stop, member)) if member else None
     await stop.wait()
-    if orphaned:
-        orphaned.cancel()
     await app.drain(settings.drain_timeout)
     await app.close()
+    if orphaned:
+        orphaned.cancel()
     return 0
 
 

@@ -267,6 +267,20 @@ def test_all_end_when_the_parent_is_killed(logs: Path, tmp_path: Path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
+async def test_nothing_is_left_where_the_parent_is_killed_while_all_drain(
+    slow: Sim, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Router(slow.urls, *TWO, log=logs) as router:
+        started = children(router.process.pid)
+        async with streaming(router, 100_000):
+            router.process.terminate()
+            wait_for(lambda: refuses(int(router.url.rpartition(":")[2])))
+            router.process.kill()
+            wait_for(lambda: not list(tmp_path.iterdir()))
+        wait_for(lambda: not any(map(alive, started)))
+
+
 def test_a_port_that_another_router_serves_is_not_joined(untold: Router, logs: Path) -> None:
     port = untold.url.rpartition(":")[2]
     with Child("router", "--worker", "http://127.0.0.1:1", "--port", port, *TWO, log=logs) as second:
