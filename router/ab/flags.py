@@ -76,10 +76,12 @@ def router_url(text: str) -> str:
 
 def check_writable(flag: str, path: str | None) -> None:
     """Checks that the file that `flag` names can be written, before the run rather than after it. It leaves no empty
-    one behind."""
+    one behind. A named pipe is not tried: its reader would take that for the end, and leave."""
     if path is None:
         return
     try:
+        if Path(path).is_fifo():
+            return
         there = os.path.lexists(path)
         with Path(path).open("ab"):
             pass

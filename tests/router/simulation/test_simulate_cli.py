@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import select
 import shlex
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import pytest
 
 from router.__main__ import main
 from router.ab.errors import RunError
+from router.ab.flags import check_writable
 from router.simulation.changes import parse_change
 from router.simulation.figures import Figures
 from router.simulation.plan import POLICIES, Plan, make_parser, read_plan
@@ -157,6 +160,18 @@ def test_an_interrupted_store_sweep_has_a_table(
     told = capsys.readouterr().out
     assert ("with credit" in told, "goal" in told) == (True, False)
     assert len(json.loads(out.read_bytes())["credit"]) == 1
+
+
+def test_who_reads_a_named_pipe_is_not_sent_away_before_the_run(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader, waiting = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), select.poll()
+    try:
+        waiting.register(reader)
+        check_writable("--out", str(pipe))
+        assert waiting.poll(0) == [], "somebody wrote to it, and closed it"
+    finally:
+        os.close(reader)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
