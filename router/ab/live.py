@@ -19,6 +19,7 @@ from router.ab.flags import Parser, check_writable, router_url, tell_written, wr
 from router.ab.report import table
 from router.ab.scrape import ArmCounts, Times, fetch, metrics_of, read_arms
 from router.page.html import page
+from router.page.intervals import Interval
 from router.page.results import HITS, TTFT_MEAN, TTFT_P99, Comparison, Figure, Result
 
 FIGURES = (
@@ -34,10 +35,10 @@ FIGURES = (
     Figure("expected cached prompt tokens %", "{:.1f}"),
 )
 INTERVALS = (
-    "Intervals (95 %) are from standard errors. Those of means: deviations are read from histograms, in which requests "
-    "are taken to lie evenly within each bucket; those of quantiles are by rank, whatever the distribution; those of "
-    "ratios are of their logarithms. Requests are taken to be independent. Those of one session or one rush are not, "
-    "so the truth is less certain than that."
+    "Intervals (95 %) of means are from standard errors: deviations are read from histograms, in which requests are "
+    "taken to lie evenly within each bucket. Those of quantiles are by rank, whatever the distribution (± is the "
+    "longer side); those of ratios are of their logarithms. Requests are taken to be independent. Those of one session "
+    "or one rush are not, so the truth is less certain than that."
 )
 _POINTS = 200
 """Points of the curve of a distribution."""
@@ -126,7 +127,7 @@ def _result(name: str, arm: ArmCounts, whole: float) -> Result:
         rate=1.0,
         seed=0,
         values=_values(arm, whole),
-        errors={**_errors("TTFT s", arm.first_byte, (50, 90, 99)), **_errors("E2E s", arm.duration, (50, 99))},
+        intervals=_intervals("TTFT s", arm.first_byte, (50, 90, 99)) | _intervals("E2E s", arm.duration, (50, 99)),
         ttft=[arm.first_byte.quantile(step / _POINTS) for step in range(1, _POINTS)] if arm.first_byte.count else (),
         warnings=_warnings(arm),
     )
@@ -156,8 +157,9 @@ def _times(title: str, times: Times, cuts: Sequence[int]) -> dict[str, float]:
     return {f"{title} mean": times.mean} | {f"{title} p{cut}": times.quantile(cut / 100) for cut in cuts}
 
 
-def _errors(title: str, times: Times, cuts: Sequence[int]) -> dict[str, float]:
-    return {f"{title} mean": times.mean_error} | {f"{title} p{cut}": times.quantile_error(cut / 100) for cut in cuts}
+def _intervals(title: str, times: Times, cuts: Sequence[int]) -> dict[str, Interval]:
+    quantiles = {f"{title} p{cut}": times.quantile_interval(cut / 100) for cut in cuts}
+    return {f"{title} mean": times.mean_interval()} | quantiles
 
 
 def _share(part: float, whole: float) -> float:

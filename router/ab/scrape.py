@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from publishers.reasons import reason_of
 from router.ab.errors import RunError
+from router.page.intervals import NORMAL_95, Interval
 
 _ANSWER = aiohttp.ClientTimeout(total=10)
 _PREFIX = "router_ab_"
@@ -65,13 +66,28 @@ class Times:
             passed += count
         return math.nan
 
-    def quantile_error(self, share: float) -> float:
-        """The standard error of a quantile, for any distribution: half the distance between the quantiles whose ranks
-        are one standard error lower and higher."""
+    def mean_interval(self) -> Interval:
         if self.count < 2:
-            return math.nan
-        rank = math.sqrt(share * (1 - share) / self.count)
-        return (self.quantile(min(1.0, share + rank)) - self.quantile(max(0.0, share - rank))) / 2
+            return Interval(self.mean)
+        half = NORMAL_95 * self.mean_error
+        return Interval(self.mean, self.mean - half, self.mean + half)
+
+    def quantile_interval(self, share: float) -> Interval:
+        """Between the quantiles of ranks as much lower and higher as chance may have moved its own, which holds where
+        times leap too. Of few values the slowest are yet to come: as far at least as nearer ranks let expect."""
+        value = self.quantile(share)
+        if self.count < 2:
+            return Interval(value)
+        error = math.sqrt(share * (1 - share) / self.count)
+        low, high = self._around(share, NORMAL_95 * error)
+        if share + NORMAL_95 * error > 1:
+            near, far = self._around(share, error)
+            half = NORMAL_95 * (far - near) / 2
+            low, high = min(low, value - half), max(high, value + half)
+        return Interval(value, low, high)
+
+    def _around(self, share: float, ranks: float) -> tuple[float, float]:
+        return self.quantile(max(0.0, share - ranks)), self.quantile(min(1.0, share + ranks))
 
     def _buckets(self) -> list[tuple[float, float, float]]:
         """(low, high, count) of each bucket. The last is open, so its width is estimated from what the others

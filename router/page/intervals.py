@@ -12,14 +12,7 @@ from typing import NamedTuple
 
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t for a two-sided 95 % interval, by degrees of freedom from 1."""
-_NORMAL_95 = 1.96
-
-
-class Known(NamedTuple):
-    """A value of one run, and its standard error where that is known otherwise than from seeds."""
-
-    value: float
-    error: float | None = None
+NORMAL_95 = 1.96
 
 
 class Interval(NamedTuple):
@@ -31,7 +24,8 @@ class Interval(NamedTuple):
 
     @property
     def half(self) -> float | None:
-        return None if self.high is None else self.high - self.mean
+        """The greater one, where the value is not in the middle."""
+        return None if self.low is None or self.high is None else max(self.high - self.mean, self.mean - self.low)
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
@@ -56,26 +50,24 @@ def ratio_interval(values: Sequence[float], baselines: Sequence[float]) -> Inter
     return Interval(math.exp(mean), None if low is None else math.exp(low), None if high is None else math.exp(high))
 
 
-def known_interval(known: Known) -> Interval:
-    if known.error is None or math.isnan(known.error):
-        return Interval(known.value)
-    half = _NORMAL_95 * known.error
-    return Interval(known.value, known.value - half, known.value + half)
-
-
-def known_ratio(known: Known, base: Known) -> Interval:
-    """The logarithm of a mean is as good as normal where its error is small beside it (the delta method)."""
-    ratio = known.value / base.value if base.value else math.nan
-    errors = [one.error / one.value for one in (known, base) if one.error is not None and one.value > 0]
-    if len(errors) < 2 or math.isnan(ratio + sum(errors)):
+def ratio_of(value: Interval, base: Interval) -> Interval:
+    """Of two that are independent of each other. On the scale of logarithms, where a ratio is a difference, an end is
+    as far away as the ends that lead there together (MOVER: Zou and Donner 2008)."""
+    ratio = value.mean / base.mean if base.mean else math.nan
+    if value.low is None or value.high is None or base.low is None or base.high is None or not ratio > 0:
         return Interval(ratio)
-    factor = math.exp(_NORMAL_95 * math.hypot(*errors))
-    return Interval(ratio, ratio / factor, ratio * factor)
+    down = math.hypot(_apart(value.low, value.mean), _apart(base.mean, base.high))
+    up = math.hypot(_apart(value.mean, value.high), _apart(base.low, base.mean))
+    return Interval(ratio, ratio * math.exp(-down), ratio * math.exp(up))
+
+
+def _apart(low: float, high: float) -> float:
+    return math.log(high / low) if low > 0 else math.inf
 
 
 def _t(freedom: int) -> float:
     """Beyond the table, the first terms of t's expansion about the normal, exact to three digits there."""
     if freedom <= len(_T_95):
         return _T_95[freedom - 1]
-    z = _NORMAL_95
+    z = NORMAL_95
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from router.page.intervals import Interval, Known, known_interval, known_ratio, mean_interval, ratio_interval
+from router.page.intervals import Interval, mean_interval, ratio_interval, ratio_of
 
 TTFT_MEAN, TTFT_P99 = "TTFT s mean", "TTFT s p99"
 TPOT_MEAN = "TPOT ms mean"
@@ -39,8 +39,8 @@ class Result(NamedTuple):
     busy: tuple[float, float] | None = None
     """Shares of the machine that anything used, and that this run did; None where it does not matter."""
     warnings: Sequence[str] = ()
-    errors: Mapping[str, float] = {}
-    """Standard errors of values, by title, where one run tells them; they count where there is one seed."""
+    intervals: Mapping[str, Interval] = {}
+    """Of values, by title, where one run tells them; they count where there is one seed."""
 
 
 def run_name(policy: str, rate: float, seed: int, single: bool) -> str:
@@ -98,7 +98,7 @@ class Comparison(NamedTuple):
 
     def mean(self, title: str, policy: str, rate: float) -> Interval:
         known = [_known(result, title) for result in self.of(policy, rate)]
-        return known_interval(known[0]) if len(known) == 1 else mean_interval([one.value for one in known])
+        return known[0] if len(known) == 1 else mean_interval([one.mean for one in known])
 
     def ratio(self, title: str, policy: str, rate: float) -> Interval:
         """To the baseline, over the seeds that both were run with."""
@@ -106,9 +106,9 @@ class Comparison(NamedTuple):
         known = {result.seed: _known(result, title) for result in self.of(policy, rate)}
         both = sorted(base.keys() & known.keys())
         if len(both) == 1:
-            return known_ratio(known[both[0]], base[both[0]])
-        return ratio_interval([known[seed].value for seed in both], [base[seed].value for seed in both])
+            return ratio_of(known[both[0]], base[both[0]])
+        return ratio_interval([known[seed].mean for seed in both], [base[seed].mean for seed in both])
 
 
-def _known(result: Result, title: str) -> Known:
-    return Known(result.values.get(title, math.nan), result.errors.get(title))
+def _known(result: Result, title: str) -> Interval:
+    return result.intervals.get(title, Interval(result.values.get(title, math.nan)))

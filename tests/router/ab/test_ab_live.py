@@ -140,7 +140,7 @@ def test_a_request_that_ends_while_the_page_is_made_has_not_failed() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", [TTFT_MEAN, "TTFT s p50", "TTFT s p99"])
 def test_two_arms_that_are_the_same_do_not_differ(figure: str) -> None:
-    """In 95 of 100 tests, as far as histograms tell what lies within a bucket."""
+    """In 95 of 100 tests or more, as far as histograms tell what lies within a bucket."""
     rng, held, times = random.Random(7), 0, 300
     for _ in range(times):
         here, there = (ArmCounts() for _ in range(2))
@@ -151,7 +151,7 @@ def test_two_arms_that_are_the_same_do_not_differ(figure: str) -> None:
         assert ratio.low is not None
         assert ratio.high is not None
         held += ratio.low <= 1 <= ratio.high
-    assert held / times == pytest.approx(0.95, abs=0.035)
+    assert held / times > 0.915
 
 
 def test_an_arm_whose_first_request_is_under_way_has_nothing_to_tell_yet() -> None:
@@ -164,6 +164,36 @@ def test_an_arm_whose_first_request_is_under_way_has_nothing_to_tell_yet() -> No
     assert values["random"] == 100
     assert math.isnan(values["kv"])
     assert "random" in page(compared)
+
+
+def test_one_of_a_hundred_answers_that_hang_leaves_the_p99_open() -> None:
+    rng, arms = random.Random(1), {name: ArmCounts() for name in ("kv", "random")}
+    for arm in arms.values():
+        arm.ends["complete"] = 1000
+        arm.first_byte = observed([rng.lognormvariate(-3, 0.3) for _ in range(991)] + [600.0] * 9)
+    compared = comparison(arms, None, ["http://r"], ())
+    ratio = compared.ratio("TTFT s p99", "kv", 1.0)
+    assert ratio.low is not None
+    assert ratio.high is not None
+    assert (ratio.low < 0.01, ratio.high > 100) == (True, True)
+    assert "TTFT s p99" in page(compared)
+
+
+@pytest.mark.parametrize("cut", [50, 90, 99])
+def test_a_quantile_lies_in_its_interval_where_times_leap(cut: int) -> None:
+    """As where that many prompts are found cached: the others take thirty times as long."""
+    rng, held, times, share = random.Random(cut), 0, 300, cut / 100
+
+    def drawn(count: int) -> Times:
+        return observed([rng.lognormvariate(-3 if rng.random() < share else 0.5, 0.2) for _ in range(count)])
+
+    truth = drawn(100_000).quantile(share)
+    for _ in range(times):
+        found = drawn(500).quantile_interval(share)
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= truth <= found.high
+    assert held / times > 0.92
 
 
 async def test_processes_and_routers_add_up() -> None:

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from router.page.intervals import Known, known_interval, known_ratio, mean_interval, ratio_interval
+from router.page.intervals import NORMAL_95, Interval, mean_interval, ratio_interval, ratio_of
 
 
 def test_an_interval_by_hand() -> None:
@@ -70,11 +70,10 @@ def test_a_ratio_to_nothing_is_unknown() -> None:
     assert math.isnan(ratio_interval([0.0, 1.0], [1.0, 1.0]).mean)
 
 
-def test_one_run_may_know_its_error() -> None:
-    assert known_interval(Known(10, 1)) == pytest.approx((10, 8.04, 11.96))
-    assert known_interval(Known(10)) == (10, None, None)
-    assert known_ratio(Known(0.0), Known(2.0)) == (0.0, None, None)
-    assert math.isnan(known_ratio(Known(1.0), Known(0.0)).mean)
+def test_a_ratio_of_two_values_without_intervals_has_none() -> None:
+    assert ratio_of(Interval(0.0), Interval(2.0)) == (0.0, None, None)
+    assert ratio_of(Interval(1.0), Interval(2.0, 1.0, 4.0)) == (0.5, None, None)
+    assert math.isnan(ratio_of(Interval(1.0), Interval(0.0)).mean)
 
 
 def test_the_ratio_of_two_means_lies_in_95_of_100_intervals() -> None:
@@ -82,12 +81,21 @@ def test_the_ratio_of_two_means_lies_in_95_of_100_intervals() -> None:
     rng, held, times = random.Random(5), 0, 2000
     for _ in range(times):
         here, there = ([rng.expovariate(rate) for _ in range(200)] for rate in (2.0, 1.0))
-        found = known_ratio(_known(here), _known(there))
+        found = ratio_of(_known(here), _known(there))
         assert found.low is not None
         assert found.high is not None
         held += found.low <= 0.5 <= found.high
     assert held / times == pytest.approx(0.95, abs=0.015)
 
 
-def _known(values: list[float]) -> Known:
-    return Known(float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values)))
+def test_a_ratio_is_as_unsure_as_the_ends_that_lead_there() -> None:
+    """The one may be 3000 times as much, the other half as much."""
+    found = ratio_of(Interval(0.1, 0.1, 300.0), Interval(0.1, 0.05, 0.1))
+    assert found == pytest.approx((1.0, 1.0, math.exp(math.hypot(math.log(3000), math.log(2)))))
+    assert ratio_of(Interval(2.0, -1.0, 5.0), Interval(1.0, 1.0, 1.0)) == (2.0, 0.0, 5.0)
+    assert ratio_of(Interval(2.0, 2.0, 2.0), Interval(1.0, 0.0, 1.0)) == (2.0, 2.0, math.inf)
+
+
+def _known(values: list[float]) -> Interval:
+    mean, half = float(np.mean(values)), NORMAL_95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)
