@@ -346,7 +346,7 @@ def _add_router(group: argparse._ArgumentGroup) -> None:
     add(
         "--baseline",
         metavar="POLICY",
-        help="policy that the others are compared with (default: the first that is not auto)",
+        help="policy that the others are compared with (default: the first that is neither auto nor kv)",
     )
     add("--ttft-slo", type=positive, metavar="SECONDS", help="as for the router, like the next three (default: none)")
     add("--tbt-slo", type=positive, metavar="SECONDS", help="(default: none)")
