@@ -43,11 +43,15 @@ def load(trace: str, seed: int) -> list[Row]:
 
 
 def check_readable(path: Path) -> None:
-    """Checks that a file can be read, before other work is done. Raises RunError."""
+    """Checks that a file can be read again and again, before other work is done. Raises RunError."""
     try:
-        path.open("rb").close()
+        piped = path.is_fifo()
+        if not piped:
+            path.open("rb").close()
     except OSError as error:
         raise _unreadable(path, error) from None
+    if piped:
+        raise RunError(f"the trace {path} is a pipe, and several processes and seeds read it anew each; give a file")
 
 
 def read(path: Path) -> list[Row]:

@@ -162,6 +162,17 @@ def test_an_interrupted_store_sweep_has_a_table(
     assert len(json.loads(out.read_bytes())["credit"]) == 1
 
 
+def test_a_trace_that_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # else a reader would wait for one
+    try:
+        with pytest.raises(RunError, match=f"the trace {pipe} is a pipe"):
+            plan(f"--trace {pipe}")
+    finally:
+        os.close(writer)
+
+
 def test_who_reads_a_named_pipe_is_not_sent_away_before_the_run(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
