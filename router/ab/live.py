@@ -41,7 +41,7 @@ INTERVALS = (
     "or one rush are not, so the truth is less certain than that."
 )
 _POINTS = 200
-"""Points of the curve of a distribution."""
+"""Steps of the curve of a distribution, from the fastest to the slowest."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -128,7 +128,7 @@ def _result(name: str, arm: ArmCounts, whole: float) -> Result:
         seed=0,
         values=_values(arm, whole),
         intervals=_intervals("TTFT s", arm.first_byte, (50, 90, 99)) | _intervals("E2E s", arm.duration, (50, 99)),
-        ttft=[arm.first_byte.quantile(step / _POINTS) for step in range(1, _POINTS)] if arm.first_byte.count else (),
+        ttft=[arm.first_byte.quantile(step / _POINTS) for step in range(_POINTS + 1)] if arm.first_byte.count else (),
         warnings=_warnings(arm),
     )
 

@@ -179,6 +179,13 @@ def test_one_of_a_hundred_answers_that_hang_leaves_the_p99_open() -> None:
     assert "TTFT s p99" in page(compared)
 
 
+def test_the_curve_ends_with_the_slowest_answer() -> None:
+    arm = ArmCounts()
+    arm.ends["complete"], arm.first_byte = 1000, observed([0.1] * 997 + [600.0] * 3)
+    (result,) = comparison({"kv": arm}, None, ["http://r"], ()).results
+    assert (min(result.ttft) < 0.1, result.ttft[100] < 0.15, max(result.ttft) >= 600) == (True, True, True)
+
+
 @pytest.mark.parametrize("cut", [50, 90, 99])
 def test_a_quantile_lies_in_its_interval_where_times_leap(cut: int) -> None:
     """As where that many prompts are found cached: the others take thirty times as long."""
