@@ -31,6 +31,7 @@ from router.ab.replay import Pace, Prompts, replay
 from router.ab.report import ModeReport, Report, comparison, show, warnings
 from router.ab.statistics import NOTHING, Record, Summary, summarise
 from router.ab.trace import Row, describe
+from router.ab.trace_file import check_readable
 from router.open_files import raise_limit
 from router.page.html import page
 from router.page.results import run_name
@@ -75,6 +76,8 @@ def prepare(argv: Sequence[str]) -> tuple[Plan, WorkerAccess, Loads]:
     """All that can be read and checked before a run. Raises RunError."""
     plan = read_plan(argv)
     access = plan.access()
+    if len(plan.seeds) > 1:
+        check_readable(plan.trace)
     loads = {seed: plan.rows(seed) for seed in plan.seeds}
     slowest = Pace(min(plan.rates), plan.speedup)
     check_ends(max(slowest.wall(rows[-1].timestamp - rows[0].timestamp) for rows in loads.values()))

@@ -38,12 +38,19 @@ class _Line(msgspec.Struct, frozen=True):
 
 def load(trace: str, seed: int) -> list[Row]:
     """Loads a trace: a file, `synthetic` or `synthetic:KIND`. Raises RunError as `read` and `synthesize` do."""
-    name, _, kind = trace.partition(":")
-    return synthesize(kind or "conversation", seed) if name == "synthetic" else read(Path(trace))
+    kind = trace.partition(":")[2]
+    return synthesize(kind or "conversation", seed) if _is_made(trace) else read(Path(trace))
 
 
-def check_readable(path: Path) -> None:
-    """Checks that a file can be read again and again, before other work is done. Raises RunError."""
+def _is_made(trace: str) -> bool:
+    return trace.partition(":")[0] == "synthetic"
+
+
+def check_readable(trace: str) -> None:
+    """Checks that a trace can be read again and again, before other work is done. Raises RunError."""
+    if _is_made(trace):
+        return
+    path = Path(trace)
     try:
         piped = path.is_fifo()
         if not piped:
@@ -51,7 +58,7 @@ def check_readable(path: Path) -> None:
     except OSError as error:
         raise _unreadable(path, error) from None
     if piped:
-        raise RunError(f"the trace {path} is a pipe, and several processes and seeds read it anew each; give a file")
+        raise RunError(f"the trace {path} is a pipe, which can be read only once; give a file")
 
 
 def read(path: Path) -> list[Row]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TypeVar, get_args
 
 import msgspec
@@ -172,8 +171,8 @@ def _requests(given: argparse.Namespace) -> Requests:
     names = workload.split(",") if workload else []
     if any(name not in WORKLOADS for name in names) or (len(names) > 1 and not given.suite):
         raise RunError(f"--workload takes one of {', '.join(WORKLOADS)}, not {workload!r}; with --suite several")
-    if given.trace and not given.trace.startswith("synthetic"):
-        check_readable(Path(given.trace))
+    if given.trace:
+        check_readable(given.trace)
     first = names[0] if names else None
     return Requests(first, given.trace, given.duration, given.limit, given.arrivals, given.reuse)
 

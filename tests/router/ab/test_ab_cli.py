@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import resource
 import ssl
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from router.ab import cli
 from router.ab.children import fleet, read_listening
-from router.ab.cli import main
+from router.ab.cli import main, prepare
 from router.ab.errors import RunError
 from router.ab.plan import MODES, mode_of, read_plan
 from router.ab.workers import served_model
@@ -167,6 +168,19 @@ def test_a_run_that_cannot_be_made_leaves_no_empty_file(tmp_path: Path) -> None:
     assert main(["--worker", "http://127.0.0.1:1", "--limit", "1", "--out", str(out), "--html", str(html)]) == 2
     assert not out.exists()
     assert html.read_text() == "of yesterday"
+
+
+def test_a_trace_from_a_pipe_is_for_one_seed(trace: str) -> None:
+    pipe, writer = os.pipe()
+    try:
+        os.write(writer, Path(trace).read_bytes())
+        os.close(writer)
+        flags = ["--trace", f"/dev/fd/{pipe}", "--seeds"]
+        with pytest.raises(RunError, match="is a pipe, which can be read only once; give a file"):
+            prepare([*flags, "0,1"])
+        assert len(prepare([*flags, "0"])[2][0]) == 3
+    finally:
+        os.close(pipe)
 
 
 def test_a_worker_that_is_down(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
