@@ -96,7 +96,7 @@ def _run_all(plan: Plan, access: WorkerAccess, loads: Loads, console: Console, m
         sys.stderr.write(f"kv-router ab: {error}{_so_far(plan, measured)}\n")
         return 2
     except (asyncio.CancelledError, KeyboardInterrupt):
-        sys.stderr.write(f"kv-router ab: interrupted; the fleet and the router were ended{_so_far(plan, measured)}\n")
+        sys.stderr.write(f"kv-router ab: interrupted; what it had started was ended{_so_far(plan, measured)}\n")
         return 130
     return 0
 

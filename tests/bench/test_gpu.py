@@ -151,7 +151,7 @@ def test_a_signal_ends_the_comparison_and_then_the_engines(tmp_path: Path, numbe
         pid = int(asked.read_text())
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
-    assert error == "kv-router ab: interrupted; the fleet and the router were ended\n"
+    assert error == "kv-router ab: interrupted; what it had started was ended\n"
     assert process.returncode == 130
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

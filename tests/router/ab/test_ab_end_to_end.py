@@ -48,7 +48,7 @@ def test_a_signal_ends_every_child(number: signal.Signals) -> None:
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error == "kv-router ab: interrupted; the fleet and the router were ended\n"
+    assert error == "kv-router ab: interrupted; what it had started was ended\n"
     assert len(children) == 2
     assert not [pid for pid in children if _alive(pid)]
 
