@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import groupby
 from typing import NamedTuple
 
 from router.page.scales import Scale, linear, logarithmic, tick_text
@@ -143,11 +144,17 @@ def _x_axis(frame: _Frame, axis: Axis) -> str:
 
 
 def _line(frame: _Frame, line: Line, marks: bool, aside: float) -> str:
-    known = [point for point in line.points if math.isfinite(point.y)]
-    path = " ".join(f"{frame.across(point.x) + aside:.1f},{frame.down(point.y):.1f}" for point in known)
-    drawn = f'<polyline class="line {_colour(line)}" points="{path}"><title>{escape(line.name)}</title></polyline>'
-    marks = marks or len(known) == 1  # a line of one point would not be seen
-    return drawn + "".join(_mark(frame, line, point, aside) for point in known if marks)
+    """Between two points that are known it has a gap where one is not: nothing was answered there."""
+    parts = [list(part) for known, part in groupby(line.points, lambda point: math.isfinite(point.y)) if known]
+    drawn = "".join(_polyline(frame, line, part, aside) for part in parts)
+    points = [point for part in parts for point in part]
+    marks = marks or len(points) == 1  # a line of one point would not be seen
+    return drawn + "".join(_mark(frame, line, point, aside) for point in points if marks)
+
+
+def _polyline(frame: _Frame, line: Line, points: Sequence[Point], aside: float) -> str:
+    path = " ".join(f"{frame.across(point.x) + aside:.1f},{frame.down(point.y):.1f}" for point in points)
+    return f'<polyline class="line {_colour(line)}" points="{path}"><title>{escape(line.name)}</title></polyline>'
 
 
 def _colour(line: Line) -> str:

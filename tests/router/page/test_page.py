@@ -102,6 +102,15 @@ def test_a_run_without_answers_has_dashes() -> None:
     assert "nan" not in page(of).replace("font-variant-numeric", "")
 
 
+def test_a_curve_has_a_gap_at_a_rate_at_which_nothing_was_answered() -> None:
+    of = comparison(("kv", "random"), (0.5, 1.0, 2.0, 3.0, 4.0))
+    results = [unknown() if (one.policy, one.rate) == ("kv", 1.0) else one for one in of.results]
+    (ttft, *_), *_ = [group.charts for group in groups(of._replace(results=results))]
+    lines = re.findall(r'<polyline class="line (c\d)" points="([^"]*)"', ttft.svg)
+    assert [(colour, len(points.split())) for colour, points in lines] == [("c0", 1), ("c0", 3), ("c1", 5)]
+    assert ttft.svg.count("<circle") == 4 + 5
+
+
 def test_the_same_warning_stands_once() -> None:
     text = page(MANY)
     assert text.count("beware of") == 1
