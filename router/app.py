@@ -237,7 +237,7 @@ class App:
             self._plane,
             session,
             learners,
-            [part.forget for part in (self._audit, self._missing_events, self._prompts) if part],
+            [part.forget for part in (self._audit, self._missing_events, self._prompts, self._responses) if part],
         )
 
         def watch(worker: Worker) -> WorkerWatch:

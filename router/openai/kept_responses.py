@@ -105,6 +105,11 @@ class KeptResponses:
                 self._remember(named, worker)
         return worker
 
+    def forget(self, worker_id: str) -> None:
+        """The worker has left: one that joins with its name keeps none of its answers, which may be under another."""
+        kept = self._keepers.items()
+        self._keepers = OrderedDict((named, keeper) for named, keeper in kept if keeper != worker_id)
+
     def _remember(self, named: str, worker: Worker) -> None:
         self._keepers[named] = worker.id
         self._keepers.move_to_end(named)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import router.openai.kept_responses
+from router.workers.spec import parse_worker
 from tests.fakes.raw_client import Answered, RawClient, get, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, events, never
 from tests.fakes.waiting import until
@@ -110,6 +111,17 @@ async def test_nobody_else_is_tried_while_its_keeper_is_down(a: ScriptedWorker, 
         statuses = {(await client.ask(request)).status for request in about("resp_1")}
         assert statuses <= {502, 503}
         assert not b.requests
+
+
+async def test_whoever_has_its_keepers_name_now_is_not_asked_for_it(a: ScriptedWorker) -> None:
+    a.then(answer(kept()))
+    async with ScriptedWorker("b", default=MISSING) as b, running(a) as router, router.client() as client:
+        await create(client)
+        assert router.app._roster
+        fleet = router.app._context.fleet
+        router.app._roster.take([parse_worker(f"{b.url},name=a"), parse_worker(f"{a.url},name=c")], timeout=10)
+        await until(lambda: {worker.spec.url for worker in fleet.up} == {a.url, b.url})
+        assert set(await places(client, about("resp_1"))) == {b"c"}
 
 
 @pytest.mark.parametrize(
