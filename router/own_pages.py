@@ -121,7 +121,7 @@ class OwnPages:
 
 
 def no_such_model(fleet: Fleet, model: str, tenant: Tenant | None) -> BadRequest:
-    known = ", ".join(sorted(name for name in fleet.models() if _may_use(tenant, name))) or "none"
+    known = ", ".join(sorted(name for name in fleet.names() if _may_use(tenant, name))) or "none"
     text = f"The model {model!r} does not exist here; these do: {known}."
     return BadRequest(404, text, code="model_not_found", param="model")
 

@@ -242,9 +242,13 @@ class Fleet:
 
     def knows(self, model: str) -> bool:
         """Whether any worker, up or not, is known to serve `model`."""
+        return model in self.names()
+
+    def names(self) -> frozenset[str]:
+        """All models that any worker, up or not, is known to serve."""
         if self._names is None:
             self._names = frozenset(known.id for worker in self.workers.values() for known in worker.models)
-        return model in self._names
+        return self._names
 
     @property
     def has_one_model(self) -> bool:

@@ -258,7 +258,9 @@ async def test_a_model_whose_workers_are_down_is_not_said_to_be_unknown(a: Scrip
             got = await client.ask(request)
             assert (got.status, error(got)["type"]) == (503, "server_error")
             assert "No worker that serves 'one' is up" in error(got)["message"]
-        assert (await client.ask(get("/v1/models/nobody"))).status == 404
+        unknown = await client.ask(get("/v1/models/nobody"))
+        assert (unknown.status, error(unknown)["code"]) == (404, "model_not_found")
+        assert "these do: one, two." in error(unknown)["message"]
 
 
 async def test_an_unknown_model(a: ScriptedWorker) -> None:
