@@ -206,5 +206,5 @@ class IndexAudit:
             self._indexer.relearn(rank)
 
     def _ratios(self) -> Iterator[Sample]:
-        for rank, drift in self._drifts.items():
+        for rank, drift in list(self._drifts.items()):
             yield (rank.worker_id, str(rank.dp_rank)), drift.ratio

@@ -16,7 +16,7 @@ from router.scheduling import load
 from router.scheduling.load import LoadBook
 from router.workers.breaker import STATES
 from router.workers.fleet import Fleet
-from router.workers.worker import State
+from router.workers.worker import State, Worker
 
 
 class Gauges:
@@ -58,21 +58,22 @@ class Gauges:
         observe("router_load_age_seconds", "Age of a rank's latest load report.", rank, self._ages)
         observe("router_engine_load", "A rank's load as its engine reports it.", (*rank, "figure"), self._reported)
 
-    def _breakers(self) -> Iterable[Sample]:
-        return [
-            ((worker.id, state), float(worker.breaker.state == state))
-            for worker in self._fleet.workers.values()
-            for state in STATES
-        ]
+    def _breakers(self) -> Iterator[Sample]:
+        for worker in self._workers():
+            yield from (((worker.id, state), float(worker.breaker.state == state)) for state in STATES)
+
+    def _workers(self) -> list[Worker]:
+        """Those of now: others may come and go while they are read."""
+        return list(self._fleet.workers.values())
 
     def _ranks(self) -> Iterator[WorkerRank]:
-        return (rank for worker in self._fleet.workers.values() for rank in worker.ranks)
+        return (rank for worker in self._workers() for rank in worker.ranks)
 
     def _up(self) -> Iterator[Sample]:
-        return (((worker.id,), float(worker.up)) for worker in self._fleet.workers.values())
+        return (((worker.id,), float(worker.up)) for worker in self._workers())
 
     def _states(self) -> Iterator[Sample]:
-        for worker in self._fleet.workers.values():
+        for worker in self._workers():
             yield from (((worker.id, state), float(worker.state == state)) for state in get_args(State))
 
     def _views(self) -> Iterator[Sample]:
@@ -93,11 +94,15 @@ class Gauges:
         return ((_labels(rank), float(figure(self._book.load(rank, now)))) for rank in self._ranks())
 
     def _ages(self) -> Iterator[Sample]:
-        metrics = self._book.get_metrics(self._clock())
-        return ((_labels(rank), found.age) for rank, found in metrics.items() if found.age is not None)
+        return ((_labels(rank), found.age) for rank, found in self._metrics() if found.age is not None)
+
+    def _metrics(self) -> Iterator[tuple[WorkerRank, load.Metrics]]:
+        now = self._clock()
+        found = ((rank, self._book.metrics(rank, now)) for rank in self._ranks())
+        return ((rank, metrics) for rank, metrics in found if metrics)
 
     def _reported(self) -> Iterator[Sample]:
-        for rank, found in self._book.get_metrics(self._clock()).items():
+        for rank, found in self._metrics():
             for figure in RankLoad.__struct_fields__ if found.report else ():
                 value = getattr(found.report, figure)
                 if value is not None:

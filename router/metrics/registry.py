@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import get_args
+from io import BytesIO
+from typing import Any, get_args
 
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, samples
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -79,7 +80,8 @@ class Metrics:
         self.lifecycle.keep(workers)
 
     def observe(self, name: str, text: str, labels: tuple[str, ...], read: Callable[[], Iterable[Sample]]) -> None:
-        """A gauge, or a counter if its name says so, read from the router's state whenever /metrics is asked for."""
+        """A gauge, or a counter if its name says so, read from the router's state whenever /metrics is asked for.
+        `read`: the samples; others have their turn between them, and may change that state."""
         self.registry.register(_Reading(name, text, labels, read))
 
     async def page(self) -> bytes:
@@ -87,9 +89,9 @@ class Metrics:
         pieces = []
         for family in self.registry.collect():
             for piece in expose(family):
-                pieces.append(piece)
+                pieces.append(piece.encode())
                 await asyncio.sleep(0)
-        return "".join(pieces).encode()
+        return b"".join(pieces)
 
 
 class _Reading(Collector):
@@ -101,38 +103,42 @@ class _Reading(Collector):
         yield self._family(self._name, self._text, labels=self._labels)
 
     def collect(self) -> Iterator[Metric]:
-        family = self._family(self._name, self._text, labels=self._labels)
-        for labels, value in self._read():
-            family.add_metric(labels, value)
+        """The samples can be read once: they are made then, piece by piece."""
+        family: Any = self._family(self._name, self._text, labels=self._labels)  # Any: `samples` is declared as a list
+        family.samples = self._samples()
         yield family
+
+    def _samples(self) -> Iterator[samples.Sample]:
+        for values, value in self._read():
+            yield samples.Sample(self._name, dict(zip(self._labels, values, strict=True)), value)
 
 
 async def merge(pages: Mapping[int, bytes]) -> bytes:
     """The pages of several processes as one, each sample with a label that tells its process. Lets other work run
     meanwhile."""
-    families: dict[str, list[str]] = {}
+    families: dict[bytes, bytearray] = {}
     for process, page in pages.items():
-        family: list[str] = []
-        lines = page.decode().split("\n")  # a label may hold what else `splitlines` takes for ends
-        for number, line in enumerate(filter(None, lines)):
+        family = bytearray()
+        for number, line in enumerate(BytesIO(page)):  # neither it nor what is gathered is ever split or joined as one
             if not number % PIECE:
                 await asyncio.sleep(0)
-            if line.startswith("# HELP"):
-                family = families.setdefault(line, [])
-            elif not line.startswith("#"):
-                family.append(_labelled(line, process))
-            elif line not in family:
-                family.insert(0, line)  # its type
-    joined = []
+            if line.startswith(b"# HELP"):
+                family = families.setdefault(line, bytearray())
+            elif not line.startswith(b"#"):
+                family += _labelled(line, process)
+            elif not family:
+                family += line  # its type
+    joined = bytearray()
     for head in list(families):
-        joined.append("\n".join([head, *families.pop(head), ""]).encode())
-        await asyncio.sleep(0)  # giving the lines back takes as long as joining them
-    return b"".join(joined)
+        joined += head
+        joined += families.pop(head)
+        await asyncio.sleep(0)
+    return bytes(joined)
 
 
-def _labelled(sample: str, process: int) -> str:
-    name, brace, rest = sample.partition("{")
+def _labelled(sample: bytes, process: int) -> bytes:
+    name, brace, rest = sample.partition(b"{")
     if brace:
-        return f'{name}{{process="{process}",{rest}'
-    name, _, value = sample.partition(" ")
-    return f'{name}{{process="{process}"}} {value}'
+        return b'%s{process="%d",%s' % (name, process, rest)
+    name, _, value = sample.partition(b" ")
+    return b'%s{process="%d"} %s' % (name, process, value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from prometheus_client import generate_latest
@@ -171,3 +173,18 @@ def test_two_routers_in_one_process_count_apart() -> None:
     one, other = State(), State()
     one.metrics.tallies.in_flight += 1
     assert (one.read("router_requests_in_flight"), other.read("router_requests_in_flight")) == (1, 0)
+
+
+async def test_workers_may_come_and_go_while_they_are_read(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def come_and_go() -> None:
+        while True:
+            state.fleet.remove(state.b)
+            await asyncio.sleep(0)
+            state.fleet.add(state.b)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("router.metrics.exposition.PIECE", 1)
+    others = asyncio.create_task(come_and_go())
+    page = await state.metrics.page()
+    others.cancel()
+    assert b'router_worker_up{worker="a"} 0.0' in page

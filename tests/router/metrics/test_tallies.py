@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import tracemalloc
+from collections import Counter as Counts
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -13,6 +16,7 @@ from prometheus_client import Histogram as TheirHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from engines.disaggregation.answer import Prefilled
+from router.metrics.exposition import PIECE
 from router.metrics.registry import Metrics, merge
 from router.metrics.tallies import _COUNTERS, _DECISION_SECONDS, _PARTS, _SECONDS, Histogram, Tallies
 from router.proxy.legs import Parted
@@ -318,6 +322,41 @@ async def test_a_page_of_many_workers_holds_nothing_up() -> None:
     others.cancel()
     assert turns >= both.count(b"\n") / 1000 - 1 + both.count(b"# TYPE ")  # and each family is put together apart
     assert _without_process(page) == _without_process(generate_latest(metrics.registry))
+
+
+async def test_what_is_read_from_the_state_is_read_in_turns_with_all_else() -> None:
+    """Four thousand ranks have a hundred thousand figures."""
+    metrics, turns, seen = Metrics(), 0, list[int]()
+
+    def read() -> Iterator[tuple[tuple[str, ...], float]]:
+        for number in range(10 * PIECE):
+            seen.append(turns)
+            yield (f"{number}",), 1.0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    metrics.observe("router_numbers", "Many.", ("number",), read)
+    others = asyncio.create_task(take_turns())
+    page = await metrics.page()
+    others.cancel()
+    assert page.count(b"router_numbers{") == 10 * PIECE
+    assert max(Counts(seen).values()) <= PIECE
+
+
+async def test_joining_pages_takes_little_more_memory_than_they_do() -> None:
+    """What was split into lines as a whole took several times as much, and held everybody up."""
+    metrics = Metrics()
+    metrics.observe("router_numbers", "Many.", ("number",), lambda: [((f"{n}",), 1.0) for n in range(10_000)])
+    page = await metrics.page()
+    tracemalloc.start()
+    both = await merge({0: page, 1: page})
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 4 * len(both)
 
 
 async def test_the_page_is_what_their_own_code_makes_of_it() -> None:
