@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TypeAlias
 from urllib.parse import unquote_to_bytes
 
@@ -15,19 +15,18 @@ from router.metrics.registry import merge
 from router.openai.errors import BadRequest
 from router.refusals import no_worker
 from router.security.guard import Guard, Tenant
-from router.split.pairing import counterparts
 from router.store.hot_page import PATH as HOT
 from router.store.hot_page import hot_page
 from router.store.shared_store import SharedStore
 from router.workers.fleet import Fleet
-from router.workers.status import worker_status
+from router.workers.status import worker_statuses
 from router.workers.worker import Worker
 
 ONE_MODEL = b"/v1/models/"
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 
-Page: TypeAlias = Callable[[RequestHead, Tenant | None], Response | None]
-"""None: the answer takes a while; it is `OwnPages.metrics`."""
+Page: TypeAlias = Callable[[RequestHead, Tenant | None], Response | Coroutine[None, None, Response]]
+"""A coroutine where the answer takes a while, in which other work gets its turns."""
 
 
 class OwnPages:
@@ -53,13 +52,13 @@ class OwnPages:
         self.by_path: dict[bytes, Page] = {
             b"/health": lambda *_: Response(200, b'{"status":"ok"}'),
             b"/ready": self._ready,
-            b"/metrics": lambda *_: None,
+            b"/metrics": lambda *_: self._metrics(),
             b"/v1/models": self._models,
         }
         if store:
             self.by_path[HOT.encode()] = lambda head, _: self._hot(store, head)
 
-    async def metrics(self) -> Response:
+    async def _metrics(self) -> Response:
         of_all = self._metrics_of_all
         return Response(200, await merge(await of_all()) if of_all else await self._context.metrics.page(), _TEXT)
 
@@ -102,13 +101,14 @@ class OwnPages:
         lengths = self._context.fleet.context_lengths(base.id)
         return (lengths.most if self._counts_prompts else None) or lengths.least or model.max_model_len
 
-    def _ready(self, head: RequestHead, _: Tenant | None) -> Response:
-        fleet = self._context.fleet
-        ready = bool(fleet.candidates(None))
+    def _ready(self, head: RequestHead, _: Tenant | None) -> Response | Coroutine[None, None, Response]:
+        ready = bool(self._context.fleet.candidates(None))
         if self._guard is not None and not self._guard.shows_workers(head):
             return Response(200 if ready else 503, msgspec.json.encode({"ready": ready}))
-        others = counterparts(fleet.up)
-        workers = [worker_status(self._context, worker, others) for worker in fleet.workers.values()]
+        return self._ready_in_full(ready)
+
+    async def _ready_in_full(self, ready: bool) -> Response:
+        workers = [status for _, status in await worker_statuses(self._context)]
         body: dict[str, object] = {"ready": ready, "workers": workers}
         if self._store:
             body["store"] = {"up": self._store.healthy, "problems": self._store.problems}

@@ -17,7 +17,7 @@ from router.arms import Arms
 from router.context import RouterContext
 from router.forms import form_model
 from router.http.front import Connection
-from router.http.messages import Request, first, new_request_id, with_request_id
+from router.http.messages import Request, Response, first, new_request_id, with_request_id
 from router.migration.migrating import Migration, Migrations
 from router.openai.engine_paths import GENERATE, MODEL_UNREAD, PASSED_ON, RANKS_IN_BODY
 from router.openai.errors import BadRequest, error_response
@@ -108,10 +108,10 @@ class Server:
             if method not in {b"GET", b"HEAD"}:
                 raise _wrong_method("GET, HEAD")
             shown = page(request.head, tenant)
-            if shown is None:
-                self._run_in_background(self._show_metrics(connection))
-            else:
+            if isinstance(shown, Response):
                 connection.respond(shown)
+            else:
+                self._run_in_background(_show(shown, connection))
             return None
         endpoint = ENDPOINTS.get(path)
         if endpoint:
@@ -182,14 +182,6 @@ class Server:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _show_metrics(self, connection: Connection) -> None:
-        try:
-            page = await self._own.metrics()
-        except Exception:  # whatever it is, the client gets an answer
-            logger.exception("The metrics could not be told")
-            page = error_response(500, "The router could not tell its metrics.")
-        connection.respond(page)
 
     def _pass_on(self, request: Request, connection: Connection, tenant: Tenant | None) -> Exchange:
         check_passed_on(request.head, self._own_paths)
@@ -316,6 +308,15 @@ class Server:
             if name == worker.id or name.rstrip("/") == worker.spec.url:
                 return worker
         raise BadRequest(400, f"There is no worker {name!r}; these there are: {', '.join(sorted(workers))}.")
+
+
+async def _show(page: Coroutine[None, None, Response], connection: Connection) -> None:
+    try:
+        shown = await page
+    except Exception:  # whatever it is, the client gets an answer
+        logger.exception("A page could not be made")
+        shown = error_response(500, "The router could not make this page; its log says why.")
+    connection.respond(shown)
 
 
 def _may_move(request: Request, inference: Inference) -> bool:

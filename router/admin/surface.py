@@ -31,9 +31,9 @@ from router.context import RouterContext
 from router.openai.errors import error_response
 from router.settings.administration import Address
 from router.settings.logs import LogLevel as Level
-from router.split.pairing import Counterparts, counterparts
+from router.split.pairing import counterparts
 from router.workers.roster import Conflict, Roster
-from router.workers.status import worker_status
+from router.workers.status import WorkerStatus, worker_status, worker_statuses
 from router.workers.worker import Worker
 
 logger = logging.getLogger("router.admin")
@@ -142,10 +142,8 @@ class AdminSurface:
     # -- workers
 
     async def _list(self, _: web.Request) -> web.Response:
-        others = counterparts(self._context.fleet.up)
-        return _json(
-            200, Workers([self._state_among(others, worker) for worker in self._context.fleet.workers.values()])
-        )
+        found = await worker_statuses(self._context)
+        return _json(200, Workers([self._with_leaving(worker, status) for worker, status in found]))
 
     async def _show(self, request: web.Request) -> web.Response:
         return _json(200, self._state(self._worker(request)))
@@ -181,11 +179,11 @@ class AdminSurface:
         return worker
 
     def _state(self, worker: Worker) -> WorkerState:
-        return self._state_among(counterparts(self._context.fleet.up), worker)
+        others = counterparts(self._context.fleet.up)
+        return self._with_leaving(worker, worker_status(self._context, worker, others))
 
-    def _state_among(self, others: Counterparts, worker: Worker) -> WorkerState:
-        status = msgspec.structs.asdict(worker_status(self._context, worker, others))
-        return WorkerState(**status, leaves_in_seconds=self._roster.leaves_in(worker))
+    def _with_leaving(self, worker: Worker, status: WorkerStatus) -> WorkerState:
+        return WorkerState(**msgspec.structs.asdict(status), leaves_in_seconds=self._roster.leaves_in(worker))
 
     # -- the rest
 
