@@ -46,6 +46,7 @@ class Fleet:
 
     def _invalidate(self) -> None:
         self._candidates: dict[_Name, Candidates] = {}
+        self._of_workers: dict[tuple[str, ...], Candidates] = {}
         self._without: dict[tuple[_Name, bool, frozenset[str], frozenset[str]], Candidates] = {}
         self._alone: dict[tuple[_Name, frozenset[str]], Candidates] = {}
         self._ranks: dict[str, Candidates] = {}
@@ -162,10 +163,20 @@ class Fleet:
         name = self._name(model)
         found = self._candidates.get(name)
         if found is None:
-            found = self._candidates[name] = self._serving(model, _NONE, first=True)
+            found = self._candidates[name] = self._all_serving(model)
         if not exclude and not unfit:
             return found
         return self._without_those(model, frozenset(exclude), unfit)
+
+    def _all_serving(self, model: str | None) -> Candidates:
+        """The same object for all models of the same workers, as adapters are: of a thousand ranks it takes
+        milliseconds to make, and so do the figures that are kept for each set of candidates."""
+        able = self._able(model, _NONE)
+        key = tuple(worker.id for worker in able)
+        found = self._of_workers.get(key)
+        if found is None:
+            found = self._of_workers[key] = self._serving(able, first=True)
+        return found
 
     def _name(self, model: str | None) -> _Name:
         """Any name may come from outside. All that nobody is known to serve have the same candidates, those workers
@@ -179,7 +190,7 @@ class Fleet:
         name, first, exclude = self._name(model), not exclude, exclude & self._admit()
         found = self._without.get((name, first, exclude, unfit))
         if found is None:
-            found = self._serving(model, exclude | unfit, first)
+            found = self._serving(self._able(model, exclude | unfit), first)
             if found and not exclude and not unfit:
                 found = self._candidates[name]
             if len(self._without) >= _MOST_EXCLUSIONS:
@@ -221,8 +232,7 @@ class Fleet:
             found = self._ranks[worker.id] = ranks_of([worker])
         return found
 
-    def _serving(self, model: str | None, out: frozenset[str], first: bool) -> Candidates:
-        able = self._able(model, out)
+    def _serving(self, able: Sequence[Worker], first: bool) -> Candidates:
         well = _candidates(worker for worker in able if worker.breaker.admits)
         # If no worker with a closed breaker can serve, a first try may go to any: the breakers may all be wrong.
         return well if well or not first else _candidates(able)
@@ -247,7 +257,7 @@ class Fleet:
     def names(self) -> frozenset[str]:
         """All models that any worker, up or not, is known to serve."""
         if self._names is None:
-            self._names = frozenset(known.id for worker in self.workers.values() for known in worker.models)
+            self._names = _NONE.union(*(worker.model_names for worker in self.workers.values()))
         return self._names
 
     @property
@@ -258,9 +268,9 @@ class Fleet:
 
     def may_serve(self, model: str) -> bool:
         """False only when there are workers, all have told their models, and none is `model`."""
-        if not self.workers or model in self._candidates:
+        if not self.workers or self.knows(model):
             return True
-        return any(worker.serves(model) for worker in self.workers.values())
+        return any(not worker.models for worker in self.workers.values())
 
     def models(self) -> Mapping[str, tuple[Worker, Model]]:
         """All models served, by name, each with the first worker that has it; the same object until that changes."""

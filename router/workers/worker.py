@@ -52,6 +52,9 @@ class Worker:
         """Whether it calls its blocks in the shared store as those are called that are looked up."""
         self._looped = -math.inf
         """When a request that was sent there last came back to a router that it had passed."""
+        self._named: EngineDescription | None = None
+        self._model_names: frozenset[str] = frozenset()
+        """As `_named` has them."""
         self._leaves_out_zero: bool | None = None
         """Whether its answers leave out the number of cached tokens when it is 0; None: not known yet."""
 
@@ -152,6 +155,14 @@ class Worker:
         return self.description.models if self.description else ()
 
     @property
+    def model_names(self) -> frozenset[str]:
+        """Looked through once for each description: there may be hundreds of adapters, and as many workers to ask."""
+        if self._named is not self.description:
+            self._named = self.description
+            self._model_names = frozenset(model.id for model in self.models)
+        return self._model_names
+
+    @property
     def keeps_prefixes(self) -> bool:
         return self.description is None or self.description.keeps_prefixes
 
@@ -185,4 +196,4 @@ class Worker:
 
     def serves(self, model: str | None) -> bool:
         """A worker that could not be asked for its models may serve any."""
-        return model is None or not self.models or any(known.id == model for known in self.models)
+        return model is None or not self.models or model in self.model_names

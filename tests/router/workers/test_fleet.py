@@ -433,3 +433,24 @@ def test_a_worker_that_is_back_is_not_taken_to_leave_out_zeros_before_it_has_tol
     found.mark_down(one, "it restarts")
     found.mark_up(one)
     assert [one.reported(cached) for cached in (None, 8, None)] == [None, 8, 0]
+
+
+def test_models_of_the_same_workers_have_the_same_candidates() -> None:
+    """Hundreds of adapters on hundreds of workers: each change of the fleet makes them anew, for each name."""
+    both, one = worker("a", BASE, ADAPTER), worker("b", BASE, ADAPTER, Model("own"))
+    made = fleet(both, one)
+    assert made.candidates("m") is made.candidates("adapter") is made.candidates(None)
+    assert names(made.candidates("own")) == ["b#0/16"]
+    made.mark_down(both, "test")
+    assert made.candidates("m") is made.candidates("adapter") is made.candidates("own")
+    assert names(made.candidates("m")) == ["b#0/16"]
+
+
+def test_the_names_of_a_workers_models_are_put_together_once_for_each_description() -> None:
+    one = worker("a", BASE, ADAPTER)
+    made = fleet(one)
+    assert one.model_names is one.model_names == {"m", "adapter"}
+    assert (one.serves("adapter"), one.serves("other")) == (True, False)
+    made.redescribe(one, EngineDescription("vllm", models=(BASE, Model("other", parent="m"))))
+    assert (one.serves("adapter"), one.serves("other")) == (False, True)
+    assert (made.may_serve("adapter"), made.may_serve("other")) == (False, True)
