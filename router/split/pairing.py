@@ -25,20 +25,28 @@ class Counterparts(NamedTuple):
 
 def make_split(able: Sequence[Worker]) -> Split | None:
     """`able`: workers that are up and serve the same model. None when there is no pair among them."""
-    decodes = _by_kind(worker for worker in able if worker.role != "prefill")
-    prefills = [worker for worker in able if worker.role == "prefill" and _kind(worker) in decodes and not lack(worker)]
+    if all(worker.role != "prefill" for worker in able):
+        return None
+    kinds = {worker.id: _kind(worker) for worker in able if worker.connector is not None}
+    decodes: dict[_Kind, list[Worker]] = {}
+    for worker in able:
+        if worker.role != "prefill" and worker.id in kinds:
+            decodes.setdefault(kinds[worker.id], []).append(worker)
+    prefills = [
+        worker for worker in able if worker.role == "prefill" and kinds.get(worker.id) in decodes and not lack(worker)
+    ]
     if not prefills:
         return None
     candidates = ranks_of(prefills)
     found = {worker.id: worker for worker in able}
     sources = [found[rank.worker_id] for rank in candidates.ranks]
     ranks = {kind: ranks_of(workers) for kind, workers in decodes.items()}
-    targets = [ranks[_kind(source)] for source in sources]
+    targets = [ranks[kinds[source.id]] for source in sources]
     hosts = {kind: np.array([found[rank.worker_id].host for rank in target.ranks]) for kind, target in ranks.items()}
-    near = {pair: hosts[pair[0]] == pair[1] for pair in {(_kind(source), source.host) for source in sources}}
+    near = {pair: hosts[pair[0]] == pair[1] for pair in {(kinds[source.id], source.host) for source in sources}}
     names = [source.connector or "" for source in sources]
     pushes = tuple(CONNECTORS[name].pushes for name in names)
-    nears = tuple(near[_kind(source), source.host] for source in sources)
+    nears = tuple(near[kinds[source.id], source.host] for source in sources)
     return Split(candidates, tuple(targets), nears, pushes, frozenset(names))
 
 
@@ -84,14 +92,7 @@ def why_unpaired(worker: Worker, others: Counterparts) -> str | None:
     return None
 
 
-def _by_kind(workers: Iterable[Worker]) -> dict[_Kind, list[Worker]]:
-    found: dict[_Kind, list[Worker]] = {}
-    for worker in workers:
-        if worker.connector is not None:
-            found.setdefault(_kind(worker), []).append(worker)
-    return found
-
-
 def _kind(worker: Worker) -> _Kind:
+    """Looks through all of its models, which takes long where there are hundreds of adapters."""
     models = frozenset(model.id for model in bases(worker.models))
     return worker.connector, worker.engine, models, worker.block_size
