@@ -130,6 +130,7 @@ class App:
         self._heartbeat = shared.heartbeat if shared else None
         self._is_first = member is None or member.number == 0
         self._tasks: list[asyncio.Task[None]] = []
+        self._reloads: set[asyncio.Task[None]] = set()
         self.port = settings.port
         # Made by `start`:
         self._session: aiohttp.ClientSession | None = None
@@ -203,7 +204,7 @@ class App:
         self._roster = roster = self._make_roster(self._session)
         roster.take(settings.workers, settings.drain_timeout)
         if self._source:
-            self._reloading = Reloading(self._source, settings, roster, self._security.reload)
+            self._reloading = Reloading(self._source, settings, roster, self._security.read_again)
         await roster.first_checks(FIRST_CHECK)
         self._warn_of_unpaired()
         await self._administer(roster)
@@ -356,7 +357,9 @@ class App:
 
     def on_hangup(self) -> None:
         if self._reloading:
-            self._reloading.reload()
+            task = asyncio.create_task(self._reloading.reload(), name="reload")
+            self._reloads.add(task)
+            task.add_done_callback(self._reloads.discard)
 
     def on_signal(self, stop: asyncio.Event) -> None:
         """The first asks to drain, the second to end at once."""
@@ -379,7 +382,7 @@ class App:
     async def close(self) -> None:
         if self._admin:
             await self._admin.close()
-        await end_tasks(self._tasks)
+        await end_tasks([*self._tasks, *self._reloads])
         if self._roster:
             await self._roster.close()
         if self._sockets:

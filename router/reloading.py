@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from publishers.logs import log_event
@@ -22,22 +22,32 @@ _INTERVAL = 1.0
 class Reloading:
     """`settings`: those in force, which stay so but for the workers."""
 
-    def __init__(self, source: Source, settings: Settings, roster: Roster, reload_files: Callable[[], None]) -> None:
-        """`reload_files`: reads what the settings name anew; where it raises SettingsError, nothing has changed."""
+    def __init__(
+        self, source: Source, settings: Settings, roster: Roster, read_files: Callable[[], Callable[[], None]]
+    ) -> None:
+        """`read_files`: reads what the settings name anew, in a thread, and returns what takes it over. Raises
+        SettingsError."""
         self._source = source
         self._settings = settings
         self._roster = roster
-        self._reload_files = reload_files
+        self._read_files = read_files
+        self._turn = asyncio.Lock()
 
-    def reload(self, *, say_none: bool = True) -> None:
+    async def reload(self, *, say_none: bool = True) -> None:
         """Settings that cannot be used change nothing; what has changed beside the workers takes a restart.
         `say_none`: log it even where no worker has changed."""
+        async with self._turn:  # what is read later is taken over later
+            await self._reload(say_none)
+
+    async def _reload(self, say_none: bool) -> None:
+        """Reads in a thread: a file of thousands of API keys takes long, and streams go on meanwhile."""
         try:
-            settings, others = read_again(self._source, self._settings)
-            self._reload_files()
+            settings, others = await asyncio.to_thread(read_again, self._source, self._settings)
+            take_files = await asyncio.to_thread(self._read_files)
         except SettingsError as error:
             log_event(logger, logging.ERROR, "The settings stay as they are", reason=error)
             return
+        take_files()
         changed = self._roster.take(settings.workers, self._settings.drain_timeout)
         if changed or say_none:
             log_event(logger, logging.INFO, "Settings read again", workers_changed=",".join(changed) or "none")
@@ -62,7 +72,7 @@ def read_again(source: Source, in_force: Settings) -> tuple[Settings, list[str]]
     return settings, others
 
 
-async def follow(file: Path, reload: Callable[[bool], object], interval: float = _INTERVAL) -> None:
+async def follow(file: Path, reload: Callable[[bool], Awaitable[object]], interval: float = _INTERVAL) -> None:
     """Until cancelled, call `reload` whenever the file's content has changed, once it has not been written to between
     two looks: half of a list of workers can be read as well. Also at first, which is what it is told, as the file may
     have changed while the router started."""
@@ -77,13 +87,13 @@ async def follow(file: Path, reload: Callable[[bool], object], interval: float =
             if content is not None and not content.strip():  # half written, most often; SIGHUP takes it at its word
                 log_event(logger, logging.ERROR, "The settings stay as they are", reason=f"{file} is empty.")
             elif content != before:
-                _call_or_log(reload, first)
+                await _call_or_log(reload, first)
         await asyncio.sleep(interval)
 
 
-def _call_or_log(reload: Callable[[bool], object], first: bool) -> None:
+async def _call_or_log(reload: Callable[[bool], Awaitable[object]], first: bool) -> None:
     try:
-        reload(first)
+        await reload(first)
     except Exception:  # else the file would never be looked at again
         logger.exception("The settings could not be taken over")
 

@@ -157,7 +157,7 @@ class _Parent:
     async def _keep_all(self) -> None:
         watching = [asyncio.create_task(self._watch())]
         if self._settings.watch_config and (file := self._source.file):
-            watching.append(asyncio.create_task(follow(file, lambda _: self._read_workers())))
+            watching.append(asyncio.create_task(follow(file, self._follow)))
         await asyncio.gather(*(self._keep(number) for number in range(self._settings.processes)))
         for task in watching:
             task.cancel()
@@ -213,6 +213,9 @@ class _Parent:
         if self._read_workers():
             for number in self._listening:
                 _signal(self._running[number], signal.SIGHUP)
+
+    async def _follow(self, _: bool) -> None:
+        self._read_workers()
 
     def _read_workers(self) -> bool:
         """Whoever starts from now on is told of the workers as they are now, if those that run take them too. Returns

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import ssl
 from collections.abc import Callable
+from functools import partial
 
 import aiohttp
 
@@ -13,7 +15,7 @@ from publishers.pipes import refuse_pipes
 from publishers.plane import EventPlane
 from router.http.messages import API_KEY, AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, VIA, Passing, header_lines
 from router.security.guard import Denied, Guard
-from router.security.keys import read_keys
+from router.security.keys import Keys, read_keys
 from router.security.newest import newest_from
 from router.security.tls import front_context
 from router.security.worker_access import read_access, worker_context
@@ -71,14 +73,18 @@ class Security:
         s = self._settings
         warn_of_readable((s.tls_key, s.worker_key, s.nats_key, s.worker_api_key_file, s.nats_creds, s.nats_nkey_seed))
 
-    def reload(self) -> None:
-        """Clients' keys and the certificates as they are now. SettingsError: nothing has changed."""
+    def read_again(self) -> Callable[[], None]:
+        """Reads clients' keys and the certificates as they are now; what is returned puts them in force. Raises
+        SettingsError."""
         try:
             keys = read_keys(self._settings.api_keys) if self._settings.api_keys else None
             front = front_context(self._settings)
             workers = worker_context(self._settings)
         except ValueError as error:
             raise SettingsError(str(error)) from None
+        return partial(self._take, keys, front, workers)
+
+    def _take(self, keys: Keys | None, front: ssl.SSLContext | None, workers: ssl.SSLContext | None) -> None:
         if self.front and front:
             self.front.newest = front
         if self.workers.context and workers:

@@ -65,7 +65,7 @@ start = App.start
 async def interrupting(self):
     os.kill(os.getpid(), signal.SIGHUP)
     await start(self)
-def reload(self):
+async def reload(self):
     print("Read again")
     os.kill(os.getpid(), signal.SIGTERM)
 App.start, Reloading.reload = interrupting, reload

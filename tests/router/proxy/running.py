@@ -32,6 +32,11 @@ class RunningRouter:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    async def hang_up(self) -> None:
+        """SIGHUP, and returns when the settings have been read again."""
+        self.app.on_hangup()
+        await asyncio.gather(*self.app._reloads)
+
     def client(self, receive_buffer: int | None = None, limit: int = 2**16) -> RawClient:
         return RawClient(self.port, receive_buffer, limit)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 from router.app import App
 from router.cli import Source
-from router.reloading import Reloading
+from router.reloading import Reloading, read_again
+from router.settings import Settings
 from router.settings.administration import Address
 from router.workers.spec import WorkerSpec
 from tests.fakes.raw_client import post
@@ -60,7 +62,7 @@ async def test_a_hangup_adds_and_removes_workers_without_losing_a_request(
         one.send(post(body=b'{"prompt":"x","stream":true}'))
         await one.head()
         file.say(b, more=COMMON)
-        router.app.on_hangup()
+        await router.hang_up()
         await until(lambda: router.is_up(b))
         await until(lambda: router.app._fleet.workers["a"].state == "draining")
         assert (await other.ask(post())).header(b"x-router-worker") == b"b"
@@ -76,7 +78,7 @@ async def test_a_pipe_is_not_read_again(a: ScriptedWorker, caplog: pytest.LogCap
     os.close(other)
     source = Source(["--config", f"/dev/fd/{end}", "--admin-listen", "127.0.0.1:0"], {})
     async with running(a, source=source) as router:
-        router.app.on_hangup()
+        await router.hang_up()
         assert "The settings stay as they are" in caplog.text
         assert router.app._fleet.workers["a"].state == "up"
     os.close(end)
@@ -88,11 +90,11 @@ async def test_a_hangup_changes_roles_and_says_what_takes_a_restart(
     file.say(a, b, more=COMMON)
     async with running(a, b, source=file.source) as router, router.client() as client:
         file.say(a, b, more=COMMON, keys=",role=decode,connector=nixl")
-        router.app.on_hangup()
+        await router.hang_up()
         assert (await client.ask(post())).status == 503
         assert "they take a restart" not in caplog.text
         file.say(a, b, more=COMMON + "pd_timeout: 1\n")
-        router.app.on_hangup()
+        await router.hang_up()
         (told,) = [record for record in caplog.records if "they take a restart" in record.getMessage()]
         assert told.__dict__["fields"] == {"settings": "pd_timeout"}
         assert (await client.ask(post())).status == 200
@@ -107,7 +109,7 @@ async def test_a_broken_file_changes_nothing_and_says_why(
     file.say(a, more=COMMON)
     async with running(a, source=file.source) as router, router.client() as client:
         file.put(text)
-        router.app.on_hangup()
+        await router.hang_up()
         (told,) = [record for record in caplog.records if record.getMessage() == "The settings stay as they are"]
         assert str(told.__dict__["fields"]["reason"])
         assert (names(router.app), (await client.ask(post())).status) == (["a"], 200)
@@ -131,7 +133,7 @@ async def test_settings_that_a_restart_would_refuse_change_nothing(
     async with running(a, source=file.source, router_mode="kv") as router:
         file.put(f"{file.path.read_text()}  - {b.url}\n".replace(common, "") + common)
         file.say(a, b, more=common.replace("tokenizer: engine\n", "") + changed + "\n")
-        router.app.on_hangup()
+        await router.hang_up()
         assert names(router.app) == ["a"]
         (reason,) = reasons(caplog)
         assert named in reason
@@ -145,7 +147,7 @@ async def test_a_key_that_is_not_a_role_is_taken_in_with_the_next_health_check(a
         assert worker.block_size == 4
         file.say(a, more=COMMON, keys=",block_size=2")
         asked = a.asked.count("/version")
-        router.app.on_hangup()
+        await router.hang_up()
         assert router.app._roster
         watch = router.app._roster._watched["a"].watch
         for _ in range(2):
@@ -155,13 +157,39 @@ async def test_a_key_that_is_not_a_role_is_taken_in_with_the_next_health_check(a
         assert (await client.ask(post())).status == 200
 
 
+async def test_settings_are_read_while_all_else_goes_on_and_one_after_the_other(
+    a: ScriptedWorker, b: ScriptedWorker, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of thousands of keys takes long."""
+    reads, go_on = list[threading.Thread](), threading.Event()
+
+    def read(source: Source, in_force: Settings) -> tuple[Settings, list[str]]:
+        reads.append(threading.current_thread())
+        assert go_on.wait(30)
+        return read_again(source, in_force)
+
+    monkeypatch.setattr("router.reloading.read_again", read)
+    file.say(a, more=COMMON)
+    async with running(a, source=file.source) as router, router.client() as client:
+        file.say(a, b, more=COMMON)
+        router.app.on_hangup()
+        router.app.on_hangup()
+        await until(lambda: bool(reads))
+        assert (await client.ask(post())).status == 200
+        assert (len(reads), names(router.app)) == (1, ["a"])
+        go_on.set()
+        await until(lambda: names(router.app) == ["a", "b"] and not router.app._reloads)
+    assert len(reads) == 2
+    assert threading.current_thread() not in reads
+
+
 # -- watching the file
 
 
 @asynccontextmanager
 async def watching(router: RunningRouter, file: File, interval: float = 0.001) -> AsyncIterator[None]:
     assert router.app._roster
-    reloading = Reloading(file.source, router.app._settings, router.app._roster, lambda: None)
+    reloading = Reloading(file.source, router.app._settings, router.app._roster, lambda: lambda: None)
     task = asyncio.create_task(reloading.watch(file.path, interval))
     yield
     task.cancel()

@@ -278,11 +278,11 @@ async def test_a_hangup_reads_the_keys_again(a: ScriptedWorker, tmp_path: Path) 
     path = write_keys(tmp_path, {"name": "one", "key": ONE})
     async with running(a, source=source_of(a), api_keys=path) as router, router.client() as client:
         write_keys(tmp_path, {"name": "two", "key": TWO})
-        router.app.on_hangup()
+        await router.hang_up()
         assert (await client.ask(ask_with(TWO))).status == 200
         assert (await client.ask(ask_with(ONE))).status == 401
         (tmp_path / "keys.yaml").write_text("nonsense: [")
-        router.app.on_hangup()
+        await router.hang_up()
         async with router.client() as other:
             assert (await other.ask(ask_with(TWO))).status == 200
 

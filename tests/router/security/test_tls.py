@@ -146,11 +146,11 @@ async def test_a_hangup_reads_the_certificate_again(a: ScriptedWorker, ca: Autho
     async with running(a, source=source_of(a), tls_cert=pair.cert, tls_key=pair.key) as router:
         first = await plain(router, ca.client())
         ca.pair("127.0.0.1")  # in the same files
-        router.app.on_hangup()
+        await router.hang_up()
         second = await plain(router, ca.client())
         assert first.serial != second.serial
         shutil.copy(ca.pair("h", "other").cert, pair.cert)  # not the key's: all stays as it was
-        router.app.on_hangup()
+        await router.hang_up()
         assert await plain(router, ca.client()) == second
 
 
@@ -161,7 +161,7 @@ async def test_a_certificate_with_a_key_of_another_kind_takes_the_place_of_the_o
     async with running(a, source=source_of(a), tls_cert=pair.cert, tls_key=pair.key) as router:
         first = await plain(router, ca.client())
         ca.pair("127.0.0.1", kind=KeyType.RSA)  # in the same files
-        router.app.on_hangup()
+        await router.hang_up()
         assert (await plain(router, ca.client())).serial != first.serial
 
 
@@ -178,7 +178,7 @@ async def test_a_hangup_reads_whose_certificates_are_taken_again(
         with pytest.raises(OSError):
             await plain(router, after)
         shutil.copy(other.file, authorities)
-        router.app.on_hangup()
+        await router.hang_up()
         await plain(router, after)
         with pytest.raises(OSError):
             await plain(router, before)
@@ -239,9 +239,9 @@ async def test_a_hangup_reads_what_workers_are_shown_again(ca: Authority, pair: 
             theirs = other.pair("router", "theirs")
             shutil.copy(other.file, ca.file)
             shutil.copy(theirs.cert, shown.cert)  # not the key's: all stays as it was
-            router.app.on_hangup()
+            await router.hang_up()
             shutil.copy(theirs.key, shown.key)
-            router.app.on_hangup()
+            await router.hang_up()
             await until(lambda: router.is_up(worker))
             async with router.client() as client:
                 assert (await client.ask(post())).status == 200
@@ -274,10 +274,10 @@ def test_what_workers_are_shown_and_who_signs_theirs_is_what_was_read_last(
     assert client
     first = shown(client, engine)
     ca.pair("router", "router", KeyType.RSA)
-    security.reload()
+    security.read_again()()
     assert shown(client, engine) != first
     shutil.copy(other.file, trusted)
-    security.reload()
+    security.read_again()()
     assert shown(client, theirs)
     with pytest.raises(ssl.SSLCertVerificationError):
         shown(client, engine)
