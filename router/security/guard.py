@@ -86,13 +86,14 @@ class Guard:
         self._clock = clock
         self._denied = denied
         self._tenants: dict[str, Tenant] = {}
+        """Those that have shown a key: to make them for all of thousands of keys at once would take long."""
         self.take(keys)
 
     def take(self, keys: Keys) -> None:
         """From now on these keys are valid, and no others."""
         now, known = self._clock(), self._tenants
         self._keys = keys
-        self._tenants = {name: known.get(name) or Tenant(key, now, self._denied) for name, key in keys.by_name.items()}
+        self._tenants = {name: tenant for name, tenant in known.items() if name in keys.by_name}
         for name, tenant in self._tenants.items():
             tenant.change(keys.by_name[name], now)
 
@@ -137,7 +138,10 @@ class Guard:
         found = self._keys.find(key)
         if found is None:
             raise self._unauthorized("wrong_key", "Your API key is not valid here.")
-        return self._tenants[found.name]
+        tenant = self._tenants.get(found.name)
+        if tenant is None:
+            tenant = self._tenants[found.name] = Tenant(found, self._clock(), self._denied)
+        return tenant
 
     def _unauthorized(self, reason: Reason, message: str) -> BadRequest:
         self._denied(reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -262,9 +263,10 @@ def guard(*entries: Key, protect: bool = True) -> Guard:
 
 def test_keys_read_again_keep_what_is_in_use() -> None:
     """What has been used up of a limit stays used up, unless the limit is another."""
-    one = Key("one", "a" * 64, requests_per_minute=1)
-    door = guard(one, Key("gone", "b" * 64))
-    tenant = door._tenants["one"]
+    one = Key("one", sha256(ONE.encode()).hexdigest(), requests_per_minute=1)
+    door = guard(one, Key("gone", sha256(TWO.encode()).hexdigest()), Key("unused", "b" * 64))
+    tenant, _ = (door._tenant([(b"x-api-key", key.encode())]) for key in (ONE, TWO))
+    assert set(door._tenants) == {"one", "gone"}, "thousands may never come"
     tenant.admit(0.0)
     door.take(Keys([Key("one", "c" * 64, requests_per_minute=1)]))
     assert door._tenants == {"one": tenant}
