@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _POLL = 0.02
 """Seconds between two checks of what a leaving worker still has in flight. An event would cost something per
 request."""
+_MOST_POLLS = 1000
+"""Such checks a second, of all that leave together: those of a whole fleet would take a quarter of a core."""
 _HAND_OVER, _HAND_OVER_POLL = 10.0, 0.2
 """Seconds that a leaving worker without requests stays until its hot prefixes are in the shared store, and between two
 checks of that."""
@@ -176,10 +178,10 @@ class Roster:
         leaving = self._leaving[worker.id]
         if after:
             while not after.done() and self._clock() < leaving.deadline:  # which may be set anew meanwhile
-                await asyncio.wait((after,), timeout=_POLL)
+                await asyncio.wait((after,), timeout=self._pause())
             self.drain(worker, True)
         while self.in_flight(worker) and self._clock() < leaving.deadline:  # noqa: ASYNC110 -- see _POLL
-            await asyncio.sleep(_POLL)
+            await asyncio.sleep(self._pause())
         await self._hand_over(worker, leaving)
         leaving.committed = True
         await end_tasks([self._watched.pop(worker.id).task])
@@ -192,6 +194,9 @@ class Roster:
         successor = self._successors.pop(worker.id, None)
         if successor:
             self._if_free(successor, self.join)
+
+    def _pause(self) -> float:
+        return max(_POLL, len(self._leaving) / _MOST_POLLS)
 
     async def _hand_over(self, worker: Worker, leaving: _Leaving) -> None:
         """Wait for its hot prefixes: engines put what they computed into a shared store only after the request

@@ -191,6 +191,27 @@ async def test_nothing_is_left_of_workers_that_have_left(state: State) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_a_fleet_that_leaves_is_not_looked_at_more_often_than_a_few_workers(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses, wait = list[float](), asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        if seconds >= roster._POLL:
+            pauses.append(seconds)
+        await wait(0)
+
+    for number in range(100):
+        worker = state.roster.join(spec(f"w{number}"))
+        await state.up(worker)
+        state.scheduler.book.reserve(worker.ranks[0], 10, 10)
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    for worker in state.fleet.workers.values():
+        state.roster.leave(worker, 60.0)
+    await until(lambda: len(pauses) >= 100)
+    assert 100 / min(pauses) <= roster._MOST_POLLS
+
+
 async def use(state: State, rank: WorkerRank) -> None:
     scheduler = state.scheduler
     prompt = hash_prompt(range(64), [16], PLAIN)
