@@ -20,8 +20,9 @@ _TEXT_FIELDS = {
 }
 # Part types whose missing text is passed over rather than refused.
 _MAY_BE_EMPTY = ("text", "refusal")
-# vLLM removes a line that starts so from system messages in some versions and not in others.
-_REMOVED_BY_SOME = "x-anthropic-billing-header"
+BILLING_HEADER = "x-anthropic-billing-header"
+"""Begins a line of Claude Code's system prompts that is another one with each request. vLLM removes it from system
+messages in some versions and not in others; SGLang (0.5.23) never does."""
 _PLAIN_ROLES = ("system", "user", "assistant")
 _TOOL_FIELDS = {"type", "function"}
 _FUNCTION_FIELDS = ("name", "description", "parameters")
@@ -64,7 +65,7 @@ def _plain(message: object, as_parts: bool) -> Message | None:
     if not isinstance(message, dict) or len(message) != 2 or message.get("role") not in _PLAIN_ROLES:
         return None
     texts = _plain_texts(message.get("content"))
-    if not texts or (message["role"] == "system" and any(text.startswith(_REMOVED_BY_SOME) for text in texts)):
+    if not texts or (message["role"] == "system" and any(text.startswith(BILLING_HEADER) for text in texts)):
         return None
     content = [{"type": "text", "text": text} for text in texts] if as_parts else _joined(texts)
     return {"role": message["role"], "content": content}
@@ -87,7 +88,7 @@ def _message(message: object, *, as_parts: bool) -> Message:
     if role == "developer":
         raise CannotTokenize("unsupported", "a developer message, which engines rewrite in different ways")
     texts = _texts(message.get("content"))
-    if role == "system" and any(text.startswith(_REMOVED_BY_SOME) for text in texts):
+    if role == "system" and any(text.startswith(BILLING_HEADER) for text in texts):
         raise CannotTokenize("unsupported", "a system message with a billing header, which some engines remove")
     content: str | list[dict[str, str]]
     if not as_parts:

@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from indexer.hashing import Tokens
+from router.tokens.conversation import BILLING_HEADER
 
 BYTES_PER_TOKEN: Final = 4
 """Of English text, roughly; and an array of tokens has as many for each."""
@@ -31,16 +32,17 @@ _NOT_RENDERED: Final = frozenset(("type", "id", "status", "cache_control"))
 """Clients move Anthropic's `cache_control` from message to message, and need not send ids again."""
 
 
-def stand_ins(values: Sequence[object]) -> Tokens:
+def stand_ins(values: Sequence[object], *, billed: bool = False) -> Tokens:
     """Of JSON values, or arrays of token ids, in the order in which they are rendered: of the strings in them, wherever
-    they stand, since a text may be a string or a list of parts. What stands behind `MOST_VALUES` is passed over."""
+    they stand, since a text may be a string or a list of parts. What stands behind `MOST_VALUES` is passed over.
+    `billed`: the model gets to see billing headers."""
     pieces: list[bytes] = []
     media, room = 0, MOST_VALUES
     left = list(reversed(values))
     while left:
         value = left.pop()
         if isinstance(value, str):
-            pieces.append(value.encode("utf-8", "surrogatepass"))
+            pieces.append((value if billed else _unbilled(value)).encode("utf-8", "surrogatepass"))
         elif isinstance(value, np.ndarray):
             pieces.append(value.tobytes())
         elif isinstance(value, list):
@@ -56,6 +58,10 @@ def stand_ins(values: Sequence[object]) -> Tokens:
             room = max(0, room - len(value))
     text = bytearray().join(pieces)  # can be written to, as arrays of tokens can: hashing is compiled for these
     return np.frombuffer(text, np.uint32, len(text) // BYTES_PER_TOKEN)
+
+
+def _unbilled(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
 
 
 def _digest(part: dict[str, object]) -> bytes:

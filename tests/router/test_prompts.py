@@ -575,6 +575,16 @@ async def test_images_are_routed_by_what_stands_for_them(folder: Path, reference
                 assert made.asked_engine == 0
 
 
+@pytest.mark.parametrize(("kind", "alike"), [("vllm", True), ("sglang", False)])
+async def test_a_billing_header_is_no_part_of_a_prompt_to_engines_that_remove_it(kind: EngineKind, alike: bool) -> None:
+    made: list[Prompt] = []
+    async with scene(kind=kind) as at:
+        for nonce in ("36ee5", "0aaa9"):
+            system = {"role": "system", "content": f"x-anthropic-billing-header: cch={nonce};\n{TEXT}"}
+            made.append(await at.prompt("chat", messages=[system, *IMAGE]))
+    assert (made[0] == made[1] == guessed([{"role": "system", "content": TEXT}, *IMAGE])) == alike
+
+
 @pytest.mark.parametrize(
     "answer", [(500, b""), (404, b"{}"), (200, b"nonsense"), (200, b'{"tokens": ["a"]}'), (200, b'{"tokens": [-1]}')]
 )

@@ -47,6 +47,14 @@ async def test_conversations_go_on_where_they_were(a: ScriptedWorker, b: Scripte
         assert len(set.union(*places.values())) == 2, "and not all to one"
 
 
+async def test_a_billing_header_that_is_another_each_time_hides_no_prefix(a: ScriptedWorker) -> None:
+    async with running(a, router_mode="kv") as router, router.client() as client:
+        for turns in range(3):
+            billed = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.177; cch={turns};"}
+            got = await turn(client, "/v1/messages", 0, turns, system=[billed, {"type": "text", "text": LONG}])
+            assert turns == 0 or int(got.header(b"x-router-overlap-tokens") or 0) > 1300
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 async def test_what_was_expected_and_reported_is_told(a: ScriptedWorker, path: str) -> None:
     usage = {"input_tokens": 3, "input_tokens_details": {"cached_tokens": 2}, "output_tokens": 1}

@@ -72,6 +72,15 @@ def test_what_is_rendered_alike_is_alike(same: dict[str, object]) -> None:
     assert stand_ins([[same]]).tolist() == stand_ins([[user(TEXT)]]).tolist()
 
 
+@pytest.mark.parametrize("system", [lambda head: [{"type": "text", "text": head}, SYSTEM], lambda head: head + SYSTEM])
+def test_a_line_that_the_model_is_not_shown_stands_for_nothing(system: Callable[[str], object]) -> None:
+    """Claude Code's is another with each request, and stands before all else."""
+    said = [system(f"x-anthropic-billing-header: cc_version=2.1; cch={nonce};\n") for nonce in ("36ee5", "0aaa9")]
+    one, other = ([each, [user(TEXT)]] for each in said)
+    assert stand_ins(one).tolist() == stand_ins(other).tolist() == stand_ins([SYSTEM, [user(TEXT)]]).tolist()
+    assert stand_ins(one, billed=True).tolist() != stand_ins(other, billed=True).tolist()
+
+
 def test_an_image_counts_for_many_tokens_however_long_its_url_is() -> None:
     short, long = (len(stand_ins([[user([image(url)])]])) for url in ("http://x/1.png", "data:," + "A" * 100_000))
     assert short == long == MEDIA_TOKENS + len("user") // 4
