@@ -26,8 +26,8 @@ MOST_MEDIA: Final = 256
 MOST_VALUES: Final = 2**17
 """Of a request that are looked at: nobody else is served meanwhile, and an empty object is three bytes to a client."""
 _DIGESTS: Final = MEDIA_TOKENS * BYTES_PER_TOKEN // xxhash.xxh3_64().digest_size
-_MEDIA: Final = ("image", "audio", "video", "file", "document")
-"""Parts of the types of messages' parts."""
+_MEDIA: Final = ("image", "audio", "video", "file", "document", "embeds")
+"""Parts of the types of messages' parts. Of embeddings each token is kilobytes to a client."""
 _NOT_RENDERED: Final = frozenset(("type", "id", "status", "cache_control"))
 """Clients move Anthropic's `cache_control` from message to message, and need not send ids again."""
 
@@ -65,8 +65,10 @@ def _unbilled(text: str) -> str:
 
 
 def _digest(part: dict[str, object]) -> bytes:
+    """Of what the model sees of it: vLLM takes its `uuid`, if it has one, in place of all else."""
+    shown = part.get("uuid") or {name: value for name, value in part.items() if name not in _NOT_RENDERED}
     try:
-        return xxhash.xxh3_64_digest(msgspec.json.encode(part))
+        return xxhash.xxh3_64_digest(msgspec.json.encode(shown))
     except RecursionError:  # it was read where fewer calls were under way; no engine knows what that is, either
         return xxhash.xxh3_64_digest(b"")
 

@@ -102,11 +102,28 @@ def test_another_image_is_another_prompt_from_there_on() -> None:
     assert common([first], [second]) == len(stand_ins([[before, user("")]]))
 
 
-@pytest.mark.parametrize("kind", ["image", "input_image", "image_url", "input_audio", "video_url", "file", "document"])
+@pytest.mark.parametrize(
+    "kind", ["image", "input_image", "image_url", "input_audio", "video_url", "file", "document", "prompt_embeds"]
+)
 def test_whatever_is_no_text_is_taken_whole(kind: str) -> None:
     part = {"type": kind, "source": {"data": "x" * 5000}}
     assert len(stand_ins([[part]])) == MEDIA_TOKENS
     assert stand_ins([[part]]).tolist() != stand_ins([[{**part, "detail": "low"}]]).tolist()
+
+
+@pytest.mark.parametrize("marked", [{"cache_control": {"type": "ephemeral"}}, {"id": "ig_1", "status": "completed"}])
+def test_an_image_is_the_same_however_it_is_marked(marked: dict[str, object]) -> None:
+    """Clients of Anthropic's mark the last part of all, which is not the last one any more in the next turn."""
+    part = {"type": "image", "source": {"type": "base64", "data": "AAAA"}}
+    assert stand_ins([[{**part, **marked}]]).tolist() == stand_ins([[part]]).tolist()
+
+
+def test_an_image_with_a_uuid_is_what_that_names() -> None:
+    """vLLM needs its bytes once, and takes an image for the same where they differ."""
+    sent = {"type": "image_url", "image_url": {"url": "data:,a"}, "uuid": "cat"}
+    again = {"type": "image_url", "image_url": None, "uuid": "cat"}
+    other = {**again, "uuid": "dog"}
+    assert stand_ins([[sent]]).tolist() == stand_ins([[again]]).tolist() != stand_ins([[other]]).tolist()
 
 
 def test_token_ids_stand_for_themselves() -> None:
