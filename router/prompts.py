@@ -304,10 +304,12 @@ class Prompts:
         self._guess(routing, model, fields, rendered)
 
     def _guess(self, routing: RequestRouting, model: str | None, fields: Fields, rendered: Sequence[str]) -> None:
-        billed = bool(self._context.fleet.other_engines("vllm"))
+        fleet = self._context.fleet
+        billed = bool(fleet.other_engines("vllm"))
         said = stand_ins([fields[name] for name in rendered if name in fields], billed=billed)
+        served = fleet.prompt_name(model)
         # With the zeros it is no adapter's name, so that stand-ins are nobody's tokens.
-        apart = "\0".join(str(each) for each in (model, *(_text(fields.get(name)) for name in _APART)))
+        apart = "\0".join(str(each) for each in (served, *(_text(fields.get(name)) for name in _APART)))
         routing.prompt = self._context.guess_prompt(said, Namespace(apart, _text(fields.get("cache_salt"))))
 
     # -- one model

@@ -52,6 +52,7 @@ class Fleet:
         self._ranks: dict[str, Candidates] = {}
         self._models: dict[str, tuple[Worker, Model]] | None = None
         self._bases: dict[str | None, Model] | None = None
+        self._prompt_names: dict[str | None, str] = {}
         self._lengths: dict[str, ContextLengths] = {}
         self._block_sizes: frozenset[int] | None = None
         self._admitting: frozenset[str] | None = None
@@ -286,6 +287,22 @@ class Fleet:
         if self._bases is None:
             self._bases = _bases([model for _, model in self.models().values()])
         return self._bases.get(name)
+
+    def prompt_name(self, name: str | None) -> str | None:
+        """What stands for a request's model beside its text: the same for all names of a base model, which an engine
+        caches together. An unknown name stands for itself."""
+        base = self.base_model(name)
+        if base is None:
+            return name
+        found = self._prompt_names.get(name)
+        if found is None:
+            adapter = self.lora_name(name)
+            found = self._prompt_names[name] = self._first_name(base) if adapter is None else adapter
+        return found
+
+    def _first_name(self, base: Model) -> str:
+        known = bases([model for _, model in self.models().values()])
+        return min(model.id for model in known if _are_one([base, model]))
 
     def context_lengths(self, base: str) -> ContextLengths:
         """Of the base model of that name. Workers may be started with different context lengths."""

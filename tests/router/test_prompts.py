@@ -575,6 +575,12 @@ async def test_images_are_routed_by_what_stands_for_them(folder: Path, reference
                 assert made.asked_engine == 0
 
 
+async def test_a_model_under_any_of_its_names_makes_the_same_of_an_image() -> None:
+    async with scene() as made:
+        assert await made.prompt("chat", messages=IMAGE, model="") == guessed(IMAGE)
+        assert await made.prompt("chat", messages=IMAGE, model="adapter") == guessed(IMAGE, apart="adapter\0None\0None")
+
+
 @pytest.mark.parametrize(("kind", "alike"), [("vllm", True), ("sglang", False)])
 async def test_a_billing_header_is_no_part_of_a_prompt_to_engines_that_remove_it(kind: EngineKind, alike: bool) -> None:
     made: list[Prompt] = []

@@ -316,6 +316,16 @@ def test_one_model_under_several_names_need_not_be_named() -> None:
     assert fleet().base_model(None) is None
 
 
+def test_all_names_of_a_model_are_one_to_prompts() -> None:
+    names = Model("m", root="/m"), Model("alias", root="/m"), ADAPTER
+    found = fleet(worker("a", *names), worker("b", Model("alias", root="/elsewhere/m")))
+    asked = ("m", "alias", None, "adapter", "x")
+    assert [found.prompt_name(name) for name in asked] == ["alias", "alias", "alias", "adapter", "x"]
+    found = fleet(worker("a", *names), worker("b", Model("n", root="/n")))
+    assert [found.prompt_name(name) for name in ("m", "alias", "n", None)] == ["alias", "alias", "n", None]
+    assert fleet().prompt_name("m") == "m"
+
+
 def test_context_lengths_are_known_of_those_that_are_up() -> None:
     small, large, untold = (
         worker("a", Model("m", max_model_len=10)),
