@@ -10,6 +10,7 @@ from typing import NamedTuple
 from engines.description import EngineKind
 from engines.disaggregation.answer import Prefilled
 from engines.shaping import rank_headers
+from indexer.kv_indexer import PromptHashes
 from indexer.matches import Matches
 from indexer.types import WorkerRank
 from router.arms import Arm
@@ -70,6 +71,8 @@ class RoutingOptions(NamedTuple):
     """The only kind that takes it; None: all do."""
     recomputed: bool = False
     """What its engine reports as cached says nothing of what it holds."""
+    uncached: bool = False
+    """Its engine computes all of its prompt, whatever it holds."""
 
 
 class RequestRouting:
@@ -81,7 +84,7 @@ class RequestRouting:
         self._pinned = options.pinned
         self._exclude: frozenset[str] = frozenset()
         self._engine = options.engine
-        self._recomputed = options.recomputed
+        self._recomputed, self._uncached = options.recomputed, options.uncached
         self.too_short: frozenset[str] = frozenset()
         """Workers whose context is too short for it."""
         self._routed: Callable[[Leg | Pair | Response], None] = _ignore
@@ -153,7 +156,10 @@ class RequestRouting:
         return self._candidates(self._exclude)
 
     def matches(self) -> Matches | None:
-        self._found = self._context.matches(self.prompt)
+        prompt = self.prompt
+        if self._uncached and prompt.hashes:  # what it has in common with others is worth nothing
+            prompt = prompt._replace(hashes=PromptHashes(prompt.tokens, {}))
+        self._found = self._context.matches(prompt)
         return self._found
 
     def send(self, decision: Decision, booking: Booking) -> None:

@@ -140,13 +140,14 @@ class Server:
         if inference.engine or inference.recomputed:
             naming = RANKS_IN_BODY.get(request.head.path)
             options = options._replace(engine=inference.engine, recomputed=inference.recomputed, name_rank=naming)
+            options = options._replace(uncached=inference.uncached)
         if self._arms and options.pinned is None:  # one that names its worker is no test of a policy
             options = options._replace(arm=self._arms.assign(request.head))
         if self._migrations and inference.streamed and options.pinned is None and _may_move(request, inference):
             options = options._replace(migration=Migration(self._migrations, inference))
         routing = RequestRouting(self._context, inference.model, options)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
-        if self._store and self._prompts:
+        if self._store and self._prompts and not inference.uncached:
             pending = self._look_up(self._store, pending, routing, inference)
         exchange = self._exchange(request, connection, routing, tenant, options.migration)
         if pending is None:

@@ -81,6 +81,7 @@ class Body(Bounded, gc=False):
     stream: bool | None = None
     prompt_logprobs: msgspec.Raw = ABSENT
     echo: msgspec.Raw = ABSENT
+    logprobs: msgspec.Raw = ABSENT
     add_special_tokens: msgspec.Raw = ABSENT
     truncate_prompt_tokens: msgspec.Raw = ABSENT
     prompt_embeds: msgspec.Raw = ABSENT

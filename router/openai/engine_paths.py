@@ -49,7 +49,9 @@ def _of_sglang(raw: bytes) -> Inference:
     salt = first_salt(given.cache_salt)
     _add_media(body, given.image_data, given.video_data, given.audio_data)
     said = given.model or None, salt, bool(given.stream), raw, body, name
-    return Inference("completions", *said, "sglang", _shows_prompt(given))
+    begin = _shown_from(given)
+    first = next(iter(begin), None) if isinstance(begin, list) else begin
+    return Inference("completions", *said, "sglang", is_in_prompt(begin), first == 0)
 
 
 def _of_vllm(raw: bytes) -> Inference:
@@ -58,7 +60,8 @@ def _of_vllm(raw: bytes) -> Inference:
     body = AsCompletion(prompt=given.token_ids, n=_choices(given.sampling_params))
     _add_media(body, given.features, given.content_parts)
     said = given.model or None, given.cache_salt, bool(given.stream), raw, body, "token_ids"
-    return Inference("completions", *said, "vllm", _passes_over_cache(given.sampling_params or Sampling()))
+    uncached = _passes_over_cache(given.sampling_params or Sampling())
+    return Inference("completions", *said, "vllm", uncached, uncached)
 
 
 def _choices(sampled: Sampling | list[Sampling] | None) -> int | None:
@@ -67,12 +70,13 @@ def _choices(sampled: Sampling | list[Sampling] | None) -> int | None:
     return int(first.n) if first and first.n else None
 
 
-def _shows_prompt(given: SglangGenerate) -> bool:
-    """The engine computes again from where the log probabilities begin."""
+def _shown_from(given: SglangGenerate) -> object:
+    """Where the prompt's log probabilities begin, or a list of that: from there on the engine computes again. None: it
+    asks for none."""
     try:
-        return is_asked(given.return_logprob) and is_in_prompt(_decode_any(given.logprob_start_len))
+        return _decode_any(given.logprob_start_len) if is_asked(given.return_logprob) else None
     except UNDECODABLE:
-        return False
+        return None
 
 
 def _passes_over_cache(sampled: Sampling) -> bool:

@@ -69,6 +69,8 @@ class Inference(NamedTuple):
     """The only kind that takes requests of this form; None: all do."""
     recomputed: bool = False
     """The engine may compute all of its prompt again, whatever it holds: for the prompt's log probabilities."""
+    uncached: bool = False
+    """It surely does."""
 
     @property
     def choices(self) -> int:
@@ -119,20 +121,26 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
         _check("messages", chat.messages, b"[", "a list of messages")
         again = _recomputed(chat)
         model, salt, streamed = chat.model or None, first_salt(chat.cache_salt), bool(chat.stream)
-        return Inference(endpoint, model, salt, streamed, raw, chat, "messages", None, again)
+        return Inference(endpoint, model, salt, streamed, raw, chat, "messages", None, again, again)
     body = read_as(_decode_any_completion, raw)
     if not is_given(body.prompt) and is_given(body.prompt_embeds):
         body.prompt = ABSENT  # vLLM takes what the prompt would have been embedded as
     else:
         check_prompt("prompt", body.prompt)
     again, model, streamed = _recomputed(body), body.model or None, bool(body.stream)
-    return Inference(endpoint, model, first_salt(body.cache_salt), streamed, raw, body, "prompt", None, again)
+    salt, uncached = first_salt(body.cache_salt), again and _is_uncached(body)
+    return Inference(endpoint, model, salt, streamed, raw, body, "prompt", None, again, uncached)
 
 
 def _recomputed(body: Body) -> bool:
     if body.prompt_logprobs is ABSENT and body.echo is ABSENT:
         return False
     return is_given(body.prompt_logprobs) or is_asked(body.echo)
+
+
+def _is_uncached(body: Completion) -> bool:
+    """Of one that may be: what is only echoed is not computed again."""
+    return is_given(body.prompt_logprobs) or is_given(body.logprobs)
 
 
 def first_salt(given: Salt) -> str | None:

@@ -148,6 +148,27 @@ def test_what_an_engine_computes_again_says_nothing_of_what_it_holds() -> None:
     assert audit.status(RANK) is None
 
 
+@pytest.mark.parametrize(("uncached", "overlap", "work"), [(False, 8, 2), (True, 0, 10)])
+def test_what_an_engine_computes_again_is_work_whatever_is_there(uncached: bool, overlap: int, work: int) -> None:
+    made = context()
+    made.indexer.on_batch(EventBatch("w", 0, 1, 0, [Stored(Tier.GPU, pack_hashes(HASHES.chains[BLOCK]))]))
+    routing, legs = RequestRouting(made, "m", RoutingOptions(uncached=uncached)), list[Leg | Pair | Response]()
+    routing.prompt = Prompt(10, HASHES)
+    routing.route(frozenset(), legs.append)
+    (leg,) = legs
+    assert isinstance(leg, Leg)
+    assert leg.decision.overlap_tokens == overlap
+    assert made.book.load(RANK, 0.0).prefill_tokens == work
+
+
+def test_what_an_engine_computes_again_is_there_afterwards() -> None:
+    made = context()
+    routing = RequestRouting(made, "m", RoutingOptions(uncached=True))
+    routing.prompt = Prompt(10, HASHES)
+    routing.route(frozenset(), lambda routed: None)
+    assert RANK in made.indexer.find_matches(HASHES)
+
+
 def test_a_worker_that_turns_out_to_run_another_engine_gets_nothing_that_waits() -> None:
     made = context()
     routing = RequestRouting(made, "m", RoutingOptions(engine="sglang"))

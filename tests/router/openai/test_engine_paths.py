@@ -140,6 +140,14 @@ def test_vllm_takes_numbers_and_flags_in_other_forms(stream: object, n: object) 
 )  # fmt: skip
 def test_whether_its_prompt_may_be_computed_again(path: bytes, body: object, recomputed: bool) -> None:
     assert read(path, body).recomputed is recomputed
+    if path == VLLM:
+        assert read(path, body).uncached is recomputed
+
+
+@pytest.mark.parametrize(("start", "uncached"), [(0, True), ([0, 5], True), (5, False), ([5, 0], False), (-1, False)])
+def test_sglang_computes_a_prompt_again_from_where_its_log_probabilities_begin(start: object, uncached: bool) -> None:
+    body = {"text": "hi", "return_logprob": True, "logprob_start_len": start}
+    assert read(SGLANG, body).uncached is uncached
 
 
 @pytest.mark.parametrize("path", GENERATE)

@@ -280,6 +280,22 @@ def test_whether_its_prompt_may_be_computed_again(fields: bytes, recomputed: boo
     assert [parse_inference(endpoint, body).recomputed for endpoint in ENDPOINTS.values()] == [recomputed] * 2
 
 
+@pytest.mark.parametrize(
+    ("fields", "uncached"),
+    [
+        (b'"logprobs":1', [False, False]),
+        (b'"prompt_logprobs":0', [True, True]),
+        (b'"echo":true', [False, True]),  # vLLM's chats take it for top_logprobs, of which there are 0
+        (b'"echo":true,"logprobs":null', [False, True]),
+        (b'"echo":true,"logprobs":1', [True, True]),
+        (b'"echo":false,"logprobs":1', [False, False]),
+    ],
+)
+def test_whether_its_prompt_is_surely_computed_again(fields: bytes, uncached: list[bool]) -> None:
+    body = b'{"prompt":"x","messages":[],%s}' % fields
+    assert [parse_inference(endpoint, body).uncached for endpoint in ENDPOINTS.values()] == uncached
+
+
 @pytest.mark.parametrize("fields", STEERING, ids=bytes.decode)
 def test_what_steers_engines_is_not_for_clients(fields: bytes) -> None:
     """Whom to fetch KV from, and which of its ranks serves."""

@@ -55,6 +55,16 @@ async def test_a_billing_header_that_is_another_each_time_hides_no_prefix(a: Scr
             assert turns == 0 or int(got.header(b"x-router-overlap-tokens") or 0) > 1300
 
 
+async def test_nothing_is_saved_by_what_is_there_if_the_prompts_log_probabilities_are_wanted(a: ScriptedWorker) -> None:
+    async with running(a, router_mode="kv") as router, router.client() as client:
+        overlaps = []
+        for more in ({}, {"echo": True}, {"echo": True, "logprobs": 1}, {"prompt_logprobs": 1}, {}):
+            body = {"model": "tiny", "prompt": list(range(320)), **more}
+            got = await client.ask(post("/v1/completions", json.dumps(body).encode()))
+            overlaps.append(int(got.header(b"x-router-overlap-tokens") or -1) > 300)
+        assert overlaps == [False, True, False, False, True]
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 async def test_what_was_expected_and_reported_is_told(a: ScriptedWorker, path: str) -> None:
     usage = {"input_tokens": 3, "input_tokens_details": {"cached_tokens": 2}, "output_tokens": 1}
