@@ -410,7 +410,7 @@ def _with_others(prompt: Prompt, inference: Inference, fields: Fields) -> Prompt
     prompts = fields.get("prompt")
     if isinstance(prompts, list) and len(prompts) > 1:
         further = len(prompts) * inference.choices - 1
-        return prompt._replace(others=Others(further, other_tokens(prompts)))
+        return prompt._replace(others=Others(further, other_tokens(prompts, uncached=inference.uncached)))
     return prompt._replace(others=Others(inference.choices - 1)) if inference.choices > 1 else prompt
 
 

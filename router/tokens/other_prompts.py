@@ -14,13 +14,14 @@ _MEASURED: Final = 64
 more than one of so many."""
 
 
-def other_tokens(batch: Sequence[object]) -> int:
+def other_tokens(batch: Sequence[object], *, uncached: bool = False) -> int:
     """Tokens of all prompts after the first, without what they begin with as the first does, which an engine computes
-    once. An estimate: texts are taken to have a token for every `BYTES_PER_TOKEN` bytes, as ids have."""
+    once, unless it computes each whole (`uncached`). An estimate: texts are taken to have a token for every
+    `BYTES_PER_TOKEN` bytes, as ids have."""
     first, *measured = (_as_bytes(prompt) for prompt in batch[: 1 + _MEASURED])
     if not measured:
         return 0
-    own = sum(len(prompt) - _common(first, prompt) for prompt in measured)
+    own = sum(len(prompt) - (0 if uncached else _common(first, prompt)) for prompt in measured)
     return own * (len(batch) - 1) // len(measured) // BYTES_PER_TOKEN
 
 

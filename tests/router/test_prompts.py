@@ -212,6 +212,8 @@ async def test_of_a_batch_the_first_prompt_is_looked_up_and_the_others_count(
         assert texts == known(ids)._replace(others=Others(5, len(other) // 4))
         packed = await made.prompt(prompt=[[1, 2, 3, 4], [1, 2, 9]])
         assert packed == known([1, 2, 3, 4])._replace(others=Others(1, 1))
+        scored = await made.prompt(prompt=[[1, 2, 3, 4], [1, 2, 3, 5]], echo=True, logprobs=1)
+        assert scored.others == Others(1, 4)
         untold = await made.prompt(prompt=[TEXT, other], suffix="x")
         assert untold == guessed(TEXT)._replace(others=Others(1, len(other) // 4))
 

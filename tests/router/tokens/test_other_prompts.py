@@ -36,6 +36,10 @@ def test_what_a_batch_has_beyond_its_first_prompt(batch: list[object], expected:
     assert other_tokens(batch) == expected
 
 
+def test_what_each_prompt_begins_with_counts_where_each_is_computed_whole() -> None:
+    assert other_tokens([SHOTS + "a" * 80, SHOTS + "b" * 80], uncached=True) == len(SHOTS) // 4 + 20
+
+
 @given(st.lists(st.binary(max_size=200), min_size=2, max_size=60))
 def test_what_is_common_is_what_is_common(texts: list[bytes]) -> None:
     batch = [text.decode("latin-1") for text in texts]
