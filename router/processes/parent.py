@@ -240,6 +240,8 @@ class _Parent:
 
     async def _start(self, number: int) -> str:
         """Returns what it says when it listens; "" when it ends before."""
+        # Whoever tidies temporary files up may have removed it, and a process that cannot have its socket ends.
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
         process = await asyncio.create_subprocess_exec(
             *python_command(_MEMBER),
             stdin=asyncio.subprocess.PIPE,

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import signal
 import socket
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -92,6 +93,17 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
         assert not keeping.done()
         parent._on_signal()
         await keeping
+
+
+async def test_a_process_that_is_started_again_has_a_folder_for_its_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Temporary files are tidied up after some days, while the router runs on."""
+    folder = tmp_path / "sockets"
+    start_in_turn(monkeypatch, [Child()])
+    with parent_of(Settings(processes=1), folder) as parent:
+        await parent._start(0)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 async def test_a_process_that_is_started_again_is_told_of_the_workers_that_a_watched_file_states_by_then(
