@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -74,6 +75,24 @@ def router_url(text: str) -> str:
     return text
 
 
+def check_distinct(named: Mapping[str, str | None]) -> None:
+    """Refuses flags that name one file, if by several names: what is written there later would be all that is left."""
+    flags: dict[object, str] = {}
+    for flag, path in named.items():
+        other = flags.setdefault(_identity(path), flag) if path is not None else flag
+        if other != flag:
+            raise RunError(f"{other} and {flag} name the same file; give each its own")
+
+
+def _identity(path: str) -> object:
+    """The same for all names of a file. A terminal or a pipe may well be both read and written."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return os.path.realpath(path)
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else path
+
+
 def check_writable(flag: str, path: str | None) -> None:
     """Checks that the file that `flag` names can be written, before the run rather than after it. It leaves no empty
     one behind. A named pipe is not tried: its reader would take that for the end, and leave."""
@@ -82,11 +101,11 @@ def check_writable(flag: str, path: str | None) -> None:
     try:
         if Path(path).is_fifo():
             return
-        there = os.path.lexists(path)
+        there = os.path.exists(path)
         with Path(path).open("ab"):
             pass
         if not there:
-            Path(path).unlink()
+            os.unlink(os.path.realpath(path))  # a link to nothing stays as it was
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}; give {flag} another FILE") from None
 

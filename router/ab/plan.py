@@ -11,9 +11,9 @@ import msgspec
 
 from router.ab.arrivals import Arrivals, prepare
 from router.ab.errors import RunError
-from router.ab.flags import Parser, count, number, positive, router_url
+from router.ab.flags import Parser, check_distinct, count, number, positive, router_url
 from router.ab.trace import SHAPES, Row
-from router.ab.trace_file import FORMATS, load
+from router.ab.trace_file import FORMATS, file_of, load
 from router.security.worker_access import WorkerAccess, read_access
 from router.settings import RouterMode
 from router.workers.spec import parse_worker
@@ -146,8 +146,7 @@ def read_plan(argv: Sequence[str]) -> Plan:
     _check_further("--router-arg", given["router_arg"], _ROUTERS)
     if peers and not workers:
         raise RunError("--peer names a router in front of workers that run already; name them with --worker")
-    if given["out"] is not None and given["out"] == given["html"]:
-        raise RunError("--out and --html name the same file; give each its own")
+    check_distinct({"--trace": file_of(given["trace"]), "--out": given["out"], "--html": given["html"]})
     speedup = given.pop("speedup") or (1.0 if workers else SIM_SPEEDUP)
     baseline = given.pop("baseline") or next((mode for mode in modes if mode_of(mode) != "kv"), modes[0])
     if baseline not in modes:

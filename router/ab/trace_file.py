@@ -42,6 +42,11 @@ def load(trace: str, seed: int) -> list[Row]:
     return synthesize(kind or "conversation", seed) if _is_made(trace) else read(Path(trace))
 
 
+def file_of(trace: str) -> str | None:
+    """None where it is made, and not read."""
+    return None if _is_made(trace) else trace
+
+
 def _is_made(trace: str) -> bool:
     return trace.partition(":")[0] == "synthetic"
 

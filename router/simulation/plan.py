@@ -14,8 +14,8 @@ from engines.sim.timing import HELP as TIMING_HELP
 from engines.sim.timing import StepTiming
 from router.ab.arrivals import Arrivals
 from router.ab.errors import RunError
-from router.ab.flags import Parser, count, number, positive, taking, whole
-from router.ab.trace_file import FORMATS, check_readable
+from router.ab.flags import Parser, check_distinct, count, number, positive, taking, whole
+from router.ab.trace_file import FORMATS, check_readable, file_of
 from router.scheduling.admission import SloAction
 from router.simulation.changes import SLOWEST, Change, parse_change, parse_slow, unknown_worker
 from router.simulation.figures import Goal
@@ -156,8 +156,8 @@ def _check(given: argparse.Namespace, fleet: FleetSettings) -> None:
         raise RunError(f"--change: there is no worker {unknown} then; workers are counted from 0")
     if given.page and (given.knee or not given.suite):
         raise RunError("--page is of --suite, without --knee")
-    if given.page and given.page == given.out:
-        raise RunError("--out and --page name the same file; give each its own")
+    trace = file_of(given.trace) if given.trace else None
+    check_distinct({"--flags": given.flags, "--trace": trace, "--out": given.out, "--page": given.page})
     if fleet.host_tokens and fleet.store_tokens:
         raise RunError("--host-tokens and --store-tokens exclude each other; give one")
     if given.store_sweep and not fleet.store_tokens:

@@ -110,6 +110,7 @@ def trace(tmp_path: Path) -> str:
         (["--worker-cert", "a.pem"], "--worker-cert needs --worker-key beside it"),
         (["--out", "/no/such/dir/ab.json"], "cannot write /no/such/dir/ab.json"),
         (["--out", "ab", "--html", "ab"], "--out and --html name the same file; give each its own"),
+        (["--out", "ab", "--html", "./ab"], "--out and --html name the same file; give each its own"),
         (["--sim-workers", "2", "--frobnicate"], "unrecognized arguments: --frobnicate"),
         (["--worker", "http://a:1", "--sim-workers", "3"], "--sim-workers is for a simulated fleet"),
         (["--worker", "http://a:1", "--sim-arg=--x"], "--sim-arg is for a simulated fleet"),

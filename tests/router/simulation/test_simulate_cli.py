@@ -185,6 +185,27 @@ def test_who_reads_a_named_pipe_is_not_sent_away_before_the_run(tmp_path: Path) 
         os.close(reader)
 
 
+def test_what_is_read_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By whichever of its names."""
+    trace, flags, link = tmp_path / "trace.jsonl", tmp_path / "flags.yaml", tmp_path / "link"
+    trace.write_text("a trace")
+    flags.write_text(f"trace: {trace}\n")
+    os.link(trace, link)
+    assert main(["simulate", "--flags", str(flags), "--out", str(link)]) == 2
+    assert capsys.readouterr().err.endswith("--trace and --out name the same file; give each its own\n")
+    assert main(["simulate", "--flags", str(flags), "--out", f"{tmp_path}/./flags.yaml"]) == 2
+    assert capsys.readouterr().err.endswith("--flags and --out name the same file; give each its own\n")
+    assert trace.read_text() == "a trace"
+
+
+def test_a_link_to_a_file_that_is_not_there_yet_leaves_none_before_the_run(tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to(target)
+    check_writable("--out", str(link))
+    assert link.is_symlink()
+    assert not target.exists()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 def test_a_full_disk_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *SMALL, "--limit", "5", "--policies", "auto", "--out", "/dev/full"]) == 2
@@ -305,6 +326,7 @@ def test_no_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--out /nowhere/x.json", "cannot write /nowhere/x.json"),
         ("--duration 1 --workers 1 --jobs 1 --out /dev/full", "cannot write /dev/full: No space left on device"),
         ("--suite --out x --page x", "--out and --page name the same file; give each its own"),
+        ("--suite --out x --page ./x", "--out and --page name the same file; give each its own"),
     ],
 )
 def test_what_cannot_be_run_is_told(flags: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
