@@ -128,7 +128,7 @@ _ACCESS_FILES = ("worker_api_key_file", "worker_ca", "worker_cert", "worker_key"
 _SIMULATED = ("sim_workers", "cache_tokens", "block_size", "sim_arg")
 """Flags that only a simulated fleet takes."""
 _SIMS = {"--workers": "--sim-workers", **{flag: flag for flag in ("--cache-tokens", "--block-size", "--speedup")}}
-_ROUTERS = {"--router-mode": "--modes", "--worker": "--worker"}
+_ROUTERS = {"--router-mode": "--modes", "--ab": "--modes", "--seed": "--seeds", "--worker": "--worker"}
 """Flags of the simulator and of the router that are set from flags here."""
 
 

@@ -124,6 +124,8 @@ def trace(tmp_path: Path) -> str:
             "--router-arg: --router-mode is for ab itself to set, which reports by it; give --modes",
         ),
         (["--router-arg=--worker=http://a:1"], "--router-arg: --worker is for ab itself to set"),
+        (["--router-arg=--seed=7"], "--router-arg: --seed is for ab itself to set, which reports by it; give --seeds"),
+        (["--router-arg=--ab", "--router-arg=kv=1"], "--router-arg: --ab is for ab itself to set"),
         (["--peer", "x=http://a:1"], "--peer names a router in front of workers that run already; name them"),
         (["--peer", "http://a:1"], "--peer: http://a:1 is not NAME=http://HOST:PORT"),
         (
