@@ -159,6 +159,8 @@ def read_timeout(query: Mapping[str, str], usual: float) -> float:
     for name in query:
         if name != "timeout":
             raise Wrong(422, f"There is no parameter {name!r}, only timeout.")
+    if len(query) > 1:
+        raise Wrong(422, "timeout is there more than once.")
     if "timeout" not in query:
         return usual  # the operator's own, which may be longer than a day
     try:

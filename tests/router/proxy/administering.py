@@ -31,7 +31,7 @@ class Admin:
     async def add(self, worker: ScriptedWorker, **keys: Any) -> tuple[int, Any]:
         return await self.ask("POST", "workers", json={"url": worker.url, "name": worker.name, **keys})
 
-    async def remove(self, name: str, **query: str) -> tuple[int, Any]:
+    async def remove(self, name: str, **query: str | list[str]) -> tuple[int, Any]:
         return await self.ask("DELETE", f"workers/{name}", params=query)
 
     async def change(self, worker: str, **what: Any) -> tuple[int, Any]:

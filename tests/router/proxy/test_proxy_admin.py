@@ -240,6 +240,8 @@ async def test_wrong_timeouts_remove_nothing(a: ScriptedWorker, timeout: str) ->
         assert (status, "timeout takes" in message(told)) == (422, True)
         status, told = await admin.remove("a", timout="5")
         assert (status, "'timout'" in message(told)) == (422, True)
+        status, told = await admin.remove("a", timeout=["600", "0"])
+        assert (status, "more than once" in message(told)) == (422, True)
         assert (await admin.show("a"))[1]["state"] == "up"
 
 
