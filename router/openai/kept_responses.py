@@ -30,7 +30,8 @@ PATIENCE = 2.0
 """Seconds that a worker may take to say whether it keeps an answer; it takes milliseconds normally."""
 _ASKING = 16
 """Searches of the whole fleet at a time: clients may ask for answers that do not exist as often as they like."""
-_ID = r"[\w.-]{1,128}"
+_ID = r"(?!\.)[\w.-]{1,128}"
+"""Not "..", with which a worker would be asked for another path."""
 _NAMED = re.compile(rf"{PATH.decode()}/({_ID})(?:/.*)?")
 _ANSWERED = re.compile(rf'"id":\s*"({_ID})"'.encode())
 """The first field of an answer, and of the answer in a stream's first event."""

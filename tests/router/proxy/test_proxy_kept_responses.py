@@ -103,6 +103,13 @@ async def test_what_nobody_keeps_is_for_an_engine_to_say(a: ScriptedWorker, b: S
         assert (got.status, got.body) == (404, b'{"error":{"code":404}}')
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_no_other_path_is_asked_for_by_a_name(a: ScriptedWorker, b: ScriptedWorker, name: str) -> None:
+    async with running(a, b) as router, router.client() as client:
+        await create(client, previous_response_id=name)
+    assert [request.target for request in (*a.requests, *b.requests)] == [PATH.encode()]
+
+
 async def test_nobody_else_is_tried_while_its_keeper_is_down(a: ScriptedWorker, b: ScriptedWorker) -> None:
     a.then(answer(kept()))
     async with running(a, b, health_interval=0.2) as router, router.client() as client:
