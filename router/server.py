@@ -308,7 +308,9 @@ class Server:
         for worker in workers.values():
             if name == worker.id or name.rstrip("/") == worker.spec.url:
                 return worker
-        raise BadRequest(400, f"There is no worker {name!r}; these there are: {', '.join(sorted(workers))}.")
+        shown = self._guard is None or self._guard.shows_workers(request.head)
+        these = f"; these there are: {', '.join(sorted(workers))}" if shown else ""
+        raise BadRequest(400, f"There is no worker {name!r}{these}.")
 
 
 async def _show(page: Coroutine[None, None, Response], connection: Connection) -> None:

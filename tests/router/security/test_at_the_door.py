@@ -129,6 +129,15 @@ async def test_health_is_open_and_ready_says_yes_or_no_only(a: ScriptedWorker, k
         assert json.loads((await client.ask(get_with(ADMIN, "/ready"))).body)["workers"]
 
 
+async def test_workers_are_named_only_to_who_may_see_them(a: ScriptedWorker, keys: str) -> None:
+    to = b"x-router-target-worker: nobody"
+    async with running(a, api_keys=keys) as router, router.client() as client:
+        told = [
+            error(await client.ask(post("/v1/embeddings", b"{}", bearer(key), to)))["message"] for key in (ONE, ADMIN)
+        ]
+    assert told == ["There is no worker 'nobody'.", "There is no worker 'nobody'; these there are: a."]
+
+
 async def test_metrics_are_for_admin_keys(a: ScriptedWorker, keys: str) -> None:
     async with running(a, api_keys=keys) as router, router.client() as client:
         got = await client.ask(get_with(ONE, "/metrics"))
