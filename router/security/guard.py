@@ -90,12 +90,12 @@ class Guard:
         self.take(keys)
 
     def take(self, keys: Keys) -> None:
-        """From now on these keys are valid, and no others."""
-        now, known = self._clock(), self._tenants
+        """From now on these keys are valid, and no others. Whose requests are in progress may come back."""
+        now, known, valid = self._clock(), self._tenants, keys.by_name
         self._keys = keys
-        self._tenants = {name: tenant for name, tenant in known.items() if name in keys.by_name}
-        for name, tenant in self._tenants.items():
-            tenant.change(keys.by_name[name], now)
+        self._tenants = {name: tenant for name, tenant in known.items() if name in valid or tenant.in_flight}
+        for name in self._tenants.keys() & valid.keys():
+            self._tenants[name].change(valid[name], now)
 
     def refusal(self, target: bytes, headers: Headers) -> Response | None:
         """The answer to a request without a valid key, before its body is read; None if it has one or needs none."""

@@ -285,6 +285,18 @@ def test_keys_read_again_keep_what_is_in_use() -> None:
     tenant.admit(0.0)
 
 
+def test_a_key_that_is_put_back_finds_its_requests_that_are_in_progress() -> None:
+    one = Key("one", sha256(ONE.encode()).hexdigest(), concurrency=1)
+    door, shown = guard(one), [(b"x-api-key", ONE.encode())]
+    door._tenant(shown).begin()
+    door.take(Keys([]))
+    with pytest.raises(Exception, match="not valid"):
+        door._tenant(shown)
+    door.take(Keys([one]))
+    with pytest.raises(Exception, match="1 requests in progress"):
+        door._tenant(shown).admit(0.0)
+
+
 async def test_a_hangup_reads_the_keys_again(a: ScriptedWorker, tmp_path: Path) -> None:
     path = write_keys(tmp_path, {"name": "one", "key": ONE})
     async with running(a, source=source_of(a), api_keys=path) as router, router.client() as client:
