@@ -32,7 +32,8 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: _Digest | Annotated[list[_Digest], msgspec.Meta(min_length=1)]
     """Of the key; several while one takes another's place."""
     admin: bool = False
-    requests_per_minute: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    requests_per_minute: Annotated[float, msgspec.Meta(ge=1e-6)] | None = None
+    """With less, the time until the next one would soon be no number any more."""
     concurrency: Annotated[int, msgspec.Meta(ge=1)] | None = None
     models: frozenset[str] | None = None
 

@@ -117,6 +117,7 @@ GOOD = {"name": "one", "sha256": A}
         [GOOD | {"name": "two words"}],
         [GOOD | {"admin": "yes please"}],
         [GOOD | {"requests_per_minute": 0}],
+        [GOOD | {"requests_per_minute": 1e-310}],
         [GOOD | {"concurrency": 0}],
         [GOOD | {"concurrency": 1.5}],
         [GOOD | {"models": "m"}],
