@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
-AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
 Above0 = Annotated[float, msgspec.Meta(gt=0)]
 """For settings that may be none: limits are those of a number."""
 

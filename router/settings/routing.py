@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import msgspec
+
 from router.arm_spec import read_arms
-from router.settings.options import Above0, AtLeast0, about, memory, read_header, read_none, seconds, seconds_or_none
+from router.settings.options import Above0, about, memory, read_header, read_none, seconds, seconds_or_none
 
 RouterMode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
+Weight = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""With more, costs would come near to what numbers can be."""
 
 
 def _check_arms(value: object) -> object:
@@ -40,12 +44,12 @@ class Routing:
         ),
     ] = "auto"
     kv_overlap_score_weight: Annotated[
-        AtLeast0 | None,
+        Weight | None,
         about(
             "Routing",
             "Weight of prefill work against decode load; 0 balances load only. Setting it selects the policy overlap.",
             "WEIGHT",
-            takes="a number, at least 0, or none",
+            takes="a number from 0 to 1e9, or none",
             read=read_none,
         ),
     ] = None

@@ -65,6 +65,7 @@ def test_text_becomes_a_value(key: str, text: str, value: object) -> None:
         ("connect_timeout", "0"),
         ("router_mode", "KV"),
         ("router_temperature", "nan"),
+        ("kv_overlap_score_weight", "1e308"),
         ("router_temperature", "-0.1"),
         ("kv_events", "maybe"),
         ("seed", "x"),
