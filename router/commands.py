@@ -13,7 +13,7 @@ from typing import cast
 
 from publishers.early_ending import end_at_sigterm
 from publishers.logs import configure_logging
-from publishers.streams import lose_output
+from publishers.streams import leads_nowhere, lose_output
 from router.cli import Source
 from router.early_signals import hold_hangups
 from router.open_files import raise_limit
@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> int:
     if arguments and arguments[0] in COMMANDS:
         other = cast("Callable[[list[str]], int]", importlib.import_module(COMMANDS[arguments[0]]).main)
         try:
-            return other(arguments[1:])
+            return _told(other(arguments[1:]))
         except OSError as error:  # standard output is full or closed; they tell of all else themselves
             lose_output()
             sys.stderr.write(f"kv-router {arguments[0]}: {error.strerror or error}\n")
@@ -51,6 +51,13 @@ def run(arguments: list[str]) -> int:
     serve = cast("Callable[[Settings, Source], int]", importlib.import_module(module).run)
     gc.freeze()  # modules stay: collecting them would be most of the work of a router that ends at once
     return serve(settings, source)
+
+
+def _told(status: int) -> int:
+    """The exit status of a command. Raises OSError if it did well, and had nobody to tell what it found."""
+    if status == 0 and leads_nowhere(sys.stdout):
+        raise OSError("standard output is closed, and what was to be shown there lost")
+    return status
 
 
 def _read(source: Source) -> Settings:

@@ -7,11 +7,13 @@ import select
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from publishers.streams import open_standard_streams
 from router.__main__ import main
 from router.ab.errors import RunError
 from router.ab.flags import check_writable
@@ -210,6 +212,21 @@ def test_a_link_to_a_file_that_is_not_there_yet_leaves_none_before_the_run(tmp_p
 def test_a_full_disk_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *SMALL, "--limit", "5", "--policies", "auto", "--out", "/dev/full"]) == 2
     assert capsys.readouterr().err == "kv-router simulate: cannot write /dev/full: No space left on device\n"
+
+
+def test_what_nobody_can_read_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard output is closed; what goes into a file is not lost."""
+    out = tmp_path / "sim.json"
+    monkeypatch.setattr(sys, "stdout", None)
+    open_standard_streams()
+    with closing(sys.stdout):
+        assert main(["simulate", *SMALL, "--limit", "5", "--policies", "auto", "--out", str(out)]) == 1
+    sys.stdout.close()
+    said = "kv-router simulate: standard output is closed, and what was to be shown there lost\n"
+    assert capsys.readouterr().err == said
+    assert json.loads(out.read_bytes())["complete"]
 
 
 def test_what_is_printed_to_a_full_disk_costs_no_result(
