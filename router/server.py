@@ -20,7 +20,7 @@ from router.http.front import Connection
 from router.http.messages import Request, Response, first, new_request_id, with_request_id
 from router.migration.migrating import Migration, Migrations
 from router.openai.engine_paths import GENERATE, MODEL_UNREAD, PASSED_ON, RANKS_IN_BODY
-from router.openai.errors import BadRequest, error_response
+from router.openai.errors import BadRequest, error_response, typed_for
 from router.openai.inference import (
     ENDPOINTS,
     RENDERED,
@@ -97,7 +97,7 @@ class Server:
         except Exception:  # whatever it is, the client gets an answer
             logger.exception("A request could not be served")
             refusal = error_response(500, "The router could not read the request.")
-        connection.respond(with_request_id(refusal, request.head.request_id))
+        connection.respond(with_request_id(typed_for(request.head.path, refusal), request.head.request_id))
         return None
 
     def _serve(self, request: Request, connection: Connection) -> Exchange | None:

@@ -12,12 +12,14 @@ from router.http.relay import ERROR_NAME
 
 _TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
+    413: "request_too_large",
     429: "rate_limit_error",
 }
-
-
+_ANTHROPICS = {503: "overloaded_error", 504: "timeout_error"}
+"""From 500 on, by which clients of Anthropic's API decide whether to ask again."""
 _RESPONSES, _MESSAGES = b"/v1/responses", b"/v1/messages"
 """Their events have names."""
 _NUMBER = re.compile(rb'"sequence_number":\s*(\d{1,15})(?!\d)')
@@ -62,10 +64,30 @@ def _told(
     code: str | None = None,
     param: str | None = None,
     details: Mapping[str, float] | None = None,
+    path: bytes = b"",
 ) -> dict[str, object]:
-    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    error = {"message": message, "type": kind, "param": param, "code": code or status, **(details or {})}
+    error = {
+        "message": message,
+        "type": _type_of(status, path),
+        "param": param,
+        "code": code or status,
+        **(details or {}),
+    }
     return {"error": error, "type": "error"}
+
+
+def _type_of(status: int, path: bytes) -> str:
+    if status >= 500:
+        return _ANTHROPICS.get(status, "api_error") if path.startswith(_MESSAGES) else "server_error"
+    return _TYPES.get(status, "invalid_request_error")
+
+
+def typed_for(path: bytes, response: Response) -> Response:
+    """An error of the router's own with the type that clients of this path know."""
+    if response.status < 500 or not path.startswith(_MESSAGES):
+        return response
+    kind = f'"type":"{_type_of(response.status, path)}"'
+    return response._replace(body=response.body.replace(b'"type":"server_error"', kind.encode(), 1))
 
 
 def error_event(status: int, message: str, path: bytes, latest: bytes) -> bytes:
@@ -74,7 +96,7 @@ def error_event(status: int, message: str, path: bytes, latest: bytes) -> bytes:
     Events of /v1/responses have numbers, and clients that know them by their form look for the error's fields beside
     these; others look for an object `error` there too.
     """
-    told = _told(status, message)
+    told = _told(status, message, path=path)
     if path.startswith(_RESPONSES):
         number = max(map(int, _NUMBER.findall(latest)), default=-1) + 1
         told |= {"sequence_number": number, "code": str(status), "message": message, "param": None}

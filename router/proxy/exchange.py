@@ -16,7 +16,7 @@ from router.http.messages import Request, Response, unencoded, with_request_id
 from router.http.relay import LAST_CHUNK, Relay, chunk
 from router.http.upstream import Head
 from router.migration.migrating import Migration
-from router.openai.errors import error_event, error_response
+from router.openai.errors import error_event, error_response, typed_for
 from router.proxy.attempt import Attempt
 from router.proxy.failures import MOST_HARMED, Failure
 from router.proxy.legs import Leg, Pair
@@ -424,7 +424,8 @@ class Exchange:
         if self._over:
             return
         self._finish(response.status, end, leg)
-        self.connection.respond(with_request_id(self._routing.labelled(response), self.request_id))
+        response = self._routing.labelled(typed_for(self.request.head.path, response))
+        self.connection.respond(with_request_id(response, self.request_id))
 
     def _pass_on(self, response: Response, leg: Leg | None = None) -> None:
         """End the request, which is not over, with a prefill worker's own error. `leg`: as in `answer`."""

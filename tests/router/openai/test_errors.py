@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from router.openai.errors import error_event, error_response
+from router.openai.errors import error_event, error_response, typed_for
 
 
 @pytest.mark.parametrize(
@@ -14,8 +14,10 @@ from router.openai.errors import error_event, error_response
     [
         (400, "invalid_request_error"),
         (401, "authentication_error"),
+        (403, "permission_error"),
         (404, "not_found_error"),
         (408, "timeout_error"),
+        (413, "request_too_large"),
         (422, "invalid_request_error"),
         (429, "rate_limit_error"),
         (500, "server_error"),
@@ -25,6 +27,24 @@ from router.openai.errors import error_event, error_response
 def test_errors_have_the_types_that_clients_know(status: int, kind: str) -> None:
     told = json.loads(error_response(status, "why").body)
     assert told == {"type": "error", "error": {"message": "why", "type": kind, "param": None, "code": status}}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (502, "api_error"),
+        (503, "overloaded_error"),
+        (504, "timeout_error"),
+    ],
+)
+def test_clients_of_anthropics_api_know_other_types_of_a_servers_errors(status: int, kind: str) -> None:
+    why = error_response(status, 'The worker said "type":"server_error".')
+    assert json.loads(typed_for(b"/v1/messages", why).body)["error"] == json.loads(why.body)["error"] | {"type": kind}
+    assert typed_for(b"/v1/chat/completions", why) == why
+    event = error_event(status, "why", b"/v1/messages", b"")
+    assert json.loads(event.removeprefix(b"event: error\ndata: "))["error"]["type"] == kind
 
 
 @pytest.mark.parametrize(

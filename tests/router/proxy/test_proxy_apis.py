@@ -65,6 +65,14 @@ async def test_nothing_is_saved_by_what_is_there_if_the_prompts_log_probabilitie
         assert overlaps == [False, True, False, False, True]
 
 
+async def test_errors_have_the_types_that_anthropics_clients_know(a: ScriptedWorker) -> None:
+    async with running(a) as router, router.client() as client:
+        await a.refuse()
+        got = [await turn(client, "/v1/messages", 0, 0) for _ in range(2)]
+    told = [(each.status, json.loads(each.body)["error"]["type"]) for each in got]
+    assert told == [(502, "api_error"), (503, "overloaded_error")]  # found down, then known to be
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 async def test_what_was_expected_and_reported_is_told(a: ScriptedWorker, path: str) -> None:
     usage = {"input_tokens": 3, "input_tokens_details": {"cached_tokens": 2}, "output_tokens": 1}

@@ -141,7 +141,7 @@ async def test_workers_are_named_only_to_who_may_see_them(a: ScriptedWorker, key
 async def test_metrics_are_for_admin_keys(a: ScriptedWorker, keys: str) -> None:
     async with running(a, api_keys=keys) as router, router.client() as client:
         got = await client.ask(get_with(ONE, "/metrics"))
-        assert (got.status, error(got)["type"]) == (403, "invalid_request_error")
+        assert (got.status, error(got)["type"]) == (403, "permission_error")
         assert (await client.ask(get_with(ADMIN, "/metrics"))).status == 200
 
 
