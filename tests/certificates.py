@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import trustme
+
+Dates = tuple[datetime | None, datetime | None]
 
 
 class Pair(NamedTuple):
@@ -23,9 +26,15 @@ class Authority:
         self.file = str(folder / f"{name}.pem")
         self._ca.cert_pem.write_to_path(self.file)
 
-    def pair(self, name: str, file: str = "server", kind: trustme.KeyType = trustme.KeyType.ECDSA) -> Pair:
-        """For `name`, a host or an address; `kind` of its key."""
-        made = self._ca.issue_cert(name, key_type=kind)
+    def pair(
+        self,
+        name: str,
+        file: str = "server",
+        kind: trustme.KeyType = trustme.KeyType.ECDSA,
+        dates: Dates = (None, None),
+    ) -> Pair:
+        """For `name`, a host or an address; `kind` of its key. `dates`: its first and last, else trustme's."""
+        made = self._ca.issue_cert(name, key_type=kind, not_before=dates[0], not_after=dates[1])
         cert, key = (str(self._folder / f"{file}.{part}") for part in ("crt", "key"))
         for number, blob in enumerate(made.cert_chain_pems):
             blob.write_to_path(cert, append=number > 0)

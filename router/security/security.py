@@ -17,7 +17,7 @@ from router.http.messages import API_KEY, AUTHORIZATION, REQUEST_HEADERS, RESPON
 from router.security.guard import Denied, Guard
 from router.security.keys import Keys, read_keys
 from router.security.newest import newest_from
-from router.security.tls import front_context
+from router.security.tls import front_context, warn_of_dates
 from router.security.worker_access import read_access, worker_context
 from router.settings import Settings, SettingsError, options
 from router.workers.fleet import Fleet
@@ -69,8 +69,10 @@ class Security:
         return self.workers.session(lambda: (worker.spec.url for worker in fleet.workers.values()))
 
     def warn(self) -> None:
-        """Of files that others may read, in the log."""
+        """Of files that others may read, and of a certificate that clients will not take, in the log."""
         s = self._settings
+        if self.front and s.tls_cert:
+            warn_of_dates(self.front.newest, s.tls_cert)
         warn_of_readable((s.tls_key, s.worker_key, s.nats_key, s.worker_api_key_file, s.nats_creds, s.nats_nkey_seed))
 
     def read_again(self) -> Callable[[], None]:
@@ -82,6 +84,8 @@ class Security:
             workers = worker_context(self._settings)
         except ValueError as error:
             raise SettingsError(str(error)) from None
+        if front and self._settings.tls_cert:
+            warn_of_dates(front, self._settings.tls_cert)
         return partial(self._take, keys, front, workers)
 
     def _take(self, keys: Keys | None, front: ssl.SSLContext | None, workers: ssl.SSLContext | None) -> None:

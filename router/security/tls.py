@@ -6,6 +6,7 @@ import logging
 import ssl
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 from publishers.credentials import load_authorities, load_pair
 from publishers.logs import Seldom, log_event
@@ -15,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a client may take to agree on TLS."""
+
+_DATES = {9: "is not valid yet", 10: "has expired"}
+"""By OpenSSL's numbers: X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED."""
 
 
 def front_context(settings: Settings) -> ssl.SSLContext | None:
@@ -33,6 +37,32 @@ def front_context(settings: Settings) -> ssl.SSLContext | None:
         load_authorities(context, "--tls-client-ca", settings.tls_client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def warn_of_dates(shown: ssl.SSLContext, cert: str) -> None:
+    """Of a certificate that clients will not take, since its time is over or has not come. `cert`: the file that
+    `shown` has it from."""
+    if trouble := _DATES.get(_complaint(shown, cert)):
+        log_event(logger, logging.WARNING, f"The certificate of --tls-cert {trouble}", file=cert)
+
+
+def _complaint(shown: ssl.SSLContext, cert: str) -> int:
+    """OpenSSL's number for what a client minds that trusts just this certificate; 0 for nothing."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    asked, told = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        client.load_verify_locations(cert)
+        asks, answers = client.wrap_bio(told, asked), shown.wrap_bio(asked, told, server_side=True)
+        for side in (asks, answers, asks):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_code
+    except OSError:  # whatever else is wrong with it is not what is asked here
+        return 0
+    return 0
 
 
 class FailedHandshakes:

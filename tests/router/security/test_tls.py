@@ -10,6 +10,7 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -307,6 +308,32 @@ def test_handshakes_that_fail_are_told_of_once_a_minute(caplog: pytest.LogCaptur
     for _ in range(3):
         failed._note(error)
     assert (refused["tls_handshake"], len(caplog.records)) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("dates", "says"),
+    [
+        (("2020-01-01", "2020-01-02"), ["has expired"]),
+        (("2999-01-01", "2999-01-02"), ["is not valid yet"]),
+        (("2020-01-01", "2999-01-01"), []),
+    ],
+)
+@pytest.mark.parametrize("kind", KeyType)
+async def test_a_certificate_whose_time_is_not_now_is_told_of_at_the_start_and_when_it_is_read_again(
+    a: ScriptedWorker,
+    ca: Authority,
+    caplog: pytest.LogCaptureFixture,
+    dates: tuple[str, str],
+    says: list[str],
+    kind: KeyType,
+) -> None:
+    pair = ca.pair("127.0.0.1", kind=kind, dates=(datetime.fromisoformat(dates[0]), datetime.fromisoformat(dates[1])))
+    files = {"tls_cert": pair.cert, "tls_key": pair.key, "tls_client_ca": ca.file}
+    async with running(a, source=source_of(a), **files) as router:
+        await router.hang_up()
+        assert router.total("router_clients_refused_total", cause="tls_handshake") == 0
+    told = [record.getMessage() for record in caplog.records if "certificate" in record.getMessage()]
+    assert told == [f"The certificate of --tls-cert {what}" for what in says * 2]
 
 
 # -- at the start
