@@ -14,7 +14,7 @@ from router.ab.figures import IN_TIME_LINES, LINES, values
 from router.ab.machine import Cost
 from router.ab.plan import Plan
 from router.ab.statistics import Record, Summary, balance
-from router.page.intervals import Interval
+from router.page.intervals import Interval, ratio_text
 from router.page.results import BUSY, Comparison, Figure, Result, run_name
 
 _BUSY = 0.85
@@ -211,8 +211,10 @@ def _cell(compared: Comparison, figure: Figure, policy: str, rate: float) -> str
 def _ratio(ratio: Interval) -> str:
     if math.isnan(ratio.mean):
         return ""
-    spread = "" if ratio.low is None else f" {ratio.low:.2f}–{ratio.high:.2f}"
-    return f" ({ratio.mean:.2f}×{spread})"
+    text = f"{ratio_text(ratio.mean)}×"
+    if ratio.low is None or ratio.high is None:
+        return f" ({text})"
+    return f" ({text} {ratio_text(ratio.low)}–{ratio_text(ratio.high)})"
 
 
 def show(report: Report, console: Console) -> None:

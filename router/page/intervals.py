@@ -61,6 +61,13 @@ def ratio_of(value: Interval, base: Interval) -> Interval:
     return Interval(ratio, ratio * math.exp(-down), ratio * math.exp(up))
 
 
+def ratio_text(ratio: float) -> str:
+    """An end of an interval over two seeds may have eleven digits, which tell no more than a few."""
+    if ratio < 100:
+        return f"{ratio:.2f}"
+    return f"{ratio:.0f}" if ratio < 10_000 else ">9999"
+
+
 def _apart(low: float, high: float) -> float:
     return math.log(high / low) if low > 0 else math.inf
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from router.page.intervals import Interval
+from router.page.intervals import Interval, ratio_text
 from router.page.results import BUSY, Comparison, Figure
 from router.page.svg import COLOURS
 
@@ -56,8 +56,8 @@ def _ratio(ratio: Interval) -> str:
     """What an interval that does not hold 1 says is hardly chance: it is set in bold."""
     if math.isnan(ratio.mean):
         return ""
-    text = f"{ratio.mean:.2f}×"
+    text = f"{escape(ratio_text(ratio.mean))}×"
     if ratio.low is None or ratio.high is None:
         return text
     sure = not ratio.low <= 1 <= ratio.high
-    return (f"<b>{text}</b>" if sure else text) + f" ({ratio.low:.2f}–{ratio.high:.2f})"
+    return (f"<b>{text}</b>" if sure else text) + f" ({escape(ratio_text(ratio.low))}–{escape(ratio_text(ratio.high))})"

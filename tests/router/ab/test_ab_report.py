@@ -135,6 +135,12 @@ def test_several_rates_and_seeds() -> None:
     assert "warning random at rate 2, seed 2: beware" in text
 
 
+def test_seeds_that_disagree_make_no_ratio_of_many_digits() -> None:
+    stream = io.StringIO()
+    show(series({1.0: {"kv": made(0.001), "random": made(3.0)}}, seeds=(0, 400)), Console(file=stream, width=150))
+    assert "–>9999)" in stream.getvalue()
+
+
 def test_a_seed_is_told_to_its_last_digit() -> None:
     assert "seeds 20261126, 20261127)" in comparison(series({1.0: {"kv": made()}}, seeds=(20261126, 20261127))).about
 

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from router.page.intervals import NORMAL_95, Interval, mean_interval, ratio_interval, ratio_of
+from router.page.intervals import NORMAL_95, Interval, mean_interval, ratio_interval, ratio_of, ratio_text
 
 
 def test_an_interval_by_hand() -> None:
@@ -15,6 +15,14 @@ def test_an_interval_by_hand() -> None:
     found = mean_interval([1, 2, 3])
     assert found.mean == 2
     assert found.half == pytest.approx(4.303 / math.sqrt(3))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(0.0, "0.00"), (0.333, "0.33"), (99.5, "99.50"), (123.4, "123"), (12_345_678_901.0, ">9999"), (math.inf, ">9999")],
+)
+def test_a_ratio_has_no_more_digits_than_it_tells(ratio: float, text: str) -> None:
+    assert ratio_text(ratio) == text
 
 
 @pytest.mark.parametrize("number", [2, 3, 16, 17, 40])

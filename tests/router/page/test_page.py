@@ -86,6 +86,16 @@ def test_the_table_tells_intervals_and_ratios() -> None:
     assert MANY.ratio(HITS, "kv", 1.0).mean == pytest.approx(3.0)
 
 
+def test_an_end_of_eleven_digits_is_told_in_a_few() -> None:
+    """Of two seeds that disagree, 95 % intervals reach far."""
+    slow = [one._replace(values={**one.values, TTFT_MEAN: 40.0}) for one in comparison(("kv",), seeds=(1,)).results]
+    of = comparison(seeds=(0, 1))
+    others = [one for one in of.results if (one.policy, one.seed) != ("kv", 1)]
+    text = table(of._replace(results=[*others, *slow]))
+    assert "(0.00–&gt;9999)" in text
+    assert not re.search(r"\d{5}\.", text)
+
+
 def test_one_seed_has_no_interval() -> None:
     text = page(comparison())
     assert "±" not in text
