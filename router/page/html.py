@@ -37,6 +37,10 @@ svg text { fill: var(--soft); font-size: 11.5px } svg .axis { text-anchor: middl
 .grid { stroke: var(--rule); fill: none } .line { fill: none; stroke-width: 2.2; stroke-linejoin: round }
 .whisker { fill: none; stroke-width: 1.3 } .whisker.ink { stroke: var(--ink) } .bar { opacity: .82 }
 .dot { stroke: var(--paper) }
+.line.again1 { stroke-dasharray: 9 4 } .line.again2 { stroke-dasharray: 2.5 3 }
+.key i.again1 { background-image: linear-gradient(90deg, transparent 40%, var(--paper) 40% 60%, transparent 60%) }
+.key i.again2 { background-image: linear-gradient(90deg, transparent 20%, var(--paper) 20% 40%, transparent 40% 60%,
+  var(--paper) 60% 80%, transparent 80%) }
 .scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px; width: fit-content; max-width: 100% }
 table { border-collapse: collapse; min-width: min(100%, 760px); font-variant-numeric: tabular-nums }
 th, td { padding: 5px 12px; text-align: right; vertical-align: top; border-top: 1px solid var(--rule) }

@@ -11,7 +11,9 @@ from typing import NamedTuple
 from router.page.scales import Scale, linear, logarithmic, tick_text
 
 COLOURS = 8
-"""Colours that the style has; a further line takes the first again."""
+"""Colours that the style has; a further line takes the first again, and is dashed."""
+_ROUNDS = 3
+"""How often: with dashes of two kinds. Beyond, only names tell lines apart."""
 NARROW, WIDE = 370, 590
 """Widths to draw at: about as wide as charts are shown, so that text has its size."""
 _HEIGHT = 250
@@ -19,6 +21,8 @@ _TOP, _BOTTOM = 12, 42
 _BAR = 26
 _ASIDE = 2.5
 """By which each line with marks is moved, so that intervals do not cover each other."""
+_ASIDE_OF_ALL = 17.5
+"""By which the last is moved at most: further away, its dots would seem to be of another rate."""
 
 
 class Margins(NamedTuple):
@@ -89,7 +93,8 @@ def line_chart(title: str, x: Axis, y: Axis, lines: Sequence[Line], width: float
     points = [point for line in lines for point in line.points if math.isfinite(point.y)]
     ends = [end for point in points for end in (point.y, point.low, point.high) if end is not None]
     frame = _Frame(x.scale(point.x for point in points), y.scale(ends), width, _HEIGHT, _LINES)
-    drawn = "".join(_line(frame, line, marks, _ASIDE * number * marks) for number, line in enumerate(lines))
+    aside = min(_ASIDE, _ASIDE_OF_ALL / max(1, len(lines) - 1)) * marks
+    drawn = "".join(_line(frame, line, marks, aside * number) for number, line in enumerate(lines))
     return _svg(title, frame, _x_axis(frame, x) + _y_axis(frame, y) + drawn)
 
 
@@ -158,7 +163,13 @@ def _polyline(frame: _Frame, line: Line, points: Sequence[Point], aside: float) 
 
 
 def _colour(line: Line) -> str:
-    return f"c{line.colour % COLOURS}"
+    return colour_class(line.colour)
+
+
+def colour_class(colour: int) -> str:
+    """Classes in the page's style."""
+    again = colour // COLOURS % _ROUNDS
+    return f"c{colour % COLOURS}" + (f" again{again}" if again else "")
 
 
 def _mark(frame: _Frame, line: Line, point: Point, aside: float) -> str:

@@ -8,7 +8,7 @@ from html import escape
 
 from router.page.intervals import Interval, ratio_text
 from router.page.results import BUSY, Comparison, Figure
-from router.page.svg import COLOURS
+from router.page.svg import colour_class
 
 
 def table(comparison: Comparison) -> str:
@@ -37,7 +37,7 @@ def _row(title: str, cells: Sequence[str]) -> str:
 
 def key(policy: str, colour: int) -> str:
     """A policy's name with its colour before it."""
-    return f'<span class="key"><i class="c{colour % COLOURS}"></i>{escape(policy)}</span>'
+    return f'<span class="key"><i class="{colour_class(colour)}"></i>{escape(policy)}</span>'
 
 
 def _cell(comparison: Comparison, figure: Figure, policy: str, rate: float) -> str:

@@ -128,6 +128,18 @@ def test_the_same_warning_stands_once() -> None:
     assert "Before you trust this" not in page(comparison(("kv", "round-robin")))
 
 
+def test_more_lines_than_colours_are_told_apart_and_stay_at_their_rates() -> None:
+    names = [f"peer-{number}" for number in range(20)]
+    of = comparison(names, (0.5, 1.0, 2.0))
+    chart, text = groups(of)[0].charts[0].svg, page(of)
+    drawn = re.findall(r'<polyline class="line ([^"]*)" points="([\d.]+),', chart)
+    assert len({classes for classes, _ in drawn}) == len(names)
+    assert drawn[9][0] == "c1 again1"
+    assert float(drawn[-1][1]) - float(drawn[0][1]) < 18, "dots are seven wide"
+    keys = text.split("</div>")[0]
+    assert all(f'<i class="{classes}"></i>{name}' in keys for name, (classes, _) in zip(names, drawn, strict=True))
+
+
 def test_a_figure_that_nobody_has_is_no_column() -> None:
     of = comparison()._replace(results=[unknown("kv"), unknown("random")])
     assert HITS in [figure.title for figure in FIGURES]
