@@ -83,7 +83,8 @@ class Load:
     def __init__(self, args: argparse.Namespace) -> None:
         self.workload: Workload = WORKLOADS[args.workload]
         self._args = args
-        self._random = random.Random(args.seed)
+        # Loads follow each other in front of one router, whose workers would still hold the prompts of another.
+        self._random = random.Random(f"{args.workload}, {args.connections} connections, {args.seed}")
         self._connections: list[Connection] = []
         self._stopping = False
         self._outstanding = 0

@@ -3,8 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
+from scripts.bench.fake_worker import Serving, Worker
 from scripts.bench.load import Load, arguments
+
+
+class Listening(Worker):
+    """Keeps the prompts that it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__("/bench", step=0.0, cache=None)
+        self.prompts: list[str] = []
+
+    def answer(self, method: bytes, path: bytes, body: bytes, transport: asyncio.Transport) -> None:
+        self.prompts.append(json.loads(body)["prompt"])
+        super().answer(method, path, body, transport)
+
+
+async def _prompts(workload: str, connections: int, seed: int) -> list[str]:
+    """What one load sends: two requests of each connection."""
+    worker = Listening()
+    server = await asyncio.get_running_loop().create_server(lambda: Serving(worker), "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        flags = ["--warm-up", "0", "--seconds", "0", "--workload", workload]
+        flags += ["--connections", str(connections), "--seed", str(seed), "--url", url]
+        await Load(arguments(flags)).run()
+    return worker.prompts
+
+
+async def test_no_load_in_front_of_a_router_repeats_prompts_of_another() -> None:
+    first = await _prompts("short", 2, seed=0)
+    assert len(first) == 4
+    assert sorted(first) == sorted(await _prompts("short", 2, seed=0)), "each router gets the same"
+    others = [("short", 2, 1), ("short", 3, 0), ("stream", 2, 0), ("long", 2, 0)]
+    beginnings = [prompt[:400] for load in others for prompt in await _prompts(*load)]
+    assert len({*first, *beginnings}) == len(first) + len(beginnings)
 
 
 async def test_a_connection_that_was_closed_makes_errors_and_nobody_waits_for_it() -> None:
