@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .load import Outcome
-from .measure import Effort, load
+from .measure import Effort, Sent, load
 from .pairs import order
 from .routers import Running
 
@@ -26,12 +26,15 @@ class Added(NamedTuple):
     greatest: float
 
 
-def added_latency(routers: Sequence[Running], worker: str, effort: Effort) -> list[Added]:
+def added_latency(routers: Sequence[Running], worker: str, effort: Effort, sent: Sent) -> list[Added]:
     direct = Running("direct", worker, 0, "")
     rows = []
     for connections, rate in [(16, RATES[16])] if effort.quick else RATES.items():
         flags = ["--connections", str(connections), "--rate", str(rate), "--seconds", str(effort.seconds)]
         runs = _runs([direct, *routers], flags, effort.repeats)
+        for name, outcomes in runs.items():
+            for outcome in outcomes:
+                sent.add(f"{name} ({connections} connections)", outcome)
         for share in (0.5, 0.99):
             rows += [_added(connections, share, router.name, runs) for router in routers]
     return rows

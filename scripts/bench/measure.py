@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from .load import Outcome
 from .pairs import order
 from .places import ROOT
 from .routers import Running
+from .workloads import WORKLOADS
 
 CONNECTIONS = {"stream": 64}
 """Of the closed loop, where not 32: streams leave a router idle most of the time."""
@@ -25,6 +27,22 @@ class Effort(NamedTuple):
     repeats: int
     seconds: float
     quick: bool = False
+
+
+class Sent:
+    """The requests of all measurements, and those that failed, by router and load."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.failed: Counter[str] = Counter()
+
+    def add(self, who: str, outcome: Outcome) -> None:
+        self.requests += outcome.requests
+        self.failed[who] += outcome.errors
+
+    def __str__(self) -> str:
+        failed = ", ".join(f"{count:,} of {who}" for who, count in self.failed.items() if count)
+        return f"{failed or 'none'}; there were {self.requests:,}"
 
 
 def load(router: Running, workload: str, *flags: str) -> Outcome:
@@ -42,7 +60,7 @@ def load(router: Running, workload: str, *flags: str) -> Outcome:
     return outcome
 
 
-def cpu_per_request(routers: Sequence[Running], workload: str, effort: Effort) -> dict[str, list[float]]:
+def cpu_per_request(routers: Sequence[Running], workload: str, effort: Effort, sent: Sent) -> dict[str, list[float]]:
     """Microseconds, by router, one for each repeat."""
     found: dict[str, list[float]] = {router.name: [] for router in routers}
     flags = [
@@ -56,6 +74,7 @@ def cpu_per_request(routers: Sequence[Running], workload: str, effort: Effort) -
         for position in order(len(routers), repeat):
             router = routers[position]
             outcome = load(router, workload, *flags, "--pid", str(router.pid), "--seed", str(repeat))
+            sent.add(f"{router.name} ({WORKLOADS[workload].title})", outcome)
             found[router.name].append(outcome.cpu / outcome.requests * 1e6)
     return found
 

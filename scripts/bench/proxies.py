@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from .corpus import model_folder
 from .latency import Added, added_latency
-from .measure import Effort, cpu_per_request, idle_cpu
+from .measure import Effort, Sent, cpu_per_request, idle_cpu
 from .pairs import Ratio, ratio
 from .routers import Field, dynamo, fleet, ours, publishers, sglang_router, vllm_router
 from .workloads import WORKLOADS
@@ -37,10 +37,11 @@ class Findings(NamedTuple):
     """Milliseconds of CPU a second without any request, by router."""
     missing: dict[str, str]
     commands: dict[str, str]
+    sent: Sent
 
 
 def nothing() -> Findings:
-    return Findings([], [], {}, {}, {})
+    return Findings([], [], {}, {}, {}, Sent())
 
 
 def round_robin(effort: Effort, found: Findings) -> None:
@@ -96,7 +97,7 @@ def latency(effort: Effort, found: Findings) -> None:
         if not effort.quick:
             field.add("vllm-router cache_aware", vllm_router("cache_aware", workers))
         field.add("sglang-router", sglang_router("cache_aware", workers))
-        found.latency.extend(added_latency(field.running, workers[0], effort))
+        found.latency.extend(added_latency(field.running, workers[0], effort, found.sent))
         _note(field, found)
 
 
@@ -106,7 +107,7 @@ def _measure(field: Field, workloads: Sequence[str], effort: Effort, found: Find
         found.idle[router.name] = idle_cpu(router)
     for workload in workloads:
         try:
-            runs = cpu_per_request(field.running, workload, effort)
+            runs = cpu_per_request(field.running, workload, effort, found.sent)
         except RuntimeError as error:
             found.missing[workload] = str(error)
             continue

@@ -68,7 +68,7 @@ def goals(results: Results) -> list[Goal]:
 
 def page(results: Results) -> str:
     parts = [
-        _INTRODUCTION.format(command=results.command, facts=_list(_facts(results.busy))),
+        _INTRODUCTION.format(command=results.command, facts=_list(_facts(results))),
         "## Goals\nWhat bounds those not met: [hot-path.md](hot-path.md).\n\n" + _goal_table(goals(results)),
         "## CPU per request\n" + _cpu_table(results.proxies),
         "## Added latency\n" + _latency_table(results.proxies),
@@ -130,11 +130,12 @@ def _list(lines: Iterable[str]) -> str:
     return "".join(f"- {line}\n" for line in lines)
 
 
-def _facts(busy: str) -> list[str]:
+def _facts(results: Results) -> list[str]:
     peers = "; ".join(", ".join(p for p in [*peer.bare, *peer.packages] if "==" in p) for peer in PEERS.values())
     return [
         *machine.facts(),
         f"Peers: {peers}",
         *(f"{name}: {peer.note}" for name, peer in PEERS.items() if peer.note),
-        f"Other work on the machine: {busy}",
+        f"Other work on the machine: {results.busy}",
+        f"Requests that failed: {results.proxies.sent}",
     ]
