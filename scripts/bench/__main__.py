@@ -64,7 +64,7 @@ def _attempt(name: str, found: Findings, part: Callable[[], _Found]) -> _Found |
     try:
         return part()
     except (CannotStart, RuntimeError) as error:
-        found.missing[name] = str(error)
+        found.missing.append(f"{name}: {error}")
         print(f"{name}: {error}", file=sys.stderr)
         return None
     finally:

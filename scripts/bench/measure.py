@@ -80,7 +80,10 @@ def cpu_per_request(routers: Sequence[Running], workload: str, effort: Effort, s
 
 
 def idle_cpu(router: Running, seconds: float = 5.0) -> float:
-    """Milliseconds of CPU a second that it takes to do nothing: health checks, polling, timers."""
-    before = tree_seconds(router.pid)
-    time.sleep(seconds)
-    return (tree_seconds(router.pid) - before) / seconds * 1e3
+    """Milliseconds of CPU a second that it takes to do nothing: health checks, polling, timers. Raises RuntimeError when it ended."""
+    try:
+        before = tree_seconds(router.pid)
+        time.sleep(seconds)
+        return (tree_seconds(router.pid) - before) / seconds * 1e3
+    except ProcessLookupError:
+        raise RuntimeError(f"{router.name} ended before it was asked anything") from None

@@ -35,13 +35,13 @@ class Findings(NamedTuple):
     latency: list[Added]
     idle: dict[str, float]
     """Milliseconds of CPU a second without any request, by router."""
-    missing: dict[str, str]
+    missing: list[str]
     commands: dict[str, str]
     sent: Sent
 
 
 def nothing() -> Findings:
-    return Findings([], [], {}, {}, {}, Sent())
+    return Findings([], [], {}, [], {}, Sent())
 
 
 def round_robin(effort: Effort, found: Findings) -> None:
@@ -97,8 +97,8 @@ def latency(effort: Effort, found: Findings) -> None:
         if not effort.quick:
             field.add("vllm-router cache_aware", vllm_router("cache_aware", workers))
         field.add("sglang-router", sglang_router("cache_aware", workers))
-        found.latency.extend(added_latency(field.running, workers[0], effort, found.sent))
         _note(field, found)
+        found.latency.extend(added_latency(field.running, workers[0], effort, found.sent))
 
 
 def _measure(field: Field, workloads: Sequence[str], effort: Effort, found: Findings) -> None:
@@ -109,7 +109,8 @@ def _measure(field: Field, workloads: Sequence[str], effort: Effort, found: Find
         try:
             runs = cpu_per_request(field.running, workload, effort, found.sent)
         except RuntimeError as error:
-            found.missing[workload] = str(error)
+            everybody = ", ".join(router.name for router in field.running)
+            found.missing.append(f"{WORKLOADS[workload].title}, {everybody}: {error}")
             continue
         for mine in (name for name in runs if name.startswith("ours")):
             for peer in (name for name in runs if not name.startswith("ours")):
@@ -119,5 +120,5 @@ def _measure(field: Field, workloads: Sequence[str], effort: Effort, found: Find
 
 
 def _note(field: Field, found: Findings) -> None:
-    found.missing.update(field.missing)
+    found.missing.extend(f"{name}: {why}" for name, why in field.missing.items())
     found.commands.update({router.name: router.command for router in field.running})

@@ -74,7 +74,7 @@ def page(results: Results) -> str:
         "## Added latency\n" + _latency_table(results.proxies),
         "## Prefix index\n" + _index_table(results.lookups),
         "## Routing decision\n" + _decision_table(results.decision),
-        "## What could not be measured\n" + _list(f"{name}: {why}" for name, why in results.proxies.missing.items())
+        "## What could not be measured\n" + _list(dict.fromkeys(results.proxies.missing))
         if results.proxies.missing
         else "",
         _HOW,
