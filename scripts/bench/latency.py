@@ -16,14 +16,24 @@ RATES = {1: 200, 16: 400, 256: 600}
 
 
 class Added(NamedTuple):
-    """Milliseconds beyond the direct way's in the same repeat; medians over the repeats, then least and greatest."""
+    """`each`: milliseconds beyond the direct way's in the same repeat, one for each repeat."""
 
     connections: int
     share: float
     router: str
-    median: float
-    least: float
-    greatest: float
+    each: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.each)
+
+    @property
+    def least(self) -> float:
+        return min(self.each)
+
+    @property
+    def greatest(self) -> float:
+        return max(self.each)
 
 
 def added_latency(routers: Sequence[Running], worker: str, effort: Effort, sent: Sent) -> list[Added]:
@@ -52,7 +62,7 @@ def _runs(everybody: Sequence[Running], flags: Sequence[str], repeats: int) -> d
 def _added(connections: int, share: float, name: str, runs: dict[str, list[Outcome]]) -> Added:
     pairs = zip(runs[name], runs["direct"], strict=True)
     each = [(_at(share, routed) - _at(share, straight)) * 1e3 for routed, straight in pairs]
-    return Added(connections, share, name, statistics.median(each), min(each), max(each))
+    return Added(connections, share, name, each)
 
 
 def _at(share: float, outcome: Outcome) -> float:

@@ -80,7 +80,10 @@ def cpu_per_request(routers: Sequence[Running], workload: str, effort: Effort, s
 
 
 def idle_cpu(router: Running, seconds: float = 5.0) -> float:
-    """Milliseconds of CPU a second that it takes to do nothing: health checks, polling, timers. Raises RuntimeError when it ended."""
+    """Milliseconds of CPU a second that it takes to do nothing: health checks, polling, timers.
+
+    Raises RuntimeError when it has ended.
+    """
     try:
         before = tree_seconds(router.pid)
         time.sleep(seconds)

@@ -25,7 +25,8 @@ _HOW = """\
 - **CPU per request**: user and system time of the router's process with all its threads and children (of Dynamo the
   front end alone, without its mocker), from `/proc`, divided by the requests of a closed loop: 32 connections, 64 for
   streams. Each repeat measures every router once, another first each time; a ratio is taken within a repeat. Given are
-  medians, and of ratios the least and the greatest in parentheses.
+  medians, and of ratios the least and the greatest in parentheses. A goal is met or not by the medians, "but not in
+  every repeat" or "but in some repeats" where that is otherwise for some of them.
 - **Prompts** are passages from the docstrings of Python's standard library, none like another; conversations grow from
   20 to 60 kB by 2 kB a turn. The tokenizer is a byte-level BPE of 8,192 entries trained on the same text (so prompts
   make about as few tokens as with a real one: 40 kB are 9,500), with a template like ChatML.
