@@ -12,7 +12,7 @@ from typing import TypeVar
 from . import decision, index
 from .measure import Effort
 from .places import ROOT, cache_folder
-from .processes import CannotStart
+from .processes import CannotStart, interrupt_on_signals
 from .proxies import Findings, cache_aware, dynamo_kv, latency, nothing, round_robin
 from .report import Results, page
 
@@ -25,6 +25,16 @@ PROXIES: dict[str, Callable[[Effort, Findings], None]] = {
     "latency": latency,
 }
 PARTS = (*PROXIES, "index", "decision")
+
+
+def run() -> int:
+    """Exit status: 130 when it was interrupted."""
+    interrupt_on_signals()
+    try:
+        return main()
+    except KeyboardInterrupt:
+        print("interrupted; what it had started was ended", file=sys.stderr)
+        return 130
 
 
 def main() -> int:
@@ -72,4 +82,4 @@ def _attempt(name: str, found: Findings, part: Callable[[], _Found]) -> _Found |
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

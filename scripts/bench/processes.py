@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from .places import ROOT, cache_folder
@@ -61,14 +62,23 @@ class Child:
         return " / ".join(lines[-3:])[-400:]
 
     def stop(self) -> None:
-        if self._process.poll() is not None:
-            return
-        self._process.terminate()
+        """With all that it has started, even where it has ended itself. Interrupted, it kills at once."""
         try:
+            self._process.terminate()
             self._process.wait(5)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # its own session, started above
+            pass
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # its own session, started above
             self._process.wait()
+
+
+def interrupt_on_signals() -> None:
+    """SIGTERM, and a terminal that is gone, end what was started too, as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under `nohup`
+            signal.signal(number, signal.default_int_handler)
 
 
 def free_port() -> int:

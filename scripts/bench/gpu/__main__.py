@@ -12,7 +12,7 @@ from router.ab.cli import prepare
 from router.ab.errors import RunError
 from router.ab.flags import count, positive
 from scripts.bench.places import cache_folder
-from scripts.bench.processes import CannotStart
+from scripts.bench.processes import CannotStart, interrupt_on_signals
 
 from .engines import Engine, fleet
 from .model import SHAPES, Shape, make_model
@@ -46,13 +46,6 @@ def main(argv: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-
-
-def _interrupt_on_signals() -> None:
-    """SIGTERM, and a terminal that is gone, end the engines too, which would otherwise keep the GPU's memory."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under `nohup`
-            signal.signal(number, signal.default_int_handler)
 
 
 def _compare(flags: Sequence[str]) -> int:
@@ -93,5 +86,5 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    _interrupt_on_signals()
+    interrupt_on_signals()  # engines would otherwise keep the GPU's memory
     sys.exit(main(sys.argv[1:]))
