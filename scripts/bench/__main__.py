@@ -38,7 +38,7 @@ def run() -> int:
 
 
 def main() -> int:
-    args = _arguments()
+    args = read_arguments()
     parts, quick = args.parts or PARTS, args.quick
     effort = Effort(3, 0.6, quick=True) if quick else Effort(5, 2.0)
     proxies, before = nothing(), os.getloadavg()[1]
@@ -57,7 +57,7 @@ def main() -> int:
     return 0
 
 
-def _arguments() -> argparse.Namespace:
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench/run", description="This router beside its peers.")
     parser.add_argument("--quick", action="store_true", help="under 3 minutes, to be read with care; writes no page")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"only these: {', '.join(PARTS)} (default: all)")
