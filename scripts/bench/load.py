@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         began = self._due.popleft()
         if self._due:
             self._send()
-        self._load.answered(self, began, status == 200)
+        self._load.answered(self, began, status == 200 and self._reader.size >= self._load.workload.least)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- a Protocol
         self._load.lost(len(self._due))
@@ -101,6 +101,7 @@ class Load:
         await self._go(self._args.seconds)
         seconds = time.perf_counter() - began
         spent = self._cpu() - cpu if self._args.pid else -1.0
+        self._close()
         ordered = sorted(self._latencies) or [0.0]
         p50, p99 = (percentile(ordered, share) for share in (0.5, 0.99))
         return Outcome(len(self._latencies), self._errors, seconds, spent, p50, p99)
@@ -114,6 +115,11 @@ class Load:
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda made=connection: made, url.hostname, url.port)  # type: ignore[misc]  # mypy cannot infer the lambda's default
             self._connections.append(connection)
+
+    def _close(self) -> None:
+        for connection in self._connections:
+            if connection.transport:
+                connection.transport.close()
 
     async def _go(self, seconds: float) -> None:
         """Ask for so long, then wait until all is answered."""

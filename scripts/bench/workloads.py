@@ -18,12 +18,14 @@ Bodies = Iterator[bytes]
 
 
 class Workload(NamedTuple):
-    """`bodies`: one connection's requests, from its randomness and the text to draw from."""
+    """`bodies`: one connection's requests, from its randomness and the text to draw from. `least`: bytes of an answer;
+    one with fewer was cut short, or is an error that came with a good status."""
 
     title: str
     path: str
     bodies: Callable[[random.Random, Sequence[str]], Bodies]
     streamed: bool = False
+    least: int = 200
 
 
 def prompt(draw: random.Random, text: Sequence[str], size: int) -> str:
@@ -60,5 +62,7 @@ WORKLOADS = {
     "short": Workload("400 B prompts", "/v1/completions", _completions(400)),
     "long": Workload("40 kB prompts, varied", "/v1/completions", _completions(40_000)),
     "chat": Workload("40 kB prompts, growing conversations", "/v1/chat/completions", _conversations),
-    "stream": Workload("64-token streams", "/v1/completions", _completions(400, streamed=True), streamed=True),
+    "stream": Workload(
+        "64-token streams", "/v1/completions", _completions(400, streamed=True), True, 100 * STREAM_TOKENS
+    ),
 }
