@@ -13,11 +13,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from router.settings import VARIABLE_PREFIX
+
 from .places import ROOT, cache_folder
 
 
 class CannotStart(Exception):
     """A process did not come up; the message says what it said last."""
+
+
+_SETTINGS = (VARIABLE_PREFIX, "DYN_")
+"""How the variables begin that would tune our router, or Dynamo, without the page telling it."""
 
 
 class Child:
@@ -35,7 +41,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
+                env={**_untuned(), **(environment or {})},
                 cwd=ROOT,
                 start_new_session=True,  # so that its own children can be ended with it
             )
@@ -72,6 +78,10 @@ class Child:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # its own session, started above
             self._process.wait()
+
+
+def _untuned() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
 
 
 def interrupt_on_signals() -> None:

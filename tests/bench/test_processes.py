@@ -56,6 +56,20 @@ def test_what_a_process_that_ended_has_left_is_ended(pipe: Path) -> None:
     assert _ends(fd)
 
 
+def test_settings_of_whoever_measures_do_not_tune_what_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("ROUTER_KV_POLICY", "DYN_ROUTER_TEMPERATURE", "DYN_LOG"):
+        monkeypatch.setenv(name, "set outside")
+    child = Child("telling", ["env"], {"DYN_LOG": "warn"})
+    with pytest.raises(CannotStart, match="ended with 0"):
+        child.wait_until(lambda: False)
+    told = child.output().splitlines()
+    assert [line for line in told if line.startswith(("ROUTER_", "DYN_"))] == ["DYN_LOG=warn"]
+    assert f"XDG_CACHE_HOME={tmp_path}" in told
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_what_was_started(pipe: Path, number: signal.Signals) -> None:
