@@ -19,6 +19,8 @@ from .prompt_cache import BLOCK_SIZE, BLOCKS
 from .workloads import MODEL
 
 _LISTENING = re.compile(r"Listening on (http://\S+)")
+_START_S = 240.0
+"""Our first start on a machine compiles the index's loops: half a minute, and several times that beside other work."""
 _ASK = json.dumps({"model": MODEL, "prompt": "Are you up?", "max_tokens": 1}).encode()
 
 
@@ -51,7 +53,7 @@ def ours(mode: str, workers: Sequence[str], *flags: str, label: str = "") -> Ite
     arguments = ["--router-mode", mode, "--port", "0", "--log-level", "warning", *flags]
     log = f"ours-{mode}{label}".replace(" ", "-")
     with _started(log, [sys.executable, "-m", "router", *arguments, *named]) as child:
-        child.wait_until(lambda: _LISTENING.search(child.output()) is not None)
+        child.wait_until(lambda: _LISTENING.search(child.output()) is not None, _START_S)
         found = _LISTENING.search(child.output())
         url = found[1] if found else ""
         child.wait_until(lambda: status(f"{url}/ready") == 200)
