@@ -134,7 +134,7 @@ class _Measured(NamedTuple):
 
 async def _run(plan: Plan, access: WorkerAccess, loads: Loads, console: Console, measured: list[_Measured]) -> None:
     """Makes all runs. Modes of one rate and seed follow each other, so that other load on the machine is alike."""
-    _cancel_on_signals()
+    cancel_on_signals()
     runs = [_Run(label, rate, seed, loads[seed]) for rate in plan.rates for seed in plan.seeds for label in plan.modes]
     try:
         for name, url in plan.peers.items():
@@ -146,7 +146,7 @@ async def _run(plan: Plan, access: WorkerAccess, loads: Loads, console: Console,
             await asyncio.sleep(_GOODBYE)
 
 
-def _cancel_on_signals() -> None:
+def cancel_on_signals() -> None:
     """Cancels the task on Ctrl-C, on SIGTERM, and when the terminal is gone (except under `nohup`), so that every
     `finally` runs and no child is left."""
     task = asyncio.current_task()

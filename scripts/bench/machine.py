@@ -22,7 +22,7 @@ def facts() -> list[str]:
             f"Machine: {_processor()}, {os.cpu_count()} cores, {_memory()} GiB, Linux, "
             f"Python {platform.python_version()} ({Path(sys.executable).resolve()})"
         ),
-        f"Ours: {'compiled, as it is once installed' if is_compiled() else 'not compiled: no C compiler was found'}",
+        f"Ours: {'compiled, as it is once installed' if is_compiled() else 'not compiled'}",
     ]
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import signal
+import subprocess
+import sys
 from typing import cast
 
 import aiohttp
@@ -16,6 +19,7 @@ from router.ab.machine import Cost
 from router.ab.prompts import completion_body
 from router.ab.statistics import Record
 from router.ab.trace import Row
+from scripts.bench.cpu import descendants
 from scripts.bench.selection import forms
 from scripts.bench.selection.arms import Measured, check_credit
 from scripts.bench.selection.asking import Asking
@@ -154,6 +158,23 @@ def test_by_default_it_is_the_acceptance_run() -> None:
 def test_flags_that_mean_nothing_here_are_refused(flag: str) -> None:
     with pytest.raises(RunError):
         read_options([flag])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_fleet_and_the_router(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "scripts.bench.selection", "--arms", "round-robin", "--speedup", "40"]
+    with subprocess.Popen([*command, "--rate", "0.05", "--limit", "40"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("round-robin, 1: ")  # requests are being answered
+        started = descendants(process.pid)[1:]
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert len(started) == 2
+    for pid in started:
+        with pytest.raises(ProcessLookupError):
+            descendants(pid)
 
 
 def test_arms_take_turns_at_being_first() -> None:

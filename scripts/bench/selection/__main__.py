@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
+from router.ab.cli import cancel_on_signals
 from router.ab.errors import RunError
 from router.ab.flags import check_writable
 from router.ab.trace import Row, describe
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 
 async def _run(options: Options, rows: list[Row], argv: Sequence[str], console: Console) -> Report:
-    _end_on_sigterm()
+    cancel_on_signals()
     plan, started = options.plan, datetime.now(UTC).isoformat(timespec="seconds")
     todo = [(arm, f"{arm}, {turn + 1}") for turn in range(options.repeats) for arm in rotated(plan.modes, turn)]
     measured = [await measure(plan, rows, arm, label, console) for arm, label in todo]
@@ -62,13 +62,6 @@ async def _run(options: Options, rows: list[Row], argv: Sequence[str], console: 
         arms=arms,
         verdicts=judge(arms),
     )
-
-
-def _end_on_sigterm() -> None:
-    """By way of every `finally`, so that nothing that was started stays."""
-    task = asyncio.current_task()
-    if task is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 def _show(report: Report, console: Console) -> None:
