@@ -95,4 +95,6 @@ def test_index_goals() -> None:
 def test_decision_goals() -> None:
     found = {"entries": 1e7, "decision p99": 0.2, "token delay p99.9": 4.0, "token delay p99.9, no events": 1.0}
     assert [goal.verdict for goal in decision_goals(found)] == ["met", "**not met**"]
+    noisy = {**found, "token delay p99.9, no events": 2.5}
+    assert [goal.verdict for goal in decision_goals(noisy)] == ["met", "too noisy to tell"]
     assert not list(decision_goals({}))
