@@ -41,8 +41,24 @@ def _compiled(function: _F, **options: bool) -> _F:
         return cast("_F", njit(**options)(function))
     cache = getattr(compiled, "_cache", None)  # NUMBA_DISABLE_JIT leaves the function as it is
     if cache:
+        cache.load_overload = _if_it_is_whole(cache.load_overload, cache.flush)
         cache.save_overload = _if_there_is_room(cache.save_overload)
     return cast("_F", compiled)
+
+
+def _if_it_is_whole(load: Callable[..., object], flush: Callable[[], None]) -> Callable[..., object]:
+    """Numba raises what it cannot read, such as files that a power failure has left empty: they are made anew. Reading
+    a damaged pickle may raise anything."""
+
+    def load_or_compile(*args: object) -> object:
+        try:
+            return load(*args)
+        except Exception:  # noqa: BLE001 -- see above
+            with contextlib.suppress(OSError):
+                flush()  # else nothing could be added to the damaged index
+            return None
+
+    return load_or_compile
 
 
 def _if_there_is_room(save: Callable[..., None]) -> Callable[..., None]:

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numba
 import pytest
 from numba.core.caching import IndexDataCacheFile
 
@@ -18,3 +24,59 @@ def test_a_kernel_runs_where_there_is_no_room_to_keep_it(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(IndexDataCacheFile, "save", full)
     assert kernel(twice)(4) == 8
+
+
+MODULE = """
+from indexer.jit import kernel
+
+@kernel
+def twice(number):
+    return 2 * number
+"""
+
+
+@pytest.fixture
+def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """The kernel `twice` as a process has it that has just started; what it keeps is in `tmp_path`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    (tmp_path / "with_a_kernel.py").write_text(MODULE)
+
+    def start() -> Any:
+        monkeypatch.delitem(sys.modules, "with_a_kernel", raising=False)
+        return importlib.import_module("with_a_kernel").twice
+
+    return start
+
+
+def hits(kernel: Any) -> int:
+    return sum(kernel.stats.cache_hits.values())
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_damaged_file_of_a_kept_kernel_is_made_anew(
+    anew: Callable[[], Any], tmp_path: Path, kind: str, left: int
+) -> None:
+    anew()(4)
+    (file,) = tmp_path.rglob(f"*.{kind}")
+    file.write_bytes(file.read_bytes()[:left])
+    damaged = anew()
+    assert damaged(4) == 8
+    assert not hits(damaged)
+    mended = anew()
+    assert mended(4) == 8
+    assert hits(mended) == 1
+
+
+def test_a_kept_kernel_that_may_not_be_read_is_compiled(
+    anew: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another user has kept it."""
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    anew()(4)
+    monkeypatch.setattr(IndexDataCacheFile, "_load_index", forbidden)
+    assert anew()(4) == 8
