@@ -1,6 +1,6 @@
 # Sourced by the other scripts: makes .venv with the locked dependencies once, and again when the lock changes or PYTHON
 # names another interpreter.
-root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 made_with_wanted() {
   [ -z "${PYTHON:-}" ] ||
