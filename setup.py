@@ -13,6 +13,7 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
@@ -107,6 +108,22 @@ def extensions() -> list[Extension]:
     return list(mypycify([*MYPY, *COMPILED], opt_level="3", debug_level="0", group_name="kv_router"))
 
 
+class OfThisTree(build):
+    """An earlier build of this checkout may have left modules that are no more, which would be installed too."""
+
+    def run(self) -> None:
+        if Path(self.build_base) in Path(self.build_lib).parents:  # unless it was named, with whatever else is there
+            self._remove_stale(Path(self.build_lib))
+        super().run()
+
+    def _remove_stale(self, built: Path) -> None:
+        command = self.get_finalized_command("build_ext")
+        compiled = {Path(command.get_ext_fullpath(each.name)) for each in self.distribution.ext_modules or ()}
+        for path in built.rglob("*"):
+            if path.is_file() and path not in compiled and not path.relative_to(built).exists():
+                path.unlink()
+
+
 class AllOrNone(build_ext):
     """Where the compiler fails, as it does without memory enough, the package runs uncompiled.
 
@@ -132,4 +149,4 @@ def _can_compile() -> bool:
 
 
 if __name__ == "__main__":
-    setup(ext_modules=extensions(), cmdclass={"build_ext": AllOrNone})
+    setup(ext_modules=extensions(), cmdclass={"build": OfThisTree, "build_ext": AllOrNone})

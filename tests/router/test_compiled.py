@@ -86,6 +86,38 @@ def test_where_one_module_cannot_be_compiled_none_is(
     assert ("runs uncompiled" in done.stderr + done.stdout) == (built == 0)
 
 
+STALE = """
+import runpy, sys
+from setuptools import setup
+command = runpy.run_path(sys.argv[1])["OfThisTree"]
+setup(name="package", packages=["package"], cmdclass={"build": command}, script_args=sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
+def test_what_an_earlier_build_has_left_is_not_installed(tmp_path: Path) -> None:
+    """Neither a module that is no more, nor one that was compiled once: Python would take that before the source."""
+    package = tmp_path / "package"
+    package.mkdir()
+    for name in ("__init__.py", "kept.py", "removed.py"):
+        (package / name).write_text("")
+
+    def build(*arguments: str) -> set[str]:
+        command = [sys.executable, "-W", "ignore", "-c", STALE, str(ROOT / "setup.py"), "build", *arguments]
+        subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=50, check=True)
+        return {path.name for path in (tmp_path / "build" / "lib" / "package").iterdir()}
+
+    assert build() == {"__init__.py", "kept.py", "removed.py"}
+    (package / "removed.py").unlink()
+    (tmp_path / "build" / "lib" / "package" / "kept.so").write_text("")
+    assert build() == {"__init__.py", "kept.py"}
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "foreign").write_text("")
+    build("--build-lib", "there")
+    assert (tmp_path / "there" / "foreign").exists()
+
+
 def everybody(parent: type) -> set[type]:
     found, left = set[type](), [parent]
     while left:
