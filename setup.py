@@ -98,10 +98,13 @@ COMPILED = [
 MYPY = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
 """The types are checked elsewhere; here only what they say of the modules above counts."""
 
+BUILDING = {"bdist", "bdist_wheel", "build", "build_ext", "install"}
+"""For other commands pip wants no more than metadata, several times before it builds; or an editable install."""
+
 
 def extensions() -> list[Extension]:
     wanted = os.environ.get("KV_ROUTER_COMPILE", "")
-    if wanted == "0" or "editable_wheel" in sys.argv or not (wanted or _can_compile()):
+    if wanted == "0" or not BUILDING.intersection(sys.argv) or not (wanted or _can_compile()):
         return []
     from mypyc.build import mypycify  # noqa: PLC0415 -- not needed to install without
 

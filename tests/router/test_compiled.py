@@ -118,6 +118,38 @@ def test_what_an_earlier_build_has_left_is_not_installed(tmp_path: Path) -> None
     assert (tmp_path / "there" / "foreign").exists()
 
 
+WHICH = """
+import runpy, sys, types
+mypyc = sys.modules["mypyc"] = types.ModuleType("mypyc")
+mypyc.build = sys.modules["mypyc.build"] = types.ModuleType("mypyc.build")
+mypyc.build.mypycify = lambda *_, **__: ["compiled"]
+print(*runpy.run_path(sys.argv[0])["extensions"]())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
+@pytest.mark.parametrize(
+    ("arguments", "wanted", "compiled"),
+    [
+        (["bdist_wheel", "--dist-dir", "there"], "1", "compiled"),
+        (["bdist_wheel"], "0", ""),
+        (["egg_info"], "1", ""),
+        (["dist_info", "--output-dir", "there", "--keep-egg-info"], "1", ""),
+        (["sdist", "--formats", "gztar"], "1", ""),
+        (["editable_wheel"], "1", ""),
+    ],
+    ids=["wheel", "not wanted", "needs", "metadata", "source", "editable"],
+)
+def test_only_what_is_installed_is_compiled(arguments: list[str], wanted: str, compiled: str) -> None:
+    """pip asks twice for metadata before it builds; mypyc would take a minute for each answer."""
+    code = f"import sys; sys.argv = sys.argv[1:]\n{WHICH}"
+    command = [sys.executable, "-W", "ignore", "-c", code, str(ROOT / "setup.py"), *arguments]
+    environ = os.environ | {"KV_ROUTER_COMPILE": wanted}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.strip() == compiled
+
+
 def everybody(parent: type) -> set[type]:
     found, left = set[type](), [parent]
     while left:
