@@ -14,6 +14,13 @@ import numba
 
 njit: Any = numba.njit  # not all of its options are known to its types
 _F = TypeVar("_F", bound=Callable[..., Any])
+_not_kept: list[str] = []
+"""Kernels for which numba finds no folder that it may write to."""
+
+
+def all_kept() -> bool:
+    """Whether what is compiled here is on disk for the next process; else each compiles for itself."""
+    return not _not_kept
 
 
 def kernel(function: _F) -> _F:
@@ -37,7 +44,8 @@ def inlined(function: _F) -> _F:
 def _compiled(function: _F, **options: bool) -> _F:
     try:
         compiled = njit(cache=True, **options)(function)
-    except RuntimeError:  # numba finds no folder that it may write to: compile at every start
+    except RuntimeError:  # see `_not_kept`: compile at every start
+        _not_kept.append(function.__qualname__)
         return cast("_F", njit(**options)(function))
     cache = getattr(compiled, "_cache", None)  # NUMBA_DISABLE_JIT leaves the function as it is
     if cache:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
+from indexer.jit import all_kept
 from publishers.logs import log_event
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,14 @@ def _log_after(seconds: float, log: Callable[[], None]) -> Iterator[None]:
 
 
 def _log_why() -> None:
-    text = "Compiling what runs for each request or event: up to half a minute or so, at the first start only"
-    hint = "set NUMBA_CACHE_DIR to a folder that lasts, if you see this at every start"
+    when, hint = "the first start only", "set NUMBA_CACHE_DIR to a folder that lasts, if you see this at every start"
+    if not all_kept():
+        when, hint = "every start: there is no folder to keep it in", "set NUMBA_CACHE_DIR to a folder that lasts"
+    text = f"Compiling what runs for each request or event: up to half a minute or so, at {when}"
     log_event(logger, logging.INFO, text, hint=hint)
+
+
+def sharing(folder: str) -> dict[str, str]:
+    """The environment of several processes that are to compile but once. Where nothing can be kept for good, `folder`
+    has it for as long as they run."""
+    return {**os.environ} if all_kept() else {**os.environ, "NUMBA_CACHE_DIR": folder}

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from numba.core import event
 
+from indexer.jit import all_kept
 from publishers.own_code import python_command
 
 _PATIENCE: Final = 120.0
@@ -20,8 +21,8 @@ _PATIENCE: Final = 120.0
 @contextmanager
 def compiled_apart(modules: Sequence[str]) -> Iterator[None]:
     """As soon as anything has to be compiled here, call `warm_up()` of each of `modules` in a process of its own. At
-    the end these have ended."""
-    helpers = _Helpers(modules if (os.cpu_count() or 1) > 1 else ())
+    the end these have ended. Where nothing can be kept, they would help nobody."""
+    helpers = _Helpers(modules if (os.cpu_count() or 1) > 1 and all_kept() else ())
     event.register("numba:compile", helpers)  # type: ignore[no-untyped-call]
     try:
         yield

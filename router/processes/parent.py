@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import BinaryIO, cast
 
+from publishers.compiling import sharing
 from publishers.connect import embedded_server
 from publishers.embedded_nats import NatsServerError
 from publishers.logs import configure_logging, log_event
@@ -247,6 +248,7 @@ class _Parent:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[self._memory],
+            env=sharing(self._folder),
             start_new_session=True,  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
         )
         self._running[number] = process

@@ -10,8 +10,9 @@ from typing import Any
 
 import numba
 import pytest
-from numba.core.caching import IndexDataCacheFile
+from numba.core.caching import CacheImpl, IndexDataCacheFile
 
+from indexer import jit
 from indexer.jit import kernel
 
 
@@ -24,6 +25,18 @@ def test_a_kernel_runs_where_there_is_no_room_to_keep_it(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(IndexDataCacheFile, "save", full)
     assert kernel(twice)(4) == 8
+
+
+def test_a_kernel_that_no_folder_can_keep_runs_too_and_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(number: int) -> int:
+        return 2 * number
+
+    monkeypatch.setattr(jit, "_not_kept", [])
+    kernel(twice)
+    assert jit.all_kept()
+    monkeypatch.setattr(CacheImpl, "_locator_classes", [])
+    assert kernel(twice)(4) == 8
+    assert not jit.all_kept()
 
 
 MODULE = """

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from indexer import jit
 from publishers.compiling import _log_after, _log_why
 
 
@@ -31,3 +32,13 @@ def test_what_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         _log_why()
     assert "first start" in caplog.text
+
+
+def test_where_nothing_can_be_kept_no_first_start_is_promised(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "_not_kept", ["kernel"])
+    with caplog.at_level(logging.INFO):
+        _log_why()
+    assert "every start" in caplog.text
+    assert "first start" not in caplog.text

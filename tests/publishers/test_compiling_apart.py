@@ -9,6 +9,7 @@ from pathlib import Path
 import numba
 import pytest
 
+from indexer import jit
 from publishers.compiling_apart import compiled_apart
 
 pytestmark = pytest.mark.slow
@@ -67,6 +68,15 @@ def test_without_anything_to_compile_no_process_is_started(module: str, tmp_path
 
 def test_one_processor_compiles_alone(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    with compiled_apart([module]):
+        compile_something()
+    assert not (tmp_path / "called").exists()
+
+
+def test_nobody_is_started_to_compile_what_cannot_be_kept(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "_not_kept", ["kernel"])
     with compiled_apart([module]):
         compile_something()
     assert not (tmp_path / "called").exists()

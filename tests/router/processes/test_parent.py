@@ -8,7 +8,7 @@ import signal
 import socket
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from indexer import jit
 from router.cli import Source
 from router.processes import parent as processes
 from router.processes.member import memory_size
@@ -392,3 +393,22 @@ async def test_a_process_that_stands_still_while_it_serves_is_started_again(
             assert await parent.run() == 0
     assert "A process stands still and is killed" in caplog.messages
     assert len(started) == 2
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_what_one_process_compiles_is_there_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """On a file system that cannot be written to, each would take half a minute, one after the other."""
+    folders = []
+
+    async def start(*_: object, env: Mapping[str, str], **__: Any) -> Child:
+        folders.append(env.get("NUMBA_CACHE_DIR"))
+        return Child()
+
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(jit, "_not_kept", [] if kept else ["kernel"])
+    with parent_of(Settings(processes=1), tmp_path) as parent:
+        await parent._start(0)
+    assert folders == [None if kept else str(tmp_path)]
