@@ -1,4 +1,4 @@
-"""The scripts find the checkout, wherever they are called from and whatever the caller's shell is set to."""
+"""The scripts find the checkout, whatever the caller's shell is set to, and refuse what they do not know."""
 
 from __future__ import annotations
 
@@ -31,3 +31,13 @@ def test_a_script_goes_to_its_own_checkout_whatever_the_search_path_of_cd(checko
     command = ["bash", "-eu", "scripts/where"]
     done = subprocess.run(command, cwd=checkout, env=environ, capture_output=True, text=True, timeout=50, check=True)
     assert done.stdout == f"{checkout}:{checkout}"
+
+
+@pytest.mark.parametrize("arguments", [["--no-server"], ["--no-serve", "--quick"], ["", "--no-serve"]])
+def test_the_demo_refuses_what_it_does_not_know(checkout: Path, arguments: list[str]) -> None:
+    """Before it sets anything up."""
+    demo = shutil.copy(ROOT / "scripts" / "demo", checkout / "scripts")
+    (checkout / "scripts" / "env.sh").write_text("exit 0")
+    done = subprocess.run([demo, *arguments], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: ")
