@@ -107,6 +107,8 @@ class RequestRouting:
         """Who holds how much of the prompt, as of the last look, until the request is sent."""
         self._claim: Claim | None = None
         """What the audit of the index compares with the engine's report."""
+        self._before: dict[WorkerRank, int] = {}
+        """Tokens that ranks had of an uncached prompt before it went there, which the decision passes over."""
         self.ttft_slo = options.ttft_slo
         self.priority = options.priority
         self.tenant = options.tenant
@@ -349,7 +351,7 @@ class RequestRouting:
         rank, held = leg.decision.rank, leg.decision.overlap_tokens
         if isinstance(leg.reservation, DecodeBooking):  # the decision is about the prefill worker
             rank, held = leg.reservation.onward.rank, leg.reservation.onward.overlap_tokens
-        hashes, size = self.prompt.hashes, leg.worker.block_size
+        hashes, size, held = self.prompt.hashes, leg.worker.block_size, self._before.get(rank, held)
         if hashes and held is not None:
             self._context.retract(rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
 
@@ -429,7 +431,14 @@ class RequestRouting:
     def _predict(self, rank: WorkerRank, worker: Worker) -> None:
         hashes = self.prompt.hashes
         if hashes and worker.keeps_prefixes:
+            if self._uncached:
+                self._before[rank] = self._tokens_at(rank, worker.block_size)
             self._context.predict(rank, hashes.chain(worker.block_size), self.prompt.guessed)
+
+    def _tokens_at(self, rank: WorkerRank, block_size: int) -> int:
+        found = self._context.matches(self.prompt)
+        prefix = None if found is None else found.prefix_of(rank)
+        return prefix.blocks * block_size if prefix else 0
 
 
 def _with_implied_zero(outcome: Outcome) -> Outcome:

@@ -53,6 +53,11 @@ def context() -> RouterContext:
     return RouterContext(fleet, book, scheduler, queue, indexer, Metrics(), lambda: 0.0, RetryBudget(0.2, 0.0))
 
 
+def blocks_held(made: RouterContext, prompt: Prompt) -> int:
+    found = made.matches(prompt)
+    return found[RANK].blocks if found and RANK in found else 0
+
+
 def test_a_request_is_booked_before_it_is_sent_and_noted_after() -> None:
     made = context()
     seen: list[tuple[int, int, bool]] = []
@@ -167,6 +172,22 @@ def test_what_an_engine_computes_again_is_there_afterwards() -> None:
     routing.prompt = Prompt(10, HASHES)
     routing.route(frozenset(), lambda routed: None)
     assert RANK in made.indexer.find_matches(HASHES)
+
+
+@pytest.mark.parametrize("guessed", [False, True])
+@pytest.mark.parametrize("uncached", [False, True])
+def test_a_prompt_that_is_refused_takes_back_only_what_was_not_there_before(uncached: bool, guessed: bool) -> None:
+    """Also where the engine would have computed all of it again."""
+    made, before = context(), hash_prompt(range(4), {BLOCK}, PLAIN)
+    made.predict(RANK, before.chain(BLOCK), guessed)
+    routing, legs = RequestRouting(made, "m", RoutingOptions(uncached=uncached)), list[Leg | Pair | Response]()
+    routing.prompt = Prompt(10, HASHES, guessed=guessed)
+    routing.route(frozenset(), legs.append)
+    (leg,) = legs
+    assert isinstance(leg, Leg)
+    assert blocks_held(made, routing.prompt) == 2
+    routing.finished(Outcome(leg, 400, "complete", 0.1, 0.2, None, None))
+    assert blocks_held(made, routing.prompt) == 1
 
 
 def test_a_worker_that_turns_out_to_run_another_engine_gets_nothing_that_waits() -> None:
