@@ -419,7 +419,8 @@ class RequestRouting:
         tallies.routed(decision)
         log_decision(decision, self.request_id)
         worker = context.fleet.workers[decision.rank.worker_id]
-        stored = None if self.prompt.ids is None else self.stored_tokens  # without ids no store was asked
+        asked = self.prompt.ids is not None and not self._uncached  # a store
+        stored = self.stored_tokens if asked else None
         context.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
         if self._arm:
             self._arm.tally.routed(decision)

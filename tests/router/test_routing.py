@@ -174,6 +174,17 @@ def test_what_an_engine_computes_again_is_there_afterwards() -> None:
     assert RANK in made.indexer.find_matches(HASHES)
 
 
+@pytest.mark.parametrize(("uncached", "blocks"), [(False, 2), (True, 0)])
+def test_what_an_engine_computes_again_does_not_count_as_looked_up_in_a_store(uncached: bool, blocks: int) -> None:
+    made = context()._replace(has_store=True)
+    routing = RequestRouting(made, "m", RoutingOptions(uncached=uncached))
+    routing.prompt = made.hash_prompt(range(10), PLAIN)
+    routing.route(frozenset(), lambda routed: None)
+    registry = made.metrics.registry
+    assert registry.get_sample_value("router_kv_looked_up_blocks_total", {"tier": "store"}) == blocks
+    assert registry.get_sample_value("router_kv_looked_up_blocks_total", {"tier": "local"}) == 2
+
+
 @pytest.mark.parametrize("guessed", [False, True])
 @pytest.mark.parametrize("uncached", [False, True])
 def test_a_prompt_that_is_refused_takes_back_only_what_was_not_there_before(uncached: bool, guessed: bool) -> None:
