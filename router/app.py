@@ -238,7 +238,7 @@ class App:
             self._plane,
             session,
             learners,
-            [part.forget for part in (self._audit, self._missing_events, self._prompts, self._responses) if part],
+            [part.forget for part in (self._audit, self._missing_events, self._prompts) if part],
         )
 
         def watch(worker: Worker) -> WorkerWatch:

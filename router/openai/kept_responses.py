@@ -86,7 +86,8 @@ class KeptResponses:
     def __init__(self, fleet: Fleet, session: aiohttp.ClientSession) -> None:
         self._fleet = fleet
         self._session = session
-        self._keepers: OrderedDict[str, str] = OrderedDict()
+        self._keepers: OrderedDict[str, Worker] = OrderedDict()
+        """Some have left by now, and others may have joined with their names, who keep nothing of theirs."""
         self._asking = asyncio.Semaphore(_ASKING)
 
     def note(self, worker: Worker, opening: bytes) -> None:
@@ -98,7 +99,9 @@ class KeptResponses:
     async def keeper(self, named: str, wanted: Callable[[], bool]) -> Worker | None:
         """The worker that keeps the answer; None if none is found, or nobody is asked because it is not `wanted` any
         more when its turn comes."""
-        worker = self._fleet.workers.get(self._keepers.get(named, ""))
+        worker = self._keepers.get(named)
+        if worker and self._fleet.workers.get(worker.id) is not worker:
+            worker = None
         if worker is None and len(self._fleet.up) > 1:
             async with self._asking:
                 worker = await self._ask(named) if wanted() else None
@@ -106,13 +109,8 @@ class KeptResponses:
                 self._remember(named, worker)
         return worker
 
-    def forget(self, worker_id: str) -> None:
-        """The worker has left: one that joins with its name keeps none of its answers, which may be under another."""
-        kept = self._keepers.items()
-        self._keepers = OrderedDict((named, keeper) for named, keeper in kept if keeper != worker_id)
-
     def _remember(self, named: str, worker: Worker) -> None:
-        self._keepers[named] = worker.id
+        self._keepers[named] = worker
         self._keepers.move_to_end(named)
         if len(self._keepers) > REMEMBERED:
             self._keepers.popitem(last=False)
