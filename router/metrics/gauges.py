@@ -90,15 +90,14 @@ class Gauges:
         return (((fate,), float(self._indexer.counts[fate])) for fate in FATES)
 
     def _loads(self, figure: Callable[[load.Load], int]) -> Iterator[Sample]:
-        now = self._clock()
-        return ((_labels(rank), float(figure(self._book.load(rank, now)))) for rank in self._ranks())
+        return ((_labels(rank), float(figure(self._book.load(rank, self._clock())))) for rank in self._ranks())
 
     def _ages(self) -> Iterator[Sample]:
         return ((_labels(rank), found.age) for rank, found in self._metrics() if found.age is not None)
 
     def _metrics(self) -> Iterator[tuple[WorkerRank, load.Metrics]]:
-        now = self._clock()
-        found = ((rank, self._book.metrics(rank, now)) for rank in self._ranks())
+        """Each as it is when it is read: reports come meanwhile."""
+        found = ((rank, self._book.metrics(rank, self._clock())) for rank in self._ranks())
         return ((rank, metrics) for rank, metrics in found if metrics)
 
     def _reported(self) -> Iterator[Sample]:

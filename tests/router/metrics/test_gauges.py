@@ -188,3 +188,22 @@ async def test_workers_may_come_and_go_while_they_are_read(state: State, monkeyp
     page = await state.metrics.page()
     others.cancel()
     assert b'router_worker_up{worker="a"} 0.0' in page
+
+
+async def test_a_report_that_comes_while_workers_are_read_is_not_from_the_future(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def report() -> None:
+        while True:
+            state.now += 1
+            for rank in (A0, A1):
+                state.book.on_report(LoadReport(*rank, 1, -1, True, num_requests_waiting=0), state.now)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("router.metrics.exposition.PIECE", 1)
+    reporting = asyncio.create_task(report())
+    await asyncio.sleep(0)
+    page = (await state.metrics.page()).decode()
+    reporting.cancel()
+    ages = [line for line in page.splitlines() if line.startswith("router_load_age_seconds{")]
+    assert [line.split()[-1] for line in ages] == ["0.0", "0.0"]
