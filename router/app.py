@@ -382,6 +382,7 @@ class App:
     async def close(self) -> None:
         if self._admin:
             await self._admin.close()
+        self._reloading = None  # a hangup that comes from now on changes nothing
         await end_tasks([*self._tasks, *self._reloads])
         if self._roster:
             await self._roster.close()

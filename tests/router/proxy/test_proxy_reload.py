@@ -72,6 +72,15 @@ async def test_a_hangup_adds_and_removes_workers_without_losing_a_request(
         assert "they take a restart" not in caplog.text
 
 
+async def test_a_hangup_while_the_router_ends_changes_nothing(a: ScriptedWorker, b: ScriptedWorker, file: File) -> None:
+    file.say(a, more=COMMON)
+    async with running(a, source=file.source) as router:
+        pass
+    file.say(a, b, more=COMMON)
+    await router.hang_up()
+    assert names(router.app) == ["a"]
+
+
 async def test_a_pipe_is_not_read_again(a: ScriptedWorker, caplog: pytest.LogCaptureFixture) -> None:
     """It was read at the start, and looks like an empty file since."""
     end, other = os.pipe()
