@@ -13,7 +13,7 @@ from indexer.types import RankSet, WorkerRank
 Positions: TypeAlias = npt.NDArray[np.intp]
 
 _MAX_SETS = 64
-"""Most sets remembered; a fleet that does not change has one per model."""
+"""Most sets remembered; a fleet that does not change has one for all models of the same workers."""
 
 
 class NoPlace(Exception):

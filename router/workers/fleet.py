@@ -57,7 +57,9 @@ class Fleet:
         self._block_sizes: frozenset[int] | None = None
         self._admitting: frozenset[str] | None = None
         self._names: frozenset[str] | None = None
+        self._one_model: bool | None = None
         self._others: dict[EngineKind, frozenset[str]] = {}
+        self._adapters: dict[EngineKind, frozenset[str]] = {}
 
     def add(self, worker: Worker) -> None:
         self.workers[worker.id] = worker
@@ -219,10 +221,11 @@ class Fleet:
 
     def names_adapter(self, model: str | None, kind: EngineKind) -> bool:
         """Whether `model` is an adapter's name to a worker of that engine, up or not."""
-        if model is None:
-            return False
-        models = (known for worker in self.workers.values() if worker.engine == kind for known in worker.models)
-        return any(known.id == model and known.adapter is not None for known in models)
+        found = self._adapters.get(kind)
+        if found is None:
+            models = (known for worker in self.workers.values() if worker.engine == kind for known in worker.models)
+            found = self._adapters[kind] = frozenset(known.id for known in models if known.parent is not None)
+        return model in found
 
     def candidates_of(self, worker: Worker, model: str | None, exclude: Collection[str] = ()) -> Candidates:
         """As `candidates`, of `worker` alone."""
@@ -264,8 +267,10 @@ class Fleet:
     @property
     def has_one_model(self) -> bool:
         """Whether the workers, up or not, are known to serve but one base model, under whatever names."""
-        known = bases([model for worker in self.workers.values() for model in worker.models])
-        return not known or _are_one(known)
+        if self._one_model is None:
+            known = bases([model for worker in self.workers.values() for model in worker.models])
+            self._one_model = not known or _are_one(known)
+        return self._one_model
 
     def may_serve(self, model: str) -> bool:
         """False only when there are workers, all have told their models, and none is `model`."""

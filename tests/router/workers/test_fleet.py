@@ -464,3 +464,22 @@ def test_the_names_of_a_workers_models_are_put_together_once_for_each_descriptio
     made.redescribe(one, EngineDescription("vllm", models=(BASE, Model("other", parent="m"))))
     assert (one.serves("adapter"), one.serves("other")) == (False, True)
     assert (made.may_serve("adapter"), made.may_serve("other")) == (False, True)
+
+
+def test_models_are_looked_through_once_until_a_worker_changes() -> None:
+    """Of hundreds of workers with hundreds of adapters each it takes milliseconds, and requests ask each time: those
+    with a name that nobody serves, and all on an engine's own paths."""
+    one = worker("a", BASE, ADAPTER)
+    made = fleet(one)
+
+    def asked() -> tuple[bool, ...]:
+        return made.has_one_model, *(made.names_adapter(name, "vllm") for name in ("adapter", "m", "x", None))
+
+    before = asked()
+    assert before == (True, True, False, False, False)
+    described = EngineDescription("vllm", models=(BASE, Model("x", parent="m"), Model("other")))
+    one.description = described
+    assert asked() == before, "it was not looked at again"
+    made.redescribe(one, described)
+    assert asked() == (False, False, False, True, False)
+    assert not made.names_adapter("x", "sglang")
