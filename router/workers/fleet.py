@@ -306,7 +306,8 @@ class Fleet:
         return found
 
     def _first_name(self, base: Model) -> str:
-        known = bases([model for _, model in self.models().values()])
+        """Of all workers, up or not: what was sent under it is still there when one that has such a name is down."""
+        known = bases([model for worker in self.workers.values() for model in worker.models])
         return min(model.id for model in known if _are_one([base, model]))
 
     def context_lengths(self, base: str) -> ContextLengths:

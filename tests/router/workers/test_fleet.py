@@ -326,6 +326,14 @@ def test_all_names_of_a_model_are_one_to_prompts() -> None:
     assert fleet().prompt_name("m") == "m"
 
 
+def test_the_name_that_stands_for_a_model_stays_when_the_worker_that_has_it_is_down() -> None:
+    """What other workers were sent is still there."""
+    one = worker("a", Model("m", root="/m"), Model("alias", root="/m"))
+    found = fleet(one, worker("b", Model("m", root="/m")))
+    found.mark_down(one, "test")
+    assert [found.prompt_name(name) for name in ("m", "alias", None)] == ["alias"] * 3
+
+
 def test_context_lengths_are_known_of_those_that_are_up() -> None:
     small, large, untold = (
         worker("a", Model("m", max_model_len=10)),
