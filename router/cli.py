@@ -21,6 +21,8 @@ from router.yaml_text import NotYaml, read_yaml
 _log = logging.getLogger(__name__)
 
 CONFIG_FLAG, CONFIG_VARIABLE = "--config", "ROUTER_CONFIG"
+_ALL = "; --help lists all."
+_ELSEWHERE = "; --help lists all, docs/coming-from.md what other routers' flags are here."
 _KUBERNETES_LINKS = ("ROUTER_SERVICE_", "ROUTER_PORT_")
 
 _DESCRIPTION = """\
@@ -168,9 +170,8 @@ def _unknown(argument: str, argv: Sequence[str]) -> SettingsError:
             "store, keys.)"
         )
     flag = argument.partition("=")[0]
-    return SettingsError(
-        f"There is no flag {flag}{_hint(flag, [CONFIG_FLAG, *(o.flag for o in options()), *switches])}"
-    )
+    known = [CONFIG_FLAG, *(option.flag for option in options()), *switches]
+    return SettingsError(f"There is no flag {flag}{_flag_hint(flag, known)}")
 
 
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,10 +224,18 @@ def _read_yaml(path: Path, place: str) -> dict[Any, Any]:
     return content
 
 
-def _hint(name: str, known: Iterable[str], prefix: str = "") -> str:
+def _flag_hint(flag: str, known: Sequence[str]) -> str:
+    """Many a flag that there is not is another router's: what is only a little alike is not meant, and one that says
+    more than ours (--worker-urls) is ours."""
+    shorter = [each for each in known if flag.startswith(f"{each}-")]
+    return _hint(flag, known, "--", 0.75, f"; did you mean {max(shorter, key=len)}?" if shorter else _ELSEWHERE)
+
+
+def _hint(name: str, known: Iterable[str], prefix: str = "", cutoff: float = 0.6, otherwise: str = _ALL) -> str:
     """`prefix`: all of `known` begin with it, and alike by that alone is not alike."""
-    near = difflib.get_close_matches(name.replace(prefix, ""), [each.removeprefix(prefix) for each in known], 1)
-    return f"; did you mean {prefix}{near[0]}?" if near else "; --help lists all."
+    bare = [each.removeprefix(prefix) for each in known]
+    near = difflib.get_close_matches(name.replace(prefix, ""), bare, 1, cutoff)
+    return f"; did you mean {prefix}{near[0]}?" if near else otherwise
 
 
 def _version() -> str:

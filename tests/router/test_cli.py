@@ -103,7 +103,16 @@ def test_a_switch_has_two_flags() -> None:
         (["--port", "x"], {}, "--port takes a whole number from 0 to 65535, not 'x'."),
         (["--port"], {}, "--port takes a whole number from 0 to 65535: expected one argument."),
         (["--prot", "1"], {}, "There is no flag --prot; did you mean --port?"),
-        (["--zzzzzz=1"], {}, "There is no flag --zzzzzz; --help lists all."),
+        (
+            ["--zzzzzz=1"],
+            {},
+            "There is no flag --zzzzzz; --help lists all, docs/coming-from.md what other routers' flags",
+        ),
+        (["--worker-urls", "http://a"], {}, "There is no flag --worker-urls; did you mean --worker?"),
+        (["--worker-cart", "x"], {}, "There is no flag --worker-cart; did you mean --worker-cert?"),
+        (["--queue-timeout-secs=9"], {}, "There is no flag --queue-timeout-secs; did you mean --queue-timeout?"),
+        (["--kv-cache-block-size", "16"], {}, "There is no flag --kv-cache-block-size; --help lists all, docs/coming"),
+        (["--retry-max-retries", "1"], {}, "There is no flag --retry-max-retries; --help lists all, docs/coming-from"),
         (
             ["--worker", "http://a", "http://b"],
             {},
