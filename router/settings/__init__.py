@@ -24,12 +24,12 @@ from router.settings.workers import Workers
 
 __all__ = ["GROUPS", "VARIABLE_PREFIX", "Option", "RouterMode", "Settings", "SettingsError", "options"]
 
-_GROUPS = (Serving, Limits, Security, Routing, Workers, Events, Tokens, Upstream, Administration, Logs)
+_GROUPS = (Workers, Serving, Routing, Events, Tokens, Limits, Security, Upstream, Administration, Logs)
 GROUPS = tuple(group.__name__ for group in _GROUPS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Logs, Administration, Upstream, Tokens, Events, Workers, Routing, Security, Limits, Serving):
+class Settings(Logs, Administration, Upstream, Security, Limits, Tokens, Events, Routing, Serving, Workers):
     """What the router was told. Durations are in seconds, sizes in bytes."""
 
 

@@ -35,9 +35,9 @@ class Routing:
         str,
         about(
             "Routing",
-            "What a choice costs in kv mode: auto (predicted seconds, held in the router until a worker is ready), "
-            "overlap (weighed prefill and decode tokens), lmetric (prefill tokens times batch), ttft (predicted time "
-            "to first token), or the name of an installed policy.",
+            "What a choice costs in kv mode: auto (predicted seconds; requests are held in the router until their "
+            "worker is ready), overlap (weighed prefill and decode tokens), lmetric (prefill tokens times batch), ttft "
+            "(predicted time to first token), or the name of an installed policy.",
             "POLICY",
             pattern=r"^[A-Za-z0-9_.-]+\Z",
             takes="auto, overlap, lmetric, ttft, or the name of an installed policy",
@@ -79,8 +79,8 @@ class Routing:
         Literal["reject", "queue"],
         about(
             "Routing",
-            "What happens to a request that would miss an objective: reject refuses it at once; queue holds it "
-            "until it would not, counted from when it is sent.",
+            "What happens to a request that would miss an objective: reject refuses it at once; queue holds it in "
+            "the router until it would not miss it, with the time counted from when it is sent to a worker.",
         ),
     ] = "reject"
     slo_patience: Annotated[

@@ -32,7 +32,8 @@ class Upstream:
         seconds_or_none(
             "Upstream",
             "How long all streams of a worker, and its prefills for decode workers, may stand still before it counts "
-            "as sick, whatever its health check says; while it is down, all its requests.",
+            "as sick, whatever its health check says. While a worker is down, its answers that are not streamed count "
+            "too.",
         ),
     ] = 60.0
     retry_budget: Annotated[
@@ -49,8 +50,8 @@ class Upstream:
         int,
         about(
             "Upstream",
-            "Failures within ten seconds after which a worker gets nothing for a while, if they are half of the "
-            "requests that ended there.",
+            "Failures within ten seconds after which a worker gets nothing for a while, if at least half of the "
+            "requests that ended there failed.",
             "NUMBER",
             ge=1,
         ),
