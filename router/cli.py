@@ -108,7 +108,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     general = parser.add_argument_group("General")
     general.add_argument("-h", "--help", action="help", help="Show this text and exit.")
-    general.add_argument("--version", action="version", version=_version(), help="Show the version and exit.")
+    general.add_argument("--version", action="version", version=version(), help="Show the version and exit.")
     general.add_argument(
         CONFIG_FLAG, metavar="FILE", default=argparse.SUPPRESS, help=f"YAML file with settings ({CONFIG_VARIABLE})."
     )
@@ -238,7 +238,8 @@ def _hint(name: str, known: Iterable[str], prefix: str = "", cutoff: float = 0.6
     return f"; did you mean {prefix}{near[0]}?" if near else otherwise
 
 
-def _version() -> str:
+def version() -> str:
+    """With the form that is installed: much of how it fares depends on it."""
     return version_of("kv-router") + (", compiled" if is_compiled() else "")
 
 

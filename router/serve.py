@@ -16,7 +16,7 @@ from publishers.logs import configure_logging, log_event
 from router.admin.surface import CannotAdminister
 from router.app import App
 from router.checking import check
-from router.cli import Source
+from router.cli import Source, version
 from router.early_signals import take_hangups
 from router.open_files import warn_if_few
 from router.port import check_free
@@ -58,6 +58,7 @@ async def _serve(app: App, settings: Settings, source: Source | None, member: Me
     if not await _start(app, settings):
         await app.close()
         return 1
+    _tell_what_serves(settings)
     if source:
         take_hangups(app.on_hangup)
     _leave_to_itself()
@@ -89,6 +90,13 @@ async def _start(app: App, settings: Settings) -> bool:
     else:
         return True
     return False
+
+
+def _tell_what_serves(settings: Settings) -> None:
+    """What whoever reads a log of someone else's asks first."""
+    policy = settings.kv_policy if settings.kv_overlap_score_weight is None else "overlap"
+    fields = {"policy": policy} if settings.router_mode == "kv" else {}
+    log_event(logger, logging.INFO, "Serving", version=version(), mode=settings.router_mode, **fields)
 
 
 def _cannot_listen(settings: Settings, error: Exception) -> None:

@@ -71,6 +71,23 @@ async def test_a_signal_lets_a_stream_end(slow: Sim, logs: Path, number: signal.
         assert "Traceback" not in router.log
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--router-mode", "kv"], "mode=kv policy=auto"),
+        (["--kv-overlap-score-weight", "1"], "mode=kv policy=overlap"),
+        (["--router-mode", "random"], "mode=random"),
+    ],
+)
+def test_the_log_tells_what_serves(slow: Sim, logs: Path, arguments: list[str], told: str) -> None:
+    with Router(slow.urls, *arguments, log=logs) as router:
+        wait_for(lambda: "Serving" in router.log)
+        (line,) = [line for line in router.log.splitlines() if "Serving" in line]
+        assert " info " in line
+        assert " version=" in line
+        assert line.endswith(told)
+
+
 async def test_a_second_signal_ends_at_once(slow: Sim, logs: Path) -> None:
     with Router(slow.urls, "--router-mode", "round-robin", log=logs) as router:
         async with streaming(router, 100_000) as stream:
