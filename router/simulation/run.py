@@ -140,10 +140,23 @@ def runner(jobs: int) -> Iterator[Runner]:
         try:
             yield lambda runs: _start(pool, list(runs))
         except BaseException:
-            for process in multiprocessing.active_children():  # else they finish their runs first, which may take hours
-                process.terminate()
-            pool.shutdown(cancel_futures=True)
+            with _uninterrupted():
+                for process in multiprocessing.active_children():  # else they finish their runs first, maybe for hours
+                    process.terminate()
+                pool.shutdown(cancel_futures=True)
             raise
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """`timeout` sends its signal twice. The second one would break off waiting for the pool's thread, which Python then
+    takes to have ended, and falls over at its exit."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _start(pool: ProcessPoolExecutor, runs: Sequence[Run]) -> Iterator[Figures]:

@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -40,6 +42,30 @@ def test_the_number_of_processes_changes_nothing() -> None:
     runs = [SMALL._replace(policy=policy) for policy in ("auto", "affinity")]
     with runner(1) as here, runner(2) as there:
         assert list(here(runs)) == list(there(runs))
+
+
+def test_a_second_signal_does_not_break_off_how_the_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `timeout` sends it, and who presses Ctrl-C twice."""
+    end = ProcessPoolExecutor.shutdown
+    ends = []
+
+    def interrupted(pool: ProcessPoolExecutor, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        ends.append(wait)
+        if len(ends) == 1:
+            signal.raise_signal(signal.SIGTERM)
+        end(pool, wait, cancel_futures=cancel_futures)
+
+    def on_signal(*_: object) -> NoReturn:
+        raise AssertionError("interrupted again")
+
+    monkeypatch.setattr(ProcessPoolExecutor, "shutdown", interrupted)
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        with pytest.raises(RuntimeError, match="the first"), runner(2):
+            raise RuntimeError("the first")
+        assert signal.getsignal(signal.SIGTERM) is on_signal
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.slow
