@@ -242,6 +242,13 @@ def test_help_explains_every_flag_with_its_default_in_its_group(monkeypatch: pyt
         assert f"{group}:" in text
 
 
+def test_help_begins_with_what_everybody_needs() -> None:
+    text = make_parser().format_help()
+    places = [text.index(f"\n{group}:\n") for group in ("General", "Workers", "Serving", "Routing")]
+    assert places == sorted(places)
+    assert places[-1] < text.index("\nLimits:\n") < text.index("\nSecurity:\n")
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
 def test_the_examples_load(path: Path) -> None:
     assert load_settings(["--config", str(path)], {}).workers
