@@ -192,14 +192,17 @@ def model_of(raw: bytes, may_be_other: bool) -> str | None:
 
 def rendered_fields(head: RequestHead, raw: bytes) -> dict[str, Any]:
     """The whole body of a request on a path of `RENDERED`; {} for any other, and where it is no JSON object, or not to
-    be read whole."""
+    be read whole. An `input` that is a text is the message of a user that it becomes, as in the next turn's list."""
     if head.path not in RENDERED or head.method != b"POST":
         return {}
     try:
         fields = decode_any(raw)
     except UNDECODABLE:
         return {}
-    return fields if isinstance(fields, dict) else {}
+    if not isinstance(fields, dict):
+        return {}
+    said = fields.get("input")
+    return {**fields, "input": [{"role": "user", "content": said}]} if isinstance(said, str) else fields
 
 
 def asks_for_stream(head: RequestHead, raw: bytes) -> bool:

@@ -47,6 +47,15 @@ async def test_conversations_go_on_where_they_were(a: ScriptedWorker, b: Scripte
         assert len(set.union(*places.values())) == 2, "and not all to one"
 
 
+async def test_a_text_is_found_again_in_the_list_that_continues_it(a: ScriptedWorker) -> None:
+    """Engines make a user's message of it, and clients send it as one with the next turn."""
+    async with running(a, router_mode="kv") as router, router.client() as client:
+        said = {"role": "user", "content": LONG}
+        turns = (LONG, [said, {"type": "message", "role": "assistant", "content": "Done."}, said])
+        got = [await turn(client, "/v1/responses", 0, 0, tools=[], instructions="", input=each) for each in turns]
+        assert int(got[1].header(b"x-router-overlap-tokens") or 0) > 300
+
+
 async def test_a_billing_header_that_is_another_each_time_hides_no_prefix(a: ScriptedWorker) -> None:
     async with running(a, router_mode="kv") as router, router.client() as client:
         for turns in range(3):
