@@ -28,8 +28,11 @@ MOST_VALUES: Final = 2**17
 _DIGESTS: Final = MEDIA_TOKENS * BYTES_PER_TOKEN // xxhash.xxh3_64().digest_size
 _MEDIA: Final = ("image", "audio", "video", "file", "document", "embeds")
 """Parts of the types of messages' parts. Of embeddings each token is kilobytes to a client."""
-_NOT_RENDERED: Final = frozenset(("type", "id", "status", "cache_control"))
-"""Clients move Anthropic's `cache_control` from message to message, and need not send ids again."""
+_TOOLS: Final = frozenset(("file_search", "image_generation"))
+"""Types of OpenAI's own tools, which Codex and others offer: no medium is in them."""
+_NOT_RENDERED: Final = frozenset(("type", "id", "status", "cache_control", "signature"))
+"""Clients move Anthropic's `cache_control` from message to message, and need not send ids again. The signature of its
+thinking may be as long as that."""
 
 
 def stand_ins(values: Sequence[object], *, billed: bool = False) -> Tokens:
@@ -75,4 +78,4 @@ def _digest(part: dict[str, object]) -> bytes:
 
 def _is_media(part: dict[str, object]) -> bool:
     kind = part.get("type")
-    return isinstance(kind, str) and any(medium in kind for medium in _MEDIA)
+    return isinstance(kind, str) and kind not in _TOOLS and any(medium in kind for medium in _MEDIA)

@@ -111,6 +111,18 @@ def test_whatever_is_no_text_is_taken_whole(kind: str) -> None:
     assert stand_ins([[part]]).tolist() != stand_ins([[{**part, "detail": "low"}]]).tolist()
 
 
+@pytest.mark.parametrize("kind", ["image_generation", "file_search"])
+def test_a_tool_for_media_is_no_medium(kind: str) -> None:
+    """Engines show the model functions alone."""
+    assert len(stand_ins([[{"type": kind, "output_format": "jpeg"}]])) == 1
+
+
+def test_what_signs_a_thought_is_not_shown() -> None:
+    thought = {"type": "thinking", "thinking": TEXT}
+    signed = {**thought, "signature": "EqQBCgIYAhIM" * 40}
+    assert stand_ins([[signed]]).tolist() == stand_ins([[thought]]).tolist()
+
+
 @pytest.mark.parametrize("marked", [{"cache_control": {"type": "ephemeral"}}, {"id": "ig_1", "status": "completed"}])
 def test_an_image_is_the_same_however_it_is_marked(marked: dict[str, object]) -> None:
     """Clients of Anthropic's mark the last part of all, which is not the last one any more in the next turn."""
