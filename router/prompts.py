@@ -301,6 +301,10 @@ class Prompts:
         """Gives `routing` what stands for the prompt of a request that every engine renders in its own way: `rendered`
         names what the model sees of `fields`, in order."""
         self._context.metrics.untokenized.labels("api").inc()
+        base = self._context.fleet.base_model(model)
+        tokenizer = self._tokenizer(base.id) if base else None
+        if tokenizer and tokenizer.templates and not tokenizer.templates.takes_system_later:
+            fields = _system_first(fields)
         self._guess(routing, model, fields, rendered)
 
     def _guess(self, routing: RequestRouting, model: str | None, fields: Fields, rendered: Sequence[str]) -> None:
@@ -389,6 +393,18 @@ class Prompts:
 
 def _version(worker: Worker) -> str | None:
     return worker.description.version if worker.description else None
+
+
+def _system_first(fields: Fields) -> Fields:
+    """Of /v1/messages, with what the system says between its messages behind what it says before them: a reminder that
+    a client adds makes another prompt of all that follows."""
+    messages = fields.get("messages")
+    if not isinstance(messages, list):
+        return fields
+    by_system = [isinstance(message, dict) and message.get("role") == "system" for message in messages]
+    told = [message.get("content") for message, is_told in zip(messages, by_system, strict=True) if is_told]
+    others = [message for message, is_told in zip(messages, by_system, strict=True) if not is_told]
+    return {**fields, "system": [fields.get("system"), told], "messages": others} if told else fields
 
 
 def _text(given: Any) -> str | None:

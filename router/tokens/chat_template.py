@@ -18,7 +18,7 @@ _OWN: Final = 128 * 1024
 _GROWTH: Final = 8
 """A token such as `eos_token` is a variable too, of any length, and shown with each message."""
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-
+_SYSTEM_LATER: Final = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
 
 _ENVIRONMENT = environment()
 
@@ -110,6 +110,24 @@ class ChatTemplates:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._sources = sources
         self._compiled = lru_cache(maxsize=8)(lambda source: ChatTemplate(source, special_tokens))
+        self._takes_system_later: bool | None = None
+
+    @property
+    def takes_system_later(self) -> bool:
+        """Whether messages of the system may stand behind others. If not, engines put what /v1/messages says in them in
+        front."""
+        if self._takes_system_later is None:
+            self._takes_system_later = self._renders_system_later()
+        return self._takes_system_later
+
+    def _renders_system_later(self) -> bool:
+        """Found out as vLLM does (entrypoints/anthropic/serving.py, 0.32)."""
+        try:
+            for with_tools in (False, True):
+                self.choose(with_tools=with_tools).render(_SYSTEM_LATER, add_generation_prompt=False)
+        except CannotTokenize:
+            return False
+        return True
 
     def choose(self, *, with_tools: bool) -> ChatTemplate:
         """Raises CannotTokenize."""

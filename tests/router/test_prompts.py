@@ -27,7 +27,7 @@ from router.http.pool import Pool
 from router.metrics.registry import Metrics
 from router.openai.engine_paths import GENERATE
 from router.openai.errors import BadRequest
-from router.openai.inference import parse_inference
+from router.openai.inference import RENDERED, parse_inference
 from router.prompts import LONG, Prompts
 from router.retry_budget import RetryBudget
 from router.routing import RequestRouting
@@ -43,7 +43,7 @@ from router.workers.spec import parse_worker
 from router.workers.worker import Worker
 from tests.fakes.http_engine import Answer, HttpEngine, running
 from tests.router.scheduling.candidates import Scripted
-from tests.router.tokens.conftest import model_folder, reference
+from tests.router.tokens.conftest import CONFIG, SYSTEM_FIRST, model_folder, reference, write_model
 
 __all__ = ["model_folder", "reference"]
 
@@ -138,6 +138,12 @@ class Scene:
         pending = self.prompts.prepare(inference, routing)
         if pending is not None:
             await pending
+        return comparable(routing.prompt)
+
+    def guess(self, path: bytes, **fields: Any) -> Prompt:
+        """Of a request on another path."""
+        routing = RequestRouting(self.context, "m")
+        self.prompts.guess(routing, "m", fields, RENDERED[path])
         return comparable(routing.prompt)
 
     def count(self, name: str, **labels: str) -> float:
@@ -591,6 +597,19 @@ async def test_a_billing_header_is_no_part_of_a_prompt_to_engines_that_remove_it
             system = {"role": "system", "content": f"x-anthropic-billing-header: cch={nonce};\n{TEXT}"}
             made.append(await at.prompt("chat", messages=[system, *IMAGE]))
     assert (made[0] == made[1] == guessed([{"role": "system", "content": TEXT}, *IMAGE])) == alike
+
+
+@pytest.mark.parametrize("template", [SYSTEM_FIRST, CONFIG["chat_template"]])
+async def test_what_the_system_says_later_stands_where_the_template_takes_it(tmp_path: Path, template: str) -> None:
+    """Claude Code's reminders: in front of all that was said, where engines put them there, and so little is found."""
+    reminder = {"role": "system", "content": [{"type": "text", "text": "Some todos are left."}]}
+    folder = write_model(tmp_path / "m", {**CONFIG, "chat_template": template})
+    async with scene(str(folder)) as made:
+        got = made.guess(b"/v1/messages", system=TEXT, tools=[], messages=[*CHAT, reminder, *CHAT])
+        merged = guessed(TEXT, reminder["content"], [], [*CHAT, *CHAT])
+        assert got == (merged if template == SYSTEM_FIRST else guessed(TEXT, [], [*CHAT, reminder, *CHAT]))
+        assert made.guess(b"/v1/messages", messages=CHAT) == guessed(CHAT)
+        assert made.guess(b"/v1/messages", messages=5) == guessed()
 
 
 @pytest.mark.parametrize(

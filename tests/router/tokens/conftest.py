@@ -20,6 +20,10 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+SYSTEM_FIRST = (
+    "{% for m in messages[1:] if m.role == 'system' %}{{ raise_exception('Not first.') }}{% endfor %}" + CHATML
+)
+"""As Qwen's are."""
 CONFIG = {"bos_token": {"content": "<s>"}, "eos_token": "<|im_end|>", "pad_token": None, "chat_template": CHATML}
 
 

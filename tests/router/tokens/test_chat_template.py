@@ -10,7 +10,7 @@ import pytest
 
 from router.tokens.chat_template import ChatTemplate, ChatTemplates
 from router.tokens.errors import CannotTokenize
-from tests.router.tokens.conftest import CHATML
+from tests.router.tokens.conftest import CHATML, SYSTEM_FIRST
 
 NAMESPACE = "{% set n = namespace() %}{% set n.x = messages %}"
 MACRO = "{% macro f(c) %}{% for p in c %}{% endfor %}{% endmacro %}"
@@ -178,3 +178,17 @@ def test_templates_are_chosen_by_name_and_compiled_once() -> None:
     templates = ChatTemplates({"default": "plain", "tool_use": "tools"}, {})
     assert templates.choose(with_tools=False) is templates.choose(with_tools=False)
     assert templates.choose(with_tools=True).render([USER]) == "tools"
+
+
+@pytest.mark.parametrize(
+    ("sources", "takes"),
+    [
+        ({"default": CHATML}, True),
+        ({"default": SYSTEM_FIRST}, False),
+        ({"default": CHATML, "tool_use": SYSTEM_FIRST}, False),
+        ({"default": "{{ raise_exception('Never.') }}", "tool_use": CHATML}, False),
+        ({}, False),
+    ],
+)
+def test_whether_the_system_may_say_something_later(sources: dict[str, str], takes: bool) -> None:
+    assert ChatTemplates(sources, {}).takes_system_later is takes
