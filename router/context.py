@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from indexer.hashing import SequenceHashes, Tokens, pack_tokens
 from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
-from indexer.matches import Matches
+from indexer.matches import Matches, MostOfMatches
 from indexer.types import Namespace, WorkerRank
 from router.events.index_audit import IndexAudit
 from router.events.missing_events import MissingEvents
@@ -31,6 +31,8 @@ class Prompt(NamedTuple):
     namespace: Namespace = Namespace()
     guessed: bool = False
     """Tokens and hashes are those of stand-ins (see the glossary)."""
+    begins: PromptHashes | None = None
+    """Of the tokens, as far as they are known, of a prompt that is `guessed` as a whole."""
     others: Others = ALONE
     """All else is about its first prompt."""
 
@@ -71,8 +73,10 @@ class RouterContext(NamedTuple):
             return None
         self.apply_sent()
         self.indexer.expire(self.clock())
-        find = self.indexer.find_assumed if prompt.guessed else self.indexer.find_matches
-        return find(prompt.hashes)
+        if not prompt.guessed:
+            return self.indexer.find_matches(prompt.hashes)
+        assumed = self.indexer.find_assumed(prompt.hashes)
+        return MostOfMatches(self.indexer.find_matches(prompt.begins), [assumed]) if prompt.begins else assumed
 
     def apply_sent(self) -> None:
         """Apply to the index what other processes on this port have sent where."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 import msgspec
@@ -184,17 +184,19 @@ class Prompts:
 
     def _take(
         self,
-        made: Tokens | CannotTokenize,
+        made: Tokens | _Untold,
         inference: Inference,
         base: Model | None,
         routing: RequestRouting,
         fields: Fields,
     ) -> Awaitable[None] | None:
         """As `prepare`, with what `_tokenized` has made."""
-        if isinstance(made, CannotTokenize):
-            if made.engine_can:
+        if isinstance(made, _Untold):
+            if made.why.engine_can:
                 return self._ask(inference, base, routing, fields)
-            self._give_up(routing, inference, made.reason, fields)
+            self._give_up(routing, inference, made.why.reason, fields)
+            if made.begins is not None:
+                self._set_beginning(routing, inference, made.begins)
             return None
         self._set_prompt(routing, inference, base, made, fields)
         if self._takers and base and self._takers.take(base.id):
@@ -231,6 +233,12 @@ class Prompts:
             routing.too_short = self._too_short(base.id, inference, len(ids))
         namespace = Namespace(self._context.fleet.lora_name(inference.model), inference.cache_salt)
         routing.prompt = _with_others(self._context.hash_prompt(ids, namespace), inference, fields)
+
+    def _set_beginning(self, routing: RequestRouting, inference: Inference, ids: Tokens) -> None:
+        """What is in front of the first image was perhaps sent before there was one. Never more than stands for all."""
+        namespace = Namespace(self._context.fleet.lora_name(inference.model), inference.cache_salt)
+        begins = self._context.hash_prompt(ids[: routing.prompt.tokens], namespace)
+        routing.prompt = routing.prompt._replace(begins=begins.hashes)
 
     def _send_ids(self, routing: RequestRouting, inference: Inference, fields: Fields, ids: Tokens) -> None:
         """Send the ids, so that the engine need not tokenize again. Not of a batch, whose first prompt alone was."""
@@ -413,12 +421,26 @@ def _text(given: Any) -> str | None:
     return first if isinstance(first, str) else None
 
 
-def _tokenized(tokens: PromptTokens, inference: Inference, fields: Fields) -> Tokens | CannotTokenize:
-    """Returns why it cannot be done."""
+class _Untold(NamedTuple):
+    """Why a prompt cannot be tokenized, and as far as it can."""
+
+    why: CannotTokenize
+    begins: Tokens | None = None
+
+
+def _tokenized(tokens: PromptTokens, inference: Inference, fields: Fields) -> Tokens | _Untold:
     try:
         return tokens.tokens(inference.endpoint, fields, len(inference.raw))
     except CannotTokenize as error:
-        return error
+        shown = inference.endpoint == "chat" and error.reason == "multimodal"
+        return _Untold(error, _before_media(tokens, inference, fields) if shown else None)
+
+
+def _before_media(tokens: PromptTokens, inference: Inference, fields: Fields) -> Tokens | None:
+    try:
+        return tokens.before_media(fields, len(inference.raw))
+    except CannotTokenize:
+        return None
 
 
 def _with_others(prompt: Prompt, inference: Inference, fields: Fields) -> Prompt:

@@ -160,7 +160,7 @@ class RequestRouting:
     def matches(self) -> Matches | None:
         prompt = self.prompt
         if self._uncached and prompt.hashes:  # what it has in common with others is worth nothing
-            prompt = prompt._replace(hashes=PromptHashes(prompt.tokens, {}))
+            prompt = prompt._replace(hashes=PromptHashes(prompt.tokens, {}), begins=None)
         self._found = self._context.matches(prompt)
         return self._found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from router.tokens.errors import CannotTokenize
 
@@ -23,6 +23,8 @@ _MAY_BE_EMPTY = ("text", "refusal")
 BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a line of Claude Code's system prompts that is another one with each request. vLLM removes it from system
 messages in some versions and not in others; SGLang (0.5.23) never does."""
+CUT: Final = "CUT_AT_THE_FIRST_MEDIUM"
+"""Shows how far a chat is rendered in front of that."""
 _PLAIN_ROLES = ("system", "user", "assistant")
 _TOOL_FIELDS = {"type", "function"}
 _FUNCTION_FIELDS = ("name", "description", "parameters")
@@ -32,6 +34,20 @@ def has_media(messages: object) -> bool:
     """Whether any message holds more than text, or what may be more."""
     lists = (message.get("content") for message in _dicts(messages))
     return any(not _is_text(part) for parts in lists for part in _dicts(parts))
+
+
+def cut_at_media(messages: object) -> list[object]:
+    """Messages with `CUT` as the whole text of the first that holds media, and of later ones what is text."""
+    given: list[object] = messages if isinstance(messages, list) else []
+    first = next((at for at, message in enumerate(given) if has_media([message])), len(given))
+    later = [{**message, "content": CUT} for message in _dicts(given[first : first + 1])]
+    later += [_texts_alone(message) for message in _dicts(given[first + 1 :])]
+    return [*given[:first], *later]
+
+
+def _texts_alone(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": list(filter(_is_text, _dicts(content)))} if has_media([message]) else message
 
 
 def conversation(messages: object, *, as_parts: bool) -> list[Message]:

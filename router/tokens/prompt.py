@@ -9,7 +9,7 @@ import numpy as np
 
 from engines.description import EngineKind
 from indexer.hashing import Tokens, pack_tokens
-from router.tokens.conversation import conversation, tool_definitions
+from router.tokens.conversation import CUT, conversation, cut_at_media, tool_definitions
 from router.tokens.errors import CannotTokenize, Reason
 from router.tokens.tokenizer import Tokenizer
 
@@ -68,6 +68,14 @@ class PromptTokens:
             if fields.get(field) is not None:
                 raise CannotTokenize(reason, f"the field {field}")
         return self._chat(fields, size) if endpoint == "chat" else self._completion(fields)
+
+    def before_media(self, fields: Fields, size: int = 0) -> Tokens:
+        """Of a chat, up to the text of the first message with media: engines put other tokens in these places, and
+        make the same of what is in front. Raises CannotTokenize."""
+        tokenizer = self._needed()
+        text = self._render(tokenizer, {**fields, "messages": cut_at_media(fields.get("messages"))}, size)
+        before, found, _ = text.partition(CUT)
+        return tokenizer.encode(before if found else "", _flag(fields, "add_special_tokens", default=False))
 
     def _completion(self, fields: Fields) -> Tokens:
         if fields.get("suffix") is not None:  # the model's own form puts the text before a gap and that behind together

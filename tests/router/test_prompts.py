@@ -19,8 +19,8 @@ import tokenizers
 from engines.description import EngineDescription, EngineKind, Model
 from engines.sim.tokens import text_of
 from indexer.hashing import Tokens, pack_tokens
-from indexer.kv_indexer import KVIndexer, hash_prompt
-from indexer.types import PLAIN, Namespace
+from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
+from indexer.types import PLAIN, Namespace, WorkerRank
 from publishers.logs import JsonFormatter
 from router.context import Prompt, RouterContext
 from router.http.pool import Pool
@@ -38,6 +38,7 @@ from router.scheduling.others import Others
 from router.scheduling.queue import Queue
 from router.scheduling.scheduler import Scheduler
 from router.tokens import Endpoint, PromptTokens, Tokenizer, stand_ins
+from router.tokens.stand_ins import MEDIA_TOKENS
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
 from router.workers.worker import Worker
@@ -51,6 +52,7 @@ NOWHERE = "http://127.0.0.1:9"
 BLOCK = 4
 TEXT = "The quick brown fox jumps over the lazy dog and sleeps."
 CHAT = [{"role": "user", "content": "Which worker holds most of it?"}]
+CALLS = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]
 
 
@@ -133,12 +135,15 @@ class Scene:
         return await self.prompt_of(endpoint, msgspec.json.encode({"model": "m", **fields}))
 
     async def prompt_of(self, endpoint: Endpoint, raw: bytes) -> Prompt:
+        return comparable(await self.made(endpoint, raw))
+
+    async def made(self, endpoint: Endpoint, raw: bytes) -> Prompt:
         inference = parse_inference(endpoint, raw)
         routing = RequestRouting(self.context, inference.model)
         pending = self.prompts.prepare(inference, routing)
         if pending is not None:
             await pending
-        return comparable(routing.prompt)
+        return routing.prompt
 
     def guess(self, path: bytes, **fields: Any) -> Prompt:
         """Of a request on another path."""
@@ -185,8 +190,13 @@ def comparable(prompt: Prompt) -> Prompt:
     """Arrays have no equality of their own."""
     if prompt.hashes is None:
         return prompt
-    chains: Any = {size: chain.tolist() for size, chain in prompt.hashes.chains.items()}
-    return prompt._replace(hashes=prompt.hashes._replace(chains=chains))
+    begins = prompt.begins and _comparable(prompt.begins)
+    return prompt._replace(hashes=_comparable(prompt.hashes), begins=begins)
+
+
+def _comparable(hashes: PromptHashes) -> PromptHashes:
+    chains: Any = {size: chain.tolist() for size, chain in hashes.chains.items()}
+    return hashes._replace(chains=chains)
 
 
 # -- here
@@ -578,9 +588,41 @@ async def test_images_are_routed_by_what_stands_for_them(folder: Path, reference
     async with running(TokenizingEngine(reference)) as engine:
         for tokenizer in (folder, None):
             async with scene(url=engine.url, folder=tokenizer) as made:
-                assert await made.prompt("chat", messages=IMAGE, tools=[]) == guessed([], IMAGE)
+                prompt = await made.prompt("chat", messages=IMAGE, tools=[])
+                assert prompt._replace(begins=None) == guessed([], IMAGE)
                 assert made.untokenized("multimodal") == 1
                 assert made.asked_engine == 0
+
+
+async def test_what_is_in_front_of_the_first_image_is_known(folder: Path, reference: tokenizers.Tokenizer) -> None:
+    """It was sent as a chat without one: the engine computes only what follows."""
+    later = [{"role": "assistant", "content": None, "tool_calls": CALLS}, {**IMAGE[0], "role": "tool"}, *CHAT]
+    ids = reference.encode(chat_text(CHAT).removesuffix("assistant\n") + "user\n", add_special_tokens=False).ids
+    async with scene(folder=folder) as made:
+        for messages in ([*CHAT, *IMAGE], [*CHAT, *IMAGE, *later]):
+            prompt = await made.prompt("chat", messages=messages, model="adapter", cache_salt="s")
+            assert prompt.begins == known(ids, Namespace("adapter", "s")).hashes
+            alone = await made.prompt("chat", messages=messages, model="adapter", cache_salt="s", tools=5)
+            assert alone.begins is None
+        most = await made.prompt("chat", messages=[{"role": "user", "content": "∀" * 4000}, *IMAGE])
+        assert most.begins
+        assert most.begins.tokens == most.tokens
+
+
+async def test_a_chat_goes_on_where_it_was_though_it_has_an_image_now(folder: Path) -> None:
+    rank, held = WorkerRank("w", 0), list[int]()
+    async with scene(folder=folder) as made:
+        chats = [[*CHAT], [*CHAT, *IMAGE], [*CHAT, *IMAGE, *CHAT]]
+        said, *shown = [await made.made("chat", msgspec.json.encode({"messages": each})) for each in chats]
+        assert said.hashes
+        made.context.predict(rank, said.hashes.chain(BLOCK), said.guessed)
+        for prompt in shown:
+            found = made.context.matches(prompt)
+            assert found
+            held.append(found[rank].blocks)
+            assert prompt.hashes
+            made.context.predict(rank, prompt.hashes.chain(BLOCK), prompt.guessed)
+        assert 3 < held[0] < MEDIA_TOKENS // BLOCK < held[1]
 
 
 async def test_a_model_under_any_of_its_names_makes_the_same_of_an_image() -> None:
