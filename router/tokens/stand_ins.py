@@ -56,8 +56,7 @@ def stand_ins(values: Sequence[object], *, billed: bool = False) -> Tokens:
             pieces.append(digest * _DIGESTS if media < MOST_MEDIA else digest)
             media += 1
         elif isinstance(value, dict):
-            shown = [each for name, each in islice(value.items(), room) if name not in _NOT_RENDERED]
-            left.extend(reversed(shown))
+            left.extend(reversed(_shown(value, room)))
             room = max(0, room - len(value))
     text = bytearray().join(pieces)  # can be written to, as arrays of tokens can: hashing is compiled for these
     return np.frombuffer(text, np.uint32, len(text) // BYTES_PER_TOKEN)
@@ -67,13 +66,24 @@ def _unbilled(text: str) -> str:
     return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
 
 
+def _shown(part: dict[str, object], room: int) -> list[object]:
+    """What the model sees of it. The input of Anthropic's calls of tools becomes JSON, whatever is in it."""
+    call = part.get("type") == "tool_use"
+    names = (name for name in islice(part, room) if name not in _NOT_RENDERED)
+    return [_as_json(part[name]).decode() if call and name == "input" else part[name] for name in names]
+
+
+def _as_json(value: object) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except RecursionError:  # it was read where fewer calls were under way; no engine knows what that is, either
+        return b""
+
+
 def _digest(part: dict[str, object]) -> bytes:
     """Of what the model sees of it: vLLM takes its `uuid`, if it has one, in place of all else."""
     shown = part.get("uuid") or {name: value for name, value in part.items() if name not in _NOT_RENDERED}
-    try:
-        return xxhash.xxh3_64_digest(msgspec.json.encode(shown))
-    except RecursionError:  # it was read where fewer calls were under way; no engine knows what that is, either
-        return xxhash.xxh3_64_digest(b"")
+    return xxhash.xxh3_64_digest(_as_json(shown))
 
 
 def _is_media(part: dict[str, object]) -> bool:

@@ -117,6 +117,15 @@ def test_a_tool_for_media_is_no_medium(kind: str) -> None:
     assert len(stand_ins([[{"type": kind, "output_format": "jpeg"}]])) == 1
 
 
+def test_what_a_tool_is_called_with_is_text() -> None:
+    """Engines make JSON of it: names and numbers too, and nothing in it is a medium."""
+    calls = [{"id": "7", "block": {"type": "image", "at": 9}}, {"id": "8", "block": {"type": "image", "at": 9}}]
+    one, other = (stand_ins([{"type": "tool_use", "id": "t", "name": "put", "input": call}]) for call in calls)
+    assert one.tolist() != other.tolist()
+    assert one.tobytes().startswith(b'put{"id":"7"')
+    assert len(one) < MEDIA_TOKENS
+
+
 def test_what_signs_a_thought_is_not_shown() -> None:
     thought = {"type": "thinking", "thinking": TEXT}
     signed = {**thought, "signature": "EqQBCgIYAhIM" * 40}
