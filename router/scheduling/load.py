@@ -145,9 +145,10 @@ class LoadBook:
         self._reports: dict[WorkerRank, LoadReport] = {}
         self._reported_at = np.full(1, -np.inf)
         self._limits = np.full((3, 1), UNBOUNDED)
-        """Rows: tokens of KV memory in all; requests that are run at a time, now and at most."""
+        """Rows: tokens of KV memory in all; requests that the engine runs at a time, now (its memory may be full) and
+        at most."""
         self._oldest = np.inf
-        """When the oldest of the reports with foreign load came."""
+        """When the oldest report came of which anything may have to expire; infinite if there is none."""
         self._table = shared.tables[shared.own] if shared else np.zeros((LOAD_ROWS, 1), np.int64)
         self._all_tables = shared.tables if shared else None
         self._own = shared.own if shared else 0
@@ -170,12 +171,14 @@ class LoadBook:
         self._rows = [row.data for row in self._table]  # single numbers are read and written there in half the time
 
     def watch(self, rank: WorkerRank, block_size: int) -> None:
-        """Keep books of `rank`, whose reports count blocks of `block_size` tokens. Bookings in flight stay; what its
-        engine has room for, and what it has, it tells again, as it may be another engine, which does not tell all
-        that."""
+        """Keep books of `rank`, whose reports count blocks of `block_size` tokens.
+
+        If it was watched before, bookings in flight stay, but its last report and its limits are forgotten: it may be
+        another engine by now, whose reports may not have all those figures.
+        """
+        place = self._places.add(rank)
         self._block_sizes[rank] = block_size
         self._reports.pop(rank, None)
-        place = self._places.add(rank)
         if place in self._retired:  # in shared books a rank gets the place back that it had, and then holds it twice
             self._retired.discard(place)
             self._places.free(place)
@@ -244,42 +247,56 @@ class LoadBook:
         if place is None:
             return
         before = self._reports.get(rank)
-        if before and not _tells(report) and _tells(before):
-            return  # it did not answer in time, as one that is overloaded: what it told last stays valid for its time
+        if before and not _has_figures(report) and _has_figures(before):
+            return  # an overloaded engine did not answer in time: the figures before stay valid until they expire
         self._reports[rank] = report
         self._reported_at[place] = now
+        reported_tokens = (report.kv_active_blocks or 0) * self._block_sizes[rank]
+        self._note_limits(report, reported_tokens, place)
+        has_foreign = self._note_foreign_load(report, reported_tokens, place)
+        if has_foreign or report.kv_active_blocks is not None:
+            self._oldest = min(self._oldest, now)
+        self._count_most_anew(place)
+
+    def _note_limits(self, report: LoadReport, reported_tokens: int, place: int) -> None:
+        limits = self._limits
         if report.kv_total_blocks:
-            self._limits[0, place] = report.kv_total_blocks * self._block_sizes[rank]
+            limits[0, place] = report.kv_total_blocks * self._block_sizes[report.rank]
         if report.request_total_slots:
-            self._limits[2, place] = report.request_total_slots
+            limits[2, place] = report.request_total_slots
+        full = self._is_full(report, reported_tokens, place)
+        limits[1, place] = report.request_active_slots if full else limits[2, place]
+
+    def _note_foreign_load(self, report: LoadReport, reported_tokens: int, place: int) -> bool:
+        """Returns whether there are foreign requests."""
         rows = self._rows
         reported = (report.request_active_slots or 0) + (report.num_requests_waiting or 0)
         requests = max(0, reported - self._most(MOST_SEQUENCES, BEFORE_SEQUENCES, place))
-        reported_tokens = (report.kv_active_blocks or 0) * self._block_sizes[rank]
         # Without foreign requests, blocks beyond our own are rounding and requests just ended, not load.
         tokens = max(0, reported_tokens - self._most(MOST_ACTIVE, BEFORE_ACTIVE, place)) if requests else 0
         rows[FOREIGN_REQUESTS][place], rows[FOREIGN_TOKENS][place] = requests, tokens
-        full = self._is_full(report, reported_tokens, place)
-        self._limits[1, place] = report.request_active_slots if full else self._limits[2, place]
         if report.kv_active_blocks is not None:
             rows[BEYOND][place] = reported_tokens - self._sum(NEW, place)
-            self._oldest = min(self._oldest, now)
+        return requests > 0
+
+    def _count_most_anew(self, place: int) -> None:
+        """A report has come: from now on, the most that is booked until the next one counts."""
+        rows = self._rows
         sequences = rows[REQUESTS][place] + rows[FURTHER][place]
         rows[BEFORE_SEQUENCES][place], rows[MOST_SEQUENCES][place] = rows[MOST_SEQUENCES][place], sequences
         rows[BEFORE_ACTIVE][place], rows[MOST_ACTIVE][place] = rows[MOST_ACTIVE][place], rows[ACTIVE][place]
-        if requests:
-            self._oldest = min(self._oldest, now)
 
     def _is_full(self, report: LoadReport, tokens: int, place: int) -> bool:
-        """Whether requests wait at the engine for memory, so that it runs as many as it can: `tokens` are in use, and
-        one more like ours would not fit. Those that it put back to let others grow wait too, and use none."""
+        """Whether requests wait at the engine because its memory is full, so that it runs as many as it can for now:
+        `tokens` are in use, and one more request like ours would not fit. Requests that it has preempted wait too, and
+        use no memory."""
         own = self._sum(REQUESTS, place)
         if not (report.num_requests_waiting and report.request_active_slots and own):
             return False
         return bool(tokens + self._sum(NEW, place) / own > self._limits[0, place])
 
     def _expire(self, now: float) -> None:
-        """Forget the foreign load of reports that say nothing any more."""
+        """Forget the foreign load and the fullness told by reports that are too old."""
         old = now - self._reported_at > REPORT_LIFE
         self._table[FOREIGN_REQUESTS : BEYOND + 1, old] = 0
         self._limits[1, old] = self._limits[2, old]
@@ -288,7 +305,7 @@ class LoadBook:
         self._oldest = float(telling.min()) if len(telling) else np.inf
 
     def columns(self, ranks: RankSet, now: float) -> tuple[Tables, int, Positions, npt.NDArray[np.int64]]:
-        """For `sum_loads`."""
+        """The arguments of `sum_loads`."""
         if now - self._oldest > REPORT_LIFE:
             self._expire(now)
         return self._tables, self._own, self._places.of(ranks), self._limits
@@ -349,8 +366,8 @@ class LoadBook:
         return Metrics(self.load(rank, now), report, age)
 
 
-def _tells(report: LoadReport) -> bool:
-    """Whether it has any figure of what the engine has in flight."""
+def _has_figures(report: LoadReport) -> bool:
+    """Whether it says anything about what the engine has in flight."""
     figures = (report.request_active_slots, report.num_requests_waiting, report.kv_active_blocks)
     return figures != (None, None, None)
 
