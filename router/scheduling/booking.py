@@ -31,7 +31,7 @@ class Booking:
         self._booked = now
         self._others = others
         self._answer = 0
-        """Its tokens after the first that were seen."""
+        """Tokens of the answer that were seen after the first."""
         self._token_at: float | None = None
         """When the latest token came; None before the first, and where there are several answers, whose tokens come
         mixed."""
@@ -109,30 +109,35 @@ class PrefillBooking(Booking):
         super().__init__(scheduler, decision.rank, reservation, now, others)
         self._streamed = streamed
         self._past_prefill = past_prefill
-        split = decision.split
-        self._handed_on = split is not None
+        self._handed_on = decision.split is not None
         """Another rank decodes."""
         self._loads: list[KVLoad] = []
-        """Its loads while they are under way, the slowest tier's first ..."""
+        """KV loads of the prompt that are under way, from the slowest tier to the fastest."""
         self._beside = 0.0
-        """... and the seconds until its first token that are expected of everything but that one."""
+        """Seconds until the first token that are expected of everything but the slowest of these loads."""
         self._entry: Entry | None = None
-        """Its prefill in the backlog, while that is to be done."""
+        """The prefill in the backlog, until it is done."""
         if scheduler.backlog.wanted and not past_prefill:
             self._prefill = Prefill(tokens, decision.prompt_tokens)
-            latency = scheduler.latency
-            work = latency.prefill_share(self._prefill) + latency.others_share(further, decision.prompt_tokens)
-            joins = self._begin_loads(decision, now) if decision.loads else None
-            self._entry = scheduler.backlog.add(decision.rank, work, now, joins)
-        self._decode_meanwhile: DecodeBooking | None = None
-        onward = decision.onward
-        if split and onward and not split.pushes[decision.position]:
-            self._decode_meanwhile = DecodeBooking(
-                scheduler, decision.rank, onward, decision.prompt_tokens, now, streamed, others
-            )
+            self._entry = self._enter_backlog(decision, now)
+        self._decode_meanwhile = self._book_likely_decode(decision, now)
+
+    def _enter_backlog(self, decision: Decision, now: float) -> Entry:
+        latency = self._scheduler.latency
+        work = latency.prefill_share(self._prefill) + latency.others_share(self._others.tokens, decision.prompt_tokens)
+        joins = self._begin_loads(decision, now) if decision.loads else None
+        return self._scheduler.backlog.add(decision.rank, work, now, joins)
+
+    def _book_likely_decode(self, decision: Decision, now: float) -> DecodeBooking | None:
+        """The load at the decode rank of the moment; None if nobody else decodes, or if that was chosen for good."""
+        split, onward = decision.split, decision.onward
+        if split is None or onward is None or split.pushes[decision.position]:
+            return None
+        tokens = decision.prompt_tokens
+        return DecodeBooking(self._scheduler, decision.rank, onward, tokens, now, self._streamed, self._others)
 
     def _begin_loads(self, decision: Decision, now: float) -> float | None:
-        """Book the loads. Returns when they should be done, if that can be predicted."""
+        """Book the KV loads. Returns when they should be done, if that can be predicted."""
         predicted = decision.predicted
         if not predicted:
             return None
@@ -155,7 +160,7 @@ class PrefillBooking(Booking):
         self._scheduler.changed()
 
     def _end_prefill(self) -> Entry | None:
-        """Give the prefill load back. Returns the prefill's entry in the backlog, which the caller has to take out."""
+        """Give back the load of the prefill. Returns its entry in the backlog, which the caller has to take out."""
         self._past_prefill = True
         self._reservation.first_token()
         entry, self._entry = self._entry, None
@@ -206,7 +211,7 @@ class PrefillBooking(Booking):
 
 class DecodeBooking(Booking):
     """A split request's booking on the rank that decodes. Another rank, the `source`, computes the prompt and keeps its
-    KV until that was fetched."""
+    KV until this one has fetched it."""
 
     __slots__ = ("_decodes", "_handing_over", "_prefilled", "_source", "_streamed", "moved_tokens", "onward")
 
