@@ -21,14 +21,14 @@ Rows = npt.NDArray[np.intp]
 
 _LEAST_WORK: Final = 1e-3
 """Seconds that any request counts for, so that response ratios are finite and no tenant is served for nothing."""
-# A request's column in the table of seconds: the fields of its `Entry`, then as of the last look.
+# Fields of a request in the table of seconds: three of its `Entry`, then two that the latest look found (`Line.see`).
 _ARRIVED, _SINCE, _LIMIT, _WORK, _CHARGE = range(5)
-# And in the table of numbers.
+# Fields in the table of numbers: two of its `Entry`, its lane, and its target.
 _PRIORITY, _TENANT, _LANE, _PART, _POSITION = range(5)
 _FIRST_ROWS: Final = 16
 """Requests that there is room for at first."""
 _PIECE: Final = 64
-"""Requests of which the order is told at a time."""
+"""Requests that `order` reads from the table at a time."""
 _NOWHERE: Final = -1
 """The position of a request that had no candidate with room at the last look."""
 
@@ -86,8 +86,8 @@ class Line(Generic[Who]):
         self._numbers[:, row] = entry.priority, entry.tenant, lane, 0, _NOWHERE
 
     def see(self, who: Who, work: float, charge: float, target: Target | None) -> None:
-        """Note what the last look found: the request's seconds of prefill, those that its tenant would be charged, and
-        its target (None: no candidate had room)."""
+        """Note what a look at the request has found: the seconds of its prefill, those that its tenant would be
+        charged, and its target (None: no candidate had room)."""
         row = self._rows[who]
         self._seconds[_WORK, row], self._seconds[_CHARGE, row] = work, max(_LEAST_WORK, charge)
         self._numbers[_PART, row], self._numbers[_POSITION, row] = target or (0, _NOWHERE)
@@ -115,7 +115,7 @@ class Line(Generic[Who]):
 
     def _make_room(self) -> None:
         """Drop the rows of requests that have left; double the table if the others still fill more than half."""
-        rows = self._taken()
+        rows = self._held_rows()
         size = max(_FIRST_ROWS, len(self._who) * (2 if 2 * len(rows) > len(self._who) else 1))
         seconds, numbers = np.zeros((5, size)), np.zeros((5, size), np.int64)
         seconds[:, : len(rows)], numbers[:, : len(rows)] = self._seconds[:, rows], self._numbers[:, rows]
@@ -124,11 +124,11 @@ class Line(Generic[Who]):
         self._who = [*self._rows, *[None] * (size - len(rows))]
         self._held = np.arange(size) < len(rows)
 
-    def _taken(self) -> Rows:
+    def _held_rows(self) -> Rows:
         rows: Rows = np.flatnonzero(self._held)
         return rows
 
-    def _those(self, rows: Rows) -> list[Who]:
+    def _requests_in(self, rows: Rows) -> list[Who]:
         return [who for row in rows.tolist() if (who := self._who[row]) is not None]
 
     # -- order
@@ -138,7 +138,7 @@ class Line(Generic[Who]):
         tenant."""
         if not lanes:
             return iter(())
-        rows = self._taken()
+        rows = self._held_rows()
         rows = rows[np.isin(self._numbers[_LANE, rows], list(lanes))]
         ratios, priorities = self._ratios(rows, now), self._numbers[_PRIORITY, rows]
         if served is None:
@@ -158,6 +158,7 @@ class Line(Generic[Who]):
                     yield who, spot
 
     def _ratios(self, rows: Rows, now: float) -> Seconds:
+        """Response ratios less 1, which have the same order."""
         seconds = self._seconds
         ratios: Seconds = (now - seconds[_ARRIVED, rows]) / np.maximum(_LEAST_WORK, seconds[_WORK, rows])
         return ratios
@@ -176,38 +177,45 @@ class Line(Generic[Who]):
     def work_before(
         self, then: float, priority: int, lane: int, target: Target, standing: tuple[int, Seconds] | None
     ) -> float:
-        """Seconds of work for `target` that will go before a request which arrives now. It is judged at `then`, when it
-        has waited as long as its own work takes. `standing`: its tenant's number and all counters; None if there is
-        only one tenant."""
-        rows = self._taken()
-        ratios, priorities = self._ratios(rows, then), self._numbers[_PRIORITY, rows]
-        sooner = ratios > 1.0
-        if standing:
-            tenant, served = standing
-            own = self._numbers[_TENANT, rows] == tenant
-            mine = served[tenant] + self._seconds[_CHARGE, rows[own & self._first(priorities, sooner, priority)]].sum()
-            sooner = np.where(own, sooner, self._tags(rows, ratios, served) <= mine)
-        rows = rows[self._first(priorities, sooner, priority)]
-        numbers = self._numbers
+        """Seconds of work for `target` that will go before a request which arrives now. The order is that of `then`,
+        when the request has waited as long as its own work takes. `standing`: its tenant's number and all counters;
+        None if there is only one tenant."""
+        rows, numbers = self._rows_before(then, priority, standing), self._numbers
         there = (numbers[_LANE, rows] == lane) & (numbers[_PART, rows] == target.part)
         rows = rows[there & (numbers[_POSITION, rows] == target.position)]
         works: list[float] = self._seconds[_WORK, rows].tolist()
         return sum(works)
 
+    def _rows_before(self, then: float, priority: int, standing: tuple[int, Seconds] | None) -> Rows:
+        """The rows of requests that go before the new one of `work_before`, wherever they would go."""
+        rows = self._held_rows()
+        ratios, priorities = self._ratios(rows, then), self._numbers[_PRIORITY, rows]
+        sooner = ratios > 1.0  # the new request's own at `then`
+        if standing:
+            tenant, served = standing
+            own = self._numbers[_TENANT, rows] == tenant
+            own_before = rows[own & self._goes_first(priorities, sooner, priority)]
+            tag = served[tenant] + self._seconds[_CHARGE, own_before].sum()
+            sooner = np.where(own, sooner, self._tags(rows, ratios, served) <= tag)
+        before: Rows = rows[self._goes_first(priorities, sooner, priority)]
+        return before
+
     @staticmethod
-    def _first(
+    def _goes_first(
         priorities: npt.NDArray[np.int64], sooner: npt.NDArray[np.bool_], priority: int
     ) -> npt.NDArray[np.bool_]:
+        """By priority, and where that is the same, who is `sooner`."""
         first: npt.NDArray[np.bool_] = (priorities < priority) | ((priorities == priority) & sooner)
         return first
 
     def last(self, tenant: int) -> tuple[int, Who]:
-        """(priority, request) of the tenant's request that goes last if all work is taken to be equal."""
-        rows = self._taken()
+        """The tenant's request that goes last if all of them had the same work, with its priority: (priority,
+        request)."""
+        rows = self._held_rows()
         rows = rows[self._numbers[_TENANT, rows] == tenant]
         priorities = self._numbers[_PRIORITY, rows]
         row = rows[priorities == priorities.max()][-1]
-        return int(self._numbers[_PRIORITY, row]), self._those(row.reshape(1))[0]
+        return int(self._numbers[_PRIORITY, row]), self._requests_in(row.reshape(1))[0]
 
     # -- time
 
@@ -215,17 +223,17 @@ class Line(Generic[Who]):
         return now - float(self._seconds[_SINCE, self._rows[who]])
 
     def waited_over(self, seconds: float, now: float) -> list[Who]:
-        rows = self._taken()
-        return self._those(rows[now - self._seconds[_SINCE, rows] > seconds])
+        rows = self._held_rows()
+        return self._requests_in(rows[now - self._seconds[_SINCE, rows] > seconds])
 
     def past_limit(self, now: float) -> list[Who]:
-        rows = self._taken()
-        return self._those(rows[now - self._seconds[_ARRIVED, rows] > self._seconds[_LIMIT, rows]])
+        rows = self._held_rows()
+        return self._requests_in(rows[now - self._seconds[_ARRIVED, rows] > self._seconds[_LIMIT, rows]])
 
     # -- work
 
     def by_lane(self, without: set[Who]) -> Iterator[tuple[int, Rows]]:
-        """Each lane with requests other than these that have a target, and their rows."""
+        """Each lane that has requests with a target which are not in `without`, and the rows of these."""
         those = self._held & (self._numbers[_POSITION] >= 0)
         those[self._rows_of(without)] = False
         rows = np.flatnonzero(those)
@@ -241,11 +249,11 @@ class Line(Generic[Who]):
         np.add.at(works, numbers[_POSITION, rows], self._seconds[_WORK, rows])
 
     def rows_with_target(self, those: Iterable[Who]) -> Rows:
-        """Those of `those` that are still held and have a target."""
+        """The rows of those that are still held and have a target."""
         held = self._rows_of(those)
         rows: Rows = held[self._numbers[_POSITION, held] >= 0]
         return rows
 
     def _rows_of(self, those: Iterable[Who]) -> Rows:
-        """Of those that are still held."""
+        """The rows of those that are still held."""
         return np.array([row for who in those if (row := self._rows.get(who)) is not None], np.intp)
