@@ -23,7 +23,7 @@ class QueueState(NamedTuple):
     requests: float = 0.0
     """`Situation.held_requests`."""
     leaves_out: bool = False
-    """There are other candidates, which only lack room."""
+    """The choice is among the candidates that have room: there are others, which have none at the moment."""
 
 
 NOTHING_HELD: Final = QueueState()
@@ -164,7 +164,7 @@ class Situation(Protocol):
 
 
 UNBOUNDED = 1 << 62
-"""Tokens."""
+"""Tokens, or requests, of a limit that no engine has told."""
 
 
 class Cost(NamedTuple):
@@ -245,7 +245,8 @@ class Onward(NamedTuple):
     """Until the rank has computed the prompts queued there, during which no stream of it gets a token."""
     step: float
     open: bool
-    """Whether it has room now, or no request of this router whose end could be waited for."""
+    """Whether the request can be sent there: the rank has room for it now, or no request of this router whose end could
+    be waited for."""
     overlap_tokens: int
     idle: bool
     """Whether nothing is in flight there."""
@@ -256,8 +257,10 @@ class Onward(NamedTuple):
 
 
 MUCH_LOADED: Final = 0.25
-"""Tokens from a lower tier for each token to compute, above which their loading is booked: it takes a tenth of the time
-or so that computing as many takes. Below it the request tells how fast its rank computes, not how fast it loads."""
+"""Ratio of the tokens that a prompt loads from lower tiers to those that it computes. Loading a token takes about a
+tenth of the time of computing one. So up to this ratio the load is not booked, and the time to the first token is a
+sample of how fast the rank computes; above it the load is booked, and the time is a sample of how fast the rank
+loads."""
 
 
 class Decision:
@@ -323,16 +326,16 @@ class Decision:
 
     @property
     def predicted(self) -> Prediction | None:
-        """None where no overlap was looked up, and once it is settled without having been read."""
+        """None where no overlap was looked up, and if the decision was settled before this was read."""
         if self._predict is not None:
             self._predicted, self._predict = self._predict(), None
         return self._predicted
 
     def settle(self) -> None:
-        """It was carried out and told of. What only explains it goes: some 150 bytes for each candidate, which would be
-        there for as long as the request runs."""
+        """To be called once the request is sent and the decision is recorded. Drops what only explains it: some 150
+        bytes for each candidate, which would otherwise be kept for as long as the request runs."""
         if self.split is not None:
-            _ = self.predicted  # the decode rank may be chosen by it
+            _ = self.predicted  # computed now, as `Scheduler.select_decode` may need it later
         self._predict = self._costs = None
 
     @property
