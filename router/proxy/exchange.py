@@ -78,16 +78,20 @@ class Exchange:
         self.began = clock()
         self.streamed = streamed
         self._excluded: frozenset[str] = _NOBODY
+        """Workers that are not tried any more."""
         self._harmed = 0
+        """Workers that the request may have broken; see `MOST_HARMED`."""
         self._attempt: Attempt | None = None
         """The present one, at the worker that answers or is to answer."""
         self._interrupted: Relay | None = None
         """Relays a stream that has begun, and that another worker is about to continue."""
         self.split: SplitRequest | None = None
-        """None: one worker serves it alone."""
+        """The request's two parts; None while one worker serves it alone."""
         self.first_byte: float | None = None
         """Seconds until the client had the first byte of an answer; None before."""
-        self._over = self.paused = False
+        self.paused = False
+        """The client reads more slowly than its answer comes."""
+        self._over = False
         self._under_way = under_way
         under_way.add(self)
 
@@ -216,10 +220,13 @@ class Exchange:
         self._pass_on(refusal)
 
     def start_over(self, worker: Worker) -> bool:
-        """`worker` had closed the connection over which it was sent its part, but may have received it: KV under the
-        name of this pair may have been fetched and be gone, or be kept for nobody. Make another pair, without the
-        worker if there are others, since it may just have died; returns False if that is too late, or enough was
-        tried."""
+        """Make another pair, since `worker` had closed the connection over which it was sent its part. Returns False if
+        that is too late, or if enough was tried.
+
+        The worker may have received its part all the same. Then the KV under the name of this pair may have been
+        fetched already, or be kept for nobody, so the part cannot just be sent again. The worker may also have died
+        just now, so another one is chosen if there is any.
+        """
         late = self._over or self.first_byte is not None or (self.split and self.split.decoded)
         if late or self._harmed >= MOST_HARMED:
             return False
@@ -321,15 +328,22 @@ class Exchange:
         alternatives = self._alternatives(leg, failure)
         self._drop()
         self._drop_split()
-        if failure.untold and split and split.may_move and split.parted:
-            other = self._routing.go_on(split.pair.prefill, split.parted.answer, self._excluded | {leg.worker.id})
-            if isinstance(other, Leg):
-                self._excluded |= {leg.worker.id}
-                self._routing.failed(leg, failure, retried=True)
-                split.watch()
-                self._send(other)
-                return
-        self._retry_or_end(leg, failure, alternatives)
+        if not (failure.untold and split and self._decode_elsewhere(split, leg, failure)):
+            self._retry_or_end(leg, failure, alternatives)
+
+    def _decode_elsewhere(self, split: SplitRequest, leg: Leg, failure: Failure) -> bool:
+        """The decode worker of `leg` is unreachable: whether another one decodes the computed prompt in its place."""
+        if not split.may_move or split.parted is None:
+            return False
+        others = self._excluded | {leg.worker.id}
+        other = self._routing.go_on(split.pair.prefill, split.parted.answer, others)
+        if isinstance(other, Failure):
+            return False
+        self._excluded = others
+        self._routing.failed(leg, failure, retried=True)
+        split.watch()
+        self._send(other)
+        return True
 
     def _retry_or_end(
         self,
@@ -372,7 +386,8 @@ class Exchange:
             return True
         if not migration.cut(unbegun=failure.harmless and not attempt.begun):
             return False
-        before = _NOBODY if attempt.begun else self._excluded  # who failed before it went on may be well again
+        # Workers that failed before this one began its part may be well again by now.
+        before = _NOBODY if attempt.begun else self._excluded
         others = self._routing.resume(migration, before | {leg.worker.id})
         if others is None:
             migration.count("failed")
@@ -450,7 +465,8 @@ class Exchange:
             split.cancel()
             parted = split.parted
             leg = leg or split.pair.prefill
-            if cached is not None:  # that is what the decode worker took from the other, who may not have told
+            # What the decode worker calls cached is what it fetched; the prefill worker may tell what it had cached.
+            if cached is not None:
                 cached = parted.answer.cached_tokens if parted else None
         self._attempt = self.split = self._interrupted = None  # they refer to this object
         self._routing.finished(Outcome(leg, status, end, self.first_byte, now - self.began, prompt, cached, parted))
