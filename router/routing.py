@@ -38,9 +38,10 @@ logger = logging.getLogger(__name__)
 
 
 _SLOWEST_TOKEN = 0.5
-"""Seconds per token: ten times what a crowded engine takes."""
+"""Seconds that a decode worker may take per token of an answer that is not streamed: ten times what a crowded engine
+takes."""
 _MOST_TOKENS = 1 << 31
-"""More than any answer has; clients may ask for any number, even a negative one."""
+"""More tokens than any answer has: clients may ask for any number."""
 _FIRST = -(1 << 62)
 """A priority before all that clients may state."""
 
@@ -70,9 +71,10 @@ class RoutingOptions(NamedTuple):
     engine: EngineKind | None = None
     """The only kind that takes it; None: all do."""
     recomputed: bool = False
-    """What its engine reports as cached says nothing of what it holds."""
+    """Its engine may compute all of the prompt, whatever it holds, so that what it reports as cached cannot be compared
+    with the index."""
     uncached: bool = False
-    """Its engine computes all of its prompt, whatever it holds."""
+    """Its engine surely does."""
 
 
 class RequestRouting:
@@ -92,23 +94,27 @@ class RequestRouting:
         self._prefilled: Leg | None = None
         """The latest leg that has computed the prompt for another."""
         self._given = options.body
+        """The client's body, where it may have to be changed for a worker."""
         self._body: bytes | None = None
         """What is sent to the worker; None: the client's body."""
         self._name_rank = options.name_rank
         self._migration = options.migration
         self._goes_on = False
-        """Its answer has begun and is being continued: `--migration-limit` bounds that, and no retry budget."""
+        """Its answer has begun and is continued on another worker, which `--migration-limit` bounds instead of the
+        retry budget."""
         self.prompt = Prompt()
-        self.arrived = self._submitted = context.clock()
-        """When the request came, and when it was last given to the queue (`_submitted`)."""
+        self.arrived = context.clock()
+        """When the request came."""
+        self._submitted = self.arrived
+        """When it was last given to the queue."""
         self._began: float | None = None
-        """`_submitted` while the queue takes it; None afterwards, when it is held."""
+        """The same, but only during `Queue.submit`; None afterwards, so that it tells whether the request was held."""
         self._found: Matches | None = None
         """Who holds how much of the prompt, as of the last look, until the request is sent."""
         self._claim: Claim | None = None
         """What the audit of the index compares with the engine's report."""
         self._before: dict[WorkerRank, int] = {}
-        """Tokens that ranks had of an uncached prompt before it went there, which the decision passes over."""
+        """Tokens of an `uncached` prompt that ranks held before it was sent there: its decisions say 0."""
         self.ttft_slo = options.ttft_slo
         self.priority = options.priority
         self.tenant = options.tenant
@@ -159,7 +165,7 @@ class RequestRouting:
 
     def matches(self) -> Matches | None:
         prompt = self.prompt
-        if self._uncached and prompt.hashes:  # what it has in common with others is worth nothing
+        if self._uncached and prompt.hashes:  # its engine will not use what it holds: no overlap is worth anything
             prompt = prompt._replace(hashes=PromptHashes(prompt.tokens, {}), begins=None)
         self._found = self._context.matches(prompt)
         return self._found
@@ -190,18 +196,18 @@ class RequestRouting:
         if self._context.has_store:
             told += b"x-router-store-tokens: %d\r\n" % decision.stored_tokens
         lines = _rank_lines(worker, decision.rank)
-        leg = Leg(worker, decision, booking, lines, told, self._ranked(worker, decision.rank, self._body))
+        leg = Leg(worker, decision, booking, lines, told, self._with_rank(worker, decision.rank, self._body))
         return leg if self._migration is None else self._migration.leg(leg)
 
-    def _ranked(self, worker: Worker, rank: WorkerRank, body: bytes | None) -> bytes | None:
-        """`body` with the rank in it, where that is the way to pick it. None: the body that was given."""
+    def _with_rank(self, worker: Worker, rank: WorkerRank, body: bytes | None) -> bytes | None:
+        """`body` with the rank in it, where that is the way to pick it. None, given or returned: the client's body."""
         given = self._given if body is None else body
         if self._name_rank is None or given is None or not _has_ranks(worker):
             return body
         return self._name_rank(given, rank.dp_rank)
 
     def _tell_breaker(self, worker: Worker) -> None:
-        """A request goes there, which may be the probe of a breaker that is half open."""
+        """A request is about to be sent to `worker`. If its breaker is half open, the request is the probe."""
         if not worker.breaker.quiet:
             self._context.fleet.sent(worker, self._context.clock())
 
@@ -210,7 +216,7 @@ class RequestRouting:
     def _pair(self, decision: Decision, booking: Booking) -> Pair:
         leg = self._leg(decision, booking)
         body, together = self._bodies.begin(leg.worker, decision.rank.dp_rank)
-        prefill = leg._replace(body=self._ranked(leg.worker, decision.rank, body), part="prefill")
+        prefill = leg._replace(body=self._with_rank(leg.worker, decision.rank, body), part="prefill")
         decode = self._decode(prefill, None, self._exclude) if together else None
         return Pair(prefill, decode, self._bodies.number, self._context.leg_timeout, self._decode_timeout())
 
@@ -252,7 +258,7 @@ class RequestRouting:
         self._tell_breaker(worker)
         self._predict(onward.rank, worker)
         named = b"x-router-prefill-worker: %s\r\n%s" % (prefill.worker.id.encode(), prefill.answer_lines)
-        lines, body = _rank_lines(worker, onward.rank), self._ranked(worker, onward.rank, written)
+        lines, body = _rank_lines(worker, onward.rank), self._with_rank(worker, onward.rank, written)
         # Booked last: after a fault before this there is nothing to give back.
         tokens, others = self.prompt.tokens, self.prompt.others
         booking = context.scheduler.reserve_decode(decision.rank, onward, tokens, now, self.streamed, others)
@@ -338,7 +344,8 @@ class RequestRouting:
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
         context = self._context
         note_failure(context.fleet, leg, failure, context.clock())
-        if failure.harmless and leg is not self._prefilled:  # which has the prompt, though nobody may be left to decode
+        # A worker that has computed the prompt holds it, even if the failure is that nobody is left to decode.
+        if failure.harmless and leg is not self._prefilled:
             self._retract(leg)
         if retried and not self._goes_on:
             context.retries.take()
@@ -347,7 +354,7 @@ class RequestRouting:
         log_failure(leg, failure, retried, self.request_id)
 
     def _retract(self, leg: Leg) -> None:
-        """The worker has refused the prompt: take back the blocks predicted for it."""
+        """The worker has not computed the prompt: take back the blocks that were predicted to be there after it."""
         rank, held = leg.decision.rank, leg.decision.overlap_tokens
         if isinstance(leg.reservation, DecodeBooking):  # the decision is about the prefill worker
             rank, held = leg.reservation.onward.rank, leg.reservation.onward.overlap_tokens
@@ -394,8 +401,8 @@ class RequestRouting:
         return fleet.candidates_alone(self._model, exclude, unfit)
 
     def _unfit(self) -> frozenset[str]:
-        """Workers that cannot take it, as they are known now: one that was not, or that comes while it waits, may run
-        another engine."""
+        """Workers that cannot take it. Looked up each time: while the request waits, workers come, and others tell
+        which engine they run."""
         if self._engine is None:
             return self.too_short
         return self.too_short | self._context.fleet.other_engines(self._engine)
@@ -419,13 +426,13 @@ class RequestRouting:
         tallies.routed(decision)
         log_decision(decision, self.request_id)
         worker = context.fleet.workers[decision.rank.worker_id]
-        asked = self.prompt.ids is not None and not self._uncached  # a store
-        stored = self.stored_tokens if asked else None
+        was_looked_up = self.prompt.ids is not None and not self._uncached
+        stored = self.stored_tokens if was_looked_up else None
         context.metrics.lifecycle.routed(decision, worker.block_size, self.prompt.hashes, stored)
         if self._arm:
             self._arm.tally.routed(decision)
-        tells = not self._recomputed and not self.prompt.guessed
-        if context.audit and self._found is not None and self.prompt.hashes and tells:
+        comparable = not self._recomputed and not self.prompt.guessed
+        if context.audit and self._found is not None and self.prompt.hashes and comparable:
             self._claim = context.audit.claim(decision, self._found, self.prompt.hashes, now)
         self._predict(decision.rank, worker)
 
@@ -437,6 +444,7 @@ class RequestRouting:
             self._context.predict(rank, hashes.chain(worker.block_size), self.prompt.guessed)
 
     def _tokens_at(self, rank: WorkerRank, block_size: int) -> int:
+        """Leading tokens of the prompt that `rank` holds, whether or not its engine will use them."""
         found = self._context.matches(self.prompt)
         prefix = None if found is None else found.prefix_of(rank)
         return prefix.blocks * block_size if prefix else 0
