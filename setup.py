@@ -54,6 +54,7 @@ COMPILED = [
     "router/metrics/kv_lifecycle.py",
     "router/metrics/tallies.py",
     "router/migration/relay.py",
+    "router/model_tokenizers.py",
     "router/openai/any_json.py",
     "router/openai/inference.py",
     "router/prompts.py",

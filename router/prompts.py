@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from engines.description import EngineKind, Model, bases
+from engines.description import Model, bases
 from engines.disaggregation.legs import answer_limit, read_body
 from engines.pretokenized import with_ids
 from indexer.hashing import Tokens, pack_tokens
@@ -24,11 +24,11 @@ from publishers.dialogue import read_whole
 from publishers.logs import log_event
 from router.answering import Answering
 from router.context import Prompt, RouterContext
+from router.model_tokenizers import ModelTokenizers
 from router.openai.errors import BadRequest
 from router.openai.inference import Inference
 from router.routing import RequestRouting
 from router.scheduling.others import Others
-from router.settings import SettingsError
 from router.token_takers import TIMEOUT, TokenTakers
 from router.tokens import (
     BYTES_PER_TOKEN,
@@ -38,20 +38,15 @@ from router.tokens import (
     Post,
     PromptTokens,
     Reason,
-    Tokenizer,
-    find_tokenizer,
     first_prompt,
-    load_tokenizer,
     other_tokens,
     read_ids,
     stand_ins,
-    verify,
 )
 from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_STRICTEST: Final[tuple[EngineKind, ...]] = ("sglang", "vllm")
 _IDS_ONLY: Final = ("input_ids", "token_ids")
 """Fields that hold no text."""
 _APART: Final = ("lora_path", "extra_key")
@@ -74,24 +69,16 @@ class Prompts:
         send_ids: bool = False,
     ) -> None:
         """`setting`: `--tokenizer`; `folders`: `--model-folder`; `send_ids`: `--send-token-ids`."""
-        self._setting = setting
         self._context = context
         self._session = session
-        self._folders = folders
-        self._by_model: dict[str, PromptTokens] = {}
-        self._tokenizers: dict[str, Tokenizer | None] = {}
-        self._serving: dict[str, set[str]] = {}
-        """Workers by base model, as they were described last."""
-        self._differing: dict[str, set[str]] = {}
-        """By model, workers whose engine makes other tokens."""
         self._takers = TokenTakers() if send_ids else None
         self._answering = Answering(context.clock)
         self._render_otherwise: set[str] = set()
         """Workers whose engine tells other tokens of its chats than it makes."""
-        self._finding = asyncio.Lock()
         self._executor = ThreadPoolExecutor(1, "long-prompts")
         """One, so that many long prompts take turns instead of all processors."""
         self._ids_only = PromptTokens(None)
+        self._models = ModelTokenizers(setting, context, self._engine, folders)
         read_ids(b"[1]")  # compiles it, before any request
 
     def prepare(self, inference: Inference, routing: RequestRouting) -> Awaitable[None] | None:
@@ -111,7 +98,7 @@ class Prompts:
             fields["prompt"] = self._checked(fields["prompt"], base, inference.prompt_field)
         elif fields.get("input_ids") is not None:
             fields["input_ids"] = self._checked(fields["input_ids"], base, "input_ids")
-        tokens = self._by_model.get(base.id, self._ids_only) if base else self._ids_only
+        tokens = self._models.prompt_tokens.get(base.id, self._ids_only) if base else self._ids_only
         if len(inference.raw) >= LONG:
             return self._prepare_long(tokens, inference, base, routing, fields)
         return self._take(_tokenized(tokens, inference, fields), inference, base, routing, fields)
@@ -123,52 +110,26 @@ class Prompts:
             self._checked(given, base, name)
 
     async def learn(self, worker: Worker) -> None:
-        """A worker has been described: load its models' tokenizers, each once, and compare them with its engine."""
+        """A worker has been described: find out how its models' prompts are tokenized, and whether it takes tokens."""
         self.forget(worker.id, still={model.id for model in bases(worker.models)})
+        await self._models.learn(worker)
+        if self._takers is None:
+            return
         for model in bases(worker.models):
-            self._serving.setdefault(model.id, set()).add(worker.id)
-        for model in bases(worker.models):
-            async with self._finding:  # workers come at once: the others take what the first finds
-                if model.id not in self._tokenizers:
-                    self._tokenizers[model.id] = await self._find(worker, model)
-            tokenizer = self._tokenizers[model.id]
-            if tokenizer is None:
-                continue
-            differing = self._differing.setdefault(model.id, set())
-            if await self._agrees(worker, model, tokenizer):
-                differing.discard(worker.id)
-            else:
-                differing.add(worker.id)
-            self._settle(model.id)
-            if self._takers:
+            if self._models.has_found(model.id):
                 await self._takers.learn(worker, model.id, self._engine(worker), self._post_to(worker, TIMEOUT))
 
     def forget(self, worker_id: str, still: Set[str] = frozenset()) -> None:
         """The worker has left, or serves only the models in `still`: how it tokenizes others is of no more use."""
         self._answering.forget(worker_id)
         self._render_otherwise.discard(worker_id)
-        for model in self._serving.keys() - still:
-            serving, differing = self._serving[model], self._differing.get(model, set())
-            was_settled = worker_id in differing or model in self._by_model
-            serving.discard(worker_id)
-            differing.discard(worker_id)
-            if not serving:
-                self._drop(model)
-            elif was_settled:
-                self._settle(model)
+        self._models.forget(worker_id, still)
         if self._takers:
             self._takers.forget(worker_id, still)
 
-    def _drop(self, model: str) -> None:
-        """No worker serves the model any more: a later one of that name may have another tokenizer."""
-        del self._serving[model]
-        self._tokenizers.pop(model, None)
-        self._differing.pop(model, None)
-        self._by_model.pop(model, None)
-
     def ends(self, model: str) -> Callable[[Sequence[int]], bool] | None:
         """Tells whether tokens of a base model end with a whole character; None if it has no tokenizer here."""
-        tokenizer = self._tokenizer(model)
+        tokenizer = self._models.tokenizer(model)
         return tokenizer.ends_whole if tokenizer else None
 
     # -- one request
@@ -208,7 +169,7 @@ class Prompts:
         model does not have, and a retry would take the next worker with it."""
         if isinstance(prompt, str):
             return prompt
-        tokenizer = self._tokenizer(base.id) if base else None
+        tokenizer = self._models.tokenizer(base.id) if base else None
         limit = tokenizer.vocabulary if tokenizer else 2**31
         batch = isinstance(prompt, list) and prompt and isinstance(prompt[0], list)
         may_be_text = not batch and param not in _IDS_ONLY
@@ -310,7 +271,7 @@ class Prompts:
         names what the model sees of `fields`, in order."""
         self._context.metrics.untokenized.labels("api").inc()
         base = self._context.fleet.base_model(model)
-        tokenizer = self._tokenizer(base.id) if base else None
+        tokenizer = self._models.tokenizer(base.id) if base else None
         if tokenizer and tokenizer.templates and not tokenizer.templates.takes_system_later:
             fields = _system_first(fields)
         self._guess(routing, model, fields, rendered)
@@ -324,50 +285,7 @@ class Prompts:
         apart = "\0".join(str(each) for each in (served, *(_text(fields.get(name)) for name in _APART)))
         routing.prompt = self._context.guess_prompt(said, Namespace(apart, _text(fields.get("cache_salt"))))
 
-    # -- one model
-
-    async def _find(self, worker: Worker, model: Model) -> Tokenizer | None:
-        path = worker.description.tokenizer_path if worker.description else None
-        try:
-            folder = await asyncio.to_thread(find_tokenizer, self._setting, [model], path, within=self._folders)
-            tokenizer = await asyncio.to_thread(load_tokenizer, folder) if folder else None
-        except (SettingsError, ValueError, OSError) as error:
-            log_event(logger, logging.ERROR, "The tokenizer cannot be used", model=model.id, reason=error)
-            tokenizer = None
-        if tokenizer is None and self._setting != "engine":
-            advice = "each prompt is tokenized by asking an engine; --tokenizer PATH makes it cheaper"
-            log_event(logger, logging.WARNING, "No tokenizer is at hand", model=model.id, hence=advice)
-        return tokenizer
-
-    async def _agrees(self, worker: Worker, model: Model, tokenizer: Tokenizer) -> bool:
-        """An engine that cannot be asked is taken to agree, which is logged."""
-        try:
-            mismatch = await verify(PromptTokens(tokenizer, worker.engine), self._engine(worker), model.id)
-        except CannotTokenize as error:
-            log_event(logger, logging.WARNING, "The tokenizer could not be checked", model=model.id, reason=error)
-            return True
-        if mismatch is None:
-            return True
-        self._context.metrics.tokenizer_mismatches.labels(model.id).inc()
-        text = "The tokenizer is not the engine's: prompts are tokenized by asking an engine instead"
-        log_event(logger, logging.ERROR, text, model=model.id, worker=worker.id, where=mismatch)
-        return False
-
-    def _tokenizer(self, model: str) -> Tokenizer | None:
-        """None also if an engine makes other tokens."""
-        return None if self._differing.get(model) else self._tokenizers.get(model)
-
-    def _settle(self, model: str) -> None:
-        """If engines of both kinds serve a model, only what both tokenize alike is tokenized here."""
-        tokenizer = self._tokenizer(model)
-        if tokenizer is None:
-            self._by_model.pop(model, None)
-            return
-        if model not in self._by_model:
-            log_event(logger, logging.INFO, "Tokenizer is ready", model=model, backend=tokenizer.backend)
-        serving = self._serving[model]
-        kinds = {worker.engine for worker in self._context.fleet.workers.values() if worker.id in serving}
-        self._by_model[model] = PromptTokens(tokenizer, next((kind for kind in _STRICTEST if kind in kinds), "unknown"))
+    # -- engines
 
     def _engine(self, worker: Worker) -> EngineTokens:
         return EngineTokens(worker.engine, self._post_to(worker, ENGINE_TIMEOUT), _version(worker))

@@ -274,7 +274,7 @@ async def test_while_a_long_prompt_is_tokenized_everything_goes_on(reference: to
 
     text = TEXT * (LONG // len(TEXT) + 1)
     async with scene() as made:
-        made.prompts._by_model["m"] = PromptTokens(Tokenizer(encode, str, None, "a slow one", 2**20))
+        made.prompts._models.prompt_tokens["m"] = PromptTokens(Tokenizer(encode, str, None, "a slow one", 2**20))
         long = asyncio.ensure_future(made.prompt(prompt=text))
         for _ in range(3):
             assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
