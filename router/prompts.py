@@ -1,6 +1,7 @@
 """Gets a request's prompt as token ids: from the model's own tokenizer, else by asking an engine, else not at all.
 
-Which of the first two serves a model is logged once; requests of the others are counted.
+Which of the first two serves a model is logged once. A request whose tokens neither can tell is counted, and is matched
+by what stands for its prompt (`_guess`).
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ logger = logging.getLogger(__name__)
 _IDS_ONLY: Final = ("input_ids", "token_ids")
 """Fields that hold no text."""
 _APART: Final = ("lora_path", "extra_key")
-"""SGLang's fields that keep equal prompts apart."""
+"""SGLang's fields that keep the caches of equal prompts apart."""
 LONG = 128 * 1024
-"""Bytes of a request from which another thread tokenizes it: while that takes milliseconds, answers go on. Tokenizers
-work without Python's lock. Shorter ones take less time than the way to another thread and back."""
+"""Bytes of a request from which on another thread tokenizes it: that takes milliseconds, and answers go on meanwhile,
+as tokenizers release Python's lock. Shorter ones take less time than the way to another thread and back."""
 ENGINE_TIMEOUT = 2.0
 """Seconds an engine has to answer /tokenize; a request that outlasts them is matched by its text."""
 
@@ -74,10 +75,11 @@ class Prompts:
         self._takers = TokenTakers() if send_ids else None
         self._answering = Answering(context.clock)
         self._render_otherwise: set[str] = set()
-        """Workers whose engine tells other tokens of its chats than it makes."""
+        """Workers whose engine, asked for the tokens of a chat, tells others than those that it computes."""
         self._executor = ThreadPoolExecutor(1, "long-prompts")
-        """One, so that many long prompts take turns instead of all processors."""
+        """One thread, so that many long prompts take turns instead of all processors."""
         self._ids_only = PromptTokens(None)
+        """For models without a tokenizer: takes only prompts that are token ids already."""
         self._models = ModelTokenizers(setting, context, self._engine, folders)
         read_ids(b"[1]")  # compiles it, before any request
 
@@ -151,7 +153,7 @@ class Prompts:
         routing: RequestRouting,
         fields: Fields,
     ) -> Awaitable[None] | None:
-        """As `prepare`, with what `_tokenized` has made."""
+        """What `prepare` does, and returns, once `_tokenized` has `made` something of the prompt."""
         if isinstance(made, _Untold):
             if made.why.engine_can:
                 return self._ask(inference, base, routing, fields)
@@ -196,13 +198,16 @@ class Prompts:
         routing.prompt = _with_others(self._context.hash_prompt(ids, namespace), inference, fields)
 
     def _set_beginning(self, routing: RequestRouting, inference: Inference, ids: Tokens) -> None:
-        """What is in front of the first image was perhaps sent before there was one. Never more than stands for all."""
+        """Of a chat with an image: the text in front of the first one has tokens that can be known, and may have been
+        sent before, when there was no image yet. They are looked up too, but never more of them than stand for the
+        whole prompt."""
         namespace = Namespace(self._context.fleet.lora_name(inference.model), inference.cache_salt)
         begins = self._context.hash_prompt(ids[: routing.prompt.tokens], namespace)
         routing.prompt = routing.prompt._replace(begins=begins.hashes)
 
     def _send_ids(self, routing: RequestRouting, inference: Inference, fields: Fields, ids: Tokens) -> None:
-        """Send the ids, so that the engine need not tokenize again. Not of a batch, whose first prompt alone was."""
+        """Send the ids, so that the engine need not tokenize again. Not for a batch: only its first prompt is tokenized
+        here."""
         if inference.engine or (inference.endpoint == "completions" and not isinstance(fields["prompt"], str)):
             return
         body = with_ids(inference.endpoint, inference.raw, ids)
@@ -211,7 +216,8 @@ class Prompts:
             self._context.metrics.ids_sent.inc()
 
     def _too_short(self, base: str, inference: Inference, tokens: int) -> frozenset[str]:
-        """Workers whose context is too short for so many. Raises BadRequest if all are."""
+        """Workers whose context is too short for so many tokens and the answer. Raises BadRequest if the prompt alone
+        is too long for all of them."""
         lengths = self._context.fleet.context_lengths(base)
         if lengths.most is not None and tokens > lengths.most:
             raise BadRequest(
@@ -291,7 +297,7 @@ class Prompts:
         return EngineTokens(worker.engine, self._post_to(worker, ENGINE_TIMEOUT), _version(worker))
 
     def _noted(self, worker: Worker) -> EngineTokens:
-        """The same, and whether it answers is noted."""
+        """As `_engine`, and notes in `_answering` whether the engine answers."""
         post = self._post_to(worker, ENGINE_TIMEOUT)
 
         async def noted(path: str, body: bytes) -> tuple[int, bytes]:
@@ -322,8 +328,9 @@ def _version(worker: Worker) -> str | None:
 
 
 def _system_first(fields: Fields) -> Fields:
-    """Of /v1/messages, with what the system says between its messages behind what it says before them: a reminder that
-    a client adds makes another prompt of all that follows."""
+    """The fields of /v1/messages, with what the system says between the messages moved behind what it says before them:
+    vLLM (0.32) and SGLang (0.5.23) render it there if the model's template refuses it later. So each reminder that a
+    client adds changes the prompt of all messages."""
     messages = fields.get("messages")
     if not isinstance(messages, list):
         return fields
@@ -334,13 +341,14 @@ def _system_first(fields: Fields) -> Fields:
 
 
 def _text(given: Any) -> str | None:
-    """Of a batch, in which each prompt may have its own, the first prompt's. None for what engines take for no text."""
+    """A field's text; the first prompt's in a batch, where each prompt may have one of its own. None for anything that
+    engines do not take as text."""
     first = given[0] if isinstance(given, list) and given else given
     return first if isinstance(first, str) else None
 
 
 class _Untold(NamedTuple):
-    """Why a prompt cannot be tokenized, and as far as it can."""
+    """Why a prompt cannot be tokenized, and the tokens that it begins with, if some can be known."""
 
     why: CannotTokenize
     begins: Tokens | None = None
@@ -362,7 +370,7 @@ def _before_media(tokens: PromptTokens, inference: Inference, fields: Fields) ->
 
 
 def _with_others(prompt: Prompt, inference: Inference, fields: Fields) -> Prompt:
-    """`prompt`, which is the request's first, with what it asks for besides."""
+    """`prompt`, which is the request's first, together with what the request asks for besides."""
     prompts = fields.get("prompt")
     if isinstance(prompts, list) and len(prompts) > 1:
         further = len(prompts) * inference.choices - 1
@@ -371,8 +379,8 @@ def _with_others(prompt: Prompt, inference: Inference, fields: Fields) -> Prompt
 
 
 def _packed(prompt: Any, may_be_text: bool) -> Any:
-    """Token ids as an array; else what it is, for the engine to judge. Raises OverflowError or TypeError for a
-    list of anything else that an engine may take for ids: SGLang reads "1" and 1.0 as 1."""
+    """Token ids as an array; anything that cannot be ids as it is, for the engine to judge. Raises OverflowError or
+    TypeError for a list that an engine may take for ids although it holds others: SGLang reads "1" and 1.0 as 1."""
     first = prompt[0] if isinstance(prompt, list) and prompt else None
     if not isinstance(first, int | float | str):
         return prompt
