@@ -27,7 +27,7 @@ class HeldRequests:
         self.shares = Shares()
         self._pace = Pace()
         self.work: HeldWork = {}
-        """As of the last pass, with what was held since."""
+        """The work of all held requests, as of the last pass and with what was held since."""
 
     def add(
         self, waiting: Waiting, candidates: Candidates, now: float, limit: float, displaced: Waiting | None = None
@@ -42,16 +42,19 @@ class HeldRequests:
         self.line.add(waiting, Entry(waiting.arrived, now, limit, waiting.priority, tenant), lane)
 
     def move(self, waiting: Waiting, candidates: Candidates, target: Target | None = None) -> None:
-        """Its candidates are these now, of which it would go to `target`."""
+        """The request's candidates are these now, and of them it would go to `target`; None: that is not known yet."""
         before = self.line.lane(waiting)
         if candidates not in self.lanes or self.lanes.number(candidates) != before:
             self.line.move(waiting, self.lanes.enter(waiting, candidates), target)
             self.lanes.leave(waiting, before)
 
     def follow(self) -> bool:
-        """Where the fleet has changed, move all who wait to the lanes of their candidates of now, with the rank that
-        each would go to. Those that no pass considers soon would else be ahead of nobody who comes. Returns whether
-        any was moved."""
+        """Where the fleet has changed, move all held requests to the lanes of their present candidates; each keeps the
+        rank that it would go to. Returns whether any was moved.
+
+        Otherwise those that no pass considers for a while would stay in the old lanes, and the work that they have for
+        a rank would not count as ahead of requests that arrive meanwhile.
+        """
         positions: dict[Candidates, dict[WorkerRank, int]] = {}
         outdated = self.lanes.outdated()
         for before, those in outdated:
@@ -64,8 +67,8 @@ class HeldRequests:
     def _same_rank(
         spot: Spot, before: Candidates, after: Candidates, positions: dict[Candidates, dict[WorkerRank, int]]
     ) -> Target | None:
-        """Where the rank of `spot` is among the candidates `after`; None if it is not. `positions` fills up with the
-        positions of their ranks."""
+        """Where the rank of `spot` is among the candidates `after`; None if it is not there. `positions`: a cache of
+        each rank's position in a set of candidates."""
         _, part, position = spot
         if position < 0 or part >= len(after.parts):
             return None
@@ -117,7 +120,7 @@ class HeldRequests:
     # -- work, in seconds of prefill
 
     def work_before(self, waiting: Waiting, candidates: Candidates, target: Target, then: float) -> float:
-        """Held work for the same rank that will go before a new request. `then`: see `Line.work_before`."""
+        """Held work for the same rank that goes before a new request. `then`: see `Line.work_before`."""
         if candidates not in self.lanes:
             return 0.0
         shares, lane = self.shares, self.lanes.number(candidates)
@@ -126,23 +129,24 @@ class HeldRequests:
 
     def add_own_work(self, work: HeldWork, waiting: Waiting, candidates: Candidates, target: Target) -> None:
         """Add the request's work to `work`, where it would go."""
-        _of(work, candidates.parts[target.part])[target.position] += self.line.work(waiting)
+        _seconds_for(work, candidates.parts[target.part])[target.position] += self.line.work(waiting)
 
     def add_work_of(self, work: HeldWork, those: Iterable[Waiting], candidates: Candidates) -> None:
-        """The same of those of `those` that are still held; all wait for `candidates`."""
+        """The same for each of `those` that is still held; all of them wait for `candidates`."""
         self._add_work(work, self.line.rows_with_target(those), candidates)
 
     def add_work_of_others(self, work: HeldWork, than: set[Waiting]) -> None:
-        """The same of all that are held, other than these."""
+        """The same for all held requests but those in `than`."""
         for lane, rows in self.line.by_lane(than):
             self._add_work(work, rows, self.lanes.candidates(lane))
 
     def _add_work(self, work: HeldWork, rows: Rows, candidates: Candidates) -> None:
         for part, ranks in enumerate(candidates.parts):
-            self.line.add_work(_of(work, ranks), part, rows)
+            self.line.add_work(_seconds_for(work, ranks), part, rows)
 
 
-def _of(work: HeldWork, ranks: Candidates) -> Seconds:
+def _seconds_for(work: HeldWork, ranks: Candidates) -> Seconds:
+    """The entry of `work` for `ranks`, which is made if there is none."""
     seconds = work.get(ranks)
     if seconds is None:
         seconds = work[ranks] = np.zeros(len(ranks))

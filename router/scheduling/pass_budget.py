@@ -19,8 +19,8 @@ passes that follow at once go round all of them."""
 
 
 class PassBudget:
-    """What one pass may still consider, and what it has considered. Lanes whose candidates are the same by now share
-    their budget."""
+    """What one pass may still consider, and what it has considered. Lanes that have come to have the same candidates
+    share one budget."""
 
     def __init__(self, open_: Mapping[int, Candidates], seen: set[Candidates]) -> None:
         """`open_`: the lanes that the pass looks into, with their candidates as of now. `seen`: sets of candidates that
@@ -34,11 +34,12 @@ class PassBudget:
         self._each = min(MOST, MOST_IN_ALL // max(1, len(sets)) or 1)
         self._sets_left = MOST_IN_ALL
         self._anywhere: dict[Candidates, int] = {}
-        """How many may still be considered wherever they would go."""
+        """How many requests may still be considered wherever they would go."""
         self._by_rank: dict[Candidates, int] = {}
-        """And how many as the first for their rank, once the former are spent."""
+        """And how many as the first for their rank, once those are spent."""
         self._taken: set[tuple[Candidates, int, int]] = set()
-        """Ranks (as candidates, part and position) for which a request that was considered before is held."""
+        """Ranks (as candidates, part and position) that have had their first request: one that was considered for the
+        rank is still held."""
         self.considered: set[Waiting] = set()
         self.passed_over: dict[int, list[Waiting]] = {}
         """By lane: not considered, and their work not counted yet as being ahead of others."""

@@ -1,10 +1,13 @@
 """The queue: requests are held until the best worker for them is ready, until a worker has room, or until an objective
 can be met.
 
-A held request can still go to any worker, and can be overtaken. Each pass takes the held requests in the order of
-`line`, chooses anew among all ranks, counting the work of those before, and sends those whose rank is ready. It
+A held request can still go to any worker, and can be overtaken. Each *pass* takes held requests in the order of `line`,
+chooses anew among all ranks for each, counting the work of those before it, and sends those whose rank is ready. It
 considers the first few, wherever they would go, and then the first for each rank: were it only the first few, they
 could all wait for one busy rank while others fall idle.
+
+Where held requests have too many different sets of candidates for one pass, passes that follow at once look into all of
+them in turn: a *round*.
 """
 
 from __future__ import annotations
@@ -51,14 +54,15 @@ class Queue:
         self._held = HeldRequests(self.limits)
         self._line, self._lanes = self._held.line, self._held.lanes
         self._seen: set[Candidates] = set()
-        """Sets of candidates that the latest passes have looked into. Where there are too many for one pass, passes go
-        round them."""
-        self._cut_short = self._changed = False
-        """Whether a pass of the round has sent some, and left out others that may have room; and whether something has
-        changed since the round began."""
+        """Sets of candidates that the passes of the present round have looked into."""
+        self._cut_short = False
+        """A pass of the round has sent requests, and had to leave out others for which there may be room."""
+        self._changed = False
+        """Something has changed since the round began."""
         self._due = False
         """A pass will be made as soon as the event loop comes to it."""
         self._ticking = False
+        """A pass will be made after `TICK`."""
         scheduler.changed = self.wake
 
     def __len__(self) -> int:
@@ -123,7 +127,7 @@ class Queue:
         self._time_out(now)
         ahead: HeldWork = {}
         budget = self._consider_first(now, ahead)
-        if len(self._line) > MOST or self.limits.concurrency:  # else all were considered
+        if len(self._line) > MOST or self.limits.concurrency:  # otherwise the pass has considered all
             self._refuse_missed(budget, now)
             if self._seen:  # the last pass of the round counts what is held
                 return
@@ -135,7 +139,7 @@ class Queue:
         if limit is None:
             return
         for waiting in self._line.waited_over(limit, now):
-            if waiting in self._line:  # whose answer is taken may withdraw another
+            if waiting in self._line:  # refusing one may have withdrawn others
                 waited = self._line.waited(waiting, now)
                 self._held.remove(waiting, now)
                 waiting.refuse(QueueTimeout(waited, limit, self._held.retry_after(now)))
@@ -172,7 +176,7 @@ class Queue:
         """The requests of the lane that were passed over so far are ahead of those to come."""
         candidates, those = budget.lanes[lane], budget.passed_over.pop(lane, None)
         if not those or candidates not in self._lanes or self._lanes.number(candidates) != lane:
-            return  # where the candidates have changed, nobody looks at what is ahead for the old ones
+            return  # the candidates have changed since: nobody reads what is ahead for the old ones
         self._held.add_work_of(ahead, those, candidates)
         budget.counted.update(those)
 
@@ -213,7 +217,8 @@ class Queue:
         return True
 
     def _consider_again(self, waiting: Waiting, now: float, ahead: HeldWork) -> bool:
-        """A fault in choosing for one must leave nobody waiting: neither itself nor those behind it."""
+        """As `_consider`, for a held request. An error in choosing for it must not leave it waiting for ever, nor those
+        behind it."""
         try:
             return self._consider(waiting, now, ahead)
         except Exception as error:  # noqa: BLE001 -- `fail` tells of it
@@ -287,7 +292,8 @@ class Queue:
         return waiting in self._line
 
     def _work(self, waiting: Waiting, candidates: Candidates, decision: Decision | None, now: float) -> float:
-        """Seconds of the request's own prefill: where it would go, or else at least; 0 if overlaps are not known."""
+        """Seconds of the request's own prefill where it would go, or if that is not known, at the candidate where it
+        takes least; 0 if overlaps are not known."""
         others = self._work_of_others(waiting)
         if decision is not None:
             return decision.predicted.prefill + others if decision.predicted else 0.0
@@ -297,7 +303,7 @@ class Queue:
         return self._scheduler.least_prefill(candidates, tokens, matches, now, waiting.stored_tokens) + others
 
     def _work_of_others(self, waiting: Waiting) -> float:
-        """Seconds of the prefills of a batch after the first, wherever they are."""
+        """Seconds of the prefills of a batch after the first; the same on every rank."""
         return self._scheduler.latency.others_share(waiting.others.tokens, waiting.prompt_tokens)
 
     def _charge(self, waiting: Waiting, decision: Decision | None) -> float:
@@ -322,7 +328,7 @@ class Queue:
 
 
 def _target(decision: Decision, roomy: Roomy | None) -> Target:
-    """The decision's position among all candidates, `roomy` being those that it was made among."""
+    """The decision's position among all candidates. `roomy`: those that it was made among; None: among all."""
     part = 0 if decision.split is None else 1
     if roomy is None:
         return Target(part, decision.position)
