@@ -43,9 +43,9 @@ def hash_prompt(tokens: Sequence[int] | Tokens, block_sizes: Iterable[int], name
 
 FATES = ("applied", "stale", "unknown_worker", "other_hash_version", "malformed")
 _ASSUMED_SHARE = 4
-"""One part in so many of the memory is for remembering what was assumed, and when."""
+"""One part in so many of an index's memory is for remembering which of its blocks were assumed, and when."""
 _GUESSED_SHARE = 8
-"""One part in so many is for prompts whose hashes are those of stand-ins, and for what is assumed beside events."""
+"""One part in so many of all memory is for the second index, `KVIndexer._guesses`."""
 
 
 class KVIndexer:
@@ -57,18 +57,21 @@ class KVIndexer:
         """`assumed_ttl`: seconds for which a worker without events, whose cache's size is unknown, is assumed to hold
         a prompt that it was sent.
 
-        `max_bytes`: for the index and the assumptions together; `indexer.packed` says what is dropped first.
+        `max_bytes`: for both indexes and the assumptions together; `indexer.packed` says what is dropped first.
         """
         guessed = None if max_bytes is None else max_bytes // _GUESSED_SHARE
+        # What events tell, and of ranks without events, what is assumed (`_assumed` remembers which, and when).
         self.index, self._assumed = _with_room(assumed_ttl, None if max_bytes is None else max_bytes - (guessed or 0))
+        # A second index of assumptions alone (`_guessed` remembers when), which must not mix with what events tell:
+        # prompts whose hashes are those of stand-ins, and what `_lacking` ranks were sent.
         self._guesses, self._guessed = _with_room(assumed_ttl, guessed)
         self.counts: Counter[str] = Counter()
         """Batches by fate, one of `FATES`."""
         self.removals = Removals()
         self._predicted = PredictedPrefixes()
         self._lacking: set[WorkerRank] = set()
-        """Ranks of which events are missing or of no use, and which were sent prompts meanwhile: these are assumed, in
-        `_guesses`, apart from what is told."""
+        """Ranks of which events are missing or cannot be used, and which were sent prompts meanwhile: those prompts are
+        assumed to be there, in `_guesses`."""
         self._cursors: dict[WorkerRank, Cursor] = {}
         self._observer = observer
 
@@ -137,12 +140,13 @@ class KVIndexer:
 
     def predict(self, rank: WorkerRank, chain: SequenceHashes, now: float) -> None:
         """`rank` was sent a prompt with these hashes and will hold it. That is believed for as long as its events may
-        take to come; of a rank without events, with some missing or of no use, or whose publisher is silent, until its
-        cache has no more room, or for `assumed_ttl`. `now`: seconds on a steady clock."""
+        take to come. Where they will not come (the rank has none, some are missing or cannot be used, or its publisher
+        is silent), it is believed until the rank's cache has no more room, or for `assumed_ttl`. `now`: seconds on a
+        steady clock."""
         cursor = self._cursors.get(rank)
         if cursor and cursor.view is not View.BLIND:
             self._predicted.store(rank, chain, now, self.index.windows(rank))
-            if cursor.lacking:  # what follows a block that was missed is not told of, however often it is sent
+            if cursor.lacking:  # a block cannot be placed whose parent's event was missed, however often it is sent
                 self._lacking.add(rank)
                 self._guessed.assume(rank, chain, now)
             if not cursor.forsaken:
@@ -164,7 +168,7 @@ class KVIndexer:
         self._predicted.remove(rank, chain)
         if rank in self._lacking:
             self._guessed.retract(rank, chain)
-        # Of a silent rank: not before something was assumed, as nobody would tell again of what is taken back.
+        # Of a silent rank, only once something was assumed: before, these are blocks that events told of once for all.
         if cursor is None or cursor.view is View.BLIND or (cursor.forsaken and cursor.torn):
             self._assumed.retract(rank, chain)
 
@@ -234,8 +238,9 @@ class KVIndexer:
         return self._stimulate(rank, Cursor.on_replay_end)
 
     def on_reconnect(self) -> list[ReplayRequest]:
-        """Those heard last are to be asked first: of others the broker may not know yet that they are gone, and each of
-        these takes its time."""
+        """The event plane is connected again. Returns the replays to ask for, in this order: first those of the ranks
+        heard of last. Other publishers may be gone, which the broker may not know yet, and each of those takes its time
+        not to answer."""
         ranks = sorted(self._cursors, key=lambda rank: self._cursors[rank].ticks)
         return [ask for rank in ranks for ask in self._stimulate(rank, Cursor.on_reconnect)]
 
