@@ -66,7 +66,7 @@ _GATHER = np.uint64(0xF1DE83E19937733D)  # its inverse modulo 2^64
 _HOLDERS = np.uint64((1 << 60) - 1)
 _NOBODY = _HOLDERS
 _NOTHING = np.uint64(0xFFFFFFFFFFFFFFFF)  # equal to nobody's holders
-_LANE = np.uint64(0x7FFF)
+_LANE = np.uint64(0x7FFF)  # one of the four places for a holder's slot; all bits: there is none
 _IN_ROW = np.uint64(0x7FFE)  # in the lane on top: the rest is a row
 _ROW_MASK = np.uint64(0xFFFFFFFF)
 _0, _1, _2, _6, _15, _30, _32, _45, _58, _60, _63 = (np.uint64(n) for n in (0, 1, 2, 6, 15, 30, 32, 45, 58, 60, 63))
@@ -105,6 +105,7 @@ def _seek(entries: Words, key: np.uint64) -> np.uint64:
 
 @inlined
 def _touch(entries: Words, hashes: Words, start: int, state: Counts) -> None:
+    """Loads the cache lines of a group's entries, all at once."""
     read = _0
     for i in range(start, min(start + _GROUP, len(hashes))):
         read ^= entries[_home_of(_key_of(hashes[i]), entries)]
@@ -138,6 +139,7 @@ def _named(value: np.uint64, word: int) -> np.uint64:
 
 @inlined
 def _bits(rows: Rows, value: np.uint64, word: int) -> np.uint64:
+    """The holders in `value` or in its row among slots 64 × `word` and up, as bits."""
     return rows[value & _ROW_MASK, word] if _in_row(value) else _named(value, word)
 
 
@@ -173,6 +175,7 @@ def _with_slot(rows: Rows, state: Counts, value: np.uint64, slot: np.uint64) -> 
 
 @inlined
 def _release(rows: Rows, state: Counts, row: np.uint64) -> None:
+    """Makes `row` the first free one."""
     for word in range(rows.shape[1]):
         rows[row, word] = _0
     rows[row, _0] = np.uint64(state[NEXT_ROW])
@@ -224,7 +227,7 @@ def _without(rows: Rows, state: Counts, value: np.uint64, dead: Words) -> np.uin
 
 @loop
 def _evict(rows: Rows, counts: Counts, state: Counts, value: np.uint64) -> None:
-    """Nobody holds it any more. Condemned slots have been taken out of the counts before."""
+    """Takes the entry with this value from all its holders. Condemned slots were taken out of the counts before."""
     for word in range(rows.shape[1]):
         bits = _bits(rows, value, word)
         while bits:
@@ -342,7 +345,8 @@ def remove(table: Words, old: Words, rows: Rows, counts: Counts, state: Counts, 
 
 @inlined
 def _gather(old: Words, state: Counts, start: int, end: int) -> int:
-    """Puts where there are entries into the scratch space; how many. (A branch would be mispredicted half the time.)"""
+    """Puts the places that have entries into the scratch space; returns how many. (A branch would be mispredicted half
+    the time.)"""
     found = 0
     for at in range(start, end, 2):
         state[_SCRATCH + found] = at
@@ -404,6 +408,7 @@ def _look(entries: Words, key: np.uint64, stamp: np.uint64) -> np.uint64:
 
 @inlined
 def _note(bits: np.uint64, word: int, depth: int, depths: Depths) -> None:
+    """Writes `depth` for each slot among `bits`, which are those of 64 × `word` and up."""
     while bits:
         low = bits & (~bits + _1)
         depths[64 * word + _PLACES[(low * _DE_BRUIJN) >> _58]] = depth
@@ -412,7 +417,8 @@ def _note(bits: np.uint64, word: int, depth: int, depths: Depths) -> None:
 
 @inlined
 def _look_up(table: Words, old: Words, state: Counts, hashes: Words, start: int) -> int:
-    """Puts the holders of a group of blocks, up to the first that nobody holds, into the scratch space; how many."""
+    """Puts the holders of a group of blocks, up to the first that nobody holds, into the scratch space; returns of how
+    many blocks."""
     stamp, migrating, found = _stamp(state), len(old) > 2, 0
     _touch(table, hashes, start, state)
     for i in range(start, min(start + _GROUP, len(hashes))):
@@ -532,7 +538,7 @@ def go_back(masks: Rows, bound: Counts, window: int, depths: Depths) -> bool:
 
 @loop
 def read_holders(entries: Words, rows: Rows, masks: Rows) -> None:
-    """Each place's holders into its row of `masks`, without using the entry."""
+    """Writes each place's holders into its row of `masks`. That does not count as a use of the entry."""
     for place in range(len(masks)):
         if entries[2 * place] > _TOMB:
             for word in range(masks.shape[1]):

@@ -49,33 +49,40 @@ from indexer.kernels import (
 _Number = TypeVar("_Number", bound=np.generic)
 
 _SMALLEST = 256
+"""Entries of an empty table."""
 _SMALL = 4096
-"""Entries; what is bigger takes whole huge pages."""
+"""Entries; bigger tables take whole huge pages."""
 _FULLEST = 0.7
+"""How full a table becomes before it is migrated."""
 _FRESH = 0.4
+"""How full the table that it is migrated into is at the start, at most, unless memory is short."""
 _MOST_HASHES = 1024
-"""That are stored at once; of more, a part at a time."""
+"""Hashes that are stored at once; more are stored in parts."""
 _STEP = 64
 _STEPS_PER_HASH = 8
-"""Entries' places migrated with each call, and for each of its hashes: a migration is over before the new table, which
-is at least half as large and starts at most 40 % full, could need one itself at 70 %."""
+"""Places of the old table that each call migrates: `_STEP`, and so many for each of its hashes. So a migration is over
+before the new table, which is at least half as large and starts at most 40 % full, could need one itself at 70 %."""
 _AT_ONCE = _STEPS_PER_HASH * _MOST_HASHES
-"""Places that are left then, at most; and that are migrated with each call while memory is short."""
+"""Places that a call migrates if the new table has no room for its hashes and the migration is not over. No more than
+these are left then, unless memory is short."""
 _HASHES_PER_PAGE = 1024
+"""A table of huge pages is *laid* before it is used: with every so many hashes, one of its pages is written to. The
+first write to a page takes the kernel up to milliseconds, and the first few stores would meet all of them."""
 _LAYING = 64
-"""Before a table of huge pages is used, each is written to, one for so many hashes: the first write to a page takes the
-kernel up to milliseconds, and the first few stores would meet all of them. Until then the table before fills up by one
-place in so many words, some twice what the hashes can take; or by some of what is spare, where memory is short."""
+"""While the next table is laid, the present one may fill up further, by one place in so many of its words: about twice
+what those hashes can take. Where memory is short, what is spare has to do."""
 _SPARE = 16
-"""One place in so many is still to be had when the next migration begins, if that may have to evict to make room."""
+"""Where memory is short, the next migration begins when one place in so many is still free, as it may have to evict to
+make room."""
 _GENERATIONS = 4
-"""In which a table that is empty becomes full."""
+"""Generations in which an empty table becomes full."""
 _MAX_MORE_ROWS = 1 << 20
-"""Bytes by which rows grow at once, at most: they are cleared."""
+"""Bytes by which rows grow at once, at most, as all of them are cleared."""
 _ROWS_SHARE = 8
-"""Entries leave a part of the memory to rows, and to other tables: one in so many."""
+"""Entries leave one part in so many of the memory to rows and other tables."""
 _MOST_COPIED = 1 << 25
-"""Bytes of rows that growing may copy: bigger allocations have pages of their own, which `realloc` moves."""
+"""Bytes of rows that may have to be copied to grow: bigger allocations have pages of their own, which `realloc`
+moves."""
 _CRAMMED = 0.8
 """How full a table may become to give memory to rows and other tables."""
 _ENTRY = 16
@@ -94,8 +101,9 @@ class PackedTable:
         self._limit = limit
         self._table = _entries(_SMALLEST)
         self._old = self._next = _NO_ENTRIES
+        """The table that is migrated from, and the one that is laid."""
         self._laid = self._due = 0
-        """Words of the next table that are ready, and hashes since the last page of it was."""
+        """Words of the next table that are ready, and hashes since its latest page was written to."""
         self._short = False
         """The next table is smaller than it should be, as memory is short."""
         self._rows = np.zeros((1, 1), np.uint64)
@@ -106,12 +114,16 @@ class PackedTable:
         self._figures: memoryview[int] = self._state.data  # single numbers are read and written there in half the time
         self._figures[ROOM] = int(_FULLEST * _SMALLEST)
         self._spare = 0
+        """Places that must be free; else the next migration begins."""
         self._kept = ALL_AGES
+        """The greatest age that the migration under way keeps: older entries are evicted."""
         self._expect_generation()
         self.freed: set[int] = set()
         """Slots that were condemned and hold nothing any more: for the owner to take out."""
         self._condemned: set[int] = set()
+        """Slots whose blocks the next migration drops."""
         self._dying: set[int] = set()
+        """Slots whose blocks the migration under way drops."""
 
     def __len__(self) -> int:
         """Distinct blocks; those of condemned slots count until they are dropped."""
@@ -134,12 +146,12 @@ class PackedTable:
 
     @property
     def evicted(self) -> int:
-        """How often a holder of a block was dropped for want of memory."""
+        """How many (slot, block) were dropped for want of memory."""
         return self._figures[EVICTED]
 
     @property
     def refused(self) -> int:
-        """How often a holder of a block was not taken in for want of memory."""
+        """How many (slot, block) were not taken in for want of memory."""
         return self._figures[REFUSED]
 
     @property
@@ -188,7 +200,7 @@ class PackedTable:
             self._begin_migration(0)
 
     def go_on(self, hashes: int) -> None:
-        """With the migration under way, as far as is due for so many hashes."""
+        """Go on with laying the next table, or with the migration, as far as is due for so many hashes."""
         if self._laying:
             self._lay(hashes)
         elif self._migrating and self._migrate(_STEP + _STEPS_PER_HASH * hashes) and self._condemned:
@@ -221,7 +233,7 @@ class PackedTable:
         return self._next is not _NO_ENTRIES
 
     def _make_room(self, hashes: int) -> None:
-        """For as many blocks and rows, where memory allows it; and a part of the migration under way."""
+        """Make room for so many blocks and rows, where memory allows it; and do a part of the migration under way."""
         if self._figures[FREE_ROWS] < hashes:
             self._add_rows(hashes)
         if self._figures[ROOM] < hashes + self._spare or self._figures[FREE_ROWS] < hashes:
@@ -247,7 +259,8 @@ class PackedTable:
         return -(-size // _HUGE_PAGE) * _HUGE_PAGE if size > _SMALL else max(_SMALLEST, size)
 
     def _largest(self) -> int:
-        """In entries: what memory is left for, some of it for rows; not too small for what is there, however."""
+        """The most entries that memory allows for the next table and its own migration, beside some for rows; but never
+        too few for what is there."""
         if self._limit is None:
             return sys.maxsize
         limit = self._limit()
@@ -299,12 +312,13 @@ class PackedTable:
         self._expect_generation()
 
     def _expect_generation(self) -> None:
-        """The next, when a part of the table was filled; where nothing will be evicted, one is enough."""
+        """The next generation begins when a part of the table was filled. Where nothing is ever evicted, one is
+        enough."""
         part = _FULLEST * len(self._table) / (2 * _GENERATIONS)
         self._next_generation = -sys.maxsize if self._limit is None else int(self._figures[ROOM] - part)
 
     def _migrate(self, steps: int) -> bool:
-        """Whether it is over."""
+        """Migrate so many places more; returns whether the migration is over."""
         through = kernels.migrate(
             self._table, self._old, self._rows, self._dead, self._counts, self._state, self._kept, steps
         )
