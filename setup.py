@@ -105,10 +105,17 @@ BUILDING = {"bdist", "bdist_wheel", "build", "build_ext", "install"}
 
 def extensions() -> list[Extension]:
     wanted = os.environ.get("KV_ROUTER_COMPILE", "")
+    if wanted not in {"", "0", "1"}:
+        sys.exit(f"KV_ROUTER_COMPILE takes 0 or 1, not {wanted!r}.")
     if wanted == "0" or not BUILDING.intersection(sys.argv) or not (wanted or _can_compile()):
         return []
-    from mypyc.build import mypycify  # noqa: PLC0415 -- not needed to install without
-
+    try:
+        from mypyc.build import mypycify  # noqa: PLC0415 -- not needed to install without
+    except ImportError as error:  # what is to be built with was left to whoever asked for --no-build-isolation
+        if wanted:
+            sys.exit(f"KV_ROUTER_COMPILE=1 needs mypy to build with: {error}.")
+        sys.stderr.write(f"warning: there is no mypy to build with, so the router runs uncompiled: {error}\n")
+        return []
     return list(mypycify([*MYPY, *COMPILED], opt_level="3", debug_level="0", group_name="kv_router"))
 
 
@@ -148,8 +155,8 @@ class AllOrNone(build_ext):
 
 
 def _can_compile() -> bool:
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    return bool(shutil.which(compiler)) and (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
+    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"  # as setuptools finds it
+    return bool(shutil.which(compiler.split()[0])) and (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,54 @@ def test_only_what_is_installed_is_compiled(arguments: list[str], wanted: str, c
     environ = os.environ | {"KV_ROUTER_COMPILE": wanted}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=True)
     assert done.stdout.strip() == compiled
+
+
+WITHOUT = """
+import runpy, sys
+sys.argv, module = ["setup.py", "bdist_wheel"], runpy.run_path(sys.argv[1])
+module["extensions"].__globals__["_can_compile"] = lambda: True
+sys.modules["mypyc"] = None
+print(module["extensions"]())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
+@pytest.mark.parametrize(
+    ("wanted", "status", "says"),
+    [
+        ("", 0, "warning: there is no mypy to build with, so the router runs uncompiled: "),
+        ("1", 1, "KV_ROUTER_COMPILE=1 needs mypy to build with: "),
+        ("false", 1, "KV_ROUTER_COMPILE takes 0 or 1, not 'false'."),
+    ],
+)
+def test_without_mypy_to_build_with_the_router_is_not_compiled(wanted: str, status: int, says: str) -> None:
+    """pip installs it to build with, but not with --no-build-isolation."""
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT, str(ROOT / "setup.py")]
+    environ = os.environ | {"KV_ROUTER_COMPILE": wanted}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout) == (status, "" if status else "[]\n")
+    assert done.stderr.startswith(says)
+
+
+FINDS = "import runpy, sys; print(runpy.run_path(sys.argv[1])['_can_compile']())"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
+def test_the_compiler_is_looked_for_where_setuptools_takes_it() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FINDS, str(ROOT / "setup.py")]
+
+    def finds(compiler: str) -> bool:
+        environ = os.environ | {"CC": compiler}
+        return (
+            "True"
+            in subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=True).stdout
+        )
+
+    headers = Path(sysconfig.get_paths()["include"], "Python.h").is_file()
+    assert finds(f"{sys.executable} -pipe") is headers  # it need be no compiler to be found
+    assert not finds("/nowhere/cc")
 
 
 def everybody(parent: type) -> set[type]:
