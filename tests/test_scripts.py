@@ -33,11 +33,71 @@ def test_a_script_goes_to_its_own_checkout_whatever_the_search_path_of_cd(checko
     assert done.stdout == f"{checkout}:{checkout}"
 
 
-@pytest.mark.parametrize("arguments", [["--no-server"], ["--no-serve", "--quick"], ["", "--no-serve"]])
-def test_the_demo_refuses_what_it_does_not_know(checkout: Path, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("demo", ["--no-server"]),
+        ("demo", ["--no-serve", "--quick"]),
+        ("demo", ["", "--no-serve"]),
+        ("check", ["--fixed"]),
+        ("check", ["--fix", "router"]),
+        ("compile", ["--quick"]),
+    ],
+)
+def test_a_script_refuses_what_it_does_not_know(checkout: Path, script: str, arguments: list[str]) -> None:
     """Before it sets anything up."""
-    demo = shutil.copy(ROOT / "scripts" / "demo", checkout / "scripts")
-    (checkout / "scripts" / "env.sh").write_text("exit 0")
-    done = subprocess.run([demo, *arguments], capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: ")
+    done = run(checkout, script, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"usage: scripts/{script}")
+
+
+@pytest.mark.parametrize("script", ["demo", "check", "compile"])
+def test_a_script_can_be_asked_for_help(checkout: Path, script: str) -> None:
+    done = run(checkout, script, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: scripts/{script}")
+
+
+def run(checkout: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A script as it is here, in a checkout where setting up would be seen."""
+    there = shutil.copy(ROOT / "scripts" / script, checkout / "scripts")
+    (checkout / "scripts" / "env.sh").write_text("exit 3")
+    return subprocess.run([there, *arguments], capture_output=True, text=True, timeout=50, check=False)
+
+
+def test_a_checkout_that_was_moved_is_checked(checkout: Path) -> None:
+    """The scripts in its .venv/bin begin with the path of the Python that was theirs, which is there no more."""
+    for tool in ("ruff", "mypy", "lint-imports"):
+        write(checkout / ".venv" / "bin" / tool, "#!/nowhere/.venv/bin/python")
+    write(checkout / ".venv" / "bin" / "python", """#!/bin/sh\necho "$1 $2" >&2""")
+    check = shutil.copy(ROOT / "scripts" / "check", checkout / "scripts")
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHON"}
+    done = subprocess.run([check], env=environ, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[:2] for line in done.stderr.splitlines()][:3] == [
+        ["-m", "ruff"],
+        ["-m", "ruff"],
+        ["-m", "mypy"],
+    ]
+    assert "lint_imports" in done.stderr
+
+
+def test_ci_needs_no_home(checkout: Path) -> None:
+    """A user of a container's may have none."""
+    (checkout / ".ci").mkdir()
+    ci = shutil.copy(ROOT / ".ci" / "run", checkout / ".ci")
+    for name, status in (("real-engines", 0), ("check", 0), ("audit", 0), ("test", 3)):
+        write(checkout / "scripts" / name, f"#!/bin/sh\nexit {status}")
+    tools = checkout / "tools"  # no later Python, and nothing to install with
+    tools.mkdir()
+    for name in ("bash", "dirname", "mktemp", "nice"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    done = subprocess.run(
+        [ci], env={"PATH": str(tools), "TMPDIR": str(tools)}, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 3, done.stderr
+
+
+def write(path: Path, script: str) -> None:
+    path.write_text(script)
+    path.chmod(0o755)
