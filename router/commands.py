@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from logging.handlers import MemoryHandler
-from typing import cast
+from typing import TypeVar, cast
 
 from publishers.early_ending import end_at_sigterm
 from publishers.logs import configure_logging
@@ -19,6 +19,7 @@ from router.early_signals import hold_hangups
 from router.open_files import raise_limit
 from router.settings import Settings, SettingsError
 
+_T = TypeVar("_T")
 COMMANDS = {
     "ab": "router.ab.cli",
     "keys": "router.security.cli",
@@ -32,11 +33,9 @@ def run(arguments: list[str]) -> int:
     if arguments and arguments[0] in COMMANDS:
         other = cast("Callable[[list[str]], int]", importlib.import_module(COMMANDS[arguments[0]]).main)
         try:
-            return _told(other(arguments[1:]))
-        except OSError as error:  # standard output is full or closed; they tell of all else themselves
-            lose_output()
-            sys.stderr.write(f"kv-router {arguments[0]}: {error.strerror or error}\n")
-            return 1
+            return _shown(lambda: other(arguments[1:]))
+        except OSError as error:
+            return _lost(f"kv-router {arguments[0]}", error)
     end_at_sigterm()
     hold_hangups()
     source = Source(arguments, os.environ)
@@ -45,6 +44,8 @@ def run(arguments: list[str]) -> int:
     except SettingsError as error:
         print(f"kv-router: {error}", file=sys.stderr)  # noqa: T201 - there are no logs before settings
         return 2
+    except OSError as error:
+        return _lost("kv-router", error)
     raise_limit()
     # Imported late: --help and mistakes are answered without loading the server.
     module = "router.serve" if settings.processes == 1 else "router.processes.parent"
@@ -53,11 +54,35 @@ def run(arguments: list[str]) -> int:
     return serve(settings, source)
 
 
-def _told(status: int) -> int:
+def _shown(command: Callable[[], int]) -> int:
     """The exit status of a command. Raises OSError if it did well, and had nobody to tell what it found."""
-    if status == 0 and leads_nowhere(sys.stdout):
-        raise OSError("standard output is closed, and what was to be shown there lost")
+    status = _or_help(command)
+    if status == 0:
+        _check_shown()
     return status
+
+
+def _or_help(ask: Callable[[], _T]) -> _T:
+    """What is asked for; with --help or --version it raises SystemExit, or OSError as above."""
+    try:
+        return ask()
+    except SystemExit as ended:
+        if ended.code == 0:
+            _check_shown()
+        raise
+
+
+def _check_shown() -> None:
+    if leads_nowhere(sys.stdout):
+        raise OSError("standard output is closed, and what was to be shown there lost")
+    sys.stdout.flush()
+
+
+def _lost(name: str, error: OSError) -> int:
+    """The exit status where standard output is full or closed: of all else is told where it is met with."""
+    lose_output()
+    sys.stderr.write(f"{name}: {error.strerror or error}\n")
+    return 1
 
 
 def _read(source: Source) -> Settings:
@@ -65,7 +90,7 @@ def _read(source: Source) -> Settings:
     root, early = logging.getLogger(), MemoryHandler(sys.maxsize)
     root.addHandler(early)
     try:
-        settings = source.read()
+        settings = _or_help(source.read)
         if early.buffer:
             configure_logging(settings.log_level, settings.log_format)
     finally:

@@ -6,17 +6,20 @@ import logging
 import os
 import shlex
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from publishers.cli import parse
+from publishers.streams import open_standard_streams
 from router.__main__ import main
 from router.cli import load_settings, make_parser
 from router.commands import COMMANDS
 from router.settings import GROUPS, Settings, SettingsError, options
 from router.settings.administration import Address
+from tests.fakes.full_stream import FullStream
 
 WORKER = ["--worker", "http://a:1"]
 ROOT = Path(__file__).parents[2]
@@ -281,6 +284,25 @@ def test_asking_for_text_ends_well(flag: str, capsys: pytest.CaptureFixture[str]
         main([flag])
     assert caught.value.code == 0
     assert "kv-router" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ab", "--help"]])
+def test_asking_for_text_where_nobody_can_read_it_does_not_end_well(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard output is closed, or the disk that it leads to is full."""
+    monkeypatch.setattr(sys, "stdout", None)
+    open_standard_streams()
+    with closing(sys.stdout):
+        assert main(arguments) == 1
+    sys.stdout.close()
+    said = capsys.readouterr().err
+    assert said.endswith(": standard output is closed, and what was to be shown there lost\n")
+    monkeypatch.setattr(sys, "stdout", FullStream())
+    assert main(arguments) == 1
+    sys.stdout.close()
+    said = capsys.readouterr().err
+    assert said.endswith(": No space left on device\n")
 
 
 def test_a_mistake_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
