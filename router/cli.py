@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 CONFIG_FLAG, CONFIG_VARIABLE = "--config", "ROUTER_CONFIG"
 _ALL = "; --help lists all."
 _ELSEWHERE = "; --help lists all, docs/coming-from.md what other routers' flags are here."
+_THEIRS = {"--policy": "--router-mode"}
+"""Flags of other routers whose names are like that of another flag here."""
 _KUBERNETES_LINKS = ("ROUTER_SERVICE_", "ROUTER_PORT_")
 
 _DESCRIPTION = """\
@@ -165,6 +167,11 @@ def _unknown(argument: str, argv: Sequence[str]) -> SettingsError:
         for flag, behind in pairwise(argv):
             if behind == argument and flag in switches:
                 return _takes_no_value(switches[flag])
+        if argument == argv[0] and ":" not in argument:  # else it may be a worker's address
+            return SettingsError(
+                f"There is no command {argument!r}; there are ab, simulate, store and keys, and without one the router "
+                "serves the workers that --worker names."
+            )
         return SettingsError(
             f"{argument!r} belongs to no flag; each worker needs its own --worker. (Commands come first: ab, simulate, "
             "store, keys.)"
@@ -227,6 +234,8 @@ def _read_yaml(path: Path, place: str) -> dict[Any, Any]:
 def _flag_hint(flag: str, known: Sequence[str]) -> str:
     """Many a flag that there is not is another router's: what is only a little alike is not meant, and one that says
     more than ours (--worker-urls) is ours."""
+    if flag in _THEIRS:
+        return f"; did you mean {_THEIRS[flag]}?"
     shorter = [each for each in known if flag.startswith(f"{each}-")]
     return _hint(flag, known, "--", 0.75, f"; did you mean {max(shorter, key=len)}?" if shorter else _ELSEWHERE)
 

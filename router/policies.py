@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from typing import get_args
 
 from router.installed_policy import InstalledPolicy
 from router.scheduling.auto import Auto
@@ -13,7 +14,7 @@ from router.scheduling.decision import CostPolicy, Policy
 from router.scheduling.lmetric import LMetric
 from router.scheduling.overlap import OverlapCost
 from router.scheduling.ttft import PredictedTTFT
-from router.settings import Settings, SettingsError
+from router.settings import RouterMode, Settings, SettingsError
 
 ENTRY_POINTS = "kv_router.policies"
 """Group under which a package names what makes its `CostPolicy`, called without arguments."""
@@ -64,7 +65,8 @@ def _installed(name: str, strict: bool) -> CostPolicy:
         except Exception as error:
             raise SettingsError(f"--kv-policy {name} of {point.value} cannot be loaded: {error}") from error
         return InstalledPolicy(name, policy, None if strict else OverlapCost(1.0))
-    known = ", ".join(known_policies())
-    raise SettingsError(
-        f"--kv-policy takes one of {known}, not {name!r}; docs/policies.md tells how to install others."
+    known, mode = ", ".join(known_policies()), name.replace("_", "-")
+    hint = (
+        f"{mode} is a --router-mode" if mode in get_args(RouterMode) else "docs/policies.md tells how to install others"
     )
+    raise SettingsError(f"--kv-policy takes one of {known}, not {name!r}; {hint}.")

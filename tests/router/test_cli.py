@@ -115,12 +115,16 @@ def test_a_switch_has_two_flags() -> None:
         (["--worker-cart", "x"], {}, "There is no flag --worker-cart; did you mean --worker-cert?"),
         (["--queue-timeout-secs=9"], {}, "There is no flag --queue-timeout-secs; did you mean --queue-timeout?"),
         (["--kv-cache-block-size", "16"], {}, "There is no flag --kv-cache-block-size; --help lists all, docs/coming"),
+        (["--policy", "random"], {}, "There is no flag --policy; did you mean --router-mode?"),
         (["--retry-max-retries", "1"], {}, "There is no flag --retry-max-retries; --help lists all, docs/coming-from"),
         (
             ["--worker", "http://a", "http://b"],
             {},
             "'http://b' belongs to no flag; each worker needs its own --worker. (Commands come first: ab,",
         ),
+        (["http://a"], {}, "'http://a' belongs to no flag; each worker needs its own --worker."),
+        (["frob", *WORKER], {}, "There is no command 'frob'; there are ab, simulate, store and keys, and without one"),
+        ([*WORKER, "frob"], {}, "'frob' belongs to no flag; each worker needs its own --worker."),
         (
             [*WORKER, "--kv-events", "false"],
             {},

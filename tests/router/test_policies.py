@@ -151,6 +151,13 @@ def test_one_that_cannot_be_loaded_says_why(name: str, why: str) -> None:
         made(kv_policy=name)
 
 
+@pytest.mark.parametrize("name", ["round-robin", "round_robin"])
+def test_a_mode_is_not_a_policy_and_told_to_be_one(name: str) -> None:
+    """In other routers' terms it is one."""
+    with pytest.raises(SettingsError, match=rf"not '{name}'; round-robin is a --router-mode\.$"):
+        made(kv_policy=name)
+
+
 @pytest.mark.usefixtures("package")
 def test_installed_ones_are_among_those_there_are() -> None:
     with pytest.raises(SettingsError, match=r"overlap, .*longest.*not 'nonsense'"):
