@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -241,8 +242,7 @@ class _Parent:
 
     async def _start(self, number: int) -> str:
         """Returns what it says when it listens; "" when it ends before."""
-        # Whoever tidies temporary files up may have removed it, and a process that cannot have its socket ends.
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        _keep_folder(self._folder)
         process = await asyncio.create_subprocess_exec(
             *python_command(_MEMBER),
             stdin=asyncio.subprocess.PIPE,
@@ -282,6 +282,15 @@ class _Parent:
             if self._settings.watch_config:  # the others may have seen a change of this very second
                 self._read_workers()
             await self._try_start(number)  # what ended it may last, as a lack of memory: the next turn tries again
+
+
+def _keep_folder(folder: str) -> None:
+    """Whoever tidies temporary files up may have removed it, and a process that cannot have its socket ends. Raises
+    OSError where somebody else made one in its place, who could listen there, and change what numba keeps."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise OSError(f"{folder} is no folder of this user's alone; remove it")
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 import stat
@@ -105,6 +106,27 @@ async def test_a_process_that_is_started_again_has_a_folder_for_its_socket(
     with parent_of(Settings(processes=1), folder) as parent:
         await parent._start(0)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("made", ["open", "link", "somebody's"])
+async def test_no_process_starts_with_a_folder_that_somebody_else_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, made: str
+) -> None:
+    """Where that folder was tidied away, and its name known: others could put there what numba keeps, which is run."""
+    folder, child = tmp_path / "sockets", Child()
+    if made == "link":
+        folder.symlink_to(tmp_path)
+    else:
+        folder.mkdir(0o700)
+        folder.chmod(0o777 if made == "open" else 0o700)
+    if made == "somebody's":
+        monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    start_in_turn(monkeypatch, [child])
+    with parent_of(Settings(processes=1), folder) as parent:
+        assert await parent._try_start(0) == ""
+    assert not child.told
+    (record,) = caplog.records
+    assert str(folder) in str(vars(record)["fields"]["reason"])
 
 
 async def test_a_process_that_is_started_again_is_told_of_the_workers_that_a_watched_file_states_by_then(
