@@ -192,8 +192,7 @@ async def _targets(plan: Plan, run: _Run, named: Sequence[str], access: WorkerAc
     if mode == UNROUTED:
         yield [Address.parse(url_of(worker), access) for worker in named]
         return
-    flags = ["--seed", str(run.seed), "--log-level", "warning", *plan.access_flags, *plan.router_args]
-    async with children.router(mode, named, flags) as url:
+    async with children.router(mode, named, plan.router_flags(run.seed)) as url:
         yield [Address.parse(url)]
 
 

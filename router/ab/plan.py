@@ -104,8 +104,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def access_flags(self) -> list[str]:
         """The same credentials, as flags for the router."""
-        given = [("--" + name.replace("_", "-"), getattr(self, name)) for name in _ACCESS_FILES]
+        given = [(flag, getattr(self, name)) for flag, name in zip(_ACCESS_FLAGS, _ACCESS_FILES, strict=True)]
         return [part for flag, path in given if path is not None for part in (flag, path)]
+
+    def router_flags(self, seed: int) -> list[str]:
+        """For a router, besides its mode and workers. A file in `--router-arg=--config=FILE` may split traffic in arms,
+        each with a mode of its own."""
+        return ["--seed", str(seed), "--ab", "none", "--log-level", "warning", *self.access_flags, *self.router_args]
 
     def rows(self, seed: int) -> list[Row]:
         """The requests to send. Raises RunError when the trace cannot be used or nothing of it is left."""
@@ -125,10 +130,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 _NAME = re.compile(r"[\w.-]{1,40}")
 _ACCESS_FILES = ("worker_api_key_file", "worker_ca", "worker_cert", "worker_key")
+_ACCESS_FLAGS = tuple("--" + name.replace("_", "-") for name in _ACCESS_FILES)
 _SIMULATED = ("sim_workers", "cache_tokens", "block_size", "sim_arg")
 """Flags that only a simulated fleet takes."""
 _SIMS = {"--workers": "--sim-workers", **{flag: flag for flag in ("--cache-tokens", "--block-size", "--speedup")}}
-_ROUTERS = {"--router-mode": "--modes", "--ab": "--modes", "--seed": "--seeds", "--worker": "--worker"}
+_ROUTERS = {
+    "--router-mode": "--modes",
+    "--ab": "--modes",
+    "--seed": "--seeds",
+    "--worker": "--worker",
+    **{flag: flag for flag in _ACCESS_FLAGS},
+}
 """Flags of the simulator and of the router that are set from flags here."""
 
 

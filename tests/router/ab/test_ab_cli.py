@@ -125,6 +125,11 @@ def trace(tmp_path: Path) -> str:
         ),
         (["--router-arg=--worker=http://a:1"], "--router-arg: --worker is for ab itself to set"),
         (["--router-arg=--seed=7"], "--router-arg: --seed is for ab itself to set, which reports by it; give --seeds"),
+        (
+            ["--worker", "http://a:1", "--worker-api-key-file", "mine", "--router-arg=--worker-api-key-file=other"],
+            "--router-arg: --worker-api-key-file is for ab itself to set, which reports by it; give --worker-api-key",
+        ),
+        (["--router-arg=--worker-ca", "--router-arg=file"], "--router-arg: --worker-ca is for ab itself to set"),
         (["--router-arg=--ab", "--router-arg=kv=1"], "--router-arg: --ab is for ab itself to set"),
         (["--peer", "x=http://a:1"], "--peer names a router in front of workers that run already; name them"),
         (["--peer", "http://a:1"], "--peer: http://a:1 is not NAME=http://HOST:PORT"),
@@ -389,6 +394,15 @@ def test_the_router_of_a_mode_asks_engines_the_same_way(tmp_path: Path) -> None:
     given = load_settings(["--worker", "https://h", *flags], {})
     assert (given.worker_api_key_file, given.worker_ca) == (str(key), authority.file)
     assert (given.worker_cert, given.worker_key) == (cert, private)
+
+
+def test_no_arms_of_a_live_test_share_a_mode_that_is_compared(tmp_path: Path) -> None:
+    """A file of settings may be that of a router that serves."""
+    file = tmp_path / "router.yaml"
+    file.write_text("ab: kv:90,round-robin:10\nseed: 1")
+    plan = read_plan([f"--router-arg=--config={file}"])
+    settings = load_settings(["--worker", "http://a:1", *plan.router_flags(7)], {})
+    assert (settings.ab, settings.seed) == (None, 7)
 
 
 def test_a_server_that_is_no_engine(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
