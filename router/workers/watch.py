@@ -114,6 +114,8 @@ class WorkerWatch:
         self._slow = 0
         if answer.status == 0:
             return why
+        if answer.status == 404:
+            return "/health answered 404, as no engine does: is the URL right?"
         if answer.status != 200:
             return f"/health answered {answer.status}"
         return ASLEEP if self._tells_sleep and await self._is_asleep() else None

@@ -221,6 +221,15 @@ async def test_a_bad_status_counts_at_once(caplog: pytest.LogCaptureFixture) -> 
     assert told(caplog, "Worker is down") == [{"worker": "w", "trouble": "/health answered 503"}]
 
 
+async def test_what_has_no_health_is_told_to_be_no_engine() -> None:
+    """A port beside the engine's, say, or a proxy in front."""
+    engine = HttpEngine({})
+    engine.answers["/health"] = (404, b"")
+    async with running(engine), watching(engine.url) as watched:
+        await watched.watch.first_check.wait()
+        assert watched.trouble == "/health answered 404, as no engine does: is the URL right?"
+
+
 # -- scripted, answer by answer
 
 SLOW, REFUSED, WELL, BAD, UNFORESEEN = "slow", "refused", "well", "bad", "unforeseen"
