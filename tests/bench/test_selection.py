@@ -228,6 +228,6 @@ def test_the_table_has_a_row_per_arm_and_the_verdicts_below() -> None:
 
 
 def test_options_hold_a_plan() -> None:
-    options = read_options(["--arms", "ours,dynamo", "--repeats", "2", "--rate", "1", "--router-arg=--seed=3"])
+    options = read_options(["--arms", "ours,dynamo", "--repeats", "2", "--rate", "1", "--router-arg=--max-queue=3"])
     assert isinstance(options, Options)
-    assert (options.repeats, options.plan.rate, options.plan.router_args) == (2, 1, ("--seed=3",))
+    assert (options.repeats, options.plan.rate, options.plan.router_args) == (2, 1, ("--max-queue=3",))
