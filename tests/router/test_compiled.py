@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import importlib
-import importlib.util
 import inspect
 import os
 import shutil
@@ -66,7 +65,6 @@ setup(name="package", ext_modules=extensions, cmdclass={"build_ext": command}, s
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
 @pytest.mark.parametrize(
     ("other", "wanted", "status", "built"),
     [("good.c", "", 0, 2), ("bad.c", "", 0, 0), ("bad.c", "1", 1, None)],
@@ -96,7 +94,6 @@ setup(name="package", packages=["package"], cmdclass={"build": command}, script_
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
 def test_what_an_earlier_build_has_left_is_not_installed(tmp_path: Path) -> None:
     """Neither a module that is no more, nor one that was compiled once: Python would take that before the source."""
     package = tmp_path / "package"
@@ -129,7 +126,6 @@ print(*runpy.run_path(sys.argv[0])["extensions"]())
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
 @pytest.mark.parametrize(
     ("arguments", "wanted", "compiled"),
     [
@@ -161,7 +157,6 @@ print(module["extensions"]())
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
 @pytest.mark.parametrize(
     ("wanted", "status", "says"),
     [
@@ -183,7 +178,6 @@ FINDS = "import runpy, sys; print(runpy.run_path(sys.argv[1])['_can_compile']())
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
 def test_the_compiler_is_looked_for_where_setuptools_takes_it() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FINDS, str(ROOT / "setup.py")]
 
