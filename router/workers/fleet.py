@@ -17,16 +17,17 @@ logger = logging.getLogger(__name__)
 
 _NONE: Final[frozenset[str]] = frozenset()
 _Name: TypeAlias = str | int | None
-"""A model that requests name: one that some worker is known to serve; `_STRANGE`, whatever else the name is; None, when
+"""A model as requests name it: a name that some worker is known to serve; `_STRANGE` for all other names; None where
 they name none."""
 _STRANGE: Final = 0
 _MOST_EXCLUSIONS: Final = 1024
-"""Sets of excluded workers for which candidates are cached, each some 20 kB where there are a thousand workers. If more
-were waited for at a time, each look would make them anew."""
+"""Sets of excluded workers for which candidates are cached, each some 20 kB where there are a thousand workers. With
+more of them among the held requests at a time, the cache would be of no use."""
 
 
 class ContextLengths(NamedTuple):
-    """Of one model, in tokens, of workers that tell it and refuse what is longer. `most` None: not all of them do."""
+    """The context lengths of one model, in tokens, on the workers that tell theirs and refuse longer prompts. `most` is
+    None if not all workers with the model do."""
 
     by_worker: Mapping[str, int]
     least: int | None
@@ -172,8 +173,9 @@ class Fleet:
         return self._without_those(model, frozenset(exclude), unfit)
 
     def _all_serving(self, model: str | None) -> Candidates:
-        """The same object for all models of the same workers, as adapters are: of a thousand ranks it takes
-        milliseconds to make, and so do the figures that are kept for each set of candidates."""
+        """All models that the same workers serve, such as the adapters of a base model, share one object: for a
+        thousand ranks it takes milliseconds to make, and so do the figures that are kept for each set of
+        candidates."""
         able = self._able(model, _NONE)
         key = tuple(worker.id for worker in able)
         found = self._of_workers.get(key)
@@ -182,15 +184,15 @@ class Fleet:
         return found
 
     def _name(self, model: str | None) -> _Name:
-        """Any name may come from outside. All that nobody is known to serve have the same candidates, those workers
-        that may serve any, whose requests wait in one lane."""
+        """Clients may send any name. All names that nobody is known to serve have the same candidates (the workers that
+        may serve any model), and their requests wait in one lane."""
         return model if model is None or self.knows(model) else _STRANGE
 
     def _without_those(self, model: str | None, exclude: frozenset[str], unfit: frozenset[str]) -> Candidates:
-        """The same object for all requests that have the same workers left, so that they wait in one lane: when a
-        hundred workers have died, the requests of each would else have a lane of their own, and each costs every
-        pass."""
-        name, first, exclude = self._name(model), not exclude, exclude & self._admit()
+        """Requests that have the same workers left share one object, so that they wait in one lane. Otherwise, when a
+        hundred workers have died, the requests that each has failed would have a lane of their own, and each lane
+        costs time in every pass."""
+        name, first, exclude = self._name(model), not exclude, exclude & self._admitting_workers()
         found = self._without.get((name, first, exclude, unfit))
         if found is None:
             found = self._serving(self._able(model, exclude | unfit), first)
@@ -201,8 +203,8 @@ class Fleet:
             self._without[name, first, exclude, unfit] = found
         return found
 
-    def _admit(self) -> frozenset[str]:
-        """Workers that may get a request now, whatever they serve. All others are left out of any further try."""
+    def _admitting_workers(self) -> frozenset[str]:
+        """Workers that may get a request now, whatever they serve. All others are left out of any second try anyway."""
         if self._admitting is None:
             self._admitting = frozenset(worker.id for worker in self.up if worker.breaker.admits)
         return self._admitting
@@ -214,7 +216,7 @@ class Fleet:
             return well
         name = self._name(model)
         found = self._alone.get((name, unfit))
-        if found is None:  # as in `_serving`: here pairs that are well are as good as nobody
+        if found is None:  # as in `_serving`, but here pairs with closed breakers are not enough
             found = ranks_of([worker for worker in self._able(model, unfit) if worker.role == "both"])
             self._alone[name, unfit] = found
         return found
@@ -237,11 +239,13 @@ class Fleet:
         return found
 
     def _serving(self, able: Sequence[Worker], first: bool) -> Candidates:
+        """The candidates among the workers that are able. `first`: no worker has failed the request yet."""
         well = _candidates(worker for worker in able if worker.breaker.admits)
         # If no worker with a closed breaker can serve, a first try may go to any: the breakers may all be wrong.
         return well if well or not first else _candidates(able)
 
     def _able(self, model: str | None, out: frozenset[str]) -> list[Worker]:
+        """Workers that are up and serve `model`, without those in `out`."""
         return [worker for worker in self.up if worker.serves(model) and worker.id not in out]
 
     def split_of(self, prefill: Worker, model: str | None, exclude: Collection[str] = ()) -> Split | None:
@@ -306,7 +310,8 @@ class Fleet:
         return found
 
     def _first_name(self, base: Model) -> str:
-        """Of all workers, up or not: what was sent under it is still there when one that has such a name is down."""
+        """The first of the base model's names on any worker, up or not: while a worker that has such a name is down,
+        what was sent under it is still found."""
         known = bases([model for worker in self.workers.values() for model in worker.models])
         return min(model.id for model in known if _are_one([base, model]))
 

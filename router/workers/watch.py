@@ -62,7 +62,12 @@ class WorkerWatch:
         self._interval = interval
         self._on_described = on_described
         self._event_hosts = event_hosts
-        self._slow = self._rounds = self._late = self._slow_bootstrap = 0
+        self._slow = self._slow_bootstrap = 0
+        """Checks in a row in which /health, or the bootstrap server, did not answer in time."""
+        self._rounds = 0
+        """Checks that it passed while it was up: at every `_MODELS_EVERY`-th it is asked for its models."""
+        self._late = 0
+        """Attempts in a row to find out what it is that were not all answered in time."""
         self._logged: set[str] = set()
         """Troubles that were logged since it was last healthy: each is logged once, even if they alternate."""
         self.first_check = asyncio.Event()
@@ -70,6 +75,7 @@ class WorkerWatch:
         self.stale = False
         """What is known of the worker is out of date: the next check finds it out anew."""
         self._tells_sleep = False
+        """Its engine answers whether it is asleep."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -167,10 +173,10 @@ class WorkerWatch:
         if found.kind == "vllm" and await self._is_asleep():
             return ASLEEP
         self._late = self._late + 1 if problems.LATE in found.problems else 0
-        if 0 < self._late < _MOST_LATE:  # what is open now would stay so for as long as it is up
+        if 0 < self._late < _MOST_LATE:  # taken in now, it would stay half known for as long as it is up
             self.stale = worker.up
             return None if worker.up else "answers /health, but not in time what it is"
-        self._fleet.redescribe(worker, found)  # the books that are kept from now on are of these ranks
+        self._fleet.redescribe(worker, found)  # first, since it says for which ranks books are kept from now on
         try:
             await self._on_described(worker)
         except NoPlace as full:
