@@ -43,9 +43,12 @@ class Entry:
 
     def __init__(self, place: int, work: float, sent: float, loaded: bool) -> None:
         self.done = False
+        """Taken out of the line, or never to join it."""
         self.loaded = loaded
+        """KV is loaded before it can begin."""
         self.place = place
         self.work = work
+        """Seconds on a rank of factor 1."""
         self.sent = sent
 
 
@@ -93,7 +96,7 @@ class Backlog:
         place = self._places.get(rank)
         if place is None:
             raise KeyError(rank)
-        self._count(place, work, now)
+        self._count_recent(place, work, now)
         entry = Entry(place, work, now, joins is not None)
         if joins is None:
             self._join(entry, now)
@@ -101,7 +104,8 @@ class Backlog:
             heappush(self._later, (joins, next(self._numbers), entry))
         return entry
 
-    def _count(self, place: int, work: float, now: float) -> None:
+    def _count_recent(self, place: int, work: float, now: float) -> None:
+        """Add `work` to what the rank was sent lately, done or not."""
         lately, added, moment = self._rows[LATELY], self._rows[ADDED], int(now * MICRO)
         left = math.exp((added[place] - moment) / (LATELY_MEMORY * MICRO)) * lately[place] if lately[place] else 0.0
         lately[place], added[place] = int(left + work * MICRO), moment
@@ -114,12 +118,14 @@ class Backlog:
             self._begin(entry.place, now)
 
     def _advance(self, now: float) -> None:
+        """Let those join their line whose KV should be loaded by now."""
         while self._later and self._later[0][0] <= now:
             joins, _, entry = heappop(self._later)
             if not entry.done:
                 self._join(entry, joins)
 
     def _begin(self, place: int, now: float) -> None:
+        """From now on the first in line, if there is one, is under way."""
         line = self._lines[place]
         rows = self._rows
         rows[HEAD][place] = int(line[0].work * MICRO) if line else 0

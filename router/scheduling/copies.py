@@ -25,7 +25,9 @@ MEMORY: Final = 60.0
 
 class _Account(NamedTuple):
     rent: float
-    now: float
+    """Paid until then."""
+    at: float
+    """When the prefix came last."""
 
 
 class Copies:
@@ -39,13 +41,13 @@ class Copies:
     def paid(self, prefix: SequenceHash, now: float) -> float:
         """The rent paid for `prefix` so far."""
         account = self._accounts.get(prefix)
-        return account.rent * math.exp((account.now - now) / MEMORY) if account else 0.0
+        return account.rent * math.exp((account.at - now) / MEMORY) if account else 0.0
 
     def pay(self, prefix: SequenceHash, rent: float, now: float) -> None:
         """Add `rent`, but no more than the seconds since the prefix came last, and nothing the first time: several
         samples of one prompt come at once and never again, and do not justify a copy."""
         account = self._accounts.get(prefix)
-        rent = min(rent, max(0.0, now - account.now)) if account else 0.0
+        rent = min(rent, max(0.0, now - account.at)) if account else 0.0
         self._keep(prefix, self.paid(prefix, now) + rent, now)
 
     def buy(self, prefix: SequenceHash, now: float) -> None:

@@ -116,8 +116,8 @@ class Factors:
 
     Two averages are kept of each rank. The fast one falls back on the slow one, and that on the fleet's average rather
     than on 1. Otherwise, in a fleet that is twice as slow as the shape says, a rank without observations would seem
-    twice as fast as the others and get all the work; in a fleet that is faster, it would never be tried. What is left
-    of the prior is in the fleet's *level*, a common multiple of all factors.
+    twice as fast as the others and get all the work; in a fleet that is faster, it would never be tried. The prior (a
+    fleet that is as fast as the shape says) counts only in the fleet's *level*, which all factors are relative to.
     """
 
     def __init__(self, doubt: float) -> None:
@@ -125,7 +125,10 @@ class Factors:
         self._doubt = doubt
         self._sums: dict[int, tuple[float, float, float, float, float]] = {}
         """By place: fast observed, fast expected, slow observed, slow expected, and when they were last updated."""
-        self._fleets = self.level = 1.0
+        self._fleets = 1.0
+        """The fleet's average: observed over expected seconds, of all ranks together."""
+        self.level = 1.0
+        """The same with the prior counted in; the factor of ranks that were not observed."""
         self._known = np.ones(1)
         """Factors by place. The last element stands for ranks without a place (index −1)."""
         self._refreshed = -math.inf
@@ -135,12 +138,12 @@ class Factors:
             self._known[place] = self.level
 
     def reach(self, place: int) -> None:
-        """Make `place` readable."""
+        """Make room for `place`."""
         if place >= len(self._known) - 1:
             self._known = np.append(self._known, np.full(place + 1, self.level))
 
     def observe(self, place: int, observed: float, expected: float, now: float) -> None:
-        """Take an observation of a place that was `reach`ed."""
+        """Take an observation of a place for which `reach` has made room."""
         fast_observed, fast_expected, slow_observed, slow_expected = self._decayed(place, now)
         sums = (fast_observed + observed, fast_expected + expected, slow_observed + observed, slow_expected + expected)
         self._sums[place] = (*sums, now)

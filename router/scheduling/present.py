@@ -51,7 +51,9 @@ class Present:
         self._counts: Counts = _COUNTS
         self._estimates: Seconds = _ESTIMATES
         self._best = 0
+        """The longest overlap of any candidate, in tokens."""
         self._busy = 0
+        """How many candidates have a prefill to do."""
 
     @property
     def counts(self) -> Counts:
