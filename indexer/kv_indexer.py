@@ -115,9 +115,21 @@ class KVIndexer:
         self._drop(rank)
 
     def _drop(self, rank: WorkerRank) -> None:
-        self._assumed.clear(rank)
         self._guessed.clear(rank)
         self._lacking.discard(rank)
+        self._drop_told(rank)
+
+    def _make_way(self, rank: WorkerRank) -> None:
+        """For a snapshot of what `rank` holds. It has not dropped anything itself, so what stands for prompts without
+        tokens stays: no snapshot tells of that."""
+        if rank in self._lacking:  # what was assumed beside events goes, and cannot be told from the others
+            self._drop(rank)
+        else:
+            self._drop_told(rank)
+
+    def _drop_told(self, rank: WorkerRank) -> None:
+        """Drop all but `_guesses`."""
+        self._assumed.clear(rank)
         self._predicted.forget(rank)
         self.removals.forget(rank)
         self.index.clear(rank)
@@ -279,7 +291,7 @@ class KVIndexer:
                     self.counts["applied"] += 1
                     self._apply(batch)
                 case Clear(rank, refilled):
-                    (self._drop if refilled else self.clear)(rank)
+                    (self._make_way if refilled else self.clear)(rank)
                 case _:
                     asks.append(instruction.request)
         return asks

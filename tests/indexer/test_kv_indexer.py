@@ -728,6 +728,26 @@ def test_what_no_events_will_tell_of_is_assumed_of_any_rank_until_it_drops_all()
     assert indexer.find_matches(prompt) == {}
 
 
+def test_what_no_events_will_tell_of_outlasts_a_silence_and_the_snapshot_after_it() -> None:
+    indexer = watching()
+    indexer.on_batch(batch(0, stored(1)))
+    indexer.on_report(report(0))
+    indexer.on_report(report(0))
+    indexer.assume(RANK, FIRST.chain(16), now=0)
+    for _ in range(SILENCE + 1):
+        indexer.on_tick(connected=False)
+    indexer.predict(RANK, SECOND.chain(16), now=SILENCE)
+    [ask] = indexer.on_report(report(0))
+    assert ask.epoch == NO_EVENTS, "a snapshot"
+    indexer.on_batch(batch(0, stored(7), parts=1))
+    indexer.on_replay_end(RANK)
+    assert held(indexer) == {7}
+    assert indexer.find_matches(SECOND) == {}
+    assert indexer.find_assumed(FIRST) == {RANK: Overlap(4, 4)}, "it has not dropped anything"
+    indexer.on_batch(batch(1, stored(8), epoch=2))
+    assert indexer.find_assumed(FIRST) == {}, "its cache is another"
+
+
 def test_what_a_rank_says_that_it_dropped_is_no_longer_predicted() -> None:
     indexer = watching()
     prompt = hash_prompt(list(range(64)), [16], PLAIN)
