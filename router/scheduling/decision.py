@@ -296,7 +296,7 @@ class Decision:
         split: Split | None = None,
     ) -> None:
         """`best_overlap_tokens`: the longest overlap of any candidate. `predict`: called at most once, when `predicted`
-        is first read; that must happen before anything else is booked. `split`: the rank only prefills;
+        is first read; by the figures of the moment of the choice, whenever that is. `split`: the rank only prefills;
         `Scheduler.select_decode` then chooses who decodes."""
         self.candidates = candidates
         self._costs = choice.costs

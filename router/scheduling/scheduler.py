@@ -43,7 +43,8 @@ class Scheduler:
         self.handing_over: Counter[WorkerRank] = Counter()
         """By prefill rank: prompts that it has computed and keeps for a decode rank that has not begun to answer."""
         self._unheard: list[tuple[float, int, Booking]] = []
-        """A heap of (when the prefill should be done, number, booking); numbered because bookings have no order."""
+        """Bookings whose first token will not be seen: a heap of (when the prefill should be done, number, booking),
+        numbered because bookings have no order."""
         self._numbers = itertools.count()
         self.changed: Callable[[], None] = _nothing
         """Called when a prefill is done or a request has ended."""
@@ -129,6 +130,7 @@ class Scheduler:
         is done.
         """
         heard = (streamed and not others.tokens) or decision.split is not None  # the end of the prefill
+        # Reading it has the backlog kept, as booking a load from a store needs: not every policy reads estimates.
         predicted = decision.predicted if decision.stored_tokens or not heard else None
         past = not heard and predicted is None
         booking = PrefillBooking(self, decision, now, heard, past_prefill=past, others=others)
