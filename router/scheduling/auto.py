@@ -90,19 +90,20 @@ class Auto:
 
 
 def _growth(situation: Situation) -> float:
-    """Tokens that running requests are expected to go on for. Where memory runs out, an engine takes it back from those
-    that came last, whose first token is late then. That counts where there is an objective for it. Without one, filling
-    memory to the brim gives earlier first tokens, on average (compared in docs/adr/0005-auto-policy.md)."""
+    """Tokens that each running request is expected to generate yet, as far as its memory has to be kept free; 0: it
+    need not be. Where memory runs out, an engine preempts the requests that came last, whose first token is late then.
+    So this counts where there is an objective for the first token. Without one, filling memory to the brim gives
+    earlier first tokens, on average (compared in docs/adr/0005-auto-policy.md)."""
     return situation.answer_tokens if situation.limit < math.inf else 0.0
 
 
 def _behind(situation: Situation) -> float:
-    """Held requests that one second of work at any rank delays by as much."""
+    """How many held requests each second of work at a rank makes wait a second longer."""
     return min(_MOST_BEHIND, _BEHIND * situation.held_requests)
 
 
 def _ttft(situation: Situation, position: int) -> float:
-    """Predicted seconds to the first token."""
+    """Predicted seconds to the first token on the candidate at `position`."""
     before = situation.queue_seconds[position] + situation.held_seconds[position] + situation.load_seconds[position]
     return float(before + situation.prefill_seconds[position] + situation.step_seconds[position])
 
@@ -111,9 +112,10 @@ class Utilisation:
     """ρ as an exponential moving average over the sampled time; `now` is in seconds."""
 
     def __init__(self) -> None:
-        self._busy = self._looked = 0.0
-        """Seconds busy, and seconds sampled, with exponential decay."""
+        self._busy = self._sampled = 0.0
+        """Seconds that ranks were busy, and seconds that samples stand for, both with exponential decay."""
         self._at = -math.inf
+        """When the last sample was taken."""
 
     def due(self, now: float) -> bool:
         return now - self._at >= _BUSY_EVERY
@@ -123,9 +125,9 @@ class Utilisation:
         passed, self._at = now - self._at, now
         kept, seconds = math.exp(-passed / _BUSY_MEMORY), min(passed, _BUSY_MOST)
         self._busy = kept * self._busy + seconds * share
-        self._looked = kept * self._looked + seconds
+        self._sampled = kept * self._sampled + seconds
 
     @property
     def delay(self) -> float:
         """ρ/(1 − ρ), limited."""
-        return min(_MOST_DELAY, self._busy / max(1e-9, self._looked - self._busy))
+        return min(_MOST_DELAY, self._busy / max(1e-9, self._sampled - self._busy))

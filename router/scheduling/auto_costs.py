@@ -44,8 +44,9 @@ _SPARE: Final = 0.05
 """Most of a rank's KV memory that is left free, as a share: requests in flight grow, and their memory is rounded up to
 blocks. When it runs out, the engine takes back what it gave the request that came last, which is computed again."""
 _AGAIN: Final = 0.5
-"""And no more than this share of the prompt, since what may have to be computed again is no more than that. Where 130
-short prompts fill a rank, 5 % are the room of six more (compared in docs/adr/0005-auto-policy.md)."""
+"""But no more is left free for a request than this share of its prompt, since no more than the prompt may have to be
+computed again. Where 130 short prompts fill a rank, 5 % of its memory are room for six more (compared in
+docs/adr/0005-auto-policy.md)."""
 _SPREAD: Final = 0.1
 """Up to this share of a request's own prefill is added on the rank that computed most within the last minute. New
 blocks evict older ones, and in a fleet that is mostly idle nothing else but noise in the learned speeds would tell idle
@@ -73,7 +74,7 @@ def _grown(tokens: int, requests: int, answer: float) -> int:
 
 @kernel
 def memory_waits(taken: Figures, new: Figures, prompt: int, capacity: Figures, residence: float) -> Seconds:
-    """The same for a prompt with `new` tokens at each of several ranks."""
+    """`_memory_wait` of a prompt with `new` tokens at each of several ranks."""
     waits = np.zeros(len(taken))
     for at in range(len(taken)):
         waits[at] = _memory_wait(taken[at], taken[at] + new[at], prompt, capacity[at], residence)
@@ -107,7 +108,8 @@ def _weights(estimates: Seconds, weight: float) -> Seconds:
 def _seconds(
     counts: Counts, estimates: Seconds, at: int, base: float, work: float, weight: float, load_delay: float
 ) -> float:
-    """The cost as in `auto_costs`, without `_SPREAD` (nobody loses by that) and without the wait for memory."""
+    """The cost as in `auto_costs`, without the wait for memory and without `_SPREAD`, which is not time that anybody
+    loses."""
     seconds = estimates[QUEUE, at] + estimates[AHEAD, at] + base + weight * work
     seconds += estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at] + _STEPS * estimates[STEP, at]
     return float(seconds * _crowd(counts[IN_FLIGHT, at]))
@@ -160,9 +162,10 @@ def auto_costs(
 
     A rank that has no request from this router is always ready, whatever it reports: otherwise other clients of it
     could keep this router away for ever. If the prefill under way is late on every rank (`figures.LATE`), its lateness
-    makes none of them less ready: there is no better one to wait for. On a rank without requests no memory is waited
-    for, which nobody would release. Where all slots are taken, a rank gets requests for the next `ENOUGH` seconds, so
-    that none is left empty while the router hears of it; the others wait in the router, where they can go elsewhere.
+    makes none of them less ready: there is no better one to wait for. On a rank without requests there is no wait for
+    memory, since nobody would release any. Where all slots are taken, a rank gets the requests that it will begin
+    within `ENOUGH` seconds, so that no slot stays empty until the router hears of it; the others wait in the router,
+    where they can go elsewhere.
     """
     ranks = counts.shape[1]
     values, may_go = np.zeros(ranks), np.zeros(ranks, np.bool_)
