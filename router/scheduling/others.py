@@ -1,4 +1,5 @@
-"""What a request asks of its worker beyond one answer to one prompt. It is placed by its first prompt alone."""
+"""What a request with several prompts or answers asks of its worker beyond one answer to its first prompt, by which
+alone the worker is chosen."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from typing import Final, NamedTuple
 
 class Others(NamedTuple):
     sequences: int = 0
-    """Answers beyond the first, to its prompts or to one: the engine runs each as a request. Their tokens come mixed
-    with those of the first."""
+    """Answers beyond the first, to the same prompt (`n`) or to others: the engine runs each as a request. In a stream
+    their tokens come mixed with those of the first."""
     tokens: int = 0
-    """What its other prompts have beyond the first, to be computed and kept; an estimate."""
+    """Tokens of the other prompts that must be computed and kept beyond what they share with the first; an estimate."""
 
 
 ALONE: Final = Others()

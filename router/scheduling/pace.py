@@ -11,8 +11,12 @@ _MEMORY: Final = 10.0
 
 class Pace:
     def __init__(self) -> None:
-        self._began = self._at = 0.0
+        self._began = 0.0
+        """Since when requests have been waiting."""
         self._left = 0.0
+        """Requests that have left the queue since, with exponential decay."""
+        self._at = 0.0
+        """When `_left` was last brought up to date."""
 
     def begin(self, now: float) -> None:
         """The queue was empty, and a request waits again."""
@@ -20,6 +24,7 @@ class Pace:
         self._left = 0.0
 
     def leave(self, now: float) -> None:
+        """A request has left the queue."""
         self._fade(now)
         self._left += 1
 

@@ -15,13 +15,14 @@ AnyRefusal: TypeAlias = Refusal | QueueFull | QueueTimeout
 
 
 class Waiting(Protocol):
-    """A request that may have to wait. Exactly one of the last three is called, unless it is withdrawn before."""
+    """A request that may have to wait. Unless it is withdrawn before, or choosing for it fails at once, exactly one of
+    `send`, `refuse`, `no_candidates` and `fail` is called, once."""
 
     @property
     def prompt_tokens(self) -> int: ...
     @property
     def others(self) -> Others:
-        """What it asks for besides: all else is about its first prompt."""
+        """Its further prompts and answers; everything else here is about its first prompt."""
 
     @property
     def arrived(self) -> float: ...
@@ -31,11 +32,12 @@ class Waiting(Protocol):
 
     @property
     def tenant(self) -> str:
-        """Whose it is: tenants share what there is. "" is one of them, whoever does not say."""
+        """Who sent it: tenants get fair shares. Requests of nobody in particular are those of the tenant ""."""
 
     @property
     def pinned(self) -> bool:
-        """Its candidates are of the worker that it named: it waits for nothing but room there."""
+        """Whether it named its worker, so that all candidates are ranks of that worker. It waits for nothing but room
+        there."""
 
     @property
     def ttft_slo(self) -> float | None:
@@ -43,7 +45,7 @@ class Waiting(Protocol):
 
     @property
     def stored_tokens(self) -> int:
-        """Of the prompt's leading ones, those in a shared store."""
+        """How many of the prompt's leading tokens are in a shared store."""
 
     @property
     def streamed(self) -> bool:
@@ -54,13 +56,13 @@ class Waiting(Protocol):
         """None: the scheduler's own."""
 
     def candidates(self) -> Candidates:
-        """Those of the moment; there may be none."""
+        """The ranks that can serve it now; there may be none."""
 
     def matches(self) -> Matches | None: ...
     def send(self, decision: Decision, booking: Booking) -> None: ...
     def refuse(self, refusal: AnyRefusal) -> None: ...
     def no_candidates(self) -> None:
-        """There is no candidate any more."""
+        """There is no candidate, or none any more."""
 
     def fail(self, error: Exception) -> None:
         """Choosing for it raised an error: it is held no longer."""
