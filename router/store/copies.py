@@ -1,8 +1,8 @@
 """Has the hottest prefixes copied to a second segment of the shared store while the host that has them is busy.
 
-Who asks for a prefix whose holder is busy goes elsewhere and loads it, from that very host's memory and over its
-network. A second copy elsewhere spreads these loads, and outlives the host. Copies take memory that others lack, so
-there are no more of them than the operator allows, and the store evicts them like all else.
+Requests with a prefix whose holder is busy go to other workers, which load it from the store: from that very host's
+memory and over its network. A second copy elsewhere spreads these loads, and outlives the host. Copies take memory from
+other objects, so there are no more of them than the operator allows, and the store evicts them like any object.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from router.workers.fleet import Fleet
 logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 2.5
-"""Seconds between two rounds, as the keeper's: within so many a copy is there."""
+"""Seconds between two rounds, as between the keeper's."""
 
 
 class Copy(NamedTuple):
@@ -85,7 +85,7 @@ class StoreCopies(Collector):
         return len(copies)
 
     async def _hottest(self) -> dict[str, Stored]:
-        """As many objects as there may be copies of, those of whole prefixes."""
+        """The objects of the hottest prefixes, as many as may have a copy; of a prefix all objects or none."""
         found: dict[str, Stored] = {}
         for _, lookup, prompts in self._store.hot_prompts(MOST):
             for prompt in prompts:
@@ -114,14 +114,14 @@ class StoreCopies(Collector):
 
 
 def busy_hosts(loads: Mapping[str, float]) -> frozenset[str]:
-    """Those with more to do than the mean of all."""
+    """The hosts with more load than the mean."""
     mean = sum(loads.values()) / max(1, len(loads))
     return frozenset(host for host, load in loads.items() if load > mean)
 
 
 def choose(objects: Mapping[str, Stored], segments: Sequence[Segment], busy: frozenset[str]) -> Iterator[Copy]:
-    """A copy for each object that lies on one busy host only: in the segment of a host that is not busy, or serves
-    nobody here, which has most room."""
+    """A copy for each object that lies on one host only, which is busy. It goes to the segment with most room on a host
+    that is not busy, or that serves none of our requests."""
     room = {s.endpoint: s.size - s.used for s in segments if host_of(s.endpoint) not in busy}
     names = {segment.endpoint: segment.name for segment in segments}
     for key, stored in objects.items():
@@ -134,5 +134,5 @@ def choose(objects: Mapping[str, Stored], segments: Sequence[Segment], busy: fro
 
 
 def host_of(endpoint: str) -> str:
-    """Of HOST:PORT, as a worker's is written."""
+    """The host in HOST:PORT, written as `Worker.host` is: without brackets."""
     return endpoint.rpartition(":")[0].strip("[]")

@@ -20,14 +20,14 @@ class Hot(msgspec.Struct, frozen=True):
     """The router's own, of the prefix' last block."""
     tokens: int
     asked: float
-    """Times; those before the last half-life count half, and so on."""
+    """How many requests had it; those before the last half-life count half, and so on."""
     on_gpu: list[str]
     """Ranks, as worker#dp_rank."""
     below_gpu: list[str]
     store_keys: list[str]
-    """Of the last block's objects; [] when its name was forgotten."""
+    """Keys of the last block's objects; [] where they are not known any more."""
     seen_in_store: float | None
-    """Seconds ago; None: not of late."""
+    """Seconds since a look-up found it there; None: none did recently."""
 
 
 class HotModel(msgspec.Struct, frozen=True):

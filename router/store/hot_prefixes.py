@@ -70,7 +70,8 @@ class HotPrefixes:
         return blocks // 2
 
     def hottest(self, number: int, now: float) -> list[HotPrefix]:
-        """Those first that were asked for most, times their length; none of which a longer one makes up most."""
+        """The first `number` prefixes by times asked × length. A prefix is left out if more than half of the requests
+        for it were for one longer prefix that is counted too."""
         self._decay(now)
         longest: dict[SequenceHash, float] = {}
         for entry in self._entries.values():
@@ -89,7 +90,8 @@ class HotPrefixes:
         heappush(self._least, (entry.count, key))
 
     def _drop_least(self) -> float:
-        """Its count. Items of entries that were asked for since are put where they belong on the way."""
+        """Drop the entry with the least count, and return that count. Items of entries that were asked for since they
+        were put into the heap are moved to where they belong by now."""
         while True:
             count, key = self._least[0]
             entry = self._entries[key]

@@ -1,4 +1,4 @@
-"""The prefixes that are asked for most, with what they are made of: enough to ask for them again."""
+"""The prefixes that are asked for most, with their tokens, so that they can be sent to a worker or looked up again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from indexer.types import Namespace, SequenceHash
 from router.store.hot_prefixes import HotPrefix, HotPrefixes
 
 MOST_TOKENS: Final = 2_000_000
-"""That are kept, of 12 bytes each at most; the prefixes that were not asked for of late go first."""
+"""Most tokens that are kept, 12 bytes each at most. Beyond that the prefixes are dropped that were asked for longest
+ago."""
 
 
 class HotPrompt(NamedTuple):
@@ -20,7 +21,7 @@ class HotPrompt(NamedTuple):
 
 
 class HotPrompts:
-    """Of one base model. `now`: seconds on a steady clock."""
+    """The hot prefixes of one base model. `now`: seconds on a steady clock."""
 
     def __init__(self, block_size: int, most_tokens: int = MOST_TOKENS) -> None:
         self._block_size = block_size
@@ -29,7 +30,7 @@ class HotPrompts:
         self._kept: OrderedDict[SequenceHash, HotPrompt] = OrderedDict()
 
     def ask(self, tokens: Tokens, chain: SequenceHashes, namespace: Namespace, now: float) -> None:
-        """Somebody asked for such a prompt."""
+        """A request with this prompt has come: count it, and keep as much of the prompt as others had before."""
         blocks = self._counts.ask(chain, now)
         if not blocks:
             return

@@ -1,7 +1,7 @@
-"""Keeps the hottest prefixes in the shared store, and gives them to workers that join.
+"""Keeps the hottest prefixes in the shared store, and has workers that join load them.
 
-A read lease keeps the master from evicting an object. Lookups take none; here they are taken on purpose, for no more
-objects than the operator allows: room for what is kept alive is missing for others.
+A read lease keeps the master from evicting an object. Look-ups take none; here they are taken on purpose, for no more
+objects than the operator allows, since other objects lack the room that these take.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StoreKeeper:
         return len(leased)
 
     async def _lease(self, keys: Sequence[str]) -> set[str]:
-        """Those that are there."""
+        """Take leases on the objects of `keys`; returns the keys whose objects are there."""
         there: set[str] = set()
         for at in range(0, len(keys), AT_ONCE):
             part = keys[at : at + AT_ONCE]

@@ -59,7 +59,7 @@ class _Part(NamedTuple):
 
 class _Found(NamedTuple):
     blocks: int
-    """Leading blocks that are there; more may be if it failed."""
+    """Leading blocks that are there. If the look-up failed, there may be more."""
     outcome: Outcome
 
 
@@ -93,7 +93,7 @@ class StoreLookup:
         self._running: set[asyncio.Task[_Found]] = set()
         self.lookups = dict.fromkeys(OUTCOMES, 0)
         self.agrees: bool | None = None
-        """Whether keys are named as those asked for; None: none were seen yet."""
+        """Whether the store's keys are named as look-ups name them; None: there was no key yet to tell it by."""
         self._seconds = seconds
 
     @property
@@ -228,7 +228,8 @@ class StoreLookup:
         return there
 
     async def keys_there(self, prompt: HotPrompt) -> list[str] | None:
-        """The keys of the objects that make up the prefix; None if one is missing, or that cannot be found out."""
+        """The keys of the objects that make up the prefix; None if one is missing, or if it is not known whether one
+        is."""
         keys = self.keys_of_prompt(prompt)
         try:
             present = await self._master.present(keys)

@@ -82,13 +82,13 @@ class StoreMaster:
         return now < self._paused_until
 
     def answered(self) -> None:
-        """A look-up was answered, or what keys there are."""
+        """The master has answered a look-up, or told its keys."""
         if self._failures >= FAILURES:
             log_event(logger, logging.INFO, "The store answers again")
         self._failures = 0
 
     def failed(self, error: Unanswered, now: float) -> None:
-        """One was not."""
+        """It has not."""
         self._failures += 1
         if self._failures % FAILURES == 0:
             self._paused_until = now + PAUSE
@@ -97,7 +97,7 @@ class StoreMaster:
 
     @property
     def crowded(self) -> bool:
-        """So much is asked at the moment that nobody should ask several questions at a time."""
+        """So many questions are under way that nobody should ask several at a time."""
         return self._pool.busy >= MANY
 
     async def present(self, keys: Sequence[str]) -> set[str]:
@@ -116,11 +116,11 @@ class StoreMaster:
         return found
 
     async def segments(self) -> list[Segment]:
-        """That processes offer to the store."""
+        """The memory that processes offer to the store."""
         return await self._read(SEGMENTS, read_segments)
 
     async def lease(self, key: str) -> bool:
-        """Take a lease on an object, for which the master does not evict it; whether it was there."""
+        """Take a lease on an object, so that the master does not evict it meanwhile; returns whether it is there."""
         try:
             async with self._get(lease_path(key)) as answer:
                 return answer.status == 200
@@ -128,11 +128,11 @@ class StoreMaster:
             raise _unanswered(error) from None
 
     async def keys_held(self) -> int:
-        """How many there are; 0 if it does not tell."""
+        """How many keys there are; 0 if the master does not tell."""
         return (await self._read(METRICS, read_counted)).keys or 0
 
     async def some_keys(self) -> list[str]:
-        """That are there: the first of all."""
+        """The first of all keys, about `MOST_KEYS` bytes of them."""
         try:
             async with self._get(ALL_KEYS) as answer:
                 if answer.status != 200:

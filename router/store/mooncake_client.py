@@ -19,11 +19,11 @@ import msgspec
 PATIENCE: Final = 10.0
 """Seconds for the client's start, and for a task to be taken."""
 _BUFFER = 1 << 20
-"""Bytes for objects on their way, of which there are none."""
+"""Bytes for objects in transfer. The client wants some, though none passes through it."""
 
 
 class ClientFailed(Exception):
-    """Says how, for people."""
+    """What went wrong, in words for people."""
 
 
 def is_installed() -> bool:
@@ -111,7 +111,8 @@ def main(rpc: str) -> None:
 
 
 def _own_output() -> TextIO:
-    """Standard output, of which the library knows nothing: what it writes there goes to standard error."""
+    """What standard output was. From now on that is standard error, so that nothing which the library writes is taken
+    for an answer."""
     own = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return own
@@ -123,7 +124,7 @@ def _answer(answers: TextIO, wrong: str | None) -> None:
 
 
 def _own_address(rpc: str) -> str:
-    """By which the master's host is reached. Nothing is sent."""
+    """This machine's address on the way to the master's host. Nothing is sent to find it."""
     host, _, port = rpc.rpartition(":")
     family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

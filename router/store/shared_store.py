@@ -98,13 +98,13 @@ class SharedStore(Collector):
             lookup.adapt(found.adapter, found.root)
 
     def hottest(self, number: int, now: float) -> Iterator[tuple[str, StoreLookup, list[HotPrefix]]]:
-        """For each base model its hottest prefixes."""
+        """For each base model that can be looked up: its name, its look-up and its hottest prefixes."""
         for model, lookup in self._lookups.items():
             if lookup:
                 yield model, lookup, self._hot[model].hottest(number, now)
 
     def hot_prompts(self, number: int) -> Iterator[tuple[str, StoreLookup, list[HotPrompt]]]:
-        """The same, with their tokens."""
+        """The same, with the prefixes' tokens."""
         for model, lookup in list(self._lookups.items()):  # others may come while whoever asks waits for the master
             if lookup:
                 yield model, lookup, self._hot[model].prompts(number, self._clock())
@@ -127,7 +127,7 @@ class SharedStore(Collector):
             worker.names_alike = all(self._is_alike(worker, model) for model in bases(worker.models))
 
     def _is_alike(self, worker: Worker, model: Model) -> bool:
-        """Whether it calls a block as it is called in look-ups, if there are any."""
+        """Whether the worker names the model's blocks as look-ups do; true where nothing is looked up."""
         known, layout = self._layouts.get(model.id), self._layout_of(worker, model)
         return known is None or (layout is not None and _example(layout) == _example(known))
 
@@ -153,7 +153,8 @@ class SharedStore(Collector):
         )
 
     def _layout_of(self, worker: Worker, model: Model) -> Layout | None:
-        """As the model's own blocks are named: its adapters are told when they are asked for."""
+        """How the worker names the blocks of the model itself. Of adapters the look-up learns when they are asked
+        for."""
         layout = layout_of(worker, model, self._spec, self._folders)
         return layout and replace(layout, loras={})
 
@@ -169,7 +170,8 @@ class SharedStore(Collector):
                 logger.exception("The names of the store's keys could not be compared")
 
     async def compare(self) -> None:
-        """Compare the names of all models again that were not found to agree, be it by a look-up that found some."""
+        """Compare the names again of those models of which neither a comparison nor a look-up has shown that they
+        agree."""
         for name, lookup in list(self._lookups.items()):
             async with self._learning:
                 if lookup and not lookup.agrees and lookup is self._lookups[name]:
@@ -223,7 +225,7 @@ class SharedStore(Collector):
 
 
 def _example(layout: Layout) -> tuple[str, ...]:
-    """What some block is called; () where that cannot be known."""
+    """How the layout names some block, to compare two layouts by; () where that cannot be known."""
     digests = layout.hashes(np.arange(layout.block_size, dtype=np.uint32), PLAIN)
     return layout.keys(digests[0]) if digests else ()
 
