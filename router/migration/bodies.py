@@ -1,4 +1,5 @@
-"""What workers are asked: the client's request with the tokens to be told, and its continuation."""
+"""The bodies that workers are sent: the client's request, asking for token ids too; and the request for its
+continuation."""
 
 from __future__ import annotations
 
@@ -14,16 +15,18 @@ _TOLD = {"return_token_ids": raw(True)}
 
 
 def wants_ids(body: Body) -> bool:
-    """The client is to see the tokens."""
+    """Whether the client itself asks for token ids, which then stay in what it is sent."""
     return value_of(body, "return_token_ids") is True
 
 
 def with_ids(body: Body) -> bytes:
+    """The client's request, asking for token ids too."""
     return write_body({**body, **_TOLD})
 
 
 def tokens_left(body: Body, endpoint: Endpoint, prompt: int, output: int, max_model_len: int | None) -> int | None:
-    """How many may follow `prompt` and `output` tokens; None: nobody knows."""
+    """How many tokens may follow: by the request's own limit, less the `output` tokens that there are; else by what
+    the context leaves behind `prompt` and `output` tokens. None: neither is known."""
     stated = value_of(body, "max_tokens")
     if endpoint == "completions":
         stated = stated if "max_tokens" in body else COMPLETION_TOKENS  # null is no limit
@@ -36,7 +39,8 @@ def tokens_left(body: Body, endpoint: Endpoint, prompt: int, output: int, max_mo
 
 
 def continuation(body: Body, prompt: Iterable[int], output: Iterable[int], left: int) -> bytes:
-    """Of either endpoint, for /v1/completions."""
+    """The body that asks /v1/completions to go on after `prompt` and `output`, with up to `left` tokens, whichever
+    endpoint `body` is for."""
     output = list(output)
     asked = {name: value for name, value in body.items() if name in CARRIED}
     asked |= {"prompt": raw([*prompt, *output]), "max_tokens": raw(left), **_TOLD}

@@ -13,11 +13,11 @@ NULL = msgspec.Raw(b"null")
 DATA = b"data: "
 _IDS = re.compile(rb'token_ids":\s*(\[[^\]]*\])')
 _FIELD = b'token_ids":'
-"""How a field's name ends, and no text: inside a string quotes are escaped."""
+"""How the names of fields with token ids end. No text that a model wrote holds this: quotes are escaped there."""
 
 
 class Delta(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """Of a chat without tools and reasoning."""
+    """The delta of a chat without tools and reasoning. Any other has further fields, and cannot be decoded."""
 
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -58,9 +58,9 @@ def is_data(event: bytes) -> bool:
 
 
 def without_ids(event: bytes) -> bytes:
-    """As the engine would have said it without being asked for tokens."""
+    """The event as a client expects it that has not asked for token ids: null in place of each list of them."""
     at = event.find(_FIELD)
-    while at >= 0:  # looked for so, as a pattern that begins with a quote stops at each
+    while at >= 0:  # `find` comes first: a search for a pattern that begins with a quote stops at each
         found = _IDS.match(event, at)
         if found:
             event = b"%bnull%b" % (event[: found.start(1)], event[found.end(1) :])

@@ -54,7 +54,7 @@ class Migrations(Collector):
 
 
 class Migration:
-    """One streamed request that may migrate. `failure` and `whole` are about the worker that answers now."""
+    """One streamed request that may migrate. `failure` and `whole` are about its present worker."""
 
     __slots__ = ("_all", "_asks", "_body", "_inference", "_record", "_refusal", "_resumed", "_tries")
 
@@ -66,8 +66,11 @@ class Migration:
         self._record: Record | None = None
         """None: the present worker's part is not recorded."""
         self._asks = False
+        """Whether the present worker is asked for token ids."""
         self._resumed = False
+        """Whether it continues what another has begun."""
         self._tries = 0
+        """How often the stream has migrated, as `--migration-limit` counts it."""
         try:
             self._body = read_body(inference.raw)
         except ValueError:
@@ -156,7 +159,7 @@ class Migration:
         if not tells_tokens(worker.engine):
             return False
         record, tokens = self._record, self.tokens
-        if record is None or tokens is None or not record.output:  # it is asked as the first was
+        if record is None or tokens is None or not record.output:  # it gets the whole request, as the first did
             return True
         left, longest = self._left(record, worker), self._lengths.get(worker.id)
         return left is not None and left > 0 and (longest is None or len(tokens) + left <= longest)

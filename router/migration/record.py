@@ -56,12 +56,23 @@ class Record:
         self.failure: str | None = None
         """The error with which the worker broke off; the rest of its stream is ignored."""
         self._trouble: str | None = None
+        """Why the stream cannot be continued; None: nothing speaks against it so far."""
         self._names: Fields = {}
+        """The fields that all events of the stream have in common."""
         self._rewriting: Rewriting | None = None
+        """Makes the events of the present worker the stream's; None while that is the first worker."""
         self._held: list[bytes] = []
+        """Events that wait for text, as they will be sent."""
         self._held_ids: array[int] = array("I")
+        """Their tokens."""
         self._loose = 0
-        self._finished = self._counted = self._done = False
+        """How many of the last tokens in `output` may have no text yet: all but the first of the latest event."""
+        self._finished = False
+        """Whether an event told why the answer ends."""
+        self._counted = False
+        """Whether an event told the usage."""
+        self._done = False
+        """Whether the stream has come to its end."""
 
     def feed(self, event: bytes) -> bytes:
         """Takes one whole event; returns what to send to the client."""
@@ -130,7 +141,7 @@ class Record:
         return self._release() + self._shown(event)
 
     def _take_unsaid(self, ids: list[int] | None, event: bytes) -> bytes:
-        """The engine makes such an event only for who asks for tokens."""
+        """Takes an event of a chat that says nothing but token ids, if any: it would not be there without them."""
         if not ids or self._ends is None or self._ends(self.output + self._held_ids + array("I", ids)):
             return self._give_up(_PARSED, event)
         return self._hold(ids, event if self._shows_ids else b"")

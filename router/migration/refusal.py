@@ -18,7 +18,8 @@ CARRIED = frozenset(
         *("skip_special_tokens", "spaces_between_special_tokens"),
     )
 )
-"""Fields that mean the same behind any prefix, or nothing to the answer: they go to the next worker as they came."""
+"""Fields that mean the same for the rest of an answer as for all of it, or make no difference to it: they go to the
+next worker as they came."""
 _DECIDES_THE_PROMPT = frozenset(
     (
         *("prompt", "messages", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort"),
@@ -26,9 +27,10 @@ _DECIDES_THE_PROMPT = frozenset(
         *("truncate_prompt_tokens", "truncation_side"),
     )
 )
-"""Whose tokens are known."""
+"""Fields that decide the prompt's tokens. They are left out: the next worker is sent the tokens themselves."""
 _COUNTS = ("max_tokens", "max_completion_tokens", "min_tokens")
 _SEEN_TO = frozenset((*_COUNTS, "n", "best_of", "return_token_ids", "response_format"))
+"""Fields that `bodies` rewrites, or that are judged here by their values."""
 _MEANS_NOTHING = frozenset(
     (
         *("length_penalty", "tool_choice", "parallel_tool_calls", "top_logprobs", "return_tokens_as_token_ids"),
@@ -36,10 +38,10 @@ _MEANS_NOTHING = frozenset(
         *("safety_identifier", "prompt_cache_key"),
     )
 )
-"""To an answer without beams, tools and logprobs."""
+"""Fields that make no difference to an answer without beams, tools and logprobs."""
 _KNOWN = CARRIED | _DECIDES_THE_PROMPT | _SEEN_TO | _MEANS_NOTHING
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {})
-"""What a field says that might as well not be there."""
+"""Values with which a field might as well not be there."""
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -56,7 +58,7 @@ _messages = msgspec.json.Decoder(list[_Message])
 def refusal(endpoint: Endpoint, body: Body) -> str | None:
     """Why a streamed request cannot be continued, completing "The stream cannot go on elsewhere: …"; None if it can.
 
-    Whatever is not known to be harmless is none: a wrong continuation is worse than an error.
+    A field that is not known to be harmless counts as harmful: a wrong continuation is worse than an error.
     """
     if answers_wanted(body) > 1:
         return "it has several answers"
@@ -73,7 +75,7 @@ def refusal(endpoint: Endpoint, body: Body) -> str | None:
 
 
 def _unknown(body: Body, endpoint: Endpoint) -> str | None:
-    """A field that may make the rest of an answer another."""
+    """The name of a field with which the rest of the answer might come out differently on another worker."""
     if endpoint == "completions" and value_of(body, "logprobs") is not None:
         return "logprobs"  # 0 asks for the one of each token, and for no others beside it
     if not _is_text(value_of(body, "response_format")):

@@ -9,11 +9,11 @@ from router.http.relay import Events, chunk
 from router.migration.record import Record
 
 FIRST_HELD = 64 * 1024**2
-"""As `HELD` for a stream whose first event holds the prompt's tokens."""
+"""The limit in place of `HELD`: the first event of such a stream holds the prompt's tokens."""
 
 
 class RecordedEvents(Events):
-    """One worker's part of the stream."""
+    """Relays one worker's part of a stream through the stream's record."""
 
     clean = False
 

@@ -1,4 +1,5 @@
-"""Another worker's events as the same stream's: its name and form, one usage, no second beginning."""
+"""Rewrites the events of a worker that continues a stream as events of that stream: with its id and form, one usage for
+all of it, and no second beginning."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _ROLE = re.compile(rb'"role":')
 
 
 class Rewriting:
-    """`names`: these fields as the stream began; empty where nothing was sent yet. `prompt_tokens` and `before`: of
-    what the client asked, and of what it has got from others."""
+    """`names`: the stream's fields of these names; empty where nothing was sent yet. `prompt_tokens`: of the client's
+    prompt. `before`: tokens that the client has from earlier workers."""
 
     def __init__(self, names: Fields, chat: bool, prompt_tokens: int, before: int) -> None:
         self._names = names
@@ -29,7 +30,7 @@ class Rewriting:
         self._before = before
 
     def event(self, event: bytes) -> bytes:
-        """Empty for what the client has already."""
+        """The event for the client; empty for one that says what the client has been told already."""
         if not self._names or not is_data(event):
             return event
         fields = decode_fields(event[len(DATA) :])
@@ -38,7 +39,7 @@ class Rewriting:
         if self._chat and _ROLE.search(fields["choices"]):
             return b""
         fields |= self._names | {"choices": self._choices(fields["choices"])}
-        if self._before and fields.get("usage", NULL) != NULL:  # else it was asked for the whole, as the first was
+        if self._before and fields.get("usage", NULL) != NULL:  # else it answers the whole request
             fields["usage"] = msgspec.Raw(encode(self.usage(decode_fields(fields["usage"]))))
         return write_event(fields)
 
@@ -55,7 +56,8 @@ class Rewriting:
         return made | {"token_ids": choice.get("token_ids", NULL)}
 
     def usage(self, told: Fields) -> dict[str, Any]:
-        """Of the whole stream. What was cached was so at the last worker, up to the client's own prompt."""
+        """The usage of the whole stream, by what the last worker told of its part. The cached tokens are those that it
+        found there, as far as they belong to the client's prompt."""
         completion = self._before + (count_of(told, "completion_tokens") or 0)
         details = value_of(told, "prompt_tokens_details")
         cached = whole(details.get("cached_tokens")) if isinstance(details, dict) else None
