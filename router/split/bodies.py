@@ -59,7 +59,8 @@ class SplitBodies:
         return self._handover.number
 
     def learn(self, worker: Worker, answer: Prefilled) -> None:
-        """Keep what the prefill's answer says that also holds for later requests to the worker's rank."""
+        """Keep where decode workers register for the worker's rank, if the prefill's `answer` tells that: it holds for
+        later requests too."""
         found = coordinates(answer.params) if answer.params is not None else None
         if found:
             worker.coordinates[self._handover.prefiller.dp_rank] = found

@@ -17,8 +17,8 @@ be on its way, and a client should not wait longer for a number."""
 
 
 class LateUsage:
-    """Implements `upstream.Receiver`: passes everything on, but from the first mention of cached tokens on only once it
-    is released."""
+    """Implements `upstream.Receiver`: passes the answer on at once up to the first mention of cached tokens, and the
+    rest when it is released."""
 
     def __init__(self, receiver: Receiver, settle: Callable[[], None]) -> None:
         """`settle` is called when the end of the answer is held while its connection may serve other requests."""

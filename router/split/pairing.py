@@ -51,6 +51,7 @@ def make_split(able: Sequence[Worker]) -> Split | None:
 
 
 def ranks_of(workers: Iterable[Worker], split: Split | None = None) -> Candidates:
+    """All ranks of `workers` as candidates; `split` as of `Candidates`."""
     found = list(workers)
     without_store = {rank for worker in found if not worker.uses_store for rank in worker.ranks}
     return Candidates(
@@ -93,6 +94,6 @@ def why_unpaired(worker: Worker, others: Counterparts) -> str | None:
 
 
 def _kind(worker: Worker) -> _Kind:
-    """Looks through all of its models, which takes long where there are hundreds of adapters."""
+    """The worker's kind. Takes long where it serves hundreds of adapters: all of its models are looked through."""
     models = frozenset(model.id for model in bases(worker.models))
     return worker.connector, worker.engine, models, worker.block_size

@@ -81,7 +81,7 @@ class PrefillLeg:
         self.fail(Failure("stalled", f"did not answer its part within {timeout:g} s"))
 
     def cancel(self) -> None:
-        """It is not needed any more. Its connection is cut, by which the worker knows."""
+        """Give the leg up. Its connection is cut, which tells the worker to stop."""
         if self._end():
             self.leg.reservation.release(self._clock())
 
@@ -152,7 +152,7 @@ class PrefillLeg:
         booking.release(now)
 
     def _end(self) -> bool:
-        """End it; returns whether it was still under way."""
+        """End the leg, and cut its connection if the answer is not complete; returns whether it was still under way."""
         over, self._over = self._over, True
         if self._timer:
             self._timer.cancel()

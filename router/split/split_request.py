@@ -66,14 +66,14 @@ class SplitRequest:
         return Silence(prefill.leg.worker, prefill.began, "prefill", moved=False)
 
     def fail(self, failure: Failure) -> bool:
-        """Whether the failure is the prefill worker's, whose leg then fails."""
+        """Have the prefill leg fail, if it is still under way; returns whether it was."""
         prefill = self._prefill
         if prefill:
             prefill.fail(failure)
         return prefill is not None
 
     def watch(self) -> None:
-        """Start the time within which the decode worker, or one that replaces it, must begin to answer."""
+        """From now on the decode worker, or one that replaces it, has `decode_timeout` to begin its answer."""
         limit, time_out = self.pair.decode_timeout, self._time_out
         if time_out and limit is not None:
             self._timer = asyncio.get_running_loop().call_later(limit, time_out, limit)
@@ -109,7 +109,7 @@ class SplitRequest:
         return answer if cached is None else with_cached(answer, cached)
 
     def answers(self, error: bool) -> None:
-        """The first byte of the decode worker's answer has come. An `error` says nothing of the transfer's time."""
+        """The decode worker has begun to answer. With an `error` that tells nothing of how long the transfer took."""
         self._unwatch()
         if self.parted and not error:
             self.parted = self.parted._replace(transfer=self._clock() - self._prefilled_at)
