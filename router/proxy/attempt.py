@@ -54,10 +54,16 @@ class Attempt:
         self.relay = interrupted
         self._head: Head | None = None
         self._length: int | None = None
+        """The head and its Content-Length, once they have come."""
         self._opening: Opening | None = None
+        """The beginning of a decode worker's stream, for `Opening` to judge; None: nothing is judged."""
         self._chunks = 0
+        """Chunks of the answer that the reservation was told of."""
+        self._sent_at = exchange.clock()
         self._seen: bytes | None = None
-        self._sent_at = self._seen_at = exchange.clock()
+        """The latest piece of the answer at the watchdog's last check."""
+        self._seen_at = self._sent_at
+        """When that check found a new piece, or when the worker owed nothing."""
         self._sending: Sending | None = None
         """None before `start`, and once the attempt is over."""
 
@@ -111,7 +117,7 @@ class Attempt:
         return Silence(self.leg.worker, self._seen_at, "rest" if self.begun else "beginning", moved)
 
     def excuse(self, now: float) -> None:
-        """The worker owes nothing at the moment."""
+        """The worker owes nothing at the moment, so its silence counts from `now`."""
         self._seen_at = now
 
     # -- upstream.Receiver

@@ -24,10 +24,10 @@ class Leg(NamedTuple):
     header_lines: bytes
     answer_lines: bytes = b""
     body: bytes | None = None
-    """None: as the client sent it."""
+    """What the worker is sent; None: the client's body."""
     part: Part = "whole"
     target: bytes | None = None
-    """None: the client's."""
+    """The path, with its query, that the worker is asked for; None: the client's."""
 
     def body_of(self, request: Request) -> bytes:
         """What the worker is sent of `request`."""
@@ -40,7 +40,7 @@ class Pair(NamedTuple):
     prefill: Leg
     decode: Leg | None
     number: int
-    """No other pair's."""
+    """The number of the pair's KV transfer, which no other pair has."""
     prefill_timeout: float
     """Seconds that the first leg may take."""
     decode_timeout: float | None
@@ -48,14 +48,15 @@ class Pair(NamedTuple):
 
 
 class Parted(NamedTuple):
-    """How the parts of a request went that was served in two, in seconds."""
+    """How the two parts of a split request went; times are in seconds."""
 
     prefill_worker: str
     prefill: float
     """From sending it to its answer."""
     transfer: float | None
-    """From then to the first byte of the other's answer."""
+    """From then to the first byte of the decode worker's answer."""
     answer: Prefilled
+    """What the prefill worker answered."""
 
 
 def request_head(request: Request, request_id: bytes, leg: Leg) -> bytes:

@@ -60,8 +60,12 @@ class Sending:
         self._on_failure = on_failure
         self._head_only = head_only
         self._connecting: asyncio.Task[None] | None = None
-        self._reused = self._resent = False
+        self._reused = False
+        """Whether the connection has served another request before."""
+        self._resent = False
+        """Whether the request was sent before, over a connection that broke."""
         self._request = (b"", b"")
+        """Head and body, as the worker is sent them."""
         self.connection: WorkerConnection | ReturnedConnection | None = None
         """Carries the request; None before there is one, and after `drop`."""
 
@@ -75,8 +79,8 @@ class Sending:
             self._connect()
 
     def was_stale(self, after: float) -> bool:
-        """The connection broke before any answer, so many seconds `after` sending: whether the worker may have closed
-        it while it was idle."""
+        """Whether the worker may have closed the connection while it was idle. To be asked when it broke before any
+        answer, `after` seconds from sending."""
         return self._reused and after <= STALE_WITHIN and not (self.connection and self.connection.heard)
 
     def again(self, after: float) -> bool:
