@@ -26,13 +26,15 @@ Step = Literal["rebuild", "relearn"]
 
 
 class Drift:
-    """Of one rank. `now`: seconds on a steady clock. Gaps are predicted cached tokens less reported ones."""
+    """The drift of one rank. `now`: seconds on a steady clock. A gap is the predicted cached tokens less the reported
+    ones."""
 
     def __init__(self) -> None:
         self.alarm = False
         self.found = 0.0, 0.0
         """Ratio and bias when the alarm was raised."""
         self._rebuilt: float | None = None
+        """When the rank's part of the index was last rebuilt or forgotten."""
         self._tried: Step | None = None
         """The last thing that was done for this alarm."""
         self._begin()
@@ -44,9 +46,13 @@ class Drift:
         self.requests = 0
         """Judged since the start or the last rebuild."""
         self._tokens = self._absolute = self._signed = 0.0
+        """Prompt tokens, and gaps without and with their sign, summed with decay."""
         self._weight = self._off = 0.0
+        """All requests, and those with a gap, counted with the same decay."""
         self._above = 0
+        """Requests in a row that found the drift above `LIMIT`."""
         self._above_since = 0.0
+        """When the first of these was judged."""
 
     @property
     def ratio(self) -> float:
