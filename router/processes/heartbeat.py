@@ -19,7 +19,7 @@ Beats = npt.NDArray[np.int64]
 
 
 class Heartbeat:
-    """Of the process `own`."""
+    """Counts the beats of the process `own`."""
 
     def __init__(self, beats: Beats, own: int) -> None:
         self._beats = beats
@@ -37,7 +37,7 @@ class Standstill:
     def __init__(self, beats: Beats) -> None:
         self._beats = beats
         self._seen: dict[int, tuple[int, int]] = {}
-        """By process, its beats at the latest look, and how many looks before that saw as many."""
+        """By process: its beats at the latest look, and at how many looks in a row they had not changed."""
 
     def found(self, processes: Iterable[int]) -> list[int]:
         """Those of `processes` that have not beaten for exactly `STILL` looks. To be called every `INTERVAL`."""

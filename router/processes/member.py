@@ -36,7 +36,7 @@ parent passes its own on."""
 ANSWER_TIMEOUT = 2.0
 """Seconds that another process has to answer with its metrics."""
 _END = b"# EOF\n"
-"""Of a page that is whole: a process may end in the middle of one, and half a line would spoil the page of all."""
+"""How a whole page ends. A process may end in the middle of one, and half a line would spoil the page of all."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -62,9 +62,9 @@ class Start(msgspec.Struct):
     argv: list[str]
     """The router's arguments, to read the settings again."""
     port: int
-    """As stated; that of `settings` is what the parent has found free for all."""
+    """As the operator stated it; that of `settings` is the one that the parent has found free for all processes."""
     event_plane: str
-    """Likewise: the parent may have started its server."""
+    """As the operator stated it; that of `settings` leads to the server that the parent may have started."""
 
     def line(self) -> bytes:
         # msgspec's own JSON takes no names of files that are not UTF-8.

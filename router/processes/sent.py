@@ -18,14 +18,16 @@ from indexer.hashing import SequenceHashes
 from indexer.types import WorkerRank
 from router.processes.columns import Columns
 
-# A ring begins with how many words were ever written; the latest of them follow. A record is where it begins plus 1, a
-# column of the shared books with the number and kind of the blocks that follow, and these; 0 where the rest is left out
-# since the next would not fit.
+# A ring's first word counts the words that were ever written to it; the latest of them follow. A record consists of
+# - its position, which is that count at its beginning, plus 1; or 0 where the record did not fit before the ring's end
+#   and stands at the ring's beginning instead,
+# - the rank's column in the shared books (upper half), `_GUESSED`, `_REFUSED` and the number of blocks (lower half),
+# - the blocks' sequence hashes.
 WORDS: Final = 1 << 19
 """Of each ring, 4 MiB: 800 prompts of 10,000 tokens, in blocks of 16. A process that is asked for nothing reads once a
 second. What is never written takes no memory."""
 _MOST: Final = WORDS // 16
-"""Blocks of one prompt. The beginning of a longer one is what others may share."""
+"""Most blocks that are told of one prompt: of a longer one, only its beginning may be shared with others."""
 _HEAD: Final = 2
 _LENGTH_BITS: Final = 32
 _GUESSED: Final = 1 << 31
@@ -35,7 +37,7 @@ _REFUSED: Final = 1 << 30
 class Sent(NamedTuple):
     rank: WorkerRank
     chain: SequenceHashes
-    """Valid only at once: the ring will be overwritten."""
+    """To be used at once: it lies in the ring, which will be overwritten."""
     guessed: bool
     """Whether its hashes are those of stand-ins."""
     refused: bool
@@ -52,6 +54,8 @@ class SentPrompts:
         self._read = [written[0] for written in self._written]
 
     def tell(self, rank: WorkerRank, chain: SequenceHashes, *, guessed: bool, refused: bool = False) -> None:
+        """This process has sent a prompt with the sequence hashes `chain` to `rank`. `guessed`, `refused`: as in
+        `Sent`."""
         chain, column = chain[:_MOST], self._columns.get(rank)
         if not len(chain) or column is None:
             return
