@@ -44,8 +44,11 @@ class Breaker:
         self._ends: deque[tuple[float, bool]] = deque()
         """When requests ended and whether they failed; nothing is kept before the first failure."""
         self._tries = 0
+        """How often it has opened since it was last closed."""
         self._until = 0.0
+        """Until when it stays open."""
         self._probed_at: float | None = None
+        """While half open, when the probe was sent; None: it may still be sent."""
         self.state: State = "closed"
 
     def __repr__(self) -> str:

@@ -32,8 +32,8 @@ class _Followed(NamedTuple):
 
 
 def _what_is_followed(worker: Worker) -> tuple[object, ...]:
-    """All that a publisher goes by. One that is made anew for anything else, such as an adapter or a role, would lose
-    what the engine cannot replay."""
+    """All of `worker` that its publisher depends on. The publisher is replaced only where some of this has changed:
+    each new one loses what the engine cannot replay, and an adapter or a role makes no difference to it."""
     found, stated = worker.description, (worker.spec.events, worker.spec.replay, worker.spec.block_size)
     if found is None:
         return stated
