@@ -70,9 +70,10 @@ class LoadPoller:
         """Intervals that pass without a poll until the next."""
 
     async def until_back(self, suspected: Callable[[], bool] = lambda: False) -> None:
-        """Returns once the engine may have been replaced: it tells its load, or answers at all, after it did not; or
-        tells it while that is `suspected`, as it may be back before it is polled; or it has told no load for a while,
-        so that a restart would not be noticed."""
+        """Polls, and returns once the engine may have been replaced by another, which is so when
+        - it tells its load, or answers at all, after it did not;
+        - it tells its load while a replacement is `suspected`: one may be over between two polls; or
+        - it answers, but has told no load for `MOST_SILENT` rounds, in which no restart would be noticed."""
         silent = 0
         while True:
             was_failing, was_away = self._failing, self._away

@@ -49,7 +49,8 @@ BAD_EVENTS = (
     "The engine names an event endpoint that nobody can connect to: state a right one (--events tcp://HOST:PORT)"
 )
 _WHY_NONE = {WANTS_KEY: WANTS_KEY, OLD_EVENTS: OLD_EVENTS, FOREIGN_ENDPOINT: FOREIGN_EVENTS, BAD_ENDPOINT: BAD_EVENTS}
-"""By what was found wrong, in the words of our own flags."""
+"""What is logged where no event endpoint was found, by what the engine's description has as the problem. That names
+flags of the router's; these sentences name those of a publisher."""
 
 
 class EnginePublisher:
@@ -160,8 +161,8 @@ class EnginePublisher:
     async def _until_changed(
         self, poller: LoadPoller, found: EngineDescription, session: aiohttp.ClientSession
     ) -> EngineDescription:
-        """Reports its load; returns what the engine has turned into. Never, where it was described by somebody else,
-        who will see to that."""
+        """Reports the engine's load until the engine publishes otherwise than `found`; returns its new description.
+        Never returns where the description was passed in: whoever did so sees such changes, and replaces this one."""
         while True:
             await self._until_replaced(poller)
             self._doubt_unconnected()

@@ -94,7 +94,8 @@ class RankPublisher:
         self._plane.publish(self._load_subject, encode(LoadReport(*mark, **msgspec.structs.asdict(load))))
 
     def disown(self) -> None:
-        """Nobody follows the engine for now: receivers are not sure of the rank until they hear more of it."""
+        """Report that nobody follows the engine's events for now, so that receivers count the rank's blocks as
+        uncertain until they hear more of it."""
         self.has_events = False
         self.report(RankLoad())
 

@@ -39,7 +39,7 @@ class WindowBlocks:
         return known.window if known else None
 
     def held(self, window: int) -> SequenceHashes:
-        """By all groups with that window, in no order."""
+        """The blocks that all groups with that window hold, in no order."""
         groups = [group.blocks for group in self._groups.values() if group.window == window]
         held = np.unique(np.concatenate([_NOTHING, *groups[0].held().values()])) if groups else _NOTHING
         for other in groups[1:]:
@@ -47,7 +47,8 @@ class WindowBlocks:
         return held
 
     def welcome(self, group: int, window: int) -> SequenceHashes:
-        """Before `store`: what all groups with that window held, where this one is new, and holds none of it."""
+        """To be called before `store`. A group that is new holds nothing, so that no block is held any more by all
+        groups with its window: returns those that were."""
         if group in self._groups:
             return _NOTHING
         lost = self.held(window)
@@ -55,7 +56,8 @@ class WindowBlocks:
         return lost
 
     def store(self, group: int, tier: Tier, names: BlockNames, hashes: SequenceHashes) -> SequenceHashes:
-        """Of blocks with these names and hashes, those that all groups hold now, and did not. Of one that is known."""
+        """The group now holds the blocks with these names and hashes. Returns those that all groups with its window
+        hold now, and did not before. The group must have been welcomed."""
         blocks = self._groups[group].blocks
         before = blocks.holding(hashes)
         return self._in_others(group, _without(blocks.adopt(tier, names, hashes), before))
@@ -63,8 +65,8 @@ class WindowBlocks:
     def remove(
         self, group: int, tier: Tier, engine_hashes: Sequence[EngineHash] | BlockNames
     ) -> tuple[int, SequenceHashes]:
-        """The window, and those that all groups held and do not any more. Ignores what is unknown; raises TypeError for
-        what is no hash."""
+        """The group holds these blocks no more in `tier`. Returns its window, and the blocks that all groups with it
+        held before and do not any more. Ignores what is unknown; raises TypeError for what is no hash."""
         known = self._groups.get(group)
         if known is None:
             return 0, _NOTHING
