@@ -24,12 +24,13 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def adapter(self) -> str | None:
-        """What its blocks are named by, of an adapter: SGLang may be asked for `parent:adapter`."""
+        """An adapter's own name, by which its blocks are hashed; None for a base model. SGLang's adapters are asked for
+        as `parent:adapter`."""
         return None if self.parent is None else self.id.removeprefix(f"{self.parent}:")
 
 
 def bases(models: Sequence[Model]) -> list[Model]:
-    """Those that are no adapters."""
+    """The base models among them: those that are no adapters."""
     return [model for model in models if model.parent is None]
 
 
@@ -57,7 +58,7 @@ class EngineDescription(msgspec.Struct, frozen=True):
     total_blocks: int | None = None
     """KV blocks per rank."""
     kv_dtype: str | None = None
-    """Of what it caches, as it was told: `auto` is the model's own."""
+    """The type of the numbers in its cache, as it was stated to the engine: `auto` is the model's own type."""
     max_running: int | None = None
     """Requests that run at once per rank."""
     tokenizer_path: str | None = None

@@ -32,7 +32,7 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
 
 
 class BlockCopied(msgspec.Struct, frozen=True, gc=False):
-    """Blocks that an event before said what is in, which `tier` now holds too."""
+    """Blocks whose tokens an earlier BlockStored told, and of which `tier` now holds a copy too."""
 
     engine_hashes: Sequence[EngineHash] | BlockNames
     tier: Tier
@@ -44,8 +44,9 @@ class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class WindowStored(msgspec.Struct, frozen=True, gc=False):
-    """Blocks of `block_size` tokens that the layers of `group` hold, which look back over the last `window` blocks
-    only: a prompt goes on where they hold those. A BlockStored of layers that look back over all says what is in them.
+    """Blocks of `block_size` tokens that are held by the layers of `group`, which look back over the last `window`
+    blocks only. A prompt can go on behind a block if they hold the last `window` blocks up to there. Their tokens are
+    told by a BlockStored of layers that look back over all blocks.
     """
 
     engine_hashes: Sequence[EngineHash] | BlockNames
@@ -69,7 +70,7 @@ EngineEvent = BlockStored | BlockCopied | BlockRemoved | WindowStored | WindowRe
 
 
 class EngineBatch(msgspec.Struct, frozen=True, gc=False):
-    """One published message of an engine. `skipped` counts, by reason, events that are none of the index's business."""
+    """One published message of an engine. `skipped` counts the events that are not for the index, by reason."""
 
     timestamp: float
     dp_rank: int | None

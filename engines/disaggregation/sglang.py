@@ -53,7 +53,8 @@ class Sglang(Connector):
 
 
 def _answers_wanted(body: Body) -> list[int]:
-    """For each prompt; /generate has it among the sampling parameters, which may be a list."""
+    """How many answers the request wants for each prompt, wherever it says so: /generate has it among the sampling
+    parameters, of which there may be a list."""
     sampled = [params.get(name) for params in samplings(body) for name in ("n", "beam_width")]
     wanted = [count_of(body, "n"), *(n for n in sampled if isinstance(n, int | float))]
     return [int(n or 1) for n in wanted]
@@ -78,6 +79,6 @@ def _bootstrap(body: Body, handover: Handover) -> Body:
 
 
 def _room(number: int, dp_rank: int, dp_size: int) -> int:
-    """Near `number`, and with the remainder that stands for the rank."""
+    """A bootstrap room near `number` whose remainder by `dp_size` is the rank."""
     within = number % (_LARGEST_ROOM - dp_size)
     return within - within % dp_size + dp_rank

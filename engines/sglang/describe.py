@@ -1,4 +1,4 @@
-"""What SGLang's answers say of it."""
+"""What SGLang is, by its answers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "null": "bo
 """By `--disaggregation-mode`."""
 
 _PREFIX_EVENTS: Version = (0, 5, 6)
-"""Before, blocks were named by their own tokens alone, and every radix node's first said that it follows nothing
-(mem_cache/radix_cache.py): its index would find prefixes that nobody holds."""
+"""Before this version blocks were hashed by their own tokens alone, and the first block of every radix node was told as
+the beginning of a prompt (mem_cache/radix_cache.py): an index of these would find prefixes that nobody holds."""
 _HIERARCHICAL_EVENTS: Version = (0, 5, 10)
-"""Before, a hierarchical cache published no blocks at all (mem_cache/hiradix_cache.py)."""
+"""Before this version a hierarchical cache published no blocks at all (mem_cache/hiradix_cache.py)."""
 _TAKES_RANK: Version = (0, 5, 10)
-"""Reads X-Data-Parallel-Rank (entrypoints/openai/serving_base.py)."""
+"""The first version that reads X-Data-Parallel-Rank (entrypoints/openai/serving_base.py)."""
 
 
 def describe(host: str, models: tuple[Model, ...], info: object, model_info: object) -> EngineDescription:
@@ -57,8 +57,8 @@ def describe(host: str, models: tuple[Model, ...], info: object, model_info: obj
 
 
 def with_adapters(models: tuple[Model, ...]) -> tuple[Model, ...]:
-    """By the names that make SGLang use them (0.5.5, entrypoints/openai/serving_base.py). Its list has their bare
-    names, to which it answers with the base model."""
+    """`models` with the adapters under the names by which SGLang uses them (0.5.5,
+    entrypoints/openai/serving_base.py). Its own list has their bare names, for which it uses the base model."""
     return tuple(replace(model, id=f"{model.parent}:{model.id}") if model.parent else model for model in models)
 
 

@@ -16,7 +16,7 @@ DIGEST_BYTES = 32
 
 
 class Verdict(NamedTuple):
-    """`agrees` None: there is nothing to tell it by."""
+    """Whether the store's keys are named as expected. `agrees` None: there is no key yet to tell it by."""
 
     agrees: bool | None
     why: str

@@ -1,4 +1,4 @@
-"""How a Mooncake master says that it is: GET /health, and what it counts under /metrics.
+"""What a Mooncake master tells of itself: its state under /health, and what it counts under /metrics.
 
 /health    {"role": "leader", "ha_state": "serving", "service_ready": true, "leader_address": null, …}
 """
@@ -14,7 +14,7 @@ HEALTH, METRICS = "/health", "/metrics"
 
 
 class Health(msgspec.Struct, frozen=True):
-    """None: it does not tell, as an older one."""
+    """None where the master does not tell, as older ones do not."""
 
     role: str | None = None
     """`leader` or `standby`."""
@@ -25,7 +25,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 def read_health(body: bytes) -> Health:
-    """Of anything else than such an answer, nothing is known."""
+    """What an answer of /health tells; nothing for any other answer."""
     found = mapping(parse(body))
     ready = found.get("service_ready")
     return Health(
@@ -37,20 +37,20 @@ def read_health(body: bytes) -> Health:
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """Since the master's start; None: it does not count that."""
+    """What the master counts, events since its start; None: it does not count that."""
 
     keys: int | None = None
     pinned_keys: int | None = None
-    """That are evicted last (soft-pinned). Leases of single keys are not told anywhere."""
+    """Keys that are evicted last (soft-pinned). Leases of single keys are not told anywhere."""
     clients: int | None = None
     capacity_bytes: int | None = None
     used_bytes: int | None = None
     evictions: int | None = None
-    """Times that it made room."""
+    """How often it evicted objects to make room."""
     evicted_keys: int | None = None
     evicted_bytes: int | None = None
     failed_puts: int | None = None
-    """For want of room."""
+    """Objects that were not stored for want of room."""
     hits: int | None = None
     """Objects that were read from memory."""
 

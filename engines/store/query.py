@@ -50,7 +50,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 def query_path(keys: Sequence[str]) -> str | None:
-    """Of the request. None: one key has a comma, and cannot be asked for."""
+    """The path that asks which of `keys` are there. None: one key has a comma, and cannot be asked for."""
     asked = ",".join(keys)
     if asked.count(",") != len(keys) - 1:
         return None
@@ -58,13 +58,13 @@ def query_path(keys: Sequence[str]) -> str | None:
 
 
 def in_parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    """As many as one query may ask for."""
+    """`keys` in parts of as many as one query may ask for."""
     return (keys[at : at + MOST_AT_ONCE] for at in range(0, len(keys), MOST_AT_ONCE))
 
 
 def lease_path(key: str) -> str:
-    """Of the request that takes a lease on an object; it is answered with 200 where that is there. It is not decoded: a
-    character that is escaped is not found, so all that may are sent as they are."""
+    """The path that takes a lease on an object; the answer's status is 200 if it is there. The master does not decode
+    the key: one with an escaped character is not found, so all characters that may are sent as they are."""
     return f"{QUERY}?key={quote(key, safe=_LEGAL, errors='surrogatepass')}"
 
 
@@ -87,12 +87,12 @@ def read_present(body: bytes) -> set[str]:
 
 
 def read_keys(body: bytes) -> list[str]:
-    """Of /get_all_keys. Raises ValueError for what is no text."""
+    """The keys in an answer of /get_all_keys. Raises ValueError for what is no text."""
     return body.decode().splitlines()
 
 
 def read_segments(body: bytes) -> list[Segment]:
-    """Of /get_segments_detail. Raises ValueError for anything else."""
+    """The segments in an answer of /get_segments_detail. Raises ValueError for any other answer."""
     found = decoded(_decode_segments, body).segments
     return [Segment(s.segment_name, s.te_endpoint, s.size_bytes, s.allocator_used_bytes) for s in found]
 

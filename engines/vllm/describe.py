@@ -1,4 +1,4 @@
-"""What vLLM's answers say of it."""
+"""What vLLM is, by its answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from indexer.events import LARGEST_COUNT
 CONFIG = "vllm:cache_config_info"
 
 _TAKES_RANK: Version = (0, 11, 1)
-"""Reads X-data-parallel-rank (entrypoints/openai/serving_engine.py)."""
+"""The first version that reads X-data-parallel-rank (entrypoints/openai/serving_engine.py)."""
 
 
 def describe(
