@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from engines.description import bases
 from engines.disaggregation import CONNECTORS
@@ -23,31 +24,50 @@ class Counterparts(NamedTuple):
     decodes: frozenset[_Kind]
 
 
+class _Targets(NamedTuple):
+    """The ranks that can take over from prefill workers of one kind, and the host of each."""
+
+    ranks: Candidates
+    hosts: npt.NDArray[np.str_]
+
+
 def make_split(able: Sequence[Worker]) -> Split | None:
     """`able`: workers that are up and serve the same model. None when there is no pair among them."""
     if all(worker.role != "prefill" for worker in able):
         return None
     kinds = {worker.id: _kind(worker) for worker in able if worker.connector is not None}
-    decodes: dict[_Kind, list[Worker]] = {}
-    for worker in able:
-        if worker.role != "prefill" and worker.id in kinds:
-            decodes.setdefault(kinds[worker.id], []).append(worker)
+    targets = _targets([worker for worker in able if worker.role != "prefill" and worker.id in kinds], kinds)
     prefills = [
-        worker for worker in able if worker.role == "prefill" and kinds.get(worker.id) in decodes and not lack(worker)
+        worker for worker in able if worker.role == "prefill" and kinds.get(worker.id) in targets and not lack(worker)
     ]
-    if not prefills:
-        return None
+    return _split(prefills, targets, kinds) if prefills else None
+
+
+def _targets(decodes: Sequence[Worker], kinds: Mapping[str, _Kind]) -> dict[_Kind, _Targets]:
+    """By kind; `kinds`: by worker."""
+    alike: dict[_Kind, list[Worker]] = {}
+    for worker in decodes:
+        alike.setdefault(kinds[worker.id], []).append(worker)
+    ranks = {kind: ranks_of(workers) for kind, workers in alike.items()}
+    hosts = {worker.id: worker.host for worker in decodes}
+    return {kind: _Targets(of, np.array([hosts[rank.worker_id] for rank in of.ranks])) for kind, of in ranks.items()}
+
+
+def _split(prefills: Sequence[Worker], targets: Mapping[_Kind, _Targets], kinds: Mapping[str, _Kind]) -> Split:
+    """All `prefills` have targets."""
     candidates = ranks_of(prefills)
-    found = {worker.id: worker for worker in able}
-    sources = [found[rank.worker_id] for rank in candidates.ranks]
-    ranks = {kind: ranks_of(workers) for kind, workers in decodes.items()}
-    targets = [ranks[kinds[source.id]] for source in sources]
-    hosts = {kind: np.array([found[rank.worker_id].host for rank in target.ranks]) for kind, target in ranks.items()}
-    near = {pair: hosts[pair[0]] == pair[1] for pair in {(kinds[source.id], source.host) for source in sources}}
+    workers = {worker.id: worker for worker in prefills}
+    sources = [workers[rank.worker_id] for rank in candidates.ranks]  # a worker with several ranks comes several times
+    places = [(kinds[source.id], source.host) for source in sources]
+    near = {(kind, host): targets[kind].hosts == host for kind, host in set(places)}
     names = [source.connector or "" for source in sources]
-    pushes = tuple(CONNECTORS[name].pushes for name in names)
-    nears = tuple(near[kinds[source.id], source.host] for source in sources)
-    return Split(candidates, tuple(targets), nears, pushes, frozenset(names))
+    return Split(
+        candidates,
+        tuple(targets[kind].ranks for kind, _ in places),
+        tuple(near[place] for place in places),
+        tuple(CONNECTORS[name].pushes for name in names),
+        frozenset(names),
+    )
 
 
 def ranks_of(workers: Iterable[Worker], split: Split | None = None) -> Candidates:
