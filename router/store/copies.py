@@ -87,13 +87,12 @@ class StoreCopies(Collector):
     async def _hottest(self) -> dict[str, Stored]:
         """The objects of the hottest prefixes, as many as may have a copy; of a prefix all objects or none."""
         found: dict[str, Stored] = {}
-        for _, lookup, prompts in self._store.hot_prompts(MOST):
-            for prompt in prompts:
-                keys = lookup.keys_of_prompt(prompt)
-                await asyncio.sleep(0)  # names take time that others may need
-                if keys and len(found.keys() | set(keys)) <= self._budget:
-                    objects = await self._store.master.stored(keys)
-                    found |= objects if len(objects) == len(keys) else {}
+        for _, lookup, prompt in self._store.hottest_prompts(MOST):
+            keys = lookup.keys_of_prompt(prompt)
+            await asyncio.sleep(0)  # names take time that others may need
+            if keys and len(found.keys() | set(keys)) <= self._budget:
+                objects = await self._store.master.stored(keys)
+                found |= objects if len(objects) == len(keys) else {}
         return found
 
     def _loads(self) -> dict[str, float]:

@@ -55,15 +55,14 @@ class StoreKeeper:
         """One round, the hottest first; returns how many objects have a lease now. What prefixes share counts once."""
         leased: set[str] = set()
         blocks: set[int] = set()
-        for _, lookup, prompts in self._store.hot_prompts(MOST):
-            for prompt in prompts:
-                chain = blocks.union(prompt.chain.tolist())
-                fits = len(chain) <= self._budget  # each block has an object at least
-                keys = await lookup.keys_there(prompt) if fits else None
-                new = [key for key in keys or () if key not in leased]
-                if new and len(leased) + len(new) <= self._budget:
-                    leased |= await self._lease(new)
-                    blocks = chain
+        for _, lookup, prompt in self._store.hottest_prompts(MOST):
+            chain = blocks.union(prompt.chain.tolist())
+            fits = len(chain) <= self._budget  # each block has an object at least
+            keys = await lookup.keys_there(prompt) if fits else None
+            new = [key for key in keys or () if key not in leased]
+            if new and len(leased) + len(new) <= self._budget:
+                leased |= await self._lease(new)
+                blocks = chain
         return len(leased)
 
     async def _lease(self, keys: Sequence[str]) -> set[str]:

@@ -109,6 +109,18 @@ class SharedStore(Collector):
             if lookup:
                 yield model, lookup, self._hot[model].prompts(number, self._clock())
 
+    def hottest_prompts(self, number: int) -> list[tuple[str, StoreLookup, HotPrompt]]:
+        """Those of all models in one order, the hottest first; at most `number` of each model."""
+        now = self._clock()
+        found = [
+            (heat, model, lookup, prompt)
+            for model, lookup in self._lookups.items()
+            if lookup
+            for heat, prompt in self._hot[model].weighed(number, now)
+        ]
+        found.sort(key=lambda each: -each[0])
+        return [(model, lookup, prompt) for _, model, lookup, prompt in found]
+
     async def learn(self, worker: Worker) -> None:
         """A worker has described itself: find out the names of its models' blocks, unless the known names are still
         right because other workers use them; and whether they are this worker's too."""

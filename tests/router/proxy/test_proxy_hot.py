@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -189,11 +189,11 @@ class _FailingOnce(SharedStore):
     def __init__(self) -> None:
         self.asked = 0
 
-    def hot_prompts(self, most: int) -> Iterator[tuple[str, StoreLookup, list[HotPrompt]]]:
+    def hottest_prompts(self, number: int) -> list[tuple[str, StoreLookup, HotPrompt]]:
         self.asked += 1
         if self.asked == 1:
             raise RuntimeError("of whatever kind")
-        return iter(())
+        return []
 
 
 async def test_what_nobody_thought_of_does_not_end_the_renewals(

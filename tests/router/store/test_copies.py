@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -96,8 +95,8 @@ class _TooLong(SharedStore):
     def __init__(self) -> None:
         self.named = 0
 
-    def hot_prompts(self, _: int) -> Iterator[tuple[str, Any, list[Any]]]:
-        yield "m", self, [None] * 3
+    def hottest_prompts(self, _: int) -> list[tuple[str, Any, Any]]:
+        return [("m", self, None)] * 3
 
     def keys_of_prompt(self, _: None) -> list[str]:
         self.named += 1

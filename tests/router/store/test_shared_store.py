@@ -20,6 +20,7 @@ from indexer.kv_indexer import hash_prompt
 from indexer.types import PLAIN, Namespace
 from router.context import Prompt
 from router.http.pool import Pool
+from router.store.keeper import StoreKeeper
 from router.store.master import Query
 from router.store.shared_store import SharedStore, layout_of
 from router.store.spec import StoreSpec
@@ -193,6 +194,21 @@ async def test_a_model_may_come_while_the_master_is_asked_for_what_is_hot() -> N
         for _ in made.store.hot_prompts(1):
             await made.comes_up(other)
         assert len(list(made.store.hot_prompts(1))) == 2
+
+
+async def test_what_is_kept_is_hottest_of_all_models_not_of_the_first() -> None:
+    async with scene(block_size=16) as made:
+        await made.comes_up(worker("w", 16))
+        other = worker("other", 16)
+        other.description = EngineDescription("vllm", models=(Model("n"),), block_size=16)
+        await made.comes_up(other)
+        layout = VllmLayout(model="n", block_size=16)
+        digests = layout.hashes(pack_tokens(IDS), PLAIN) or []
+        made.master.there.update(key for digest in digests for key in layout.keys(digest))
+        for model in ["m"] * 6 + ["n"] * 20:
+            assert await made.found(model) == len(IDS)
+        assert await StoreKeeper(made.store, budget=len(digests)).renew() == len(digests)
+        assert {key.partition("@")[0] for key in made.master.leased} == {"n"}
 
 
 async def test_an_engine_of_no_known_kind_is_no_reason_to_forgo_the_store() -> None:
