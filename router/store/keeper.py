@@ -87,15 +87,12 @@ async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) ->
 
 
 async def warm(session: aiohttp.ClientSession, worker: Worker, store: SharedStore, number: int) -> int:
-    """Have a worker that joins take the hottest prefixes of its models in before it serves; returns how many it
-    took."""
+    """Have a worker that joins take the hottest prefixes of its models and adapters in before it serves, `number` at
+    most; returns how many it took."""
     names = {(model.parent or model.id, model.adapter): model.id for model in worker.models}
-    wanted = [
-        _request(name, prompt)
-        for model, _, prompts in store.hot_prompts(number)
-        for prompt in prompts
-        if (name := names.get((model, prompt.namespace.lora_name)))
-    ]
+    hottest = store.hottest_prompts(max(number, MOST))  # some may be for adapters that others have
+    named = ((names.get((model, prompt.namespace.lora_name)), prompt) for model, _, prompt in hottest)
+    wanted = [_request(name, prompt) for name, prompt in named if name][:number]
     if not wanted or worker.role == "decode" or not worker.spec.store:
         return 0
     done = 0

@@ -99,6 +99,24 @@ async def test_an_adapters_prompts_are_taken_in_by_the_name_that_makes_the_engin
         assert [json.loads(request.body)["model"] for request in a.requests[asked:]] == ["tiny:poet"]
 
 
+async def test_what_is_hot_of_adapters_that_others_have_takes_no_place_of_what_a_worker_can_take_in(
+    master: Master,
+) -> None:
+    said = {"page_size": SIZE, "dp_size": 1, "max_total_num_tokens": 40_000, "version": "0.5.23"}
+    async with (
+        ScriptedWorker("a", Pages(server_info=said, adapters=["poet"])) as a,
+        ScriptedWorker("b", Pages(server_info=said)) as b,
+        running(a, b, router_mode="kv", store=spec(master, warm=1)) as router,
+        router.client() as client,
+    ):
+        await make_hot(client, model="tiny:poet", times=20)
+        await make_hot(client)
+        asked = len(b.requests)
+        await rejoin(router, b)
+        sent = [json.loads(request.body) for request in b.requests[asked:]]
+        assert sent == [{"model": "tiny", "prompt": SYSTEM, "max_tokens": 1}]
+
+
 async def test_without_being_told_nothing_is_replayed(a: ScriptedWorker, master: Master) -> None:
     async with running(a, router_mode="kv", store=spec(master)) as router, router.client() as client:
         await make_hot(client)
