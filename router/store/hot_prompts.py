@@ -50,11 +50,7 @@ class HotPrompts:
         """As `HotPrefixes.hottest`."""
         return self._counts.hottest(number, now)
 
-    def prompts(self, number: int, now: float) -> list[HotPrompt]:
-        """Those of the hottest whose tokens are kept."""
-        return [prompt for _, prompt in self.weighed(number, now)]
-
-    def weighed(self, number: int, now: float) -> list[tuple[float, HotPrompt]]:
-        """The same, each with its heat: times asked × tokens."""
+    def prompts(self, number: int, now: float) -> list[tuple[float, HotPrompt]]:
+        """Those of the hottest whose tokens are kept, each with its heat: times asked × tokens."""
         found = ((hot.asked, self._kept.get(hot.sequence_hash)) for hot in self.hottest(number, now))
         return [(asked * len(prompt.tokens), prompt) for asked, prompt in found if prompt]

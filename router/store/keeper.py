@@ -77,12 +77,13 @@ class StoreKeeper:
 async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) -> bool:
     """Whether the store has the hottest prefixes that a worker holds, so that it may leave; also where nothing can be
     known, and of a worker that does not use the store."""
-    for _, lookup, prompts in store.hot_prompts(MOST) if worker.uses_store else ():
-        for prompt in prompts if store.master.healthy else ():
-            last = PromptHashes(lookup.block_size, {lookup.block_size: prompt.chain[-1:]})
-            held = any(rank.worker_id == worker.id for rank in indexer.find_matches(last))
-            if held and lookup.keys_of_prompt(prompt) and await lookup.keys_there(prompt) is None:
-                return False
+    for _, lookup, prompt in store.hottest_prompts(MOST) if worker.uses_store else ():
+        if not store.master.healthy:
+            return True
+        last = PromptHashes(lookup.block_size, {lookup.block_size: prompt.chain[-1:]})
+        held = any(rank.worker_id == worker.id for rank in indexer.find_matches(last))
+        if held and lookup.keys_of_prompt(prompt) and await lookup.keys_there(prompt) is None:
+            return False
     return True
 
 

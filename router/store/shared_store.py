@@ -103,20 +103,14 @@ class SharedStore(Collector):
             if lookup:
                 yield model, lookup, self._hot[model].hottest(number, now)
 
-    def hot_prompts(self, number: int) -> Iterator[tuple[str, StoreLookup, list[HotPrompt]]]:
-        """The same, with the prefixes' tokens."""
-        for model, lookup in list(self._lookups.items()):  # others may come while whoever asks waits for the master
-            if lookup:
-                yield model, lookup, self._hot[model].prompts(number, self._clock())
-
     def hottest_prompts(self, number: int) -> list[tuple[str, StoreLookup, HotPrompt]]:
-        """Those of all models in one order, the hottest first; at most `number` of each model."""
+        """The hottest prefixes whose tokens are kept, of all models in one order; at most `number` of each model."""
         now = self._clock()
         found = [
             (heat, model, lookup, prompt)
             for model, lookup in self._lookups.items()
             if lookup
-            for heat, prompt in self._hot[model].weighed(number, now)
+            for heat, prompt in self._hot[model].prompts(number, now)
         ]
         found.sort(key=lambda each: -each[0])
         return [(model, lookup, prompt) for _, model, lookup, prompt in found]

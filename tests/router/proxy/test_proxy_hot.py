@@ -166,7 +166,7 @@ async def test_a_beginning_that_hot_prefixes_share_takes_its_part_of_the_budget_
             assert (await client.ask(post(body=json.dumps({"model": "tiny", "prompt": longer}).encode()))).status == 200
         store = router.app._store
         assert store
-        assert [len(prompt.chain) for _, _, prompts in store.hot_prompts(2) for prompt in prompts] == [4, 8]
+        assert [len(prompt.chain) for _, _, prompt in store.hottest_prompts(2)] == [4, 8]
         assert await StoreKeeper(store, budget=8).renew() == 8
         assert sorted(master.leased) == sorted(master.there)
 
@@ -281,7 +281,7 @@ async def test_what_has_no_known_name_in_the_store_is_not_waited_for(master: Mas
         store, indexer, worker = router.app._store, router.app._indexer, router.app._fleet.workers["a"]
         assert store
         await make_hot(client, model="poet")
-        assert [prompt.namespace for _, _, prompts in store.hot_prompts(1) for prompt in prompts] == [Namespace("poet")]
+        assert [prompt.namespace for _, _, prompt in store.hottest_prompts(1)] == [Namespace("poet")]
         assert await handed_over(worker, store, indexer)
 
 

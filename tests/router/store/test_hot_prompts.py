@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from indexer.hashing import Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace
-from router.store.hot_prompts import HotPrompts
+from router.store.hot_prompts import HotPrompt, HotPrompts
 
 SIZE = 4
 PLAIN = Namespace()
@@ -19,11 +19,15 @@ def ask(hot: HotPrompts, tokens: Tokens, namespace: Namespace = PLAIN, times: in
         hot.ask(tokens, chain_hashes(tokens, SIZE, root_hash(namespace)), namespace, 0.0)
 
 
+def hottest(hot: HotPrompts, number: int) -> list[HotPrompt]:
+    return [found for _, found in hot.prompts(number, 0.0)]
+
+
 def test_the_hottest_prefix_comes_with_its_tokens() -> None:
     hot = HotPrompts(SIZE)
     for number in range(20):
         ask(hot, prompt(1, 2, 3, 4, 100 + number))
-    [found] = hot.prompts(5, 0.0)
+    [found] = hottest(hot, 5)
     assert found.tokens.tolist() == prompt(1, 2, 3, 4).tolist()
     assert found.chain.tolist() == chain_hashes(found.tokens, SIZE, root_hash(PLAIN)).tolist()
     assert found.namespace == PLAIN
@@ -33,14 +37,14 @@ def test_namespaces_are_apart() -> None:
     hot, salted = HotPrompts(SIZE), Namespace(cache_salt="a")
     ask(hot, prompt(1, 2), times=9)
     ask(hot, prompt(1, 2), salted, times=5)
-    assert [found.namespace for found in hot.prompts(5, 0.0)] == [PLAIN, salted]
+    assert [found.namespace for found in hottest(hot, 5)] == [PLAIN, salted]
 
 
 def test_what_was_asked_once_is_not_kept() -> None:
     hot = HotPrompts(SIZE)
     for number in range(50):
         ask(hot, prompt(number, number + 1))
-    assert hot.prompts(50, 0.0) == []
+    assert hottest(hot, 50) == []
     assert not hot._kept
 
 
@@ -48,9 +52,9 @@ def test_no_more_tokens_are_kept_than_there_is_room_for() -> None:
     hot = HotPrompts(SIZE, most_tokens=10 * SIZE)
     for number in range(50):
         ask(hot, prompt(number), times=3)
-    kept = hot.prompts(99, 0.0)
+    kept = hottest(hot, 99)
     assert sorted(found.tokens[0] for found in kept) == list(range(40, 50))
     assert hot._room == 0
     ask(hot, prompt(40), times=2)
     ask(hot, prompt(60), times=3)
-    assert sorted(found.tokens[0] for found in hot.prompts(99, 0.0)) == [40, *range(42, 50), 60]
+    assert sorted(found.tokens[0] for found in hottest(hot, 99)) == [40, *range(42, 50), 60]

@@ -191,9 +191,11 @@ async def test_a_model_may_come_while_the_master_is_asked_for_what_is_hot() -> N
         await made.comes_up(worker("w", 16))
         other = worker("other", 16)
         other.description = EngineDescription("vllm", models=(Model("n"),), block_size=16)
-        for _ in made.store.hot_prompts(1):
+        await made.found()
+        await made.found()
+        for _ in made.store.hottest_prompts(1):
             await made.comes_up(other)
-        assert len(list(made.store.hot_prompts(1))) == 2
+        assert [model for model, _, _ in made.store.hottest(1, 0.0)] == ["m", "n"]
 
 
 async def test_what_is_kept_is_hottest_of_all_models_not_of_the_first() -> None:
