@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from itertools import compress
+from itertools import compress, islice
 from typing import Any, Final
 
 import aiohttp
@@ -93,7 +93,7 @@ async def warm(session: aiohttp.ClientSession, worker: Worker, store: SharedStor
     names = {(model.parent or model.id, model.adapter): model.id for model in worker.models}
     hottest = store.hottest_prompts(max(number, MOST))  # some may be for adapters that others have
     named = ((names.get((model, prompt.namespace.lora_name)), prompt) for model, _, prompt in hottest)
-    wanted = [_request(name, prompt) for name, prompt in named if name][:number]
+    wanted = list(islice((_request(name, prompt) for name, prompt in named if name), number))
     if not wanted or worker.role == "decode" or not worker.spec.store:
         return 0
     done = 0
