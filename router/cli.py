@@ -31,12 +31,12 @@ _DESCRIPTION = """\
 A KV-aware request router: an OpenAI-compatible proxy that sends each request to the worker that already holds most of
 its prefix and has room for the rest.
 
-Other commands, each with a --help of its own: ab (policies side by side on engines), simulate (without any), store
-(what a shared store has), keys (makes API keys)."""
+Other commands, each with a --help of its own: ab (compares routing modes on engines), simulate (compares policies in
+virtual time, without engines), store (shows what a shared store holds), keys (makes API keys)."""
 
 _EPILOG = """\
 Every flag --some-name is also a variable ROUTER_SOME_NAME and a YAML key some_name (a leading "router" is not doubled:
-ROUTER_MODE). A flag wins over a variable, a variable over the file, the file over the default."""
+ROUTER_MODE). A flag overrides a variable, a variable the file, the file the default."""
 
 
 class _Parser(argparse.ArgumentParser):

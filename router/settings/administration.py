@@ -37,8 +37,8 @@ class Administration:
         Address | None,
         about(
             "Administration",
-            "Address of the admin surface, which changes the fleet, the limits and the log level while the router "
-            "runs; none: there is none.",
+            "Address of the admin surface, an HTTP interface for changing the fleet, the limits and the log level "
+            "while the router runs; with none, it does not exist.",
             "HOST:PORT",
             takes="an address such as 127.0.0.1:9090, or none",
             read=read_address,

@@ -22,8 +22,8 @@ class Limits:
         int,
         about(
             "Limits",
-            "Most requests held in the router at a time; beyond it, those of the tenant that holds most are "
-            "refused with 429.",
+            "Most requests held in the router at a time; beyond that, requests of the tenant with the most held ones "
+            "are refused with 429.",
             "NUMBER",
             ge=0,
         ),
@@ -35,26 +35,27 @@ class Limits:
         AtLeast1 | None, _most("Most requests at all workers together; those beyond it are held in the router.")
     ] = None
     max_worker_concurrency: Annotated[
-        AtLeast1 | None, _most("Most requests at each worker; one with as many gets no more until one of them ends.")
+        AtLeast1 | None,
+        _most("Most requests at each worker; a worker with that many gets no more until one of them ends."),
     ] = None
     max_connections: Annotated[
         int,
-        about("Limits", "Most connections of clients; more are answered with 503 and closed.", "NUMBER", ge=1),
+        about("Limits", "Most client connections; further ones are answered with 503 and closed.", "NUMBER", ge=1),
     ] = 16384
     max_buffered: Annotated[
         int,
         memory(
             "Limits",
-            "Most bytes of large request bodies (above 64KiB) that each process holds at a time; what comes "
-            "beyond is answered with 429.",
+            "Most bytes of large request bodies (above 64KiB) that each process holds at a time; requests beyond that "
+            "are answered with 429.",
         ),
     ] = 1024**3
     client_timeout: Annotated[
         float,
         seconds(
             "Limits",
-            "How long a client may take to send a request that it has begun (then 408), or to take anything of an "
-            "answer that is there (then it is cut off).",
+            "How long a client may take to send a request, once begun (else it gets 408), and how long it may read "
+            "nothing of an answer that is there (else its connection is closed).",
         ),
     ] = 60.0
     keep_alive_timeout: Annotated[
@@ -64,7 +65,8 @@ class Limits:
         str | None,
         about(
             "Limits",
-            "Request header that names the tenant, without --api-keys: while requests are held, tenants take turns.",
+            "Request header that names the tenant, if there are no --api-keys. While requests are held, tenants take "
+            "turns.",
             "HEADER",
             takes="a header's name such as x-tenant, or none",
             read=read_header,

@@ -13,5 +13,5 @@ LogFormat = Literal["text", "json"]
 
 @dataclass(frozen=True, kw_only=True)
 class Logs:
-    log_level: Annotated[LogLevel, about("Logs", "Least severity that is logged.")] = "info"
-    log_format: Annotated[LogFormat, about("Logs", "text for people, json for one JSON object per line.")] = "text"
+    log_level: Annotated[LogLevel, about("Logs", "Lowest severity that is logged.")] = "info"
+    log_format: Annotated[LogFormat, about("Logs", "text for people; json for one JSON object per line.")] = "text"

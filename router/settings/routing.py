@@ -28,16 +28,18 @@ class Routing:
         RouterMode,
         about(
             "Routing",
-            "How a worker is chosen. kv weighs cached prefix against load; direct obeys the worker the request names.",
+            "How a worker is chosen. kv weighs cached prefixes against load; direct uses the worker that the request "
+            "names.",
         ),
     ] = "kv"
     kv_policy: Annotated[
         str,
         about(
             "Routing",
-            "What a choice costs in kv mode: auto (predicted seconds; requests are held in the router until their "
-            "worker is ready), overlap (weighed prefill and decode tokens), lmetric (prefill tokens times batch), ttft "
-            "(predicted time to first token), or the name of an installed policy.",
+            "The cost by which workers are compared in kv mode: auto (predicted seconds; requests are held in the "
+            "router until their worker is ready), overlap (weighted sum of prefill and decode tokens), lmetric "
+            "(prefill tokens times batch size), ttft (predicted time to first token), or the name of an installed "
+            "policy.",
             "POLICY",
             pattern=r"^[A-Za-z0-9_.-]+\Z",
             takes="auto, overlap, lmetric, ttft, or the name of an installed policy",
@@ -47,7 +49,8 @@ class Routing:
         Weight | None,
         about(
             "Routing",
-            "Weight of prefill work against decode load; 0 balances load only. Setting it selects the policy overlap.",
+            "Weight of prefill work relative to decode load; 0 balances load only. Setting it selects the policy "
+            "overlap.",
             "WEIGHT",
             takes="a number from 0 to 1e9, or none",
             read=read_none,
@@ -57,8 +60,8 @@ class Routing:
         float,
         about(
             "Routing",
-            "Randomness of the choice in kv mode: a worker that costs one whole prompt more is exp(-1/TEMPERATURE) "
-            "times as likely; 0 takes the lowest cost and breaks ties at random.",
+            "Randomness of the choice in kv mode: a worker whose cost is higher by the prefill of the whole prompt is "
+            "chosen exp(-1/TEMPERATURE) times as often; 0 takes the lowest cost and breaks ties at random.",
             "TEMPERATURE",
             ge=0,
         ),
@@ -66,32 +69,36 @@ class Routing:
     ttft_slo: Annotated[
         Above0 | None,
         seconds_or_none(
-            "Routing", "Predicted time to first token above which a request is refused with 429, in kv mode."
+            "Routing",
+            "Objective for the time to first token, in kv mode: a request for which a longer one is predicted is "
+            "refused with 429, or held (--slo-action).",
         ),
     ] = None
     tbt_slo: Annotated[
         Above0 | None,
         seconds_or_none(
-            "Routing", "Predicted time between two tokens above which a request is refused with 429, in kv mode."
+            "Routing",
+            "Objective for the time between two tokens, in kv mode: a request for which a longer one is predicted "
+            "is refused with 429, or held (--slo-action).",
         ),
     ] = None
     slo_action: Annotated[
         Literal["reject", "queue"],
         about(
             "Routing",
-            "What happens to a request that would miss an objective: reject refuses it at once; queue holds it in "
-            "the router until it would not miss it, with the time counted from when it is sent to a worker.",
+            "What happens to a request that would miss an objective: reject refuses it at once; queue holds it in the "
+            "router until it would meet the objective, with times counted from when it is sent to a worker.",
         ),
     ] = "reject"
     slo_patience: Annotated[
-        float, seconds("Routing", "How long a request is queued for, with --slo-action queue, before it is refused.")
+        float, seconds("Routing", "How long --slo-action queue holds a request before it is refused.")
     ] = 10.0
     ab: Annotated[
         str | None,
         about(
             "Routing",
-            "Split completions and chats between ways of choosing, to compare them live: an arm is a mode or "
-            "kv/POLICY, and gets its weight's share. Other requests keep to --router-mode.",
+            "Live comparison: completions and chats are split between arms in proportion to their weights. An arm is "
+            "a mode or kv/POLICY. Other requests use --router-mode.",
             "ARM:WEIGHT,ARM:WEIGHT[,...]",
             takes="arms with weights such as kv:90,round-robin:10, or none",
             read=_check_arms,
@@ -101,7 +108,7 @@ class Routing:
         str | None,
         about(
             "Routing",
-            "Requests with the same value of this header go to the same arm of --ab; without a value, and by default, "
+            "Requests with the same value of this header go to the same arm of --ab. Without this flag or the header, "
             "each goes to one at random.",
             "HEADER",
             takes="a header's name such as x-session-id, or none",
@@ -112,21 +119,23 @@ class Routing:
         bool,
         about(
             "Routing",
-            "Learn what each worker holds from its KV events; without them it is predicted from what was sent to it.",
+            "Learn from KV events what each worker holds; without events, predict it from what was sent to the worker.",
         ),
     ] = True
     approx_ttl: Annotated[
         float,
         seconds(
             "Routing",
-            "How long a block counts as held by a worker that tells neither its KV events nor the size of its cache.",
+            "How long a block counts as held by the worker that it was sent to, if that worker reports neither KV "
+            "events nor the size of its cache.",
         ),
     ] = 120.0
     index_max_memory: Annotated[
         int,
         memory(
             "Routing",
-            "Most memory that each process's index takes; beyond it, what was unused for longest is forgotten.",
+            "Most memory that the index of each process takes; beyond it, the least recently used blocks are "
+            "forgotten.",
         ),
     ] = 4 * 1024**3
     seed: Annotated[

@@ -69,25 +69,25 @@ class Security:
     api_keys: Annotated[
         File | None,
         _file(
-            "YAML list of the keys that clients need, as `kv-router keys new NAME` prints them; without it whoever "
-            "reaches the router may use it. SIGHUP reads it again."
+            "File with a YAML list of the keys that clients need: the entries that `kv-router keys new NAME` prints. "
+            "Without it, anyone who can reach the router can use it. SIGHUP reads it again."
         ),
     ] = None
     protect_metrics: Annotated[
         bool,
         about(
             "Security",
-            "With --api-keys, /metrics and what /ready tells of each worker are for keys with `admin: true` only.",
+            "With --api-keys, show /metrics and the details on /ready only for keys with `admin: true`.",
         ),
     ] = True
     tls_cert: Annotated[
-        File | None, _file("The certificate with its chain (PEM) to serve HTTPS with. SIGHUP reads it again.")
+        File | None, _file("Serve HTTPS with this certificate and its chain (PEM). SIGHUP reads it again.")
     ] = None
     tls_key: Annotated[File | None, _file("The private key of --tls-cert (PEM, not encrypted).")] = None
     tls_client_ca: Annotated[
         File | None,
         _file(
-            "Serve only clients whose certificate one of these authorities (PEM) has signed. SIGHUP reads them again."
+            "Accept only clients with a certificate signed by one of these authorities (PEM). SIGHUP reads them again."
         ),
     ] = None
     worker_ca: Annotated[
@@ -98,20 +98,20 @@ class Security:
         ),
     ] = None
     worker_cert: Annotated[
-        File | None, _file("The certificate (PEM) that https:// workers are shown. SIGHUP reads it again.")
+        File | None, _file("The client certificate (PEM) to show to https:// workers. SIGHUP reads it again.")
     ] = None
     worker_key: Annotated[File | None, _file("The private key of --worker-cert (PEM, not encrypted).")] = None
     worker_api_key_file: Annotated[
         File | None,
-        _file("File with the API key of the engines; clients' own keys are then not passed on."),
+        _file("File with the API key of the engines. Clients' own keys are then not passed on."),
     ] = None
-    nats_creds: Annotated[File | None, _file("Credentials for NATS (.creds: a JWT and its nkey).")] = None
+    nats_creds: Annotated[File | None, _file("File with credentials for NATS (.creds: a JWT and its nkey).")] = None
     nats_nkey_seed: Annotated[File | None, _file("File with the nkey seed for NATS (SU…).")] = None
     nats_ca: Annotated[
         File | None,
         _file("The authorities (PEM) that sign the certificate of a tls:// NATS server, in place of the system's."),
     ] = None
-    nats_cert: Annotated[File | None, _file("The certificate (PEM) that a tls:// NATS server is shown.")] = None
+    nats_cert: Annotated[File | None, _file("The client certificate (PEM) to show to a tls:// NATS server.")] = None
     nats_key: Annotated[File | None, _file("The private key of --nats-cert (PEM, not encrypted).")] = None
     pass_header: Annotated[
         tuple[str, ...],
@@ -128,7 +128,7 @@ class Security:
         tuple[str, ...],
         about(
             "Security",
-            "A host, besides a worker's own, whose KV events are followed if the worker says that it publishes "
+            "A host besides a worker's own from which KV events are read, if the worker reports that it publishes "
             "there; repeat the flag for each.",
             "HOST",
             takes="a host's name or address",
@@ -139,8 +139,8 @@ class Security:
         tuple[str, ...],
         about(
             "Security",
-            "Read a tokenizer from the folder that an engine names only if it lies below this one; repeat the "
-            "flag for each. Without it, from any folder.",
+            "Read tokenizers from folders that engines name only if they lie below this folder; repeat the flag for "
+            "each. Without it, engines may name any folder.",
             "FOLDER",
             takes="an absolute path such as /models",
             read=_read_folders,

@@ -40,7 +40,7 @@ class Serving:
         float,
         about(
             "Serving",
-            "How long running requests may go on after a signal to stop.",
+            "How long requests in flight may go on after a signal to stop, or at a worker that is being removed.",
             "SECONDS",
             ge=0,
             takes="a number of seconds, at least 0",

@@ -14,9 +14,9 @@ class Tokens:
         str,
         about(
             "Tokens",
-            "Where the model's tokenizer is: auto looks in the folder the engine reports and in the local Hugging Face "
-            "cache; engine asks an engine's /tokenize each time; a PATH is a folder with tokenizer.json; a NAME is "
-            "fetched from Hugging Face (nothing else is ever downloaded).",
+            "Where the model's tokenizer is: auto looks in the folder that the engine reports and in the local "
+            "Hugging Face cache; engine asks an engine's /tokenize for each prompt; a PATH is a folder with "
+            "tokenizer.json; a NAME is downloaded from Hugging Face (nothing else is ever downloaded).",
             "auto|engine|PATH|NAME",
             pattern=r"^\S(.*\S)?\Z",
             takes="auto, engine, a folder with tokenizer.json, or a model's name",
@@ -26,7 +26,7 @@ class Tokens:
         bool,
         about(
             "Tokens",
-            "Send the prompts of completions and chats to vLLM as the router's token ids, so that the engine does "
-            "not tokenize them again, if all engines of the model accept ids (vLLM 0.32 does).",
+            "Send vLLM the prompts of completions and chats as the router's token ids, so that the engine does not "
+            "tokenize them again. This needs engines that accept ids (vLLM 0.32 does), for all workers of a model.",
         ),
     ] = False

@@ -17,30 +17,32 @@ class Upstream:
     ] = 300.0
     first_byte_timeout: Annotated[
         Above0 | None,
-        seconds_or_none("Upstream", "How long a streamed answer may take to begin; another worker is then asked."),
+        seconds_or_none("Upstream", "How long a streamed answer may take to begin; then another worker is tried."),
     ] = 600.0
     idle_timeout: Annotated[
         Above0 | None,
-        seconds_or_none("Upstream", "How long an answer that has begun may stand still before it counts as broken."),
+        seconds_or_none("Upstream", "How long an answer that has begun may pause before it counts as broken off."),
     ] = 300.0
     request_timeout: Annotated[
         Above0 | None,
-        seconds_or_none("Upstream", "How long a request may take in all, with its time in the router's queue."),
+        seconds_or_none(
+            "Upstream", "How long a request may take in all, including the time that it is held in the router."
+        ),
     ] = 3600.0
     stall_timeout: Annotated[
         Above0 | None,
         seconds_or_none(
             "Upstream",
-            "How long all streams of a worker, and its prefills for decode workers, may stand still before it counts "
-            "as sick, whatever its health check says. While a worker is down, its answers that are not streamed count "
-            "too.",
+            "How long all of a worker's streams, and its prefills for decode workers, may go without progress before "
+            "its breaker opens, whatever its health check says. Once a worker is down, this applies to its "
+            "answers that are not streamed, too.",
         ),
     ] = 60.0
     retry_budget: Annotated[
         float,
         about(
             "Upstream",
-            "Retries on other workers as a share of requests; ten a second are always allowed.",
+            "Most retries on other workers, as a share of requests; ten a second are always allowed.",
             "SHARE",
             ge=0,
             le=1,
@@ -50,7 +52,7 @@ class Upstream:
         int,
         about(
             "Upstream",
-            "Failures within ten seconds after which a worker gets nothing for a while, if at least half of the "
+            "Failures within ten seconds after which a worker gets no requests for a while, if at least half of the "
             "requests that ended there failed.",
             "NUMBER",
             ge=1,
@@ -60,7 +62,7 @@ class Upstream:
         int,
         about(
             "Upstream",
-            "How many times a stream that breaks off may continue on another worker (docs/migration.md); 0: it "
+            "How many times a stream that breaks off may continue on another worker (docs/migration.md); with 0, it "
             "ends in an error.",
             "NUMBER",
             ge=0,

@@ -18,7 +18,7 @@ class Workers:
             "Workers",
             "An engine to route to; repeat the flag for each (ROUTER_WORKER separates them by white space, YAML takes "
             "a list). Keys: events and replay (ZMQ endpoints), block_size (tokens), role (auto, prefill, decode or "
-            "both), connector (how it hands KV over), bootstrap_port, store (true or false), host and name.",
+            "both), connector (how its KV is transferred), bootstrap_port, store (true or false), host and name.",
             "URL[,KEY=VALUE...]",
             key="worker",
             takes="an engine's address such as http://127.0.0.1:8000",
