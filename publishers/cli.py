@@ -20,7 +20,7 @@ from publishers.urls import DEFAULT_PORTS, host_and_port, is_bare_host, split_ur
 
 _DESCRIPTION = """\
 Runs beside one engine (vLLM, SGLang or whatever speaks like them): reads its KV cache events and its load, and
-publishes both on NATS, where routers with --event-plane nats://... pick them up. Token ids stay on this host: only
+publishes both on NATS, to which routers with --event-plane nats://... subscribe. Token ids stay on this host: only
 hashes are published."""
 
 _EPILOG = """\
@@ -28,30 +28,31 @@ Example: kv-publisher --engine http://127.0.0.1:8000 --nats nats://nats:4222
 SIGTERM or SIGINT ends it with status 0."""
 
 _EVENTS = """ZMQ endpoint of its KV events, such as tcp://HOST:5557; with tcp://*:PORT the publisher listens and the
-engine connects. Further data-parallel ranks are at the next ports. (default: what the engine says)"""
-_EVENT_HOST = """A host, besides the engine's own, where the engine may say that it publishes; repeat the flag for
-each."""
-_REPLAY = """ZMQ endpoint where the engine replays past events; in tcp://*:PORT the * is --engine's host.
-(default: what the engine says)"""
-_BLOCK_SIZE = "Tokens per KV block, where the engine does not tell. (default: what the engine says)"
+engine connects. Further data-parallel ranks are at the next ports. (default: what the engine reports)"""
+_EVENT_HOST = """A host besides the engine's own from which its events are read, if the engine reports that it publishes
+there; repeat the flag for each."""
+_REPLAY = """ZMQ endpoint where the engine replays past events; in tcp://*:PORT, * stands for the host of --engine.
+(default: what the engine reports)"""
+_BLOCK_SIZE = "Tokens per KV block, if the engine does not report it. (default: what the engine reports)"
 _LOAD_INTERVAL = "Time between two load reports. (default: %(default)g)"
 _NATS = """The NATS server: nats://[USER:PASSWORD@]HOST[:PORT], tls://... with encryption, several separated by commas;
 nats+embedded://[HOST][:PORT] starts one here."""
-_WORKER_ID = """The worker's name in the router, where its address there differs from --engine.
+_WORKER_ID = """The worker's name in the router, if that is not the HOST:PORT of --engine.
 (default: HOST:PORT of --engine)"""
-_NAMESPACE = """Keeps fleets that share a NATS server apart; the router's --event-namespace. (default: %(default)s)"""
+_NAMESPACE = """Keeps fleets that share a NATS server apart; must equal the router's --event-namespace.
+(default: %(default)s)"""
 
 _NATS_FILES = {
-    "creds": "Credentials for NATS (.creds: a JWT and its nkey).",
+    "creds": "File with credentials for NATS (.creds: a JWT and its nkey).",
     "nkey-seed": "File with the nkey seed for NATS (SU...).",
     "ca": "The authorities (PEM) that sign the certificate of a tls:// NATS server. (default: the system's)",
-    "cert": "The certificate (PEM) that a tls:// NATS server is shown.",
+    "cert": "The client certificate (PEM) to show to a tls:// NATS server.",
     "key": "The private key of --nats-cert (PEM, not encrypted).",
 }
 _WORKER_FILES = {
     "api-key-file": "File with the API key of the engine.",
     "ca": "The authorities (PEM) that sign the certificate of an https:// engine. (default: the system's)",
-    "cert": "The certificate (PEM) that an https:// engine is shown.",
+    "cert": "The client certificate (PEM) to show to an https:// engine.",
     "key": "The private key of --worker-cert (PEM, not encrypted).",
 }
 

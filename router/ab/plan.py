@@ -194,7 +194,12 @@ def make_parser() -> argparse.ArgumentParser:
     modes = f"what is compared, separated by commas: {names}; a mode may be named twice (default: %(default)s)"
     add("--modes", default="kv,round-robin", help=modes)
     add("--baseline", metavar="MODE", help="mode that the others are compared with (default: the first that is not kv)")
-    add("--duration", type=positive, metavar="SECONDS", help="replay only the first SECONDS of the trace's own time")
+    add(
+        "--duration",
+        type=positive,
+        metavar="SECONDS",
+        help="replay only the first SECONDS of the trace, by its own clock",
+    )
     rates = "multiples of the trace's request rate, separated by commas; one run for each (default: 1)"
     add("--rates", "--rate", type=_list(positive), default=(1.0,), metavar="FACTOR[,...]", help=rates)
     add("--limit", type=count, metavar="N", help="replay only the first N requests")
@@ -208,7 +213,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--ttft-slo",
         type=positive,
         metavar="SECONDS",
-        help="report the share of requests whose TTFT is within SECONDS (simulated ones); refuses nothing",
+        help="also report the share of requests with a TTFT within SECONDS (simulated ones); no request is refused",
     )
     add("--out", metavar="FILE", help="write settings, summaries and every request as JSON")
     add("--html", metavar="FILE", help="write the report as a page with charts")
@@ -221,7 +226,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=positive,
         default=600.0,
         metavar="SECONDS",
-        help="real time that an answer may take, before it counts as an error (default: 600)",
+        help="seconds of real time after which a missing answer counts as an error (default: 600)",
     )
     real = parser.add_argument_group("A real fleet")
     real.add_argument(
@@ -237,13 +242,13 @@ def make_parser() -> argparse.ArgumentParser:
         type=_peer,
         default=[],
         metavar="NAME=URL",
-        help="another router in front of the same workers, which is compared, too; repeat for each",
+        help="another router in front of the same workers, to be compared too; repeat for each",
     )
     real.add_argument("--worker-api-key-file", metavar="FILE", help="file with the API key of the engines")
     real.add_argument(
         "--worker-ca", metavar="FILE", help="the authorities (PEM) of https:// engines (default: the system's)"
     )
-    real.add_argument("--worker-cert", metavar="FILE", help="the certificate (PEM) that https:// engines are shown")
+    real.add_argument("--worker-cert", metavar="FILE", help="the client certificate (PEM) to show to https:// engines")
     real.add_argument("--worker-key", metavar="FILE", help="the private key of --worker-cert (PEM)")
     real.add_argument("--model", metavar="NAME", help="the model to ask for (default: what the first worker serves)")
     sim = parser.add_argument_group("A simulated fleet")

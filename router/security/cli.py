@@ -36,6 +36,8 @@ def main(argv: list[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="kv-router keys", description=_DESCRIPTION, allow_abbrev=False)
     new = parser.add_subparsers(required=True).add_parser("new", help="Make a key.", allow_abbrev=False)
-    new.add_argument("name", metavar="NAME", help="Whose it is: the tenant's name.")
-    new.add_argument("--admin", action="store_true", help="It may read /metrics and all of /ready, and administer.")
+    new.add_argument("name", metavar="NAME", help="The tenant that the key is for.")
+    new.add_argument(
+        "--admin", action="store_true", help="The key also opens /metrics, all of /ready and the admin surface."
+    )
     return parser

@@ -229,7 +229,7 @@ def _timing(given: argparse.Namespace) -> StepTiming:
 def make_parser() -> Parser:
     parser = Parser(prog="kv-router simulate", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument(
-        "--flags", metavar="FILE", help="read flags from a YAML file, by name; the command line wins over it"
+        "--flags", metavar="FILE", help="read flags from a YAML file, by name; the command line overrides it"
     )
     _add_traffic(parser.add_argument_group("Traffic"))
     _add_fleet(parser.add_argument_group("Fleet"))
@@ -251,7 +251,7 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help=f"file of {FORMATS}, or synthetic, or synthetic:KIND",
     )
-    add("--duration", type=positive, metavar="SECONDS", help="only the first SECONDS of the trace's own time")
+    add("--duration", type=positive, metavar="SECONDS", help="only the first SECONDS of the trace, by its own clock")
     add("--limit", type=count, metavar="N", help="only the first N requests")
     add(
         "--rate", type=positive, default=1.0, metavar="FACTOR", help="multiple of the trace's request rate (default: 1)"
@@ -270,7 +270,7 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     text = "tokens that each worker's KV cache holds (default: the workload's, else 262144)"
     add("--cache-tokens", type=count, metavar="N", help=text)
     add("--block-size", type=count, default=16, metavar="N", help="tokens per KV block (default: 16)")
-    text = "the router does not hear what workers cache, and assumes it from what it sends them"
+    text = "the router gets no KV events, and predicts what workers hold from what it sent them"
     add("--no-kv-events", dest="kv_events", action="store_false", help=text)
     add("--prefill", type=whole, default=0, metavar="N", help="the first N workers only prefill (default: 0)")
     add("--decode", type=whole, default=0, metavar="N", help="the next N workers only decode (default: 0)")
@@ -288,22 +288,22 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
         add(flag, type=positive, default=usual, metavar=unit, help=f"{what} (default: %(default)s)")
     text = "tokens that a second tier in each worker's host memory holds (default: 0, none)"
     add("--host-tokens", type=whole, default=0, metavar="N", help=text)
-    text = "bandwidth of loading from there (default: %(default)s)"
+    text = "bandwidth of loading from host memory (default: %(default)s)"
     add("--host-gb-s", type=positive, default=default.host_gb_s, metavar="GB/S", help=text)
-    text = "fixed time of each such load (default: %(default)s)"
+    text = "fixed time of each load from host memory (default: %(default)s)"
     add("--host-base-s", type=positive, default=default.host_base_s, metavar="SECONDS", help=text)
-    text = "tokens that each worker's disk holds of what leaves its host memory (default: 0, none)"
+    text = "tokens that each worker's disk holds, of what its host memory evicts (default: 0, none)"
     add("--disk-tokens", type=whole, default=0, metavar="N", help=text)
-    text = "bandwidth of loading from there (default: %(default)s)"
+    text = "bandwidth of loading from disk (default: %(default)s)"
     add("--disk-gb-s", type=positive, default=default.disk_gb_s, metavar="GB/S", help=text)
-    text = "fixed time of each such load (default: %(default)s)"
+    text = "fixed time of each load from disk (default: %(default)s)"
     add("--disk-base-s", type=positive, default=default.disk_base_s, metavar="SECONDS", help=text)
     slow = taking(f"INDEX=FACTOR, such as 0=2, with a FACTOR of {SLOWEST:.0f} at most", parse_slow)
     text = "make worker INDEX (from 0) FACTOR times as slow; repeat for each"
     add("--slow", action="append", default=[], type=slow, metavar="INDEX=FACTOR", help=text)
     forms = "T:slow:INDEX=FACTOR, T:kill:INDEX, T:drain:INDEX or T:join:COUNT"
     change = taking(f"{forms}, in which FACTOR is {SLOWEST:.0f} at most", parse_change)
-    text = "a change in second T: slow:INDEX=FACTOR, kill:INDEX, drain:INDEX or join:COUNT; repeat for each"
+    text = "a change at second T: slow:INDEX=FACTOR, kill:INDEX, drain:INDEX or join:COUNT; repeat for each"
     add("--change", action="append", default=[], type=change, metavar="T:WHAT", help=text)
     text = "most requests that a worker runs at a time (default: %(default)s)"
     add("--max-num-seqs", type=count, default=default.max_num_seqs, metavar="N", help=text)
@@ -319,9 +319,9 @@ def _add_store(group: argparse._ArgumentGroup) -> None:
     text = "tokens that a store shared by all workers holds (default: 0, no store)"
     add("--store-tokens", type=whole, default=0, metavar="N", help=text)
     speed, base = default.store_gb_s, default.store_base_s
-    text = "bandwidth of loading into each worker (default: %(default)s)"
+    text = "bandwidth of loading from the store into each worker (default: %(default)s)"
     add("--store-gb-s", type=positive, default=speed, metavar="GB/S", help=text)
-    text = "fixed time of each load (default: %(default)s)"
+    text = "fixed time of each load from the store (default: %(default)s)"
     add("--store-base-s", type=positive, default=base, metavar="SECONDS", help=text)
     policies, text = get_args(Eviction), "what the store evicts first (default: %(default)s)"
     add("--store-eviction", choices=policies, default=default.store_eviction, help=text)
@@ -334,7 +334,7 @@ def _add_store(group: argparse._ArgumentGroup) -> None:
         action="store_false",
         help="do not tell the router what the store holds",
     )
-    text = "show mean TTFT with and without that knowledge, at each of these --store-gb-s"
+    text = "show mean TTFT at each of these --store-gb-s, with and without the router knowing what the store holds"
     add("--store-sweep", type=_listed(positive), metavar="X,Y", help=text)
 
 
@@ -347,7 +347,7 @@ def _add_router(group: argparse._ArgumentGroup) -> None:
         metavar="POLICY",
         help="policy that the others are compared with (default: the first that is neither auto nor kv)",
     )
-    add("--ttft-slo", type=positive, metavar="SECONDS", help="as for the router, like the next three (default: none)")
+    add("--ttft-slo", type=positive, metavar="SECONDS", help="the router's flag, like the next three (default: none)")
     add("--tbt-slo", type=positive, metavar="SECONDS", help="(default: none)")
     add("--slo-action", choices=get_args(SloAction), default="reject", help="(default: %(default)s)")
     add("--slo-patience", type=positive, default=10.0, metavar="SECONDS", help="(default: %(default)g)")
@@ -360,7 +360,7 @@ def _add_study(group: argparse._ArgumentGroup) -> None:
         type=_listed(number),
         default=(0,),
         metavar="0,1",
-        help="seeds of traffic and router; of several, the mean ± half of its 95 %% interval is shown (default: 0)",
+        help="seeds of traffic and router; with several, means ± half of their 95 %% intervals are shown (default: 0)",
     )
     add("--sweep", type=_listed(positive), metavar="X,Y", help="run with each of these rates, instead of --rate")
     add("--knee", action="store_true", help="find the rate above which queues grow; with --suite, for each workload")

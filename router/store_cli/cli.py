@@ -43,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="kv-router store", description=about, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="status|query|hot")
     of_status = _add(
-        commands, "status", "the master, its memory and its keys, and whether the keys are named as the router expects"
+        commands, "status", "the master, its memory and its keys, and whether the router would ask for such keys"
     )
     of_status.add_argument("--worker", metavar="URL", help="compare the keys with those that this worker writes")
     of_status.add_argument(
