@@ -107,7 +107,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="seed of the random choice of the answers' words (default %(default)s)",
     )
     add(
-        "--log-level", default="warning", choices=LOG_LEVELS, help="least severity that is logged (default %(default)s)"
+        "--log-level",
+        default="warning",
+        choices=LOG_LEVELS,
+        help="lowest severity that is logged (default %(default)s)",
     )
     for name, text in TIMING_HELP.items():
         flag = "--" + name.replace("_", "-")

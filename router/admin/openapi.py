@@ -62,25 +62,25 @@ _ID: Json = {
     "name": "id",
     "in": "path",
     "required": True,
-    "description": "Its name, else HOST:PORT.",
+    "description": "The worker's name; HOST:PORT if it was given none.",
     "schema": {"type": "string", "minLength": 1},
 }
 _TIMEOUT: Json = {
     "name": "timeout",
     "in": "query",
-    "description": "Seconds until what is left is cut off; --drain-timeout without.",
+    "description": "Seconds after which requests still in flight are cut off (default: --drain-timeout).",
     "schema": {"type": "number", "minimum": 0, "maximum": MOST_SECONDS},
 }
 
 _ERRORS = {
     400: "The body is not JSON.",
-    401: "No valid key was shown.",
+    401: "The request has no valid key.",
     403: "The key, or the Host header, does not allow it.",
     404: "There is no such worker.",
-    409: "There is such a worker already, or it is just leaving.",
+    409: "There is a worker of that name or URL already, or the worker's removal can no longer be stopped.",
     413: "The body is too large.",
-    415: "The body is not said to be JSON.",
-    422: "What is asked for cannot be; the message says why.",
+    415: "The Content-Type of the body is not JSON.",
+    422: "A key or a value is wrong; the message says which.",
 }
 _BODY_ERRORS = (400, 413, 415, 422)
 
@@ -119,7 +119,7 @@ def _paths() -> Json:
             "parameters": [_ID],
             "get": _operation("One worker.", 200, "WorkerState", errors=(404,)),
             "patch": _operation(
-                "Change its part in split serving, drain it, or let it serve again.",
+                "Drain it, put it back to work, or change its role for separate prefill and decode.",
                 200,
                 "WorkerState",
                 "Change",
@@ -131,12 +131,12 @@ def _paths() -> Json:
             },
         },
         "/admin/limits": {
-            "get": _operation("What is taken on at a time.", 200, "Limits"),
-            "put": _operation("Take on more, or less.", 200, "Limits", "Limits"),
+            "get": _operation("The limits on requests.", 200, "Limits"),
+            "put": _operation("Change the limits on requests.", 200, "Limits", "Limits"),
         },
         "/admin/log-level": {
-            "get": _operation("What is logged.", 200, "LogLevel"),
-            "put": _operation("Log more, or less.", 200, "LogLevel", "LogLevel"),
+            "get": _operation("The lowest severity that is logged.", 200, "LogLevel"),
+            "put": _operation("Change the lowest severity that is logged.", 200, "LogLevel", "LogLevel"),
         },
         "/admin/openapi.json": {"get": _operation("This document.", 200)},
     }

@@ -48,7 +48,7 @@ class Workers(msgspec.Struct):
 
 
 class Change(msgspec.Struct, forbid_unknown_fields=True):
-    """What is to be otherwise; what is not named stays."""
+    """Fields to change; those left out stay as they are."""
 
     role: StatedRole | UnsetType = UNSET
     connector: str | UnsetType | None = UNSET
@@ -64,13 +64,13 @@ class Change(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LogLevel(msgspec.Struct, forbid_unknown_fields=True):
-    """Least severity that is logged."""
+    """Lowest severity that is logged."""
 
     level: Level
 
 
 class Limits(msgspec.Struct, forbid_unknown_fields=True):
-    """What is taken on at a time, all of it; null: no limit."""
+    """The limits that can be changed, all of them; null: no limit."""
 
     max_queue: Annotated[int, msgspec.Meta(ge=0)]
     queue_timeout: Annotated[float, msgspec.Meta(gt=0)]
