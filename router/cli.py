@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 CONFIG_FLAG, CONFIG_VARIABLE = "--config", "ROUTER_CONFIG"
 _ALL = "; --help lists all."
-_ELSEWHERE = "; --help lists all, docs/coming-from.md what other routers' flags are here."
+_ELSEWHERE = "; --help lists all, docs/coming-from.md the counterparts of other routers' flags."
 _THEIRS = {"--policy": "--router-mode"}
 """Flags of other routers whose names are like that of another flag here."""
 _KUBERNETES_LINKS = ("ROUTER_SERVICE_", "ROUTER_PORT_")

@@ -109,7 +109,7 @@ def test_a_switch_has_two_flags() -> None:
         (
             ["--zzzzzz=1"],
             {},
-            "There is no flag --zzzzzz; --help lists all, docs/coming-from.md what other routers' flags",
+            "There is no flag --zzzzzz; --help lists all, docs/coming-from.md the counterparts of other",
         ),
         (["--worker-urls", "http://a"], {}, "There is no flag --worker-urls; did you mean --worker?"),
         (["--worker-cart", "x"], {}, "There is no flag --worker-cart; did you mean --worker-cert?"),
