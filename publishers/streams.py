@@ -44,6 +44,14 @@ def lose_output() -> None:
     sys.stdout = _nowhere()
 
 
+def take_output() -> int:
+    """A file descriptor of what standard output was. From now on that is standard error: whoever reads this process's
+    answers there would take what a library prints for one of them, or leave it until the pipe is full."""
+    own = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return own
+
+
 def leads_nowhere(stream: TextIO) -> bool:
     """Whether it was closed when this process started, or has been lost since."""
     return getattr(stream, "name", None) == os.devnull

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from publishers.early_ending import end_at_sigterm
+from publishers.streams import take_output
 from router.cli import Source
 from router.early_signals import hold_hangups
 from router.processes.columns import Columns
@@ -187,17 +188,9 @@ def main() -> int:
     hold_hangups()
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as told:  # not a byte beyond the line
         start = read_start(told.readline())
-    member = msgspec.structs.replace(start.member, output=_own_output())
+    member = msgspec.structs.replace(start.member, output=take_output())
     from router.serve import run  # noqa: PLC0415 -- it imports this module
 
     settings = start.settings
     decided = {"port": (start.port, settings.port), "event_plane": (start.event_plane, settings.event_plane)}
     return run(settings, Source(start.argv, os.environ, decided), member)
-
-
-def _own_output() -> int:
-    """What standard output was. From now on that is standard error: of what an installed policy prints, the parent
-    would take the first line for word that the process listens, and leave the rest until the pipe is full."""
-    own = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return own

@@ -16,6 +16,8 @@ from typing import Final, TextIO, cast
 
 import msgspec
 
+from publishers.streams import take_output
+
 PATIENCE: Final = 10.0
 """Seconds for the client's start, and for a task to be taken."""
 _BUFFER = 1 << 20
@@ -92,7 +94,7 @@ class MooncakeClient:
 
 
 def main(rpc: str) -> None:
-    answers = _own_output()
+    answers = os.fdopen(take_output(), "w")
     try:
         from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415 -- an extra
     except ImportError as error:
@@ -108,14 +110,6 @@ def main(rpc: str) -> None:
         _, code = store.create_copy_task(key, [segment])
         _answer(answers, f"the master does not copy: its error {code}" if code else None)
     store.close()
-
-
-def _own_output() -> TextIO:
-    """What standard output was. From now on that is standard error, so that nothing which the library writes is taken
-    for an answer."""
-    own = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return own
 
 
 def _answer(answers: TextIO, wrong: str | None) -> None:

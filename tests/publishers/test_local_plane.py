@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from publishers import local_plane
 from publishers.local_plane import TURN, LocalPlane
+from tests.fakes.waiting import other_work
 
 
 async def test_workers_that_come_and_go_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,18 +24,11 @@ async def test_workers_that_come_and_go_leave_nothing_behind(monkeypatch: pytest
 
 async def test_others_have_their_turn_between_the_parts_of_a_long_answer() -> None:
     """All parts of a snapshot were applied in one go, in which no stream went on."""
-    plane, turns = LocalPlane(), 0
+    plane = LocalPlane()
     await plane.start()
     await plane.serve("kv.replay", lambda _: [bytes(TURN // 4)] * 40)
 
-    async def take_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    others = asyncio.create_task(take_turns())
-    parts = [part async for part in plane.request("kv.replay", b"")]
-    others.cancel()
+    with other_work() as turns:
+        parts = [part async for part in plane.request("kv.replay", b"")]
     assert len(parts) == 40
-    assert turns >= 8
+    assert turns.taken >= 8

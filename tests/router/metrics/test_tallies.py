@@ -21,6 +21,7 @@ from router.metrics.registry import Metrics, merge
 from router.metrics.tallies import _COUNTERS, _DECISION_SECONDS, _PARTS, _SECONDS, Histogram, Tallies
 from router.proxy.legs import Parted
 from router.proxy.outcome import End, Outcome
+from tests.fakes.waiting import other_work
 
 Families = dict[str, tuple[str, str, dict[tuple[str, frozenset[tuple[str, str]]], float]]]
 """By name: type, text, and each sample by its name and labels."""
@@ -304,45 +305,31 @@ async def test_the_page_is_made_in_turns_with_all_else() -> None:
 
 async def test_a_page_of_many_workers_holds_nothing_up() -> None:
     """Neither in making it nor in joining those of several processes: other work runs after each few samples."""
-    metrics, turns = Metrics(), 0
+    metrics = Metrics()
     for number in range(1000):
         metrics.tallies.worker(f"w{number}")
 
-    async def take_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    others = asyncio.create_task(take_turns())
-    page = await metrics.page()
-    assert turns >= page.count(b"\n") / 1000
-    turns = 0
-    both = await merge({0: page, 1: page})
-    others.cancel()
-    assert turns >= both.count(b"\n") / 1000 - 1 + both.count(b"# TYPE ")  # and each family is put together apart
+    with other_work() as turns:
+        page = await metrics.page()
+        assert turns.taken >= page.count(b"\n") / 1000
+        turns.taken = 0
+        both = await merge({0: page, 1: page})
+    assert turns.taken >= both.count(b"\n") / 1000 - 1 + both.count(b"# TYPE ")  # and each family is put together apart
     assert _without_process(page) == _without_process(generate_latest(metrics.registry))
 
 
 async def test_what_is_read_from_the_state_is_read_in_turns_with_all_else() -> None:
     """Four thousand ranks have a hundred thousand figures."""
-    metrics, turns, seen = Metrics(), 0, list[int]()
+    metrics, seen = Metrics(), list[int]()
 
     def read() -> Iterator[tuple[tuple[str, ...], float]]:
         for number in range(10 * PIECE):
-            seen.append(turns)
+            seen.append(turns.taken)
             yield (f"{number}",), 1.0
 
-    async def take_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     metrics.observe("router_numbers", "Many.", ("number",), read)
-    others = asyncio.create_task(take_turns())
-    page = await metrics.page()
-    others.cancel()
+    with other_work() as turns:
+        page = await metrics.page()
     assert page.count(b"router_numbers{") == 10 * PIECE
     assert max(Counts(seen).values()) <= PIECE
 
