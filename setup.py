@@ -10,7 +10,11 @@ import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build import build
@@ -99,6 +103,8 @@ COMPILED = [
 MYPY = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
 """The types are checked elsewhere; here only what they say of the modules above counts."""
 
+JOBS = min(os.cpu_count() or 1, 8)
+"""Compilers at a time. Each takes up to 150 MB, and mypyc before them a good gigabyte."""
 BUILDING = {"bdist", "bdist_wheel", "build", "build_ext", "install"}
 """For other commands pip wants no more than metadata, several times before it builds; or an editable install."""
 
@@ -116,7 +122,10 @@ def extensions() -> list[Extension]:
             sys.exit(f"KV_ROUTER_COMPILE=1 needs mypy to build with: {error}.")
         sys.stderr.write(f"warning: there is no mypy to build with, so the router runs uncompiled: {error}\n")
         return []
-    return list(mypycify([*MYPY, *COMPILED], opt_level="3", debug_level="0", group_name="kv_router"))
+    made = mypycify([*MYPY, *COMPILED], opt_level="3", debug_level="0", multi_file=True, group_name="kv_router")
+    for extension in made:
+        extension.extra_compile_args.append("-fvisibility=hidden")  # calls between the files are then direct
+    return list(made)
 
 
 class OfThisTree(build):
@@ -143,6 +152,8 @@ class AllOrNone(build_ext):
     """
 
     def build_extensions(self) -> None:
+        self.parallel = self.parallel or JOBS
+        self.compiler.compile = partial(_compile_together, self.compiler.compile)
         try:
             super().build_extensions()
         except (BaseError, CCompilerError) as error:
@@ -152,6 +163,15 @@ class AllOrNone(build_ext):
             for extension in self.extensions:
                 Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
             self.extensions = []
+
+
+def _compile_together(
+    compile_one: Callable[..., list[str]], sources: list[str], *args: Any, **options: Any
+) -> list[str]:
+    """What a compiler of setuptools does one source after the other: the files that it makes of them."""
+    with ThreadPoolExecutor(JOBS) as threads:
+        made = threads.map(lambda source: compile_one([source], *args, **options), sources)
+        return [path for each in made for path in each]
 
 
 def _can_compile() -> bool:

@@ -7,10 +7,12 @@ import asyncio
 import importlib
 import inspect
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,19 @@ def test_where_one_module_cannot_be_compiled_none_is(
     assert ("runs uncompiled" in done.stderr + done.stdout) == (built == 0)
 
 
+def test_the_files_of_one_module_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that mypyc makes are one module's; one after the other, they take minutes."""
+    compile_together = runpy.run_path(str(ROOT / "setup.py"))["_compile_together"]
+    monkeypatch.setitem(compile_together.__globals__, "JOBS", 2)
+    both = threading.Barrier(2)
+
+    def compile_one(sources: list[str], folder: str, *, debug: bool) -> list[str]:
+        both.wait(timeout=20)
+        return [f"{folder}/{source}.{debug}" for source in sources]
+
+    assert compile_together(compile_one, ["a", "b"], "made", debug=False) == ["made/a.False", "made/b.False"]
+
+
 STALE = """
 import runpy, sys
 from setuptools import setup
@@ -118,10 +133,11 @@ def test_what_an_earlier_build_has_left_is_not_installed(tmp_path: Path) -> None
 
 WHICH = """
 import runpy, sys, types
+from setuptools import Extension
 mypyc = sys.modules["mypyc"] = types.ModuleType("mypyc")
 mypyc.build = sys.modules["mypyc.build"] = types.ModuleType("mypyc.build")
-mypyc.build.mypycify = lambda *_, **__: ["compiled"]
-print(*runpy.run_path(sys.argv[0])["extensions"]())
+mypyc.build.mypycify = lambda *_, **__: [Extension("compiled", [])]
+print(*(each.name for each in runpy.run_path(sys.argv[0])["extensions"]()))
 """
 
 
