@@ -16,7 +16,7 @@ from .routers import Field, dynamo, fleet, ours, publishers, sglang_router, vllm
 from .workloads import WORKLOADS
 
 WORKERS = 4
-APART = ", publishers apart"
+APART, SILENT = ", publishers apart", ", told nothing"
 
 
 class CpuRow(NamedTuple):
@@ -54,13 +54,16 @@ def round_robin(effort: Effort, found: Findings) -> None:
 
 
 def cache_aware(effort: Effort, found: Findings) -> None:
-    """The peers have workers of their own, which do the same: ours would hear of what theirs cache."""
+    """The peers have workers of their own, which do the same: ours would hear of what theirs cache. Told nothing, it
+    has what they have."""
     model = model_folder()
+    flags = ("--tokenizer", str(model))
     with ExitStack() as stack:
         ours_workers = stack.enter_context(fleet("workers-ours", WORKERS, "--events", str(model)))
         workers = stack.enter_context(fleet("workers-peers", WORKERS, "--events", str(model)))
         field = Field(stack)
-        field.add("ours", ours("kv", ours_workers, "--tokenizer", str(model)))
+        field.add("ours", ours("kv", ours_workers, *flags))
+        field.add("ours told nothing", ours("kv", workers, *flags, "--no-kv-events", label=SILENT))
         field.add("vllm-router", vllm_router("cache_aware", workers))
         field.add("sglang-router", sglang_router("cache_aware", workers))
         _measure(field, ("short", "stream") if effort.quick else tuple(WORKLOADS), effort, found)
@@ -79,7 +82,7 @@ def dynamo_kv(effort: Effort, found: Findings) -> None:
         field.add("ours apart", ours("kv", apart, *flags, "--event-plane", plane, label=APART))
         if not effort.quick:
             silent = stack.enter_context(fleet("workers-silent", WORKERS))
-            field.add("ours told nothing", ours("kv", silent, *flags, label=", told nothing"))
+            field.add("ours told nothing", ours("kv", silent, *flags, "--no-kv-events", label=SILENT))
             field.add("dynamo, fastokens", dynamo(model, WORKERS, "fastokens"))
         field.add("dynamo", dynamo(model, WORKERS, "default"))
         _measure(field, ("long", "chat") if effort.quick else tuple(WORKLOADS), effort, found)

@@ -34,9 +34,9 @@ _HOW = """\
   one every 5 ms. In kv mode each has a cache of 262,144 tokens, full soon after the start: it tokenises every prompt,
   evicts what is least recently used and publishes both over ZMQ as vLLM does, removals one by one. Our router reads,
   hashes and applies all of that itself, and the CPU time for it is in its figure; with "publishers apart" a publisher
-  beside each engine does that, as Dynamo has it, and the router applies hashes from NATS; "told nothing" has workers
-  without events, and predicts. Dynamo's worker is its own
-  mocker with as large a cache and infinite speed, whose tokens come unpaced.
+  beside each engine does that, as Dynamo has it, and the router applies hashes from NATS; "told nothing" hears no
+  events and predicts, as the others' cache_aware does. Dynamo's worker is its own mocker with as large a cache and
+  infinite speed, whose tokens come unpaced.
 - **Added latency**: open loop, random arrivals at a fixed rate, a short answer at once; the difference from the same
   percentile straight to a worker in the same repeat, medians over the repeats. Workers have no cache here.
 - **Index**: the same hashes into `indexer.prefix_index.PrefixIndex` and, through its Python binding, Dynamo's

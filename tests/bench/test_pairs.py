@@ -63,6 +63,11 @@ def test_cpu_rows_without_a_goal_make_none() -> None:
     assert not list(cpu_goals([told_nothing, other_load]))
 
 
+def test_who_is_told_nothing_is_held_against_peers_that_are_told_nothing() -> None:
+    [goal] = cpu_goals([CpuRow("short", "ours kv, told nothing", 1.0, "sglang-router cache_aware", 1.0, EVEN)])
+    assert goal.verdict == "met"
+
+
 @pytest.mark.parametrize(
     ("ours", "best", "verdict"),
     [
