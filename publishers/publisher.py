@@ -58,8 +58,9 @@ class EnginePublisher:
 
     Without a `description` the engine is asked for it until it answers. `events` and `replay` are ZMQ endpoints that
     replace those that the engine names (given for rank 0; each further rank has the next port; a `*` in `replay` stands
-    for the host of `url`), and `block_size` likewise replaces the engine's. `connect_patience` and `restart_delay` are
-    those of `ZmqSource`, in seconds. `now_ns` is the wall clock. A `session` passed in is not closed here.
+    for the host of `url`), and `block_size` likewise replaces the engine's. Without `follow_events` only the load is
+    published. `connect_patience` and `restart_delay` are those of `ZmqSource`, in seconds. `now_ns` is the wall clock.
+    A `session` passed in is not closed here.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class EnginePublisher:
         events: str | None = None,
         replay: str | None = None,
         block_size: int | None = None,
+        follow_events: bool = True,
         session: aiohttp.ClientSession | None = None,
         load_interval: float = INTERVAL,
         replay_timeout: float = REPLAY_TIMEOUT,
@@ -88,6 +90,7 @@ class EnginePublisher:
         self._description = description
         # Engines are told where to listen, and operators repeat that here: `*` is the engine's own host.
         self._overrides = (events, reachable(replay, urlsplit(url).hostname or "") or replay, block_size)
+        self._follow_events = follow_events
         self._session = session
         self._owns_session = session is None
         self._load_interval = load_interval
@@ -223,7 +226,7 @@ class EnginePublisher:
             publisher = EngineRank(rank, self._plane, self._namespace, self._epochs, decoder, size, blocks)
             await publisher.start()
             self.ranks[number] = publisher
-            self._listen(number, sources.get(number))
+            self._listen(number, sources.get(number) if self._follow_events else None)
         log_event(
             logger, logging.INFO, "Publishing", worker=self.worker_id, engine=description.kind, ranks=len(self.ranks)
         )

@@ -19,7 +19,7 @@ from publishers.plane import EventPlane
 from publishers.streams import say
 from router.admin.access import by_keys
 from router.admin.surface import AdminSurface
-from router.arms import make_arms, reads_prompts
+from router.arms import follows_events, make_arms, reads_prompts
 from router.cli import Source
 from router.context import RouterContext
 from router.draining import Draining
@@ -113,6 +113,7 @@ class App:
             self._metrics,
             time.monotonic,
             knows=self._fleet.workers.__contains__,
+            events=follows_events(settings),
         )
         namespace = None if settings.event_plane == "local" else settings.event_namespace
         self._missing_events = MissingEvents(self._fleet, self._indexer, self._plane, namespace)
@@ -239,6 +240,7 @@ class App:
             session,
             learners,
             [part.forget for part in (self._audit, self._missing_events, self._prompts) if part],
+            follows_events(settings),
         )
 
         def watch(worker: Worker) -> WorkerWatch:

@@ -144,6 +144,12 @@ def reads_prompts(settings: Settings) -> bool:
     return any(spec.mode == "kv" for spec in read_arms(settings.ab))
 
 
+def follows_events(settings: Settings) -> bool:
+    """Whether KV events are of use: only to know where a prompt's prefix is. With short answers, reading them costs
+    more than all else that is done for a request that is routed in turn."""
+    return settings.kv_events and reads_prompts(settings)
+
+
 def check_mode(settings: Settings) -> None:
     """Raises SettingsError for a flag that only mode kv heeds, if nothing is routed by it."""
     if reads_prompts(settings):

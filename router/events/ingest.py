@@ -55,8 +55,9 @@ class Ingest:
         metrics: Metrics,
         clock: Callable[[], float],
         knows: Callable[[str], bool] = lambda _: True,
+        events: bool = True,
     ) -> None:
-        """`knows`: whether a worker is one of this router's."""
+        """`knows`: whether a worker is one of this router's. `events`: False for load reports alone."""
         self._plane = plane
         self._namespace = namespace
         self._indexer = indexer
@@ -66,6 +67,7 @@ class Ingest:
         self._replays: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(MOST_REPLAYS)
         self._knows = knows
+        self._events = events
         self._told: set[str] = set()
         self._strangers: dict[str, _Stranger] = {}
         self._ticks = 0
@@ -74,7 +76,8 @@ class Ingest:
         self._closed = False
 
     async def start(self) -> None:
-        await self._plane.subscribe(all_events(self._namespace), self._on_batch)
+        if self._events:
+            await self._plane.subscribe(all_events(self._namespace), self._on_batch)
         await self._plane.subscribe(all_loads(self._namespace), self._on_report)
         self._plane.on_reconnect(lambda: self._ask_all(self._indexer.on_reconnect()))
         self._tick_later()

@@ -119,7 +119,8 @@ class Routing:
         bool,
         about(
             "Routing",
-            "Learn from KV events what each worker holds; without events, predict it from what was sent to the worker.",
+            "Where mode kv or an arm of it routes, learn from KV events what each worker holds; without events, "
+            "predict it from what was sent to the worker.",
         ),
     ] = True
     approx_ttl: Annotated[

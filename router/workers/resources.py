@@ -52,6 +52,7 @@ class WorkerResources:
         session: aiohttp.ClientSession,
         learners: Collection[Learn],
         forgetters: Collection[Callable[[str], None]] = (),
+        follow_events: bool = True,
     ) -> None:
         """`learners` are called with each worker that has described itself, `forgetters` with the name of each that has
         left."""
@@ -63,6 +64,7 @@ class WorkerResources:
         self._session = session
         self._learners = learners
         self._forgetters = forgetters
+        self._follow_events = follow_events
         self._ranks: dict[str, set[WorkerRank]] = {}
         self._followed: dict[str, _Followed] = {}
 
@@ -76,7 +78,7 @@ class WorkerResources:
         for rank in worker.ranks:
             self._scheduler.watch(rank, worker.block_size)
             # Over a broker, events may come for a worker that cannot say itself that it has some.
-            if self._settings.kv_events and (worker.has_events or not local):
+            if self._follow_events and (worker.has_events or not local):
                 self._indexer.watch(rank)
             elif self._indexer.watches(rank):  # it publishes no more: what it told is not true for long
                 self._indexer.forget(rank)
@@ -105,6 +107,7 @@ class WorkerResources:
             events=worker.spec.events,
             replay=worker.spec.replay,
             block_size=worker.spec.block_size,
+            follow_events=self._follow_events,
             session=self._session,
             load_interval=self._settings.load_interval,
             connect_patience=None,  # `MissingEvents` reports it
