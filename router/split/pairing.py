@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engines.description import bases
 from engines.disaggregation import CONNECTORS
 from router.scheduling.candidates import Candidates, Split
 from router.workers.worker import Worker
@@ -114,6 +113,5 @@ def why_unpaired(worker: Worker, others: Counterparts) -> str | None:
 
 
 def _kind(worker: Worker) -> _Kind:
-    """The worker's kind. Takes long where it serves hundreds of adapters: all of its models are looked through."""
-    models = frozenset(model.id for model in bases(worker.models))
+    models = frozenset(model.id for model in worker.base_models)
     return worker.connector, worker.engine, models, worker.block_size

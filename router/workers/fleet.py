@@ -272,7 +272,7 @@ class Fleet:
     def has_one_model(self) -> bool:
         """Whether the workers, up or not, are known to serve but one base model, under whatever names."""
         if self._one_model is None:
-            known = bases([model for worker in self.workers.values() for model in worker.models])
+            known = self._all_bases()
             self._one_model = not known or _are_one(known)
         return self._one_model
 
@@ -287,8 +287,9 @@ class Fleet:
         if self._models is None:
             self._models = {}
             for worker in self.up:
-                for model in worker.models:
-                    self._models.setdefault(model.id, (worker, model))
+                if not self._models.keys() >= worker.model_names:  # most often all have the same
+                    for model in worker.models:
+                        self._models.setdefault(model.id, (worker, model))
         return self._models
 
     def base_model(self, name: str | None) -> Model | None:
@@ -312,8 +313,11 @@ class Fleet:
     def _first_name(self, base: Model) -> str:
         """The first of the base model's names on any worker, up or not: while a worker that has such a name is down,
         what was sent under it is still found."""
-        known = bases([model for worker in self.workers.values() for model in worker.models])
-        return min(model.id for model in known if _are_one([base, model]))
+        return min(model.id for model in self._all_bases() if _are_one([base, model]))
+
+    def _all_bases(self) -> list[Model]:
+        """Those of all workers, up or not."""
+        return [model for worker in self.workers.values() for model in worker.base_models]
 
     def context_lengths(self, base: str) -> ContextLengths:
         """Of the base model of that name. Workers may be started with different context lengths."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from engines.description import EngineDescription, EngineKind, Model, Role
+from engines.description import EngineDescription, EngineKind, Model, Role, bases
 from engines.disaggregation import Prefiller
 from engines.disaggregation.mooncake import own_engines
 from engines.problems import other_block_size, unsettled
@@ -54,7 +54,8 @@ class Worker:
         """When a request that was sent there last came back to a router that it had passed."""
         self._named: EngineDescription | None = None
         self._model_names: frozenset[str] = frozenset()
-        """As `_named` has them."""
+        self._base_models: Sequence[Model] = ()
+        """Both as `_named` has them."""
         self._leaves_out_zero: bool | None = None
         """Whether its answers leave out the number of cached tokens when it is 0; None: not known yet."""
 
@@ -156,11 +157,21 @@ class Worker:
 
     @property
     def model_names(self) -> frozenset[str]:
-        """Looked through once for each description: there may be hundreds of adapters, and as many workers to ask."""
+        self._look_through()
+        return self._model_names
+
+    @property
+    def base_models(self) -> Sequence[Model]:
+        """Those of `models` that are no adapters."""
+        self._look_through()
+        return self._base_models
+
+    def _look_through(self) -> None:
+        """Once for each description: there may be hundreds of adapters, and as many workers to ask."""
         if self._named is not self.description:
             self._named = self.description
             self._model_names = frozenset(model.id for model in self.models)
-        return self._model_names
+            self._base_models = bases(self.models)
 
     @property
     def keeps_prefixes(self) -> bool:
