@@ -60,7 +60,8 @@ class Gauges:
 
     def _breakers(self) -> Iterator[Sample]:
         for worker in self._workers():
-            yield from (((worker.id, state), float(worker.breaker.state == state)) for state in STATES)
+            found = worker.breaker.state  # of one moment: exactly one is 1
+            yield from (((worker.id, state), float(found == state)) for state in STATES)
 
     def _workers(self) -> list[Worker]:
         """Those of now: others may come and go while they are read."""
@@ -74,7 +75,8 @@ class Gauges:
 
     def _states(self) -> Iterator[Sample]:
         for worker in self._workers():
-            yield from (((worker.id, state), float(worker.state == state)) for state in get_args(State))
+            found = worker.state
+            yield from (((worker.id, state), float(found == state)) for state in get_args(State))
 
     def _views(self) -> Iterator[Sample]:
         for rank in self._ranks():

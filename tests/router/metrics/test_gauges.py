@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from router.http.pool import Pool
 from router.metrics.gauges import Gauges
 from router.metrics.registry import Metrics
 from router.scheduling.load import REPORT_LIFE, LoadBook
+from router.workers.breaker import STATES
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
 from router.workers.worker import Worker
@@ -188,6 +190,24 @@ async def test_workers_may_come_and_go_while_they_are_read(state: State, monkeyp
     page = await state.metrics.page()
     others.cancel()
     assert b'router_worker_up{worker="a"} 0.0' in page
+
+
+async def test_a_worker_that_changes_while_it_is_read_has_one_state(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def change() -> None:
+        for number in itertools.count():
+            state.a.up, state.a.draining = number % 3 == 0, number % 3 == 2
+            state.a.breaker.state = STATES[number % 3]
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("router.metrics.exposition.PIECE", 1)
+    changing = asyncio.create_task(change())
+    page = (await state.metrics.page()).decode()
+    changing.cancel()
+    for name in ("state", "breaker"):
+        told = [line for line in page.splitlines() if line.startswith(f"router_worker_{name}{{") and '"a"' in line]
+        assert sorted(line.split()[-1] for line in told) == ["0.0", "0.0", "1.0"]
 
 
 async def test_a_report_that_comes_while_workers_are_read_is_not_from_the_future(
