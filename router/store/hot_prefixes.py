@@ -51,6 +51,8 @@ class HotPrefixes:
         self._least: list[tuple[float, SequenceHash]] = []
         """A heap with one item for each entry, whose count was that or less."""
         self._halved: float | None = None
+        self._ranked: list[HotPrefix] | None = None
+        """What `hottest` told last, of all; None: something was counted since, or halved."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -58,6 +60,7 @@ class HotPrefixes:
     def ask(self, chain: SequenceHashes, now: float) -> int:
         """Somebody asked for a prompt with these sequence hashes; returns how many of its blocks were known before."""
         self._decay(now)
+        self._ranked = None
         blocks, parent = 1, None
         while blocks <= len(chain):
             key = int(chain[blocks - 1])
@@ -71,8 +74,16 @@ class HotPrefixes:
 
     def hottest(self, number: int, now: float) -> list[HotPrefix]:
         """The first `number` prefixes by times asked × length. A prefix is left out if more than half of the requests
-        for it were for one longer prefix that is counted too."""
+        for it were for one longer prefix that is counted too.
+
+        That takes milliseconds. Workers that leave together ask at the same moment: it is worked out once for all.
+        """
         self._decay(now)
+        if self._ranked is None:
+            self._ranked = self._rank()
+        return self._ranked[:number]
+
+    def _rank(self) -> list[HotPrefix]:
         longest: dict[SequenceHash, float] = {}
         for entry in self._entries.values():
             if entry.parent is not None:
@@ -82,7 +93,7 @@ class HotPrefixes:
             for entry in self._entries.values()
             if (asked := entry.count - entry.error) >= _LEAST and longest.get(entry.key, 0.0) <= asked / 2
         ]
-        return sorted(hot, key=lambda one: (-one.asked * one.blocks, one.sequence_hash))[:number]
+        return sorted(hot, key=lambda one: (-one.asked * one.blocks, one.sequence_hash))
 
     def _insert(self, key: SequenceHash, blocks: int, parent: SequenceHash | None) -> None:
         error = 0.0 if len(self._entries) < self._capacity else self._drop_least()
@@ -108,6 +119,7 @@ class HotPrefixes:
         if times < 1:
             return
         self._halved += times * self._half_life
+        self._ranked = None
         factor = 0.5**times  # exact, so that the heap's order and its items stay right
         for entry in self._entries.values():
             entry.count *= factor

@@ -30,6 +30,8 @@ _MOST_POLLS = 1000
 _HAND_OVER, _HAND_OVER_POLL = 10.0, 0.2
 """Seconds that a leaving worker without requests stays until its hot prefixes are in the shared store, and between two
 checks of that."""
+_MOST_HAND_OVERS = 25
+"""Such checks a second, of all that leave together: each takes milliseconds."""
 _NEWCOMERS = 5.0
 """Seconds that workers which are no longer stated go on at most, until those that join in their place were looked at:
 were all of a fleet replaced at once, nobody would serve meanwhile."""
@@ -178,10 +180,10 @@ class Roster:
         leaving = self._leaving[worker.id]
         if after:
             while not after.done() and self._clock() < leaving.deadline:  # which may be set anew meanwhile
-                await asyncio.wait((after,), timeout=self._pause())
+                await asyncio.wait((after,), timeout=self._pause(_POLL, _MOST_POLLS))
             self.drain(worker, True)
         while self.in_flight(worker) and self._clock() < leaving.deadline:  # noqa: ASYNC110 -- see _POLL
-            await asyncio.sleep(self._pause())
+            await asyncio.sleep(self._pause(_POLL, _MOST_POLLS))
         await self._hand_over(worker, leaving)
         leaving.committed = True
         await end_tasks([self._watched.pop(worker.id).task])
@@ -195,8 +197,9 @@ class Roster:
         if successor:
             self._if_free(successor, self.join)
 
-    def _pause(self) -> float:
-        return max(_POLL, len(self._leaving) / _MOST_POLLS)
+    def _pause(self, least: float, most: int) -> float:
+        """Seconds between two checks of each worker that leaves; all of them together make `most` a second."""
+        return max(least, len(self._leaving) / most)
 
     async def _hand_over(self, worker: Worker, leaving: _Leaving) -> None:
         """Wait for its hot prefixes: engines put what they computed into a shared store only after the request
@@ -208,7 +211,7 @@ class Roster:
                 async with asyncio.timeout(left):
                     if await self._handed_over(worker):
                         return
-                await asyncio.sleep(_HAND_OVER_POLL)
+                await asyncio.sleep(min(left, self._pause(_HAND_OVER_POLL, _MOST_HAND_OVERS)))
         except TimeoutError:
             return
         except Exception:  # whatever it is, nobody stays for it

@@ -43,6 +43,17 @@ def test_two_that_share_a_beginning_are_told_with_what_they_share() -> None:
     assert hot.hottest(2, 0.0) == found[:2]
 
 
+def test_the_order_is_worked_out_once_until_something_is_counted() -> None:
+    """Hundreds of workers that leave together ask at the same moment, and it takes milliseconds."""
+    hot = HotPrefixes(half_life=10.0)
+    for _ in range(4):
+        hot.ask(chain(1), 0.0)
+    [found] = hot.hottest(1, 0.0)
+    assert hot.hottest(9, 9.0)[0] is found
+    hot.ask(chain(1), 9.0)
+    assert [hot.hottest(1, now)[0].asked for now in (9.0, 10.0)] == [5, 2.5]
+
+
 def test_a_prompt_like_no_other_costs_one_entry_and_is_not_hot() -> None:
     hot = HotPrefixes()
     for number in range(50):

@@ -194,6 +194,27 @@ async def test_nothing_is_left_of_workers_that_have_left(state: State) -> None:
 async def test_a_fleet_that_leaves_is_not_looked_at_more_often_than_a_few_workers(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bookings = []
+    for number in range(100):
+        worker = state.roster.join(spec(f"w{number}"))
+        await state.up(worker)
+        bookings.append(state.scheduler.book.reserve(worker.ranks[0], 10, 10))
+    pauses = recorded_pauses(monkeypatch)
+    for worker in state.fleet.workers.values():
+        state.roster.leave(worker, 60.0)
+    await until(lambda: len(pauses) >= 100)
+    assert 100 / min(pauses) <= roster._MOST_POLLS
+    state.handed_over = False
+    for booking in bookings:
+        booking.release()
+    await until(lambda: state.asked >= 100)
+    pauses.clear()
+    await until(lambda: len(pauses) >= 100)
+    assert 100 / min(pauses) <= roster._MOST_HAND_OVERS
+
+
+def recorded_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Fills up with the seconds that anybody means to wait from now on; nobody does."""
     pauses, wait = list[float](), asyncio.sleep
 
     async def sleep(seconds: float) -> None:
@@ -201,15 +222,8 @@ async def test_a_fleet_that_leaves_is_not_looked_at_more_often_than_a_few_worker
             pauses.append(seconds)
         await wait(0)
 
-    for number in range(100):
-        worker = state.roster.join(spec(f"w{number}"))
-        await state.up(worker)
-        state.scheduler.book.reserve(worker.ranks[0], 10, 10)
     monkeypatch.setattr("asyncio.sleep", sleep)
-    for worker in state.fleet.workers.values():
-        state.roster.leave(worker, 60.0)
-    await until(lambda: len(pauses) >= 100)
-    assert 100 / min(pauses) <= roster._MOST_POLLS
+    return pauses
 
 
 async def use(state: State, rank: WorkerRank) -> None:
