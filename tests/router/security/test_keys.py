@@ -170,6 +170,22 @@ def test_a_file_that_is_no_yaml_or_not_there(tmp_path: Path) -> None:
         read_keys(str(tmp_path / "nowhere"))
 
 
+def test_the_entries_of_a_file_are_looked_at_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else happens while msgspec looks at any: of 50,000, SIGHUP held up every stream for 0.1 s."""
+    looked_at: list[object] = []
+
+    def convert(told: object, kind: type[Key]) -> Key:
+        looked_at.append(told)
+        return whole(told, kind)
+
+    whole = msgspec.convert
+    monkeypatch.setattr(msgspec, "convert", convert)
+    file = tmp_path / "keys.yaml"
+    file.write_text("".join(f"- {{name: tenant-{number}, sha256: '{number:064x}'}}\n" for number in range(3)))
+    assert list(read_keys(str(file)).by_name) == ["tenant-0", "tenant-1", "tenant-2"]
+    assert [isinstance(told, dict) for told in looked_at] == [True] * 3
+
+
 def test_what_an_entry_may_say(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     limits = {"requests_per_minute": 0.5, "concurrency": 2, "models": ["m", "n"], "admin": True}
