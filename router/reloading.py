@@ -32,12 +32,23 @@ class Reloading:
         self._roster = roster
         self._read_files = read_files
         self._turn = asyncio.Lock()
+        self._waiting = False
+        """Somebody waits for the turn, and will read what is there by then."""
 
     async def reload(self, *, say_none: bool = True) -> None:
         """Settings that cannot be used change nothing; what has changed beside the workers takes a restart.
         `say_none`: log it even where no worker has changed."""
-        async with self._turn:  # what is read later is taken over later
+        if self._waiting:
+            return
+        self._waiting = True
+        try:
+            await self._turn.acquire()  # what is read later is taken over later
+        finally:
+            self._waiting = False
+        try:
             await self._reload(say_none)
+        finally:
+            self._turn.release()
 
     async def _reload(self, say_none: bool) -> None:
         """Reads in a thread: a file of thousands of API keys takes long, and streams go on meanwhile."""

@@ -139,6 +139,7 @@ class _Parent:
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._listening: set[int] = set()
         self._stopping = asyncio.Event()
+        self._hung_up = False
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -211,8 +212,15 @@ class _Parent:
                 _signal(process, signal.SIGKILL)
 
     def _on_hangup(self) -> None:
-        """Whoever listens reads the settings again."""
-        if self._read_workers():
+        """Whoever listens reads the settings again. The parent does so itself, and that takes seconds where there are
+        thousands of API keys: signals that come meanwhile go first, and further hangups count once."""
+        if not self._hung_up:
+            self._hung_up = True
+            asyncio.get_running_loop().call_soon(self._reload)
+
+    def _reload(self) -> None:
+        self._hung_up = False
+        if not self._stopping.is_set() and self._read_workers():
             for number in self._listening:
                 _signal(self._running[number], signal.SIGHUP)
 

@@ -23,7 +23,7 @@ from router.cli import Source
 from router.processes import parent as processes
 from router.processes.member import memory_size
 from router.processes.parent import _Parent, _reserve, supervise
-from router.reloading import follow
+from router.reloading import follow, read_again
 from router.settings import Settings
 from tests.fakes.waiting import until
 
@@ -202,6 +202,7 @@ async def test_a_process_that_starts_while_the_settings_are_read_again_is_told_t
         async def readline(self) -> bytes:
             file.write_text("worker: [http://127.0.0.1:2]")
             parent._on_hangup()
+            await asyncio.sleep(0)
             assert not told, "it does not listen to that yet"
             return await super().readline()
 
@@ -235,11 +236,36 @@ async def test_settings_that_cannot_be_read_again_stay_as_they_are(
         await parent._start(0)
         file.write_text("worker: [")
         parent._on_hangup()
+        await asyncio.sleep(0)
         assert caplog.messages == ["The settings stay as they are"]
         assert not told
         file.write_text("worker: [http://127.0.0.1:2]")
         parent._on_hangup()
+        await asyncio.sleep(0)
     assert [number for _, number in told] == [signal.SIGHUP]
+
+
+async def test_hangups_that_come_while_the_settings_are_read_count_once_and_a_signal_to_stop_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With thousands of keys each took seconds, one after the other, before anything else was done."""
+    reads: list[bool] = []
+
+    def read(source: Source, in_force: Settings) -> tuple[Settings, list[str]]:
+        reads.append(parent._stopping.is_set())
+        if len(reads) == 1:
+            for _ in range(3):
+                parent._on_hangup()
+        return read_again(source, in_force)
+
+    monkeypatch.setattr(processes, "read_again", read)
+    with parent_of(Settings(), tmp_path) as parent:
+        parent._on_hangup()
+        await until(lambda: len(reads) == 2)
+        parent._on_hangup()
+        parent._on_signal()
+        await asyncio.sleep(0)
+    assert reads == [False, False]
 
 
 @pytest.mark.parametrize("refused", ["worker: [", "worker: [http://127.0.0.1:3]\ntokenizer: /none"])

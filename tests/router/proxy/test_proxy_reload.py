@@ -181,14 +181,14 @@ async def test_settings_are_read_while_all_else_goes_on_and_one_after_the_other(
     file.say(a, more=COMMON)
     async with running(a, source=file.source) as router, router.client() as client:
         file.say(a, b, more=COMMON)
-        router.app.on_hangup()
-        router.app.on_hangup()
+        for _ in range(5):
+            router.app.on_hangup()
         await until(lambda: bool(reads))
         assert (await client.ask(post())).status == 200
         assert (len(reads), names(router.app)) == (1, ["a"])
         go_on.set()
         await until(lambda: names(router.app) == ["a", "b"] and not router.app._reloads)
-    assert len(reads) == 2
+    assert len(reads) == 2, "one more for all that came meanwhile"
     assert threading.current_thread() not in reads
 
 
