@@ -17,6 +17,7 @@ import aiohttp
 from indexer.kv_indexer import KVIndexer, PromptHashes
 from publishers.dialogue import read_whole
 from publishers.logs import log_event
+from router.store.hot_prefixes import CAPACITY
 from router.store.hot_prompts import HotPrompt
 from router.store.master import Unanswered
 from router.store.shared_store import SharedStore
@@ -91,7 +92,7 @@ async def warm(session: aiohttp.ClientSession, worker: Worker, store: SharedStor
     """Have a worker that joins take the hottest prefixes of its models and adapters in before it serves, `number` at
     most; returns how many it took."""
     names = {(model.parent or model.id, model.adapter): model.id for model in worker.models}
-    hottest = store.hottest_prompts(max(number, MOST))  # some may be for adapters that others have
+    hottest = store.hottest_prompts(CAPACITY)  # all there are: any number may be for adapters that others have
     named = ((names.get((model, prompt.namespace.lora_name)), prompt) for model, _, prompt in hottest)
     wanted = list(islice((_request(name, prompt) for name, prompt in named if name), number))
     if not wanted or worker.role == "decode" or not worker.spec.store:

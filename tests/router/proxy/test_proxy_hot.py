@@ -100,8 +100,9 @@ async def test_an_adapters_prompts_are_taken_in_by_the_name_that_makes_the_engin
 
 
 async def test_what_is_hot_of_adapters_that_others_have_takes_no_place_of_what_a_worker_can_take_in(
-    master: Master,
+    master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(store_keeper, "MOST", 1)  # dozens of adapters have more than that in all
     said = {"page_size": SIZE, "dp_size": 1, "max_total_num_tokens": 40_000, "version": "0.5.23"}
     async with (
         ScriptedWorker("a", Pages(server_info=said, adapters=["poet"])) as a,
