@@ -6,6 +6,7 @@ worker that was sent a request lately probably holds what another begins with (d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import islice
 from typing import Final
@@ -26,7 +27,7 @@ MOST_MEDIA: Final = 256
 MOST_VALUES: Final = 2**17
 """Of a request that are looked at: nobody else is served meanwhile, and an empty object is three bytes to a client."""
 _DIGESTS: Final = MEDIA_TOKENS * BYTES_PER_TOKEN // xxhash.xxh3_64().digest_size
-_MEDIA: Final = ("image", "audio", "video", "file", "document", "embeds")
+_MEDIA: Final = re.compile("image|audio|video|file|document|embeds")
 """Parts of the types of messages' parts. Of embeddings each token is kilobytes to a client."""
 _TOOLS: Final = frozenset(("file_search", "image_generation"))
 """Types of OpenAI's own tools, which Codex and others offer: no medium is in them."""
@@ -45,7 +46,8 @@ def stand_ins(values: Sequence[object], *, billed: bool = False) -> Tokens:
     while left:
         value = left.pop()
         if isinstance(value, str):
-            pieces.append((value if billed else _unbilled(value)).encode("utf-8", "surrogatepass"))
+            seen = value if billed or not value.startswith(BILLING_HEADER) else value.partition("\n")[2]
+            pieces.append(seen.encode("utf-8", "surrogatepass"))
         elif isinstance(value, np.ndarray):
             pieces.append(value.tobytes())
         elif isinstance(value, list):
@@ -62,15 +64,11 @@ def stand_ins(values: Sequence[object], *, billed: bool = False) -> Tokens:
     return np.frombuffer(text, np.uint32, len(text) // BYTES_PER_TOKEN)
 
 
-def _unbilled(text: str) -> str:
-    return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
-
-
 def _shown(part: dict[str, object], room: int) -> list[object]:
     """What the model sees of it. The input of Anthropic's calls of tools becomes JSON, whatever is in it."""
-    call = part.get("type") == "tool_use"
-    names = (name for name in islice(part, room) if name not in _NOT_RENDERED)
-    return [_as_json(part[name]).decode() if call and name == "input" else part[name] for name in names]
+    if part.get("type") == "tool_use" and "input" in part:
+        part = {**part, "input": _as_json(part["input"]).decode()}
+    return [each for name, each in islice(part.items(), room) if name not in _NOT_RENDERED]
 
 
 def _as_json(value: object) -> bytes:
@@ -88,4 +86,4 @@ def _digest(part: dict[str, object]) -> bytes:
 
 def _is_media(part: dict[str, object]) -> bool:
     kind = part.get("type")
-    return isinstance(kind, str) and kind not in _TOOLS and any(medium in kind for medium in _MEDIA)
+    return isinstance(kind, str) and _MEDIA.search(kind) is not None and kind not in _TOOLS
