@@ -242,7 +242,6 @@ class Prompts:
         if inference.endpoint == "chat" and worker.id in self._render_otherwise:
             self._give_up(routing, inference, "no_template", fields)
             return
-        self._answering.asked(worker.id)
         try:
             ids = await self._noted(worker).ids(inference.endpoint, inference.whole())
         except CannotTokenize as error:
@@ -297,10 +296,11 @@ class Prompts:
         return EngineTokens(worker.engine, self._post_to(worker, ENGINE_TIMEOUT), _version(worker))
 
     def _noted(self, worker: Worker) -> EngineTokens:
-        """As `_engine`, and notes in `_answering` whether the engine answers."""
+        """As `_engine`, and notes in `_answering` when the engine is asked, and whether it answers."""
         post = self._post_to(worker, ENGINE_TIMEOUT)
 
         async def noted(path: str, body: bytes) -> tuple[int, bytes]:
+            self._answering.asked(worker.id)
             status, answer = await post(path, body)
             note = self._answering.forget if status else self._answering.silent
             note(worker.id)

@@ -22,6 +22,7 @@ from indexer.hashing import Tokens, pack_tokens
 from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
 from indexer.types import PLAIN, Namespace, WorkerRank
 from publishers.logs import JsonFormatter
+from router.answering import MOST_UNANSWERED, REST
 from router.context import Prompt, RouterContext
 from router.http.pool import Pool
 from router.metrics.registry import Metrics
@@ -100,6 +101,7 @@ class Scene:
         max_model_len: int | None,
         kind: EngineKind = "vllm",
     ) -> None:
+        self.now = 0.0
         self.worker = Worker(parse_worker(f"{url},name=w"), Pool(url, 1.0))
         base = Model("m", max_model_len=max_model_len)
         self.worker.description = EngineDescription(
@@ -113,7 +115,7 @@ class Scene:
         scheduler = Scheduler(LeastLoaded(), book, Scripted([]))
         queue = Queue(scheduler, Admission(), lambda: 0.0, lambda seconds, callback: None)
         self.context = RouterContext(
-            fleet, book, scheduler, queue, KVIndexer(), Metrics(), lambda: 0.0, RetryBudget(0.2, 0.0)
+            fleet, book, scheduler, queue, KVIndexer(), Metrics(), lambda: self.now, RetryBudget(0.2, 0.0)
         )
         self.prompts = Prompts(setting, self.context, session)
 
@@ -729,6 +731,21 @@ async def test_who_does_not_answer_keeps_no_more_requests_waiting(
     assert [record.__dict__["fields"] for record in caplog.records if "/tokenize" in record.message] == [
         {"worker": "w"}
     ]
+
+
+async def test_a_chat_that_no_engine_is_asked_about_does_not_keep_one_at_rest(
+    reference: tokenizers.Tokenizer,
+) -> None:
+    async with running(TokenizingEngine(reference)) as engine, scene(url=NOWHERE) as made:
+        for _ in range(MOST_UNANSWERED):
+            assert await made.prompt(prompt=TEXT) == guessed(TEXT)
+        made.worker.spec = msgspec.structs.replace(made.worker.spec, url=engine.url)
+        assert await made.prompt(prompt=TEXT) == guessed(TEXT), "it rests"
+        made.now += REST
+        image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}
+        await made.prompt("chat", messages=[image])
+        assert made.untokenized("multimodal") == 1
+        assert await made.prompt(prompt=TEXT) == known(reference.encode(TEXT).ids)
 
 
 async def test_an_engine_of_unknown_kind_leaves_the_text() -> None:
