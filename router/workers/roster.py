@@ -205,13 +205,16 @@ class Roster:
         """Wait for its hot prefixes: engines put what they computed into a shared store only after the request
         ended."""
         until = self._clock() + _HAND_OVER
+
+        def left() -> float:  # the deadline may be set anew meanwhile
+            return max(0.0, min(leaving.deadline, until) - self._clock())
+
         try:
-            # The deadline may be set anew meanwhile, and a slow store may take long to answer.
-            while self._handed_over and (left := min(leaving.deadline, until) - self._clock()) > 0:
-                async with asyncio.timeout(left):
+            while self._handed_over and (seconds := left()):
+                async with asyncio.timeout(seconds):  # a slow store may take long to answer
                     if await self._handed_over(worker):
                         return
-                await asyncio.sleep(min(left, self._pause(_HAND_OVER_POLL, _MOST_HAND_OVERS)))
+                await asyncio.sleep(min(left(), self._pause(_HAND_OVER_POLL, _MOST_HAND_OVERS)))
         except TimeoutError:
             return
         except Exception:  # whatever it is, nobody stays for it

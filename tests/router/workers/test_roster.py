@@ -213,6 +213,22 @@ async def test_a_fleet_that_leaves_is_not_looked_at_more_often_than_a_few_worker
     assert 100 / min(pauses) <= roster._MOST_HAND_OVERS
 
 
+async def test_a_fleet_that_leaves_waits_for_a_slow_store_no_longer_than_one_worker(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def handed_over(_: Worker) -> bool:
+        state.now += 0.9 * roster._HAND_OVER
+        return False
+
+    monkeypatch.setattr(roster, "_MOST_HAND_OVERS", 1e-3)  # as with many more workers
+    monkeypatch.setattr(state.roster, "_handed_over", handed_over)
+    state.take("http://a:1,name=a")
+    pauses = recorded_pauses(monkeypatch)
+    state.roster.leave(state.fleet.workers["a"], 60.0)
+    await state.gone("a")
+    assert pauses == [pytest.approx(0.1 * roster._HAND_OVER)]
+
+
 def recorded_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Fills up with the seconds that anybody means to wait from now on; nobody does."""
     pauses, wait = list[float](), asyncio.sleep
