@@ -27,7 +27,8 @@ _NO_IDS, _NO_PROMPT = b'"token_ids":null', b'"prompt_token_ids":null'
 class Answer:
     """All choices of one answer, collected. `done` resolves when the last is finished.
 
-    With `break_after` the connection is cut instead of handing out any token after that many.
+    With `break_after` the connection is cut instead of handing out any token after that many. A stream that is not
+    `chunked` is for an HTTP/1.0 client, and ends with the connection.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class Answer:
         transport: asyncio.WriteTransport,
         leg: Leg,
         break_after: int | None = None,
+        *,
+        chunked: bool = True,
     ) -> None:
         self.heading = heading
         self.asked = asked
@@ -48,6 +51,7 @@ class Answer:
         self.answers = answers
         self.transport = transport
         self.leg = leg
+        self.chunked = chunked
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unfinished = len(requests)
         self._tokens_left = break_after
@@ -144,16 +148,18 @@ class Stream:
         self._plain_tail = template.tail + self._end
         self._last_tail = template.last_tail
         self._closing = _event(template.closing)
+        asked = answer.asked
+        self._plain = answer.chunked and not (asked.continuous_usage or asked.return_token_ids)
+        """Whether tokens between the first and the last differ in their text alone."""
 
     def on_token(self, position: int, finished: bool) -> None:
         answer = self._answer
         if answer.broken():
             return
         piece = self._pieces[(self._start + position) % len(self._pieces)]
-        asked = answer.asked
         if finished:
             self._finish(position, piece)
-        elif position == 0 or asked.continuous_usage or asked.return_token_ids:
+        elif position == 0 or not self._plain:
             self._chunk(self._events(position, piece, self._tail))
         else:
             head, tail = self._head, self._plain_tail
@@ -181,7 +187,7 @@ class Stream:
         return b',"usage":%b}\n\n' % _encode(self._answer.usage(streamed=True))
 
     def _chunk(self, events: bytes) -> None:
-        self._write(b"%x\r\n%b\r\n" % (len(events), events))
+        self._write(b"%x\r\n%b\r\n" % (len(events), events) if self._answer.chunked else events)
 
 
 def _event(chunk: bytes) -> bytes:

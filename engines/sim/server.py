@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, cast
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from engines.sim.answering import DONE, Answer, StreamedAnswer
 from engines.sim.connectors.base import Leg
@@ -158,7 +158,8 @@ class _Server:
         kind = StreamedAnswer if asked.stream else Answer
         transport = _transport(http)
         requests = self._requests(asked, leg)
-        answer = kind(heading, asked, requests, flavour, self._worker.answers, transport, leg, break_after)
+        answers, chunked = self._worker.answers, http.version >= HttpVersion11
+        answer = kind(heading, asked, requests, flavour, answers, transport, leg, break_after, chunked=chunked)
         if not asked.stream:
             await _run(answer, rank)
             return web.Response(body=answer.whole(), content_type="application/json")
@@ -195,8 +196,10 @@ class _Server:
 
 
 async def _begin_stream(http: web.Request) -> web.StreamResponse:
+    """In chunks; an HTTP/1.0 client does not know them, and reads until the connection ends."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-    response.enable_chunked_encoding()
+    if http.version < HttpVersion11:
+        response.force_close()  # even where it asked for keep-alive
     await response.prepare(http)
     return response
 

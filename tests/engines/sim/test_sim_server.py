@@ -63,6 +63,19 @@ async def test_a_stream_says_what_the_whole_answer_does(flavour: str, max_tokens
         assert usage["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
 
 
+@pytest.mark.parametrize("options", [None, {"include_usage": True, "continuous_usage_stats": True}])
+async def test_a_client_that_knows_no_chunks_reads_its_stream_until_the_connection_ends(options: Any) -> None:
+    """Though it asks for keep-alive, as this one does."""
+    old = aiohttp.ClientSession(version=aiohttp.HttpVersion10, timeout=aiohttp.ClientTimeout(30))
+    async with client() as worker, old:
+        body = {"prompt": TOKENS, "max_tokens": 5, "stream_options": options}
+        await worker.complete(TOKENS)  # both streams find the prompt cached
+        told = [await each.stream("/v1/completions", body) for each in (worker, Client(old, worker.fleet))]
+        assert told[0].pop() == told[1].pop() == "[DONE]"
+        first, second = ([(chunk["choices"], chunk.get("usage")) for chunk in chunks] for chunks in told)
+        assert first == second
+
+
 @pytest.mark.parametrize("flavour", ["vllm", "sglang"])
 async def test_a_chat_stream_opens_with_the_role(flavour: str) -> None:
     async with client(flavour=flavour) as worker:
