@@ -69,7 +69,13 @@ class SimFleet:
 
     async def _serve(self, app: web.Application, opening: AsyncExitStack, offset: int) -> int:
         """The port it is on."""
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=IDLE_SECONDS,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+        )
         opening.push_async_callback(runner.cleanup)
         await runner.setup()
         port = self.settings.port and self.settings.port + offset
@@ -86,5 +92,7 @@ def make_context(settings: SimSettings) -> zmq.Context[zmq.Socket[bytes]]:
     return context
 
 
+IDLE_SECONDS = 5.0
+"""How long a connection without a request stays open: the default of both engines, in real seconds."""
 SHUTDOWN_SECONDS = 0.01
 """How long requests may run on when the fleet stops: real engines abort them at once too."""

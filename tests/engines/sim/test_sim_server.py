@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -293,6 +294,18 @@ async def test_leaving_the_fleet_cuts_streams() -> None:
             response = await session.post(fleet.urls[0] + "/v1/completions", json=asked)
         async with response:
             assert await read_until_cut(response) == b""
+
+
+async def test_a_connection_without_requests_is_closed_as_engines_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.sim.fleet.IDLE_SECONDS", 0.01)
+    async with client() as worker:
+        address = urlsplit(worker.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: sim\r\n\r\n")
+        async with asyncio.timeout(30):
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_metrics_and_load_show_what_runs() -> None:
