@@ -89,6 +89,7 @@ class Flavour(ABC):
     clears_at_once: ClassVar[bool]
     cleared_text: ClassVar[str | None]
     """What POST /flush_cache answers; None: /reset_prefix_cache is the path and JSON its answer."""
+    tokenize_paths: ClassVar[Sequence[str]]
     owner: ClassVar[str]
     """Of the models that are served, in their list."""
 

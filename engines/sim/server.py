@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import msgspec
@@ -30,21 +31,22 @@ def make_app(worker: Worker) -> web.Application:
     """The worker's whole HTTP surface. Run it with handler cancellation, so that a disconnect aborts its request."""
     server = _Server(worker)
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[server.shape_errors])
-    app.router.add_post("/v1/completions", server.completions)
-    app.router.add_post("/v1/chat/completions", server.chat)
-    app.router.add_get("/v1/models", server.models)
-    app.router.add_get("/health", server.health)
+    post, get = app.router.add_post, partial(app.router.add_get, allow_head=False)
+    post("/v1/completions", server.completions)
+    post("/v1/chat/completions", server.chat)
+    get("/v1/models", server.models)
+    get("/health", server.health)
     app.router.add_get("/metrics", server.metrics)
     for path in worker.flavour.pages(0, 0.0):
-        app.router.add_get(path, server.page)
-    app.router.add_post("/tokenize", server.tokenize)
-    app.router.add_post("/v1/tokenize", server.tokenize)
-    app.router.add_post("/flush_cache" if worker.flavour.cleared_text else "/reset_prefix_cache", server.reset_cache)
-    app.router.add_post("/sim/fault", server.arm_fault)
-    app.router.add_get("/sim/faults", server.faults)
-    app.router.add_post("/sim/faults/clear", server.clear_faults)
-    app.router.add_get("/sim/cache", server.cache)
-    app.router.add_get("/sim/transfers", server.transfers)
+        get(path, server.page)
+    for path in worker.flavour.tokenize_paths:
+        post(path, server.tokenize)
+    post("/flush_cache" if worker.flavour.cleared_text else "/reset_prefix_cache", server.reset_cache)
+    post("/sim/fault", server.arm_fault)
+    get("/sim/faults", server.faults)
+    post("/sim/faults/clear", server.clear_faults)
+    get("/sim/cache", server.cache)
+    get("/sim/transfers", server.transfers)
     return app
 
 
@@ -65,7 +67,8 @@ class _Server:
 
     @property
     def shape_errors(self) -> Any:
-        """Middleware: a refusal becomes the flavour's error object. A client that has left gets nothing."""
+        """Middleware: a refusal becomes the flavour's error object; of what is not served, both say it as FastAPI does.
+        A client that has left gets nothing."""
 
         @web.middleware
         async def middleware(http: web.Request, handler: Handler) -> web.StreamResponse:
@@ -73,6 +76,9 @@ class _Server:
                 return await handler(http)
             except Refused as refused:
                 return _json(self._worker.flavour.error(refused), refused.status)
+            except web.HTTPClientError as error:
+                allowed = {name: value for name, value in error.headers.items() if name == "Allow"}
+                return _json({"detail": error.reason}, error.status, allowed)
             except ConnectionError:  # aiohttp would log it as an error of the handler's
                 return web.Response()
 
@@ -243,5 +249,6 @@ async def _until_disconnect() -> NoReturn:
     raise AssertionError("unreachable")
 
 
-def _json(content: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = msgspec.json.encode(content)
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")

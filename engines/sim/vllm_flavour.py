@@ -51,6 +51,7 @@ class VllmFlavour(Flavour):
     decode_blocks_at_finish = False
     clears_at_once = False
     cleared_text = None
+    tokenize_paths = ("/tokenize",)
     owner = "vllm"
 
     def encode_events(self, timestamp: float, events: Sequence[CacheEvent], dp_rank: int) -> bytes:

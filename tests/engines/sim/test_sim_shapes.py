@@ -103,6 +103,33 @@ async def test_pages(flavour: str, path: str) -> None:
         assert shape(made) == shape(real)
 
 
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allowed"),
+    [
+        ("GET", "/nope", 404, None),
+        ("POST", "/v1/embeddings", 404, None),
+        ("GET", "/v1/completions", 405, "POST"),
+        ("POST", "/health", 405, "GET"),
+        ("HEAD", "/health", 405, "GET"),
+        ("HEAD", "/v1/models", 405, "GET"),
+    ],
+)
+async def test_what_is_not_served(flavour: str, method: str, path: str, status: int, allowed: str | None) -> None:
+    """The answers of FastAPI, in which both engines are written; its GETs are no HEADs."""
+    async with client(flavour=flavour) as worker, worker.session.request(method, worker.url + path) as response:
+        assert response.status == status
+        assert response.headers.get("Allow") == allowed
+        assert response.content_type == "application/json"
+        detail = {404: "Not Found", 405: "Method Not Allowed"}[status]
+        assert await response.text() == ("" if method == "HEAD" else f'{{"detail":"{detail}"}}')
+
+
+async def test_vllm_tokenizes_on_one_path_only() -> None:
+    async with client() as worker:
+        assert (await worker.post("/v1/tokenize", {"prompt": "text"}))[0] == 404
+
+
 async def test_sglangs_tokenize() -> None:
     async with client(flavour="sglang") as worker:
         _, made = await worker.post("/v1/tokenize", {"prompt": "text"})
