@@ -80,9 +80,11 @@ class Answer:
         return not self._unfinished
 
     def usage(self, streamed: bool) -> Json:
-        prompt = sum(request.prompt_length for request in self.requests)
+        """A prompt with several answers counts once, with what the first found in the cache."""
+        first = self.requests[:: self.asked.n]
+        prompt = sum(request.prompt_length for request in first)
         generated = sum(request.generated for request in self.requests)
-        cached = sum(request.cached_tokens for request in self.requests)
+        cached = sum(request.cached_tokens for request in first)
         return self.flavour.usage(prompt, generated, cached, self.heading, streamed)
 
     def whole(self) -> bytes:

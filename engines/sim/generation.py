@@ -14,6 +14,10 @@ from indexer.types import Namespace
 
 COMPLETION_TOKENS = 16
 """OpenAI's default max_tokens of /v1/completions, and both engines'."""
+MOST_ANSWERS = 16_384
+"""To one prompt: vLLM's default, VLLM_MAX_N_SEQUENCES."""
+GREEDY = 1e-5
+"""Temperatures below it are 0 to vLLM."""
 
 
 class Refused(Exception):
@@ -61,6 +65,7 @@ class _Body(msgspec.Struct):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     n: int | None = None
+    temperature: float | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     cache_salt: str | None = None
@@ -79,14 +84,16 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A generation request, tokenised. Every prompt gets one answer."""
+    """A generation request, tokenised."""
 
     chat: bool
     model: str
     namespace: Namespace
     prompts: list[list[int]]
     max_tokens: list[int]
-    """For each prompt, how long its answer is."""
+    """For each prompt, how long its answers are."""
+    n: int
+    """Answers to each prompt."""
     finish_reason: str
     """`length` where the client or the context sets the length, else `stop`."""
     stream: bool
@@ -101,8 +108,6 @@ def read_generation(body: bytes, chat: bool, settings: SimSettings, tokenizer: T
     """Raises Refused."""
     fields = _read(body)
     model = _model(fields, settings)
-    if fields.n not in (None, 1):
-        raise Refused(400, "the simulated engine makes one answer a prompt (n=1)", "n", fields.n)
     prompts = [_chat_tokens(fields, tokenizer)] if chat else _prompt_tokens(fields, tokenizer)
     if not all(prompts):
         raise Refused(400, "The decoder prompt cannot be empty", "messages" if chat else "prompt")
@@ -116,6 +121,7 @@ def read_generation(body: bytes, chat: bool, settings: SimSettings, tokenizer: T
         namespace=Namespace(_adapter(model, settings), fields.cache_salt),
         prompts=prompts,
         max_tokens=lengths,
+        n=_answers(fields, settings),
         finish_reason="stop" if ends_itself else "length",
         stream=bool(fields.stream),
         include_usage=bool(options.include_usage),
@@ -170,6 +176,16 @@ def _model(fields: _Body, settings: SimSettings) -> str:
     if settings.flavour == "vllm" and fields.model not in known:
         raise Refused(404, f"The model `{fields.model}` does not exist. Valid aliases: {', '.join(known)}.", "model")
     return fields.model
+
+
+def _answers(fields: _Body, settings: SimSettings) -> int:
+    n = 1 if fields.n is None else fields.n
+    if not 1 <= n <= MOST_ANSWERS:
+        raise Refused(400, f"n must be from 1 to {MOST_ANSWERS}, got {n}.", "n", n)
+    greedy = fields.temperature is not None and fields.temperature < GREEDY
+    if n > 1 and greedy and settings.flavour == "vllm":
+        raise Refused(400, f"n must be 1 when using greedy sampling, got {n}.", "n", n)
+    return n
 
 
 def _adapter(model: str, settings: SimSettings) -> str | None:

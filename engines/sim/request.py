@@ -9,6 +9,9 @@ from engines.sim.cache import BlockId
 from indexer.hashing import Tokens, chain_hashes, pack_tokens, root_hash
 from indexer.types import PLAIN, Namespace, SequenceHash
 
+APART = 1009
+"""Tokens of the rank's text between the beginnings of two answers to one prompt."""
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -57,11 +60,13 @@ def make_request(
     remote: bool = False,
     keep: bool = False,
     answers: Tokens | None = None,
+    choice: int = 0,
 ) -> Request:
     """Raises OverflowError or TypeError for what is no token id, ValueError for an empty prompt or no token to make.
 
     The answer depends on the prompt's tokens alone, so a greedy repeat is equal, salted or not. With `answers`, which
-    the rank's are, a prompt that ends with the beginning of an answer goes on with its rest.
+    the rank's are, a prompt that ends with the beginning of an answer goes on with its rest. `choice` tells the answers
+    to one prompt apart.
     """
     if not prompt or max_tokens < 1:
         raise ValueError("an empty prompt, or max_tokens below 1")
@@ -74,7 +79,7 @@ def make_request(
         max_tokens=max_tokens,
         namespace=namespace,
         hashes=hashes,
-        answer_start=answer_start(packed, answers),
+        answer_start=answer_start(packed, answers) + choice * APART,
         remote=remote,
         keep=keep,
     )

@@ -181,15 +181,17 @@ class _Server:
             # The worker's own id: a client may use one X-Request-Id twice at once.
             make_request(
                 self._worker.new_request_id(),
-                prompt,
+                [*prompt] if choice else prompt,  # each grows by its answer
                 leg.max_tokens or length,
                 self._worker.settings.block_size,
                 asked.namespace,
                 remote=leg.remote,
                 keep=leg.keep,
                 answers=self._worker.answer_ids,
+                choice=choice,
             )
             for prompt, length in zip(asked.prompts, asked.max_tokens, strict=True)
+            for choice in range(asked.n)
         ]
 
     def _asked_rank(self, http: web.Request, asked: Asked) -> int | None:

@@ -232,6 +232,8 @@ class VllmConnector(Connector):
             raise self.refuse("a prefill sent to a decode worker" if sends else "a decode sent to a prefill worker")
         if len(asked.prompts) != 1:
             raise self.refuse("several prompts share one set of transfer parameters")
+        if asked.n != 1:
+            raise self.refuse("several answers share one prompt's KV, which is let go after the first")
         return self.prefill(asked, params, request_id, rank) if sends else self.decode(asked, params, request_id)
 
     def prefill(self, asked: Asked, params: Json, request_id: str | None, rank: int) -> Leg:

@@ -25,6 +25,8 @@ class Sglang(Connector):
     def leg(self, asked: Asked, request_id: str | None, rank: int) -> Leg:  # noqa: ARG002
         if self.place.role == "both":
             return Leg()
+        if asked.n != 1:
+            raise self.refuse("several answers share one bootstrap room")
         rooms, hosts, ports = self._rooms(asked), _each(asked.wire.host, asked), _each(asked.wire.port, asked)
         if self.place.role == "prefill":
             return self._prefill(rooms, hosts, ports, rank)

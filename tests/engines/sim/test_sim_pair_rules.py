@@ -151,6 +151,7 @@ async def test_nixl_parameters_are_for_their_prompt() -> None:
         (setting(min_tokens=2), 400, "min_tokens"),
         (setting(stream_options={"include_usage": True}), 400, "stream_options"),
         (setting(prompt=[TOKENS, TOKENS]), 500, "several prompts"),
+        (setting(n=2), 500, "several answers"),
         (setting(kv_transfer_params={"do_remote_prefill": True}), 500, "sent to a prefill worker"),
         (setting(kv_transfer_params={"do_remote_decode": False}), 500, "a prefill without its decode"),
         (setting(kv_transfer_params={"do_remote_decode": 1}), 500, "a prefill without its decode"),
@@ -325,6 +326,14 @@ async def test_sglangs_halves_that_lose_each_other(leg: str, change: Change) -> 
         assert [status for status, _ in answers] == [500, 500]
         assert answers[1][1]["message"].startswith("Lost connection with prefill instance (bootstrap_addr: ")
         assert await both.violations()
+        await both.settled()
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_sglangs_answers_need_a_room_each(leg: str) -> None:
+    async with pair("sglang") as both:
+        asked = both.ask_prefill if leg == "prefill" else both.ask_decode
+        await refused(both, await asked({**both.decode_body(BODY), "n": 2}), "several answers")
         await both.settled()
 
 

@@ -116,6 +116,42 @@ async def test_several_prompts_share_an_answer() -> None:
             assert "".join(choice["text"] for choice in mine) == alone[index]
 
 
+@pytest.mark.parametrize("flavour", ["vllm", "sglang"])
+async def test_several_answers_to_each_prompt(flavour: str) -> None:
+    """The prompt counts once. Usual sampling makes them differ, and the first is what it would be alone."""
+    async with client(flavour=flavour) as worker:
+        body = {"prompt": [TOKENS, "beta"], "max_tokens": 20, "n": 3}
+        first = [(await worker.complete(prompt, 20))["choices"][0]["text"] for prompt in (TOKENS, "beta")]
+        _, whole = await worker.post("/v1/completions", body)
+        texts = [choice["text"] for choice in whole["choices"]]
+        assert [choice["index"] for choice in whole["choices"]] == [*range(6)]
+        assert [texts[0], texts[3]] == first
+        assert len({*texts}) == 6
+        counts = [whole["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+        assert counts == [44, 120, 164]
+        assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
+        *chunks, done = await worker.stream("/v1/completions", body)
+        assert done == "[DONE]"
+        said = [chunk["choices"][0] for chunk in chunks]
+        assert texts == ["".join(each["text"] for each in said if each["index"] == index) for index in range(6)]
+
+
+async def test_several_answers_to_a_chat() -> None:
+    async with client() as worker:
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "n": 2}
+        _, whole = await worker.post("/v1/chat/completions", body)
+        chunks = (await worker.stream("/v1/chat/completions", body))[:-1]
+        for index, choice in enumerate(whole["choices"]):
+            mine = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"][0]["index"] == index]
+            assert mine[0]["role"] == "assistant"
+            assert "".join(delta["content"] for delta in mine) == choice["message"]["content"]
+
+
+async def test_sglang_gives_several_greedy_answers() -> None:
+    async with client(flavour="sglang") as worker:
+        assert len((await worker.complete(TOKENS, n=2, temperature=0))["choices"]) == 2
+
+
 async def test_a_follow_up_chat_finds_the_answer_in_the_cache() -> None:
     async with client() as worker:
         turns = [{"role": "user", "content": "tell me of prefixes"}]
@@ -205,7 +241,9 @@ async def test_tokenize_answers_the_ids_that_are_cached(path: str) -> None:
         ({"prompt": [7] * 4000}, 400, "maximum context length is 3200 tokens"),
         ({"prompt": [7] * 3000, "max_tokens": 300}, 400, "300 output tokens"),
         ({"prompt": TOKENS, "max_tokens": 0}, 400, "at least 1"),
-        ({"prompt": TOKENS, "n": 2}, 400, "n=1"),
+        ({"prompt": TOKENS, "n": 0}, 400, "n must be from 1"),
+        ({"prompt": TOKENS, "n": 20_000}, 400, "n must be from 1"),
+        ({"prompt": TOKENS, "n": 2, "temperature": 0}, 400, "greedy"),
         ({"prompt": []}, 400, "prompt must be"),
         ({}, 400, "prompt must be"),
         ({"prompt": [1, "x"]}, 400, "prompt must be"),
