@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from engines.answers import UNDECODABLE
-from engines.sim.settings import SimSettings
+from engines.sim.settings import FlavourName, SimSettings
 from engines.sim.tokens import Tokenizer
 from indexer.hashing import pack_tokens
 from indexer.types import Namespace
@@ -16,6 +16,8 @@ COMPLETION_TOKENS = 16
 """OpenAI's default max_tokens of /v1/completions, and both engines'."""
 MOST_ANSWERS = 16_384
 """To one prompt: vLLM's default, VLLM_MAX_N_SEQUENCES."""
+STREAM_OPTIONS = "Stream options can only be defined when `stream=True`."
+"""vLLM's words."""
 GREEDY = 1e-5
 """Temperatures below it are 0 to vLLM."""
 
@@ -148,6 +150,23 @@ def _wire(fields: _Body) -> Wire:
     )
 
 
+def check_together(asked: Asked, flavour: FlavourName) -> None:
+    """Raises Refused for fields that engines take each alone, but not together."""
+    least, most = asked.wire.min_tokens, min(asked.max_tokens)
+    if flavour == "vllm":
+        if asked.wire.stream_options and not asked.stream:
+            raise Refused(400, STREAM_OPTIONS, "stream_options")
+        if least > most:
+            raise Refused(400, too_few(least, most))
+    elif least > most:
+        raise Refused(400, f"min_new_tokens must be in [0, max_new_tokens({most})], got {least}.")
+
+
+def too_few(least: int, most: int) -> str:
+    """vLLM's words."""
+    return f"min_tokens must be less than or equal to max_tokens={most}, got {least}."
+
+
 def read_tokenize(body: bytes, settings: SimSettings, tokenizer: Tokenizer) -> list[int] | list[list[int]]:
     """Ids of a /tokenize body: of its `messages`, its `prompt`, or (SGLang) each of its prompts. Raises Refused."""
     fields = _read(body)
@@ -248,7 +267,7 @@ def _answer_length(prompt: list[int], given: int | None, fields: _Body, chat: bo
     if room < 1:
         raise too_long(settings, len(prompt))
     if given is None:
-        natural = max(64 + sum(prompt) % 192 if chat else COMPLETION_TOKENS, fields.min_tokens or 0)
+        natural = max(64 + sum(prompt) % 192, fields.min_tokens or 0) if chat else COMPLETION_TOKENS
         return min(natural, room)
     if given < 1:
         raise Refused(400, f"max_tokens must be at least 1, got {given}.", "max_tokens", given)

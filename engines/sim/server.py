@@ -16,7 +16,7 @@ from engines.sim.answering import DONE, Answer, StreamedAnswer
 from engines.sim.connectors.base import Leg
 from engines.sim.faults import REFUSALS, Fault, read_fault
 from engines.sim.flavour import Heading
-from engines.sim.generation import Asked, Refused, read_generation, read_tokenize
+from engines.sim.generation import Asked, Refused, check_together, read_generation, read_tokenize
 from engines.sim.place import Place
 from engines.sim.rank import Rank
 from engines.sim.request import Request, make_request
@@ -151,6 +151,7 @@ class _Server:
             asked = read_generation(body, chat, worker.settings, worker.tokenizer)
             rank = worker.rank(self._asked_rank(http, asked))
             leg = worker.connector.leg(asked, http.headers.get("X-Request-Id"), worker.ranks.index(rank))
+            check_together(asked, worker.settings.flavour)  # only now, so that a connector writes it down
             return await self._answer(http, asked, rank, leg, fault.after if fault else None)
         finally:
             worker.in_flight -= 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from engines.sim.generation import Asked, Refused
+from engines.sim.generation import STREAM_OPTIONS, Asked, Refused, too_few
 from engines.sim.place import Place
 from engines.sim.rank import Rank, Sink, Timer
 from engines.sim.request import Request
@@ -17,7 +17,6 @@ from indexer.types import SequenceHash
 
 Json = dict[str, Any]
 FAILED = "Internal server error"
-STREAM_OPTIONS = "Stream options can only be defined when `stream=True`."
 WITHOUT = {"prefill": "a prefill without its decode", "decode": "a decode without its prefill"}
 
 
@@ -249,8 +248,7 @@ class VllmConnector(Connector):
         if asked.wire.stream_options and not asked.stream:
             raise self.refuse("a prefill with stream_options but no stream", 400, STREAM_OPTIONS)
         if asked.wire.min_tokens > 1:
-            text = f"min_tokens must be less than or equal to max_tokens=1, got {asked.wire.min_tokens}."
-            raise self.refuse("a prefill with min_tokens", 400, text)
+            raise self.refuse("a prefill with min_tokens", 400, too_few(asked.wire.min_tokens, 1))
 
     def answered(self, offer: Offer, rank: int, mode: str) -> Json:
         """The parameters that a prefill's answer carries."""

@@ -147,6 +147,13 @@ async def test_several_answers_to_a_chat() -> None:
             assert "".join(delta["content"] for delta in mine) == choice["message"]["content"]
 
 
+async def test_sglang_minds_no_stream_options_but_more_tokens_at_least_than_at_most() -> None:
+    async with client(flavour="sglang") as worker:
+        await worker.complete(TOKENS, stream_options={"include_usage": True})
+        status, answer = await worker.post("/v1/completions", {"prompt": TOKENS, "max_tokens": 4, "min_tokens": 5})
+        assert (status, answer["message"]) == (400, "min_new_tokens must be in [0, max_new_tokens(4)], got 5.")
+
+
 async def test_sglang_gives_several_greedy_answers() -> None:
     async with client(flavour="sglang") as worker:
         assert len((await worker.complete(TOKENS, n=2, temperature=0))["choices"]) == 2
@@ -244,6 +251,9 @@ async def test_tokenize_answers_the_ids_that_are_cached(path: str) -> None:
         ({"prompt": TOKENS, "n": 0}, 400, "n must be from 1"),
         ({"prompt": TOKENS, "n": 20_000}, 400, "n must be from 1"),
         ({"prompt": TOKENS, "n": 2, "temperature": 0}, 400, "greedy"),
+        ({"prompt": TOKENS, "stream_options": {"include_usage": True}}, 400, "when `stream=True`"),
+        ({"prompt": TOKENS, "max_tokens": 4, "min_tokens": 5}, 400, "max_tokens=4, got 5"),
+        ({"prompt": TOKENS, "min_tokens": 20}, 400, "max_tokens=16, got 20"),
         ({"prompt": []}, 400, "prompt must be"),
         ({}, 400, "prompt must be"),
         ({"prompt": [1, "x"]}, 400, "prompt must be"),
