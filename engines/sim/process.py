@@ -23,7 +23,7 @@ from engines.description import Role
 from engines.sim.fleet import SimFleet
 from engines.sim.settings import ConnectorName, SimSettings
 from engines.sim.timing import HELP as TIMING_HELP
-from engines.sim.timing import StepTiming
+from engines.sim.timing import StepTiming, flag_of
 from engines.version import version_of
 
 DEFAULT_PORT = 18_000
@@ -113,8 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="lowest severity that is logged (default %(default)s)",
     )
     for name, text in TIMING_HELP.items():
-        flag = "--" + name.replace("_", "-")
-        add(flag, type=float, default=getattr(default.timing, name), help=f"{text} (default %(default)s)")
+        add(flag_of(name), type=float, default=getattr(default.timing, name), help=f"{text} (default %(default)s)")
     return parser
 
 

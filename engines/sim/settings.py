@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from engines.description import Role
-from engines.sim.timing import StepTiming
+from engines.sim.timing import StepTiming, flag_of
 
 FlavourName = Literal["vllm", "sglang"]
 ConnectorName = Literal["none", "nixl", "nixl-push", "mooncake", "store", "sglang"]
@@ -65,17 +65,27 @@ class SimSettings:
     def __post_init__(self) -> None:
         for name in ("workers", "block_size", "max_num_seqs", "max_num_batched_tokens", "dp_size", "max_model_len"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        if self.cache_blocks < 1 or not 0 < self.speedup < math.inf:
-            raise ValueError("cache_tokens must make one block, and speedup be above 0")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError("max_num_batched_tokens must not be below max_num_seqs")  # vLLM's rule too
+                raise ValueError(f"{flag_of(name)} must be at least 1")
+        if self.cache_blocks < 1:
+            raise ValueError(f"--cache-tokens must hold a block, of {self.block_size} tokens (--block-size)")
+        if not 0 < self.speedup < math.inf:
+            raise ValueError("--speedup must be a number above 0")
+        if self.max_num_batched_tokens < self.max_num_seqs:  # vLLM's rule too
+            raise ValueError("--max-num-batched-tokens must not be below --max-num-seqs")
         if any(not 0 < factor < math.inf or not 0 <= index < self.workers for index, factor in self.slow.items()):
-            raise ValueError("slow takes the index of a worker and a factor above 0")
+            raise ValueError("--slow takes the index of a worker, from 0 on, and a factor above 0")
+        self._check_names()
         if self.port < 0 or self.last_port > 65535:  # what binds takes the rest of a division by 65536, in silence
-            raise ValueError(f"port must be from 0 on, and leave room for all ports up to 65535, not {self.port}")
+            raise ValueError(f"--port must be from 0 on, and leave room for all ports up to 65535, not {self.port}")
         self._check_ports_differ()
         self._check_pairs()
+
+    def _check_names(self) -> None:
+        if not self.host:
+            raise ValueError("--host must not be empty; 0.0.0.0 stands for all addresses")
+        names = (self.model, *self.loras)
+        if "" in names or len({*names}) < len(names):
+            raise ValueError("--model and each --lora need a name of their own")
 
     def _check_ports_differ(self) -> None:
         """The ranges of a large fleet's ports reach into each other."""
@@ -86,15 +96,18 @@ class SimSettings:
 
     def _check_pairs(self) -> None:
         if any(not 0 <= index < self.workers for index in self.roles):
-            raise ValueError("roles take the index of a worker")
+            raise ValueError("--role takes the index of a worker, from 0 on")
         if self.connector == "none" and any(role != "both" for role in self.roles.values()):
-            raise ValueError("prefill and decode workers need a connector")
+            raise ValueError("--role prefill and decode need a --connector")
         if self.connector != "none" and (self.connector == "sglang") != (self.flavour == "sglang"):
-            raise ValueError("the connector sglang is for the flavour sglang, and the only one for it")
-        times = 0 < self.lease_s < math.inf and 0 <= self.transfer_base_s < math.inf
-        if not (times and self.transfer_gb_s > 0 and self.kv_bytes_per_token > 0):
-            sizes = "transfer_gb_s, kv_bytes_per_token and lease_s must be above 0, transfer_base_s not below"
-            raise ValueError(f"{sizes}, and the two times finite")
+            raise ValueError("--connector sglang is for --flavour sglang, and the only one for it")
+        for name in ("transfer_gb_s", "kv_bytes_per_token"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{flag_of(name)} must be above 0")
+        if not 0 < self.lease_s < math.inf:
+            raise ValueError("--lease-s must be a number of seconds above 0")
+        if not 0 <= self.transfer_base_s < math.inf:
+            raise ValueError("--transfer-base-s must be a number of seconds, not below 0")
 
     @property
     def last_port(self) -> int:

@@ -22,6 +22,11 @@ HELP: Final = {
 """What each figure of `StepTiming` is, for command lines."""
 
 
+def flag_of(name: str) -> str:
+    """The command-line flag for a setting."""
+    return "--" + name.replace("_", "-")
+
+
 @dataclass(slots=True)
 class StepWork:
     """What one step computes."""
@@ -61,10 +66,10 @@ class StepTiming:
 
     def __post_init__(self) -> None:
         if not 0 < self.prefill_tokens_per_s < math.inf:
-            raise ValueError("prefill_tokens_per_s must be above 0")
+            raise ValueError("--prefill-tokens-per-s must be a number above 0")
         for name in ("base_s", "attention_s_per_pair", "decode_s_per_sequence", "kv_read_s_per_token"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a number of seconds, not below 0")
+                raise ValueError(f"{flag_of(name)} must be a number of seconds, not below 0")
 
     def step_time(self, work: StepWork) -> float:
         """Seconds for one step."""

@@ -92,7 +92,13 @@ def test_every_timing_constant_has_a_flag() -> None:
         ["--connector", "nixl", "--transfer-base-s", "inf"],
         ["--connector", "nixl", "--transfer-base-s", "nan"],
         ["--connector", "nixl", "--transfer-gb-s", "nan"],
+        ["--connector", "nixl", "--kv-bytes-per-token", "0"],
         ["--tokenizer", "/nonexist", "--port", "0"],
+        ["--lora", "sim"],  # the model's name
+        ["--lora", "a", "--lora", "a"],
+        ["--lora", ""],
+        ["--model", ""],
+        ["--host", ""],
         ["--worker", "2"],  # half a flag
         ["--port", "-1"],
         ["--port", "70000"],
@@ -108,6 +114,7 @@ def test_nonsense_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]
     [told] = capsys.readouterr().err.splitlines()
     assert told.startswith("kv-sim: ")
     assert told.endswith("; --help lists every flag")
+    assert any(flag in told for flag in argv[::2])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from engines.sim.timing import StepTiming, StepWork
+from engines.sim.timing import StepTiming, StepWork, flag_of
 
 
 def work(**fields: int) -> StepWork:
@@ -31,12 +31,12 @@ def test_each_term(timing: StepTiming, done: StepWork, seconds: float) -> None:
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
 @pytest.mark.parametrize("name", [field.name for field in fields(StepTiming)])
 def test_a_step_that_takes_no_time_that_there_is(name: str, wrong: float) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=flag_of(name)):
         StepTiming(**{name: wrong})
 
 
 def test_nothing_is_computed_at_a_rate_of_0() -> None:
-    with pytest.raises(ValueError, match="prefill_tokens_per_s"):
+    with pytest.raises(ValueError, match="--prefill-tokens-per-s"):
         StepTiming(prefill_tokens_per_s=0)
 
 
