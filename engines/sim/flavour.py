@@ -83,10 +83,14 @@ class ChunkTemplate(NamedTuple):
 
 
 class Flavour(ABC):
-    """One per worker. `decode_blocks_at_finish` and `clears_at_once`: when blocks enter and leave the event stream."""
+    """One per worker."""
 
     decode_blocks_at_finish: ClassVar[bool]
+    """Whether the event stream tells of generated blocks when their request ends, not as they fill."""
     clears_at_once: ClassVar[bool]
+    """Whether a reset is in the event stream at once, not with the next step."""
+    clears_at_start: ClassVar[bool]
+    """Whether the event stream begins with a reset, which comes too early for any subscriber."""
     cleared_text: ClassVar[str | None]
     """What POST /flush_cache answers; None: /reset_prefix_cache is the path and JSON its answer."""
     tokenize_paths: ClassVar[Sequence[str]]

@@ -67,6 +67,7 @@ COUNTERS: dict[str, Reading] = {
 class SglangFlavour(Flavour):
     decode_blocks_at_finish = True
     clears_at_once = True
+    clears_at_start = True
     tokenize_paths = ("/v1/tokenize", "/tokenize")
     owner = "sglang"
     cleared_text = (

@@ -50,6 +50,7 @@ COUNTERS: dict[str, Reading] = {
 class VllmFlavour(Flavour):
     decode_blocks_at_finish = False
     clears_at_once = False
+    clears_at_start = False
     cleared_text = None
     tokenize_paths = ("/tokenize",)
     owner = "vllm"

@@ -71,6 +71,8 @@ class Worker:
             Rank(scheduler, loop, clock, self._publish_for(number), self._fetch_for(number))
             for number, scheduler in enumerate(schedulers)
         ]
+        if self.flavour.clears_at_start:
+            self.reset_cache()
 
     def rank(self, asked: int | None) -> Rank:
         """The rank asked for, else the least loaded, waiting requests counting four times as in vLLM's own balancer.

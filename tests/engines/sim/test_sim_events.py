@@ -27,6 +27,8 @@ from tests.fakes.waiting import until
 
 CODECS: dict[str, ModuleType] = {"vllm": engines.vllm.decode, "sglang": engines.sglang.decode}
 FLAVOURS = sorted(CODECS)
+FIRST = {"vllm": 0, "sglang": 1}
+"""The first seq that a request makes: SGLang tells of its empty cache before."""
 TOKENS = list(range(100, 140))
 END_OF_REPLAY = b"\xff" * 8
 
@@ -159,8 +161,8 @@ async def test_events_hash_to_our_own(flavour: str, namespace: Namespace) -> Non
     more = {"cache_salt": "s", **ADAPTED[flavour]} if namespace.lora_name else {}
     async with client(flavour=flavour, loras=("adapter",)) as worker:
         await worker.complete(TOKENS, 1, **more)
-        ((seq, batch),) = await replay(worker, flavour, 0)
-        assert (seq, batch.dp_rank) == (0, 0)
+        ((seq, batch),) = await replay(worker, flavour, FIRST[flavour])
+        assert (seq, batch.dp_rank) == (FIRST[flavour], 0)
         ours = chain_hashes(pack_tokens(TOKENS), BLOCK, root_hash(namespace)).tolist()
         held = index([(seq, batch)]).held()
         assert set(held) == {Tier.GPU}
@@ -173,7 +175,7 @@ async def test_events_hash_to_our_own(flavour: str, namespace: Namespace) -> Non
 async def test_sglangs_hashes_are_signed() -> None:
     async with client(flavour="sglang") as worker:
         await worker.complete(list(range(160)), 1)
-        ((_, payload),) = await replayed(worker, 0)
+        ((_, payload),) = await replayed(worker, FIRST["sglang"])
         (event,) = msgspec.msgpack.decode(payload)[1]
         assert any(name < 0 for name in event["block_hashes"])
 
@@ -197,7 +199,7 @@ async def subscribed(worker: Client, socket: zmq.asyncio.Socket, flavour: str) -
         await worker.complete([10**6 + made] * 17, 1)
         made += 1
     seq = -1
-    while seq < made - 1:
+    while seq < FIRST[flavour] + made - 1:
         ((seq, _),) = await receive(socket, flavour, 1)
     return seq
 
@@ -228,10 +230,16 @@ async def test_a_reset_is_published(flavour: str, path: str, before: list[type],
         await worker.complete(TOKENS, 1)
         status, _ = await worker.post(path)
         assert status == 200
-        assert kinds(await replay(worker, flavour, 1)) == before
+        assert kinds(await replay(worker, flavour, FIRST[flavour] + 1)) == before
         answer = await worker.complete(TOKENS, 1)
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-        assert kinds(await replay(worker, flavour, 1)) == after
+        assert kinds(await replay(worker, flavour, FIRST[flavour] + 1)) == after
+
+
+@pytest.mark.parametrize(("flavour", "told"), [("vllm", []), ("sglang", [AllBlocksCleared])])
+async def test_sglang_tells_of_its_empty_cache_when_it_starts(flavour: str, told: list[type]) -> None:
+    async with client(flavour=flavour, dp_size=2) as worker:
+        assert [kinds(await replay(worker, flavour, 0, rank)) for rank in range(2)] == [told, told]
 
 
 async def test_a_reset_waits_for_nobody() -> None:
@@ -251,8 +259,9 @@ async def test_ranks_publish_apart(flavour: str) -> None:
         ports = [int(source.endpoint.rsplit(":", 1)[1]) for source in sources]
         assert ports == [ports[0], ports[0] + 1, ports[0] + 2]
         await worker.post("/v1/completions", {"prompt": TOKENS, "max_tokens": 1}, X_data_parallel_rank="2")
-        assert [len(await replay(worker, flavour, 0, rank)) for rank in range(3)] == [0, 0, 1]
-        ((_, batch),) = await replay(worker, flavour, 0, 2)
+        first = FIRST[flavour]
+        assert [len(await replay(worker, flavour, first, rank)) for rank in range(3)] == [0, 0, 1]
+        ((_, batch),) = await replay(worker, flavour, first, 2)
         assert batch.dp_rank == 2
 
 
