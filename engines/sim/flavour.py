@@ -175,6 +175,6 @@ def rank_metrics(
     lines: list[str] = []
     for kind, metrics in (("gauge", gauges), ("counter", counters)):
         for name, read in metrics.items():
-            lines.append(f"# TYPE {name.removesuffix('_total')} {kind}")
+            lines.append(f"# TYPE {name} {kind}")
             lines += [f"{name}{{{each}}} {float(read(rank))}" for each, rank in zip(labels, ranks, strict=True)]
     return lines

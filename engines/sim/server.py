@@ -23,6 +23,7 @@ from engines.sim.request import Request, make_request
 from engines.sim.worker import Worker
 
 MAX_BODY_BYTES = 256 * 2**20
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RANK_HEADER = "X-data-parallel-rank"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -97,7 +98,7 @@ class _Server:
         return web.Response()
 
     async def metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._worker.flavour.metrics())
+        return web.Response(body=self._worker.flavour.metrics().encode(), headers={"Content-Type": METRICS_TYPE})
 
     async def page(self, http: web.Request) -> web.Response:
         return _json(self._worker.flavour.pages(self._worker.in_flight, time.time())[http.path])

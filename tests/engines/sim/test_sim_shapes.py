@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -162,6 +163,17 @@ async def test_metrics_are_named_as_the_real_ones(flavour: str) -> None:
         extra.add("vllm:prompt_tokens_by_source_total")
         assert made - extra <= real
         assert len(made) > 8
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_metrics_are_in_prometheus_text_format(flavour: str) -> None:
+    """Each type stands before its metric, under the same name; a counter's ends with _total."""
+    async with client(flavour=flavour) as worker, worker.session.get(worker.url + "/metrics") as response:
+        assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        lines = (await response.text()).splitlines()
+        typed = [(line.split()[2:], after) for line, after in pairwise(lines) if line.startswith("# TYPE ")]
+        assert all(after.startswith(name + "{") for (name, _), after in typed)
+        assert {kind for (name, kind), _ in typed if name.endswith("_total")} == {"counter"}
 
 
 async def metrics(worker: Client) -> list[str]:
