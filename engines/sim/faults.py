@@ -42,36 +42,36 @@ class Faults:
 
     def __init__(self) -> None:
         self._armed: deque[Fault] = deque()
-        self._transfers: deque[str] = deque()
+        self._transfers: deque[Fault] = deque()
+        """For transfers of KV. Both: `count` is how many requests it is still to strike."""
         self.struck: Counter[str] = Counter()
         """How many of each kind have found their request."""
 
     def arm(self, fault: Fault) -> None:
-        if fault.kind in TRANSFER_FAULTS:
-            self._transfers.extend([fault.kind] * fault.count)
-        else:
-            self._armed.extend([fault] * fault.count)
+        (self._transfers if fault.kind in TRANSFER_FAULTS else self._armed).append(fault)
 
     def take(self) -> Fault | None:
         """The fault for the request that just came."""
-        if not self._armed:
-            return None
-        fault = self._armed.popleft()
-        self.struck[fault.kind] += 1
-        return fault
+        return self._take(self._armed)
 
     def take_transfer(self) -> str | None:
         """The kind of fault for the transfer that just begins."""
-        if not self._transfers:
+        fault = self._take(self._transfers)
+        return fault.kind if fault else None
+
+    def _take(self, queue: deque[Fault]) -> Fault | None:
+        if not queue:
             return None
-        kind = self._transfers.popleft()
-        self.struck[kind] += 1
-        return kind
+        fault = queue.popleft()
+        if fault.count > 1:
+            queue.appendleft(msgspec.structs.replace(fault, count=fault.count - 1))
+        self.struck[fault.kind] += 1
+        return fault
 
     @property
     def armed(self) -> int:
         """That wait for their request."""
-        return len(self._armed) + len(self._transfers)
+        return sum(fault.count for fault in (*self._armed, *self._transfers))
 
     def clear(self) -> None:
         self._armed.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import tracemalloc
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -438,6 +439,17 @@ async def test_armed_errors_strike_as_often_as_said(kind: str, status: int) -> N
         got += [(await worker.post("/v1/completions", {"prompt": TOKENS}))[0] for _ in range(2)]
         assert got == [status, status, 200]
         assert await worker.get("/sim/faults") == {"armed": 0, "struck": {kind: 2}}
+
+
+@pytest.mark.parametrize("kind", ["error500", "transfer_fails"])
+async def test_a_fault_for_all_requests_to_come_takes_no_memory_for_each(kind: str) -> None:
+    async with client() as worker:
+        tracemalloc.start()
+        await arm(worker, kind=kind, count=10**7)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 10**7
+        assert (await worker.get("/sim/faults"))["armed"] == 10**7
 
 
 async def test_what_the_cache_holds_is_told() -> None:
