@@ -78,6 +78,7 @@ def bind_publishers(
 def _bind_run(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, port: int, count: int
 ) -> tuple[list[zmq.Socket[bytes]], int]:
+    """`count` sockets on consecutive ports. A free port, for `port` 0, may have a taken one behind it: then another."""
     for attempt in range(50, -1, -1):
         sockets = [context.socket(kind) for _ in range(count)]
         try:

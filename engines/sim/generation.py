@@ -50,8 +50,6 @@ class Wire(msgspec.Struct, frozen=True):
     """Whether the prompt is a list of prompts."""
     ignore_eos: bool = False
     stops: bool = False
-    min_tokens: int = 0
-    stream_options: bool = False
 
 
 class _Body(msgspec.Struct):
@@ -94,11 +92,14 @@ class Asked(msgspec.Struct, frozen=True):
     prompts: list[list[int]]
     max_tokens: list[int]
     """For each prompt, how long its answers are."""
+    min_tokens: int
     n: int
     """Answers to each prompt."""
     finish_reason: str
     """`length` where the client or the context sets the length, else `stop`."""
     stream: bool
+    stream_options: bool
+    """Whether there are any, of a stream or of none."""
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
@@ -123,9 +124,11 @@ def read_generation(body: bytes, chat: bool, settings: SimSettings, tokenizer: T
         namespace=Namespace(_adapter(model, settings), fields.cache_salt),
         prompts=prompts,
         max_tokens=lengths,
+        min_tokens=fields.min_tokens or 0,
         n=_answers(fields, settings),
         finish_reason="stop" if ends_itself else "length",
         stream=bool(fields.stream),
+        stream_options=fields.stream_options is not None,
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(fields.return_token_ids),
@@ -145,16 +148,14 @@ def _wire(fields: _Body) -> Wire:
         batch=isinstance(prompt, list) and not _is_list_of(int, prompt),
         ignore_eos=bool(fields.ignore_eos),
         stops=bool(fields.stop or fields.stop_token_ids),
-        min_tokens=fields.min_tokens or 0,
-        stream_options=fields.stream_options is not None,
     )
 
 
 def check_together(asked: Asked, flavour: FlavourName) -> None:
     """Raises Refused for fields that engines take each alone, but not together."""
-    least, most = asked.wire.min_tokens, min(asked.max_tokens)
+    least, most = asked.min_tokens, min(asked.max_tokens)
     if flavour == "vllm":
-        if asked.wire.stream_options and not asked.stream:
+        if asked.stream_options and not asked.stream:
             raise Refused(400, STREAM_OPTIONS, "stream_options")
         if least > most:
             raise Refused(400, too_few(least, most))

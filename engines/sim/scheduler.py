@@ -100,6 +100,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._kept: dict[str, Request] = {}
         self._blocked: tuple[Request, int] | None = None
+        """The waiting request that last did not fit, and how many blocks were free then."""
         # A step's tokens must always do for all that decode: then a prefill under way is the last of those running.
         apart = emit_every > 1 and max_num_seqs <= max_num_batched_tokens
         self._decoding = Decoding(block_size, emit_every, answers) if apart else None

@@ -245,10 +245,10 @@ class VllmConnector(Connector):
         """Raises Refused unless it makes one token and says nothing of streams that are none."""
         if asked.max_tokens != [1]:
             raise self.refuse(f"a prefill makes one token, not {asked.max_tokens[0]}")
-        if asked.wire.stream_options and not asked.stream:
+        if asked.stream_options and not asked.stream:
             raise self.refuse("a prefill with stream_options but no stream", 400, STREAM_OPTIONS)
-        if asked.wire.min_tokens > 1:
-            raise self.refuse("a prefill with min_tokens", 400, too_few(asked.wire.min_tokens, 1))
+        if asked.min_tokens > 1:
+            raise self.refuse("a prefill with min_tokens", 400, too_few(asked.min_tokens, 1))
 
     def answered(self, offer: Offer, rank: int, mode: str) -> Json:
         """The parameters that a prefill's answer carries."""
