@@ -124,6 +124,10 @@ class Flavour(ABC):
     @abstractmethod
     def error(self, refused: Refused) -> Json: ...
 
+    @abstractmethod
+    def streamed_error(self, refused: Refused) -> Json:
+        """The event of a stream that fails."""
+
     def models(self) -> Json:
         settings = self.facts.settings
         base = self._card(settings.model, settings.tokenizer or settings.model, None)

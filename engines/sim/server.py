@@ -175,7 +175,7 @@ class _Server:
         try:
             await _run(answer, rank)
         except Refused as refused:  # too late for another status: both engines tell it in the stream
-            await response.write(b"data: %b\n\n%b" % (msgspec.json.encode(flavour.error(refused)), DONE))
+            await response.write(b"data: %b\n\n%b" % (msgspec.json.encode(flavour.streamed_error(refused)), DONE))
         return response
 
     def _requests(self, asked: Asked, leg: Leg) -> list[Request]:

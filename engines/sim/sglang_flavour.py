@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -130,6 +131,9 @@ class SglangFlavour(Flavour):
     def error(self, refused: Refused) -> Json:
         kind = ERROR_TYPES.get(refused.status, "InternalServerError")
         return {"object": "error", "message": refused.message, "type": kind, "param": None, "code": refused.status}
+
+    def streamed_error(self, refused: Refused) -> Json:
+        return {"error": {**self.error(refused), "type": HTTPStatus(refused.status).name}}
 
     def tokenized(self, tokens: list[int] | list[list[int]]) -> Json:
         count = [len(each) for each in tokens if isinstance(each, list)] or len(tokens)

@@ -136,6 +136,9 @@ class VllmFlavour(Flavour):
             "error": {"message": refused.message, "type": kind, "param": refused.param, "code": refused.status},
         }
 
+    def streamed_error(self, refused: Refused) -> Json:
+        return self.error(refused)
+
     def _card(self, name: str, root: str, parent: str | None) -> Json:
         return {**super()._card(name, root, parent), "permission": []}
 
