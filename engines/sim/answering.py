@@ -7,7 +7,8 @@ about 10 µs a token, where awaiting a response object's write costs several tim
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -50,6 +51,8 @@ class Answer:
         self.flavour = flavour
         self.answers = answers
         self.transport = transport
+        self.write: Callable[[bytes], object] = transport.write
+        """Where a stream's choices write; another place before the HTTP head is out."""
         self.leg = leg
         self.chunked = chunked
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -127,10 +130,28 @@ class Collect:
 
 
 class StreamedAnswer(Answer):
-    """Its choices write to the transport as their tokens come; the HTTP head must be out before."""
+    """Its choices write to the transport as their tokens come; unless it is held, the HTTP head must be out before."""
 
     def sinks(self) -> Sequence[Sink]:
         return [Stream(self, request, index) for index, request in enumerate(self.requests)]
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Entered when the first choice writes or all have failed. What they write goes out when it is left."""
+        held: list[bytes] = []
+        begun = asyncio.Event()
+
+        def hold(events: bytes) -> None:
+            held.append(events)
+            begun.set()
+
+        self.write = hold
+        self.done.add_done_callback(lambda _: begun.set())
+        await begun.wait()
+        yield
+        self.write = self.transport.write
+        if held and not self.transport.is_closing():
+            self.write(b"".join(held))
 
 
 class Stream:
@@ -140,7 +161,6 @@ class Stream:
         template = answer.flavour.chunk_template(answer.heading, choice, answer.asked.finish_reason)
         self._answer = answer
         self._request = request
-        self._write = answer.transport.write
         self._pieces = answer.answers.json_pieces
         self._start = request.answer_start % len(self._pieces)
         self._opening = _event(template.opening)
@@ -165,7 +185,7 @@ class Stream:
             self._chunk(self._events(position, piece, self._tail))
         else:
             head, tail = self._head, self._plain_tail
-            self._write(b"%x\r\n%b%b%b\r\n" % (len(head) + len(piece) + len(tail), head, piece, tail))
+            answer.write(b"%x\r\n%b%b%b\r\n" % (len(head) + len(piece) + len(tail), head, piece, tail))
 
     def _finish(self, position: int, piece: bytes) -> None:
         last = self._events(position, piece, self._last_tail) + self._closing
@@ -189,7 +209,7 @@ class Stream:
         return b',"usage":%b}\n\n' % _encode(self._answer.usage(streamed=True))
 
     def _chunk(self, events: bytes) -> None:
-        self._write(b"%x\r\n%b\r\n" % (len(events), events) if self._answer.chunked else events)
+        self._answer.write(b"%x\r\n%b\r\n" % (len(events), events) if self._answer.chunked else events)
 
 
 def _event(chunk: bytes) -> bytes:

@@ -91,6 +91,8 @@ class Flavour(ABC):
     """Whether a reset is in the event stream at once, not with the next step."""
     clears_at_start: ClassVar[bool]
     """Whether the event stream begins with a reset, which comes too early for any subscriber."""
+    head_at_once: ClassVar[bool]
+    """Whether a stream's HTTP head goes out before its first token."""
     cleared_text: ClassVar[str | None]
     """What POST /flush_cache answers; None: /reset_prefix_cache is the path and JSON its answer."""
     tokenize_paths: ClassVar[Sequence[str]]

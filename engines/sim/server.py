@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -163,19 +163,27 @@ class _Server:
         flavour = self._worker.flavour
         answer_id = flavour.answer_id(asked.chat, http.headers.get("X-Request-Id") or self._worker.new_request_id())
         heading = Heading(answer_id, int(time.time()), asked.model, asked.chat)
-        kind = StreamedAnswer if asked.stream else Answer
-        transport = _transport(http)
-        requests = self._requests(asked, leg)
-        answers, chunked = self._worker.answers, http.version >= HttpVersion11
-        answer = kind(heading, asked, requests, flavour, answers, transport, leg, break_after, chunked=chunked)
-        if not asked.stream:
-            await _run(answer, rank)
-            return web.Response(body=answer.whole(), content_type="application/json")
-        response = await _begin_stream(http)
+        parts = (heading, asked, self._requests(asked, leg), flavour, self._worker.answers, _transport(http), leg)
+        if asked.stream:
+            chunked = http.version >= HttpVersion11
+            return await self._stream(http, StreamedAnswer(*parts, break_after, chunked=chunked), rank)
+        answer = Answer(*parts, break_after)
+        with _running(answer, rank):
+            await answer.done
+        return web.Response(body=answer.whole(), content_type="application/json")
+
+    async def _stream(self, http: web.Request, answer: StreamedAnswer, rank: Rank) -> web.StreamResponse:
+        response = await _begin_stream(http) if answer.flavour.head_at_once else None
         try:
-            await _run(answer, rank)
-        except Refused as refused:  # too late for another status: both engines tell it in the stream
-            await response.write(b"data: %b\n\n%b" % (msgspec.json.encode(flavour.streamed_error(refused)), DONE))
+            with _running(answer, rank):
+                if response is None:
+                    async with answer.held():
+                        response = await _begin_stream(http)
+                await answer.done
+        except Refused as refused:  # both engines tell it in the stream
+            response = response or await _begin_stream(http)
+            event = msgspec.json.encode(answer.flavour.streamed_error(refused))
+            await response.write(b"data: %b\n\n%b" % (event, DONE))
         return response
 
     def _requests(self, asked: Asked, leg: Leg) -> list[Request]:
@@ -214,8 +222,9 @@ async def _begin_stream(http: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _run(answer: Answer, rank: Rank) -> None:
-    """Until the last token; whatever ends it earlier frees the requests' blocks."""
+@contextmanager
+def _running(answer: Answer, rank: Rank) -> Iterator[None]:
+    """Its requests; whatever ends the answer before their last token frees their blocks."""
     leg = answer.leg
 
     def submit() -> None:
@@ -224,7 +233,7 @@ async def _run(answer: Answer, rank: Rank) -> None:
 
     try:
         leg.start(answer.requests, rank, submit, answer.fail)
-        await answer.done
+        yield
     finally:
         for request in answer.requests:
             rank.abort(request.request_id)

@@ -69,6 +69,7 @@ class SglangFlavour(Flavour):
     decode_blocks_at_finish = True
     clears_at_once = True
     clears_at_start = True
+    head_at_once = False
     tokenize_paths = ("/v1/tokenize", "/tokenize")
     owner = "sglang"
     cleared_text = (

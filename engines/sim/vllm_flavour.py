@@ -51,6 +51,7 @@ class VllmFlavour(Flavour):
     decode_blocks_at_finish = False
     clears_at_once = False
     clears_at_start = False
+    head_at_once = True
     cleared_text = None
     tokenize_paths = ("/tokenize",)
     owner = "vllm"

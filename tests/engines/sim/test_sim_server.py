@@ -336,6 +336,20 @@ async def test_a_client_that_leaves_as_its_stream_begins_is_no_error(caplog: pyt
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize(("flavour", "begun"), [("vllm", True), ("sglang", False)])
+async def test_whether_a_stream_begins_before_its_first_token(flavour: str, begun: bool) -> None:
+    """SGLang waits for it, to answer with an error's own status if there is none."""
+    async with client(flavour=flavour, timing=SLOW) as worker:
+        asked = {"prompt": TOKENS, "stream": True}
+        asking = asyncio.create_task(worker.session.post(worker.url + "/v1/completions", json=asked))
+        await until(lambda: worker.scheduler.busy)
+        await worker.get("/health")  # what was written before is read before
+        assert asking.done() == begun
+        if begun:
+            (await asking).close()
+        asking.cancel()
+
+
 async def test_leaving_the_fleet_cuts_streams() -> None:
     async with aiohttp.ClientSession() as session:
         async with SimFleet(settings(timing=SLOW)) as fleet:
