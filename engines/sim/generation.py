@@ -18,6 +18,11 @@ MOST_ANSWERS = 16_384
 """To one prompt: vLLM's default, VLLM_MAX_N_SEQUENCES."""
 STREAM_OPTIONS = "Stream options can only be defined when `stream=True`."
 """vLLM's words."""
+IDS_IN_STREAM = (
+    "return_token_ids is not supported with streaming on /v1/chat/completions. Please set stream=false when using "
+    "return_token_ids=true."
+)
+"""SGLang's words."""
 GREEDY = 1e-5
 """Temperatures below it are 0 to vLLM."""
 
@@ -159,8 +164,11 @@ def check_together(asked: Asked, flavour: FlavourName) -> None:
             raise Refused(400, STREAM_OPTIONS, "stream_options")
         if least > most:
             raise Refused(400, too_few(least, most))
-    elif least > most:
+        return
+    if least > most:
         raise Refused(400, f"min_new_tokens must be in [0, max_new_tokens({most})], got {least}.")
+    if asked.return_token_ids and asked.chat and asked.stream:
+        raise Refused(400, IDS_IN_STREAM)
 
 
 def too_few(least: int, most: int) -> str:

@@ -155,6 +155,15 @@ async def test_sglang_minds_no_stream_options_but_more_tokens_at_least_than_at_m
         assert (status, answer["message"]) == (400, "min_new_tokens must be in [0, max_new_tokens(4)], got 5.")
 
 
+@pytest.mark.parametrize(
+    ("flavour", "stream", "status"), [("sglang", True, 400), ("sglang", False, 200), ("vllm", True, 200)]
+)
+async def test_sglang_streams_no_token_ids_of_chats(flavour: str, stream: bool, status: int) -> None:
+    async with client(flavour=flavour) as worker:
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "return_token_ids": True}
+        assert (await worker.post("/v1/chat/completions", {**body, "stream": stream}))[0] == status
+
+
 async def test_sglang_gives_several_greedy_answers() -> None:
     async with client(flavour="sglang") as worker:
         assert len((await worker.complete(TOKENS, n=2, temperature=0))["choices"]) == 2
