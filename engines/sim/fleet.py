@@ -73,6 +73,7 @@ class SimFleet:
             app,
             handler_cancellation=True,
             access_log=None,
+            auto_decompress=False,  # nor do the engines
             keepalive_timeout=IDLE_SECONDS,
             shutdown_timeout=SHUTDOWN_SECONDS,
         )

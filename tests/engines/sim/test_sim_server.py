@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 import tracemalloc
@@ -592,6 +593,13 @@ async def test_a_fleets_workers_are_apart() -> None:
         answer = await second.complete(TOKENS)
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert first.scheduler.counters.finished_requests == second.scheduler.counters.finished_requests == 1
+
+
+@pytest.mark.parametrize("body", [gzip.compress(b'{"prompt": "x"}'), b'{"prompt": "x"}'], ids=["gzip", "plain"])
+async def test_no_body_is_decompressed(body: bytes) -> None:
+    async with client() as worker:
+        status = 200 if body.startswith(b"{") else 400
+        assert (await worker.post("/v1/completions", body, Content_Encoding="gzip"))[0] == status
 
 
 async def test_json_bodies_need_no_content_type() -> None:
