@@ -93,8 +93,8 @@ class Flavour(ABC):
     """Whether the event stream begins with a reset, which comes too early for any subscriber."""
     head_at_once: ClassVar[bool]
     """Whether a stream's HTTP head goes out before its first token."""
-    cleared_text: ClassVar[str | None]
-    """What POST /flush_cache answers; None: /reset_prefix_cache is the path and JSON its answer."""
+    reset_path: ClassVar[str]
+    reset_methods: ClassVar[Sequence[str]]
     tokenize_paths: ClassVar[Sequence[str]]
     owner: ClassVar[str]
     """Of the models that are served, in their list."""
@@ -148,6 +148,10 @@ class Flavour(ABC):
 
     @abstractmethod
     def tokenized(self, tokens: list[int] | list[list[int]]) -> Json: ...
+
+    @abstractmethod
+    def cleared(self, done: bool) -> Json | str:
+        """What a reset answers; a text comes with status 400 unless it was done."""
 
     @abstractmethod
     def metrics(self) -> str:

@@ -42,7 +42,8 @@ def make_app(worker: Worker) -> web.Application:
         get(path, server.page)
     for path in worker.flavour.tokenize_paths:
         post(path, server.tokenize)
-    post("/flush_cache" if worker.flavour.cleared_text else "/reset_prefix_cache", server.reset_cache)
+    for method in worker.flavour.reset_methods:
+        app.router.add_route(method, worker.flavour.reset_path, server.reset_cache)
     post("/sim/fault", server.arm_fault)
     get("/sim/faults", server.faults)
     post("/sim/faults/clear", server.clear_faults)
@@ -109,9 +110,8 @@ class _Server:
 
     async def reset_cache(self, _: web.Request) -> web.Response:
         done = self._worker.reset_cache()
-        if text := self._worker.flavour.cleared_text:
-            return web.Response(text=text, status=200 if done else 400)
-        return _json({"success": done})
+        said = self._worker.flavour.cleared(done)
+        return web.Response(text=said, status=200 if done else 400) if isinstance(said, str) else _json(said)
 
     async def arm_fault(self, http: web.Request) -> web.Response:
         try:

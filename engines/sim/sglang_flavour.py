@@ -33,6 +33,11 @@ VERSION = "0.5.23"
 BOOTSTRAP_PORT = 8998
 """SGLang's default; a worker that is no prefill worker has nobody listening there."""
 
+FLUSHED = (
+    "Cache flushed.\nPlease check backend logs for more details. "
+    "(When there are running or waiting requests, the operation will not be performed.)\n"
+)
+
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -72,10 +77,8 @@ class SglangFlavour(Flavour):
     head_at_once = False
     tokenize_paths = ("/v1/tokenize", "/tokenize")
     owner = "sglang"
-    cleared_text = (
-        "Cache flushed.\nPlease check backend logs for more details. "
-        "(When there are running or waiting requests, the operation will not be performed.)\n"
-    )
+    reset_path = "/flush_cache"
+    reset_methods = ("POST", "GET")
 
     def encode_events(self, timestamp: float, events: Sequence[CacheEvent], dp_rank: int) -> bytes:
         return _pack([timestamp, [self._event(event) for event in events], dp_rank])
@@ -139,6 +142,9 @@ class SglangFlavour(Flavour):
     def tokenized(self, tokens: list[int] | list[list[int]]) -> Json:
         count = [len(each) for each in tokens if isinstance(each, list)] or len(tokens)
         return {"tokens": tokens, "count": count, "max_model_len": self.facts.settings.context_length}
+
+    def cleared(self, done: bool) -> Json | str:
+        return FLUSHED if done else "Flush cache failed.\n"
 
     def metrics(self) -> str:
         ranks = self.facts.ranks

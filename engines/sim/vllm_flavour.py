@@ -52,7 +52,8 @@ class VllmFlavour(Flavour):
     clears_at_once = False
     clears_at_start = False
     head_at_once = True
-    cleared_text = None
+    reset_path = "/reset_prefix_cache"
+    reset_methods = ("POST",)
     tokenize_paths = ("/tokenize",)
     owner = "vllm"
 
@@ -146,6 +147,9 @@ class VllmFlavour(Flavour):
     def tokenized(self, tokens: list[int] | list[list[int]]) -> Json:
         length = self.facts.settings.context_length
         return {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": None}
+
+    def cleared(self, done: bool) -> Json | str:
+        return {"success": done}
 
     def metrics(self) -> str:
         ranks = self.facts.ranks

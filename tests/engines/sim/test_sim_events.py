@@ -243,14 +243,26 @@ async def test_sglang_tells_of_its_empty_cache_when_it_starts(flavour: str, told
         assert [kinds(await replay(worker, flavour, 0, rank)) for rank in range(2)] == [told, told]
 
 
-async def test_a_reset_waits_for_nobody() -> None:
-    async with client(speedup=1e-6) as worker:
-        response = await worker.session.post(
-            worker.url + "/v1/completions", json={"prompt": TOKENS, "max_tokens": 5, "stream": True}
-        )
+@pytest.mark.parametrize(
+    ("flavour", "path", "answer"),
+    [
+        ("vllm", "/reset_prefix_cache", (200, {"success": False})),
+        ("sglang", "/flush_cache", (400, "Flush cache failed.\n")),
+    ],
+)
+async def test_a_reset_waits_for_nobody(flavour: str, path: str, answer: Any) -> None:
+    async with client(flavour=flavour, speedup=1e-6) as worker:
+        asking = asyncio.create_task(worker.complete(TOKENS))
         await until(lambda: worker.scheduler.busy)
-        assert await worker.post("/reset_prefix_cache") == (200, {"success": False})
-        response.close()
+        assert await worker.post(path) == answer
+        asking.cancel()
+
+
+async def test_sglang_flushes_its_cache_on_a_get_too() -> None:
+    async with client(flavour="sglang") as worker:
+        await worker.complete(TOKENS, 1)
+        assert (await worker.get("/flush_cache")).startswith("Cache flushed.")
+        assert worker.scheduler.cache.hashes == []
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
