@@ -119,7 +119,7 @@ class Routing:
         bool,
         about(
             "Routing",
-            "Where mode kv or an arm of it routes, learn from KV events what each worker holds; without events, "
+            "Learn from KV events what each worker holds, if --router-mode or an arm of --ab is kv; without events, "
             "predict it from what was sent to the worker.",
         ),
     ] = True
