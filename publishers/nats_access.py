@@ -8,6 +8,7 @@ import re
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import nats.errors
@@ -50,8 +51,8 @@ def _check_seed(path: str) -> None:
 
 class SafeClient(Client):
     """nats-py's client without some of its shortcomings: `publish` is a coroutine only; with tls:// it goes on
-    unencrypted if the server says that it has no TLS, as an attacker in between may say too; when a reconnect ends in
-    an unexpected error it tries no more, and leaves the connection open; it does not decode the user and password of a
+    unencrypted if the server does not insist on TLS, as an attacker in between may pretend; when a reconnect ends in an
+    unexpected error it tries no more, and leaves the connection open; it does not decode the user and password of a
     URL, nor use them for other servers of a cluster; it has no place for certificates that change, and cannot be closed
     where it found no nkey seed; it puts errors into lower case, and so the subjects that they name; it does not tell
     its streams that they are encrypted; it makes no new connection while there is something left to write to the one
@@ -83,6 +84,16 @@ class SafeClient(Client):
 
     def _setup_nkeys_connect(self) -> None:
         """Reads the seed: not before the server has spoken, see `_connect_command`."""
+
+    @property
+    def _tls_was_asked_for(self) -> bool:
+        return self._current_server is not None and self._current_server.uri.scheme == "tls"
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """What a server says of itself. One that leaves TLS to its clients (allow_non_tls) only says that it has it."""
+        if initial_connection and self._tls_was_asked_for and info.get("tls_available"):
+            info["tls_required"] = True  # which alone nats-py looks for
+        await super()._process_info(info, initial_connection)
 
     async def _process_connect_init(self) -> None:
         """The handshake. Credentials are read again each time, from files that may be in the middle of a change."""
@@ -120,8 +131,7 @@ class SafeClient(Client):
 
     def _connect_command(self) -> bytes:
         """The first message to the server; it may hold a password."""
-        asked = self._current_server and self._current_server.uri.scheme == "tls"
-        if asked and not self._server_info.get("tls_required"):
+        if self._tls_was_asked_for and not self._server_info.get("tls_required"):
             raise nats.errors.Error("the server offers no TLS, and tls:// was asked for")
         creds = self._user_credentials
         if isinstance(creds, str) and not _CREDS.search(Path(creds).read_text()):  # where nats-py would look for ever

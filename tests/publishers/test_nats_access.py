@@ -163,6 +163,21 @@ async def test_tls_with_certificates_both_ways(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.nats
+async def test_tls_is_used_where_the_server_leaves_it_to_its_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a broker's clients move to TLS one by one."""
+    ca, other = Authority(tmp_path), Authority(tmp_path, "other")
+    cert, key = ca.pair("127.0.0.1")
+    tls = f'allow_non_tls: true\ntls {{ cert_file: "{cert}", key_file: "{key}" }}'
+    async with configured(tls, tmp_path, monkeypatch) as server:
+        url = server.url.replace("nats://", "tls://")
+        assert await connects(server.url, NatsFiles())
+        assert await connects(url, NatsFiles(ca=ca.file))
+        assert not await connects(url, NatsFiles(ca=other.file))  # so it is encrypted indeed
+
+
+@pytest.mark.nats
 async def test_the_end_of_a_tls_connection_is_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
