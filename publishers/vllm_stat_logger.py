@@ -6,6 +6,7 @@ carry them. Does nothing until KV_ROUTER_NATS is set.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -15,6 +16,10 @@ from engines.rank_load import RankLoad
 from engines.vllm.load import active_blocks
 from publishers.in_process import FiguresThread
 from publishers.plugin_settings import settings_from
+
+logger = logging.getLogger(__name__)
+
+UNREADABLE = "The engine's load cannot be read from inside vLLM; this is said once"
 
 
 class KVRouterStatLogger(StatLoggerBase):  # type: ignore[misc] # Any: vLLM is not installed where types are checked
@@ -26,19 +31,25 @@ class KVRouterStatLogger(StatLoggerBase):  # type: ignore[misc] # Any: vLLM is n
         self._config = vllm_config
         self._queries = 0
         self._hits = 0
+        self._told = False
 
     def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
         if self._thread is None or scheduler_stats is None:
             return
-        cache = scheduler_stats.prefix_cache_stats
-        self._queries += cache.queries
-        self._hits += cache.hits
-        self._thread.update(self._figures(scheduler_stats))
+        try:
+            self._thread.update(self._figures(scheduler_stats))
+        except Exception:
+            # Of objects that another project may change at any time; vLLM answers no request any more once this raises.
+            if not self._told:
+                self._told = True
+                logger.exception(UNREADABLE)
 
     def log_engine_initialized(self) -> None:
         pass
 
     def _figures(self, stats: Any) -> RankLoad:
+        self._queries += stats.prefix_cache_stats.queries
+        self._hits += stats.prefix_cache_stats.hits
         total = self._blocks()
         return RankLoad(
             num_requests_waiting=stats.num_waiting_reqs + getattr(stats, "num_skipped_waiting_reqs", 0),

@@ -300,20 +300,21 @@ def test_the_plug_in_takes_the_place_of_zmq(monkeypatch: pytest.MonkeyPatch) -> 
     assert our_threads() == []
 
 
-@pytest.mark.parametrize(("only_local", "blocks"), [(False, 101), (True, 202)])
-def test_a_ranks_blocks_are_its_share_of_what_the_front_end_adds_up(
-    monkeypatch: pytest.MonkeyPatch, only_local: bool, blocks: int
-) -> None:
+def import_stat_logger(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that only vLLM imports."""
     loggers = types.ModuleType("vllm.v1.metrics.loggers")
     loggers.__dict__["StatLoggerBase"] = type("StatLoggerBase", (), {})
     for name in ("vllm", "vllm.v1", "vllm.v1.metrics"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "vllm.v1.metrics.loggers", loggers)
     monkeypatch.delitem(sys.modules, "publishers.vllm_stat_logger", raising=False)
-    monkeypatch.delenv("KV_ROUTER_NATS", raising=False)
     made = importlib.import_module("publishers.vllm_stat_logger")
     monkeypatch.delitem(sys.modules, "publishers.vllm_stat_logger")
-    config = SimpleNamespace(
+    return made
+
+
+def vllm_config(*, only_local: bool = False) -> Any:
+    return SimpleNamespace(
         cache_config=SimpleNamespace(num_gpu_blocks=404),
         parallel_config=SimpleNamespace(
             data_parallel_size=4,
@@ -323,10 +324,41 @@ def test_a_ranks_blocks_are_its_share_of_what_the_front_end_adds_up(
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=8),
     )
-    stats = SimpleNamespace(num_waiting_reqs=1, num_running_reqs=2, kv_cache_usage=0.5)
-    figures = made.KVRouterStatLogger(config)._figures(stats)
+
+
+def scheduler_stats() -> Any:
+    cache = SimpleNamespace(queries=40, hits=10)
+    return SimpleNamespace(num_waiting_reqs=1, num_running_reqs=2, kv_cache_usage=0.5, prefix_cache_stats=cache)
+
+
+@pytest.mark.parametrize(("only_local", "blocks"), [(False, 101), (True, 202)])
+def test_a_ranks_blocks_are_its_share_of_what_the_front_end_adds_up(
+    monkeypatch: pytest.MonkeyPatch, only_local: bool, blocks: int
+) -> None:
+    monkeypatch.delenv("KV_ROUTER_NATS", raising=False)
+    logger = import_stat_logger(monkeypatch).KVRouterStatLogger(vllm_config(only_local=only_local))
+    figures = logger._figures(scheduler_stats())
     assert (figures.kv_total_blocks, figures.kv_active_blocks) == (blocks, round((blocks - 1) / 2))
     assert (figures.request_active_slots, figures.request_total_slots, figures.num_requests_waiting) == (2, 8, 1)
+    assert figures.gpu_prefix_cache_hit_rate == 0.25
+
+
+def test_figures_that_cannot_be_read_are_said_once_and_do_no_harm_to_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM calls this where it hands out answers, and ends that when it raises."""
+    monkeypatch.setenv("KV_ROUTER_NATS", "nats://127.0.0.1:9")
+    monkeypatch.setenv("KV_ROUTER_WORKER_ID", "w")
+    made = import_stat_logger(monkeypatch)
+    logger = made.KVRouterStatLogger(vllm_config())
+    for _ in range(2):
+        logger.record(SimpleNamespace(num_running_reqs=2), None, engine_idx=0)
+    told = [record.getMessage() for record in caplog.records if record.name == made.__name__]
+    assert told == [made.UNREADABLE]
+    logger.record(scheduler_stats(), None)
+    assert logger._thread._latest.load.request_active_slots == 2
+    logger._thread.stop()
+    assert our_threads() == []
 
 
 def test_the_plug_in_brings_no_compiler_into_processes_that_publish_nothing() -> None:
