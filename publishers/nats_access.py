@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import re
 import ssl
@@ -29,6 +30,8 @@ def check_files(urls: Sequence[str], files: NatsFiles) -> None:
         raise ValueError("--nats-ca, --nats-cert and --nats-key are for tls://, as nats:// may stay in the clear.")
     if files.creds and files.nkey_seed:
         raise ValueError("--nats-creds and --nats-nkey-seed are two ways to say the same: give one.")
+    if files.creds or files.nkey_seed:
+        _require_nkeys()
     if files.creds and not _CREDS.search(read_file("--nats-creds", files.creds)):
         raise ValueError(f"--nats-creds: {files.creds} holds no NATS credentials (a user's JWT and nkey seed).")
     if files.nkey_seed:
@@ -39,8 +42,14 @@ def _context(files: NatsFiles) -> ssl.SSLContext | None:
     return client_context("--nats", files.ca, files.cert, files.key)
 
 
+def _require_nkeys() -> None:
+    """Raises ValueError. An engine's environment, in which our plug-in runs, may be without that package."""
+    if importlib.util.find_spec("nkeys") is None:
+        raise ValueError("--nats-creds and --nats-nkey-seed need the package nkeys, which is not installed.")
+
+
 def _check_seed(path: str) -> None:
-    import nkeys  # noqa: PLC0415 -- no part of an engine's environment, in which our plug-in runs
+    import nkeys  # noqa: PLC0415 -- may be missing where it is not needed
 
     seed = read_file("--nats-nkey-seed", path).strip()
     try:

@@ -9,6 +9,7 @@ import threading
 import types
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -247,6 +248,18 @@ def test_settings(
     assert settings_from(environ) == settings
     assert said in caplog.text
     assert bool(said) == bool(caplog.records)
+
+
+@pytest.mark.parametrize("name", ["CREDS", "NKEY_SEED"])
+def test_an_engines_environment_may_be_without_what_reads_keys(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "login"
+    file.write_text("-BEGIN NATS USER JWT-\n-BEGIN USER NKEY SEED-\n")
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    given = {"KV_ROUTER_NATS": "nats://n", "KV_ROUTER_WORKER_ID": "w", f"KV_ROUTER_NATS_{name}": str(file)}
+    assert settings_from(given) is None
+    assert "need the package nkeys" in str(caplog.records[-1].__dict__["fields"]["error"])
 
 
 def test_what_is_wrong_is_said_in_full_where_nobody_has_set_up_logging() -> None:
