@@ -58,7 +58,11 @@ class KVPublisher:
         report_interval: float = REPORT_INTERVAL,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """ValueError for a block size or a namespace that is none."""
+        """ValueError for a worker id, a rank, a block size or a namespace that is none."""
+        if not worker_id:
+            raise ValueError("a worker id is needed: the worker's name in the router")
+        if dp_rank < 0:
+            raise ValueError(f"ranks are counted from 0: {dp_rank} is none")
         if block_size < 1:
             raise ValueError(f"a block has at least one token, not {block_size}")
         if not is_namespace(namespace):

@@ -96,6 +96,17 @@ async def test_a_block_of_no_tokens_is_refused() -> None:
         KVPublisher(LocalPlane(), "w", 0, 0)
 
 
+async def test_a_worker_without_a_name_is_refused() -> None:
+    """It has no subject on the event plane, whose connection would break down again and again."""
+    with pytest.raises(ValueError, match="the worker's name in the router"):
+        KVPublisher(LocalPlane(), "", 0, 4)
+
+
+async def test_a_rank_before_the_first_is_refused() -> None:
+    with pytest.raises(ValueError, match="counted from 0: -1 is none"):
+        KVPublisher(LocalPlane(), "w", -1, 4)
+
+
 async def test_figures_are_sent_at_once_and_repeated_with_the_last_event_id() -> None:
     side = Side()
     await side.start()
