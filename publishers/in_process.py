@@ -34,6 +34,8 @@ QUEUE_LIMIT = 10_000
 REPORT_INTERVAL = 1.0
 RESTART_DELAY = 5.0
 """Seconds from an unexpected failure until everything starts again."""
+FIGURES_PATIENCE = 3.0
+"""Seconds without a word of a front end, which repeats its figures every second, until those of others count again."""
 STOP_TIMEOUT = 3.0
 TURN = 64
 """Batches handled before the rest of the thread's loop gets its turn."""
@@ -41,7 +43,7 @@ TURN = 64
 
 class _Figures(msgspec.Struct, frozen=True):
     """An engine may have several front ends, all on one machine, each of which gets some of the figures: the latest
-    ones of any of them count."""
+    ones of any of them count, as long as they are repeated."""
 
     at: int
     """Nanoseconds of the machine's steady clock."""
@@ -124,6 +126,9 @@ class EventThread:
         self._heard = False
         """Whether any batch of the engine was taken from the queue."""
         self._figures = _Figures(0, RankLoad())
+        self._figures_until = 0.0
+        """When whoever sent these figures is taken to have ended, if they are not repeated. What has the same worker id
+        by mistake, on a machine that has run for longer, would else be believed for ever."""
         self._thread = PlaneThread(f"kv-router events {self._rank}", settings, self._main, restart_delay)
 
     def publish(self, batch: object) -> None:
@@ -157,9 +162,9 @@ class EventThread:
 
     def _on_figures(self, payload: bytes) -> None:
         with contextlib.suppress(msgspec.DecodeError):
-            figures = msgspec.msgpack.decode(payload, type=_Figures)
-            if figures.at >= self._figures.at:
-                self._figures = figures
+            figures, now = msgspec.msgpack.decode(payload, type=_Figures), time.monotonic()
+            if figures.at >= self._figures.at or now > self._figures_until:
+                self._figures, self._figures_until = figures, now + FIGURES_PATIENCE
 
     async def _forward(self, rank: EngineRank) -> None:
         self._wake.set()  # for what has come before

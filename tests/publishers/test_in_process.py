@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 import publishers.in_process
@@ -124,6 +125,27 @@ async def test_of_several_front_ends_the_one_that_has_heard_last_is_believed(
         core.stop()
         for front_end in front_ends:
             front_end.stop()
+
+
+@pytest.mark.nats
+async def test_figures_of_another_machine_count_no_longer_than_they_are_repeated(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an engine that was given this one's worker id by mistake: its clock may be ahead by months."""
+    monkeypatch.setattr(publishers.in_process, "REPORT_INTERVAL", 0.01)
+    monkeypatch.setattr(publishers.in_process, "FIGURES_PATIENCE", 0.05)
+    settings = Settings(nats_server.url, "w", "ns")
+    stray = msgspec.msgpack.encode({"at": 2**62, "load": {"request_active_slots": 7}})
+    async with listening(nats_server) as router:
+        core = EventThread(settings, 0, Decoder)
+        await until(lambda: router.reports)
+        router.plane.publish(figures_subject("ns", WorkerRank("w", 0)), stray)
+        await until(lambda: router.reports[-1].request_active_slots == 7)
+        front_end = FiguresThread(settings, 0, interval=0.01)
+        front_end.update(RankLoad(request_active_slots=5))
+        await until(lambda: router.reports[-1].request_active_slots == 5)
+        core.stop()
+        front_end.stop()
 
 
 @pytest.mark.nats
