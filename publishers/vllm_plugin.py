@@ -13,10 +13,15 @@ vLLM is imported only when vLLM itself calls `register`.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
 from publishers.plugin_settings import Settings, settings_from
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_VERSION = "This version of vLLM has no place for KV_ROUTER_NATS: its KV events go where vLLM's own settings say"
 
 
 def register() -> None:
@@ -24,6 +29,14 @@ def register() -> None:
     settings = settings_from(os.environ)
     if settings is None:
         return
+    try:
+        _take_the_place_of_zmq(settings)
+    except Exception:
+        # Of another version, with other names: vLLM ends when a plug-in raises.
+        logger.exception(UNKNOWN_VERSION)
+
+
+def _take_the_place_of_zmq(settings: Settings) -> None:
     from vllm.distributed.kv_events import EventPublisherFactory  # noqa: PLC0415 - only ever inside vLLM
 
     # register_publisher() refuses a name that is taken, and vLLM's configuration accepts no name of ours.

@@ -27,7 +27,7 @@ from publishers.local_plane import LocalPlane
 from publishers.nats_plane import NatsPlane
 from publishers.plane import EventPlane, all_events, all_loads, figures_subject
 from publishers.plugin_settings import Settings, settings_from
-from publishers.vllm_plugin import register
+from publishers.vllm_plugin import UNKNOWN_VERSION, register
 from tests.fakes.waiting import until
 from tests.fakes.zmq_engine import CLEARED, stored
 from tests.nats_fixture import nats_server
@@ -333,6 +333,21 @@ def test_the_plug_in_takes_the_place_of_zmq(monkeypatch: pytest.MonkeyPatch) -> 
     publisher.publish(BATCH)
     publisher.shutdown()
     assert our_threads() == []
+
+
+@pytest.mark.parametrize("names", [(), ("EventPublisher",), ("EventPublisher", "EventPublisherFactory")])
+def test_a_vllm_in_which_the_plug_in_has_no_place_starts_without_it(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kv_events = types.ModuleType("vllm.distributed.kv_events")
+    kv_events.__dict__.update({name: type(name, (), {}) for name in names})
+    for name in ("vllm", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.distributed.kv_events", kv_events)
+    monkeypatch.setenv("KV_ROUTER_NATS", "nats://127.0.0.1:9")
+    monkeypatch.setenv("KV_ROUTER_WORKER_ID", "w")
+    register()
+    assert caplog.messages == [UNKNOWN_VERSION]
 
 
 def import_stat_logger(monkeypatch: pytest.MonkeyPatch) -> Any:
