@@ -83,8 +83,13 @@ for _place in range(64):
 
 @inlined
 def _key_of(block: np.uint64) -> np.uint64:
-    """A bijection that spreads hashes evenly. An entry's home is proportional to its key."""
-    return np.uint64((block ^ _SALT) * _SPREAD)
+    """Spreads hashes evenly. An entry's home is proportional to its key.
+
+    A bijection, but that the two hashes whose keys would be the marks share another's. Prompts with these hashes can be
+    made in seconds; taken for empty places, they would upset the count of those until there are none, and `_seek` never
+    ends.
+    """
+    return max(np.uint64((block ^ _SALT) * _SPREAD), _2)
 
 
 @inlined

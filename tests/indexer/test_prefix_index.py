@@ -1,10 +1,12 @@
 """The index against a plain dictionary of sets."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from indexer.kernels import blocks_in
 from indexer.matches import Overlap
 from indexer.prefix_index import PrefixIndex
 from indexer.types import Tier, WorkerRank
@@ -168,6 +170,23 @@ def test_what_only_ranks_held_that_were_cleared_is_as_good_as_new(many: int) -> 
         index.clear(rank)
     assert [index.store(rank, Tier.GPU, range(1500)) for rank in (later, *fleet)] == [1000] + [0] * many
     assert index.dump()[later, Tier.GPU] == set(range(1500))
+
+
+@pytest.mark.parametrize("mark", [0, 1])
+def test_no_block_is_taken_for_an_empty_place(mark: int) -> None:
+    """A client can choose tokens whose block has the hash that would be such a mark in the table."""
+    block = int(blocks_in(np.array([mark, 0], np.uint64))[0])
+    index, rank = PrefixIndex(), RANKS[0]
+    for _ in range(300):  # more often than an empty table has places
+        index.store(rank, Tier.GPU, [block])
+        assert index.find_matches([block]) == {rank: Overlap(1, 1)}
+        index.remove(rank, Tier.GPU, [block])
+        assert (index.entries(), len(index._tables[Tier.GPU])) == (0, 0)
+        assert index.find_matches([block]) == {}
+    index.store(rank, Tier.GPU, [block])
+    index.store(rank, Tier.GPU, range(1000))
+    assert index.find_matches([block]) == {rank: Overlap(1, 1)}
+    assert (index.entries(), len(index._tables[Tier.GPU])) == (1001, 1001)
 
 
 def test_a_slot_that_serves_another_is_no_longer_bound_by_windows() -> None:
