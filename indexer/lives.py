@@ -1,8 +1,8 @@
 """When each owner's blocks were last used and when they expire: a dictionary in orders of use, in packed arrays.
 
-Each order is a doubly linked list with the least recently used life first; all lives of an order have the same length,
-so that one ends first, too. Blocks are found by open addressing with linear probing. Most of a prompt's hundreds of
-blocks are renewals, which took 0.6 µs each in a Python dictionary (docs/adr/0004-compiled-kernels.md).
+Each order is a doubly linked list with the least recently used life first. As all lives of an order have the same
+length, that one also ends first. Blocks are found by open addressing with linear probing. Most of a prompt's hundreds
+of blocks are renewals, which took 0.6 µs each in a Python dictionary (docs/adr/0004-compiled-kernels.md).
 """
 
 from __future__ import annotations

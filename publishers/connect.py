@@ -22,8 +22,8 @@ def make_plane(url: str, files: NatsFiles = _NO_FILES) -> EventPlane:
     """The plane that `url` names, not yet started.
 
     `local`; `nats://` or `tls://`, several separated by commas (port 4222 unless given); `nats+embedded://`, which
-    starts a nats-server (host 127.0.0.1 and a free port unless given). `files` are for the first of these. Raises
-    ValueError with a sentence for people.
+    starts a nats-server (host 127.0.0.1 and a free port unless given). `files` are for `nats://` and `tls://` only.
+    Raises ValueError with a sentence for people.
     """
     if files != _NO_FILES and not url.lower().startswith(("nats://", "tls://")):
         raise ValueError("--nats-creds, -nkey-seed, -ca, -cert and -key are for nats://HOST:PORT or tls://HOST:PORT.")

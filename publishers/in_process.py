@@ -123,6 +123,7 @@ class EventThread:
         self._told_of_drops = 0
         self._wake = asyncio.Event()
         self._woken = False
+        """Whether `_wake` was set for what is in the queue: once is enough, however many batches come."""
         self._heard = False
         """Whether any batch of the engine was taken from the queue."""
         self._figures = _Figures(0, RankLoad())

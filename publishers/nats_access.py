@@ -124,7 +124,8 @@ class SafeClient(Client):
             vars(writer.transport.get_protocol())["_over_ssl"] = True  # its own method may be called once only
 
     async def _process_err(self, err_msg: str) -> None:
-        """The rest of a subject of ours is told well enough in lower case."""
+        """The message comes in lower case. Of the subjects that it may name, only inboxes' are put right: an operator
+        has to permit `_INBOX.>`, and the others can be recognised as they are."""
         await super()._process_err(err_msg.replace('"_inbox.', '"_INBOX.'))
 
     async def _attempt_reconnect(self) -> None:

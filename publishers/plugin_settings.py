@@ -20,7 +20,7 @@ from publishers.plane import NAMESPACE_TAKES, is_namespace
 logger = logging.getLogger(__name__)
 
 _DIGITS = 10
-"""That no number of a rank has."""
+"""More than any rank's number has."""
 
 
 class Settings(msgspec.Struct, frozen=True):
