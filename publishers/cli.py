@@ -15,7 +15,7 @@ from engines.version import version_of
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.load_poller import INTERVAL
-from publishers.plane import NAMESPACE_TAKES, is_namespace
+from publishers.plane import NAMESPACE_TAKES, WORKER_ID_TAKES, is_namespace, is_worker_id
 from publishers.urls import DEFAULT_PORTS, host_and_port, is_bare_host, split_url
 
 _DESCRIPTION = """\
@@ -188,7 +188,7 @@ def _nats(text: str) -> str:
 
 
 def _worker_id(text: str) -> str:
-    return _takes("a name without blanks", lambda text: re.fullmatch(r"\S+", text) and text.isprintable(), text)
+    return _takes(WORKER_ID_TAKES, is_worker_id, text)
 
 
 def _namespace(text: str) -> str:

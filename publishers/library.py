@@ -33,7 +33,7 @@ from engines.rank_load import RankLoad
 from indexer.types import EngineHash, Namespace, Tier, WorkerRank
 from publishers.counts import RelayCounts
 from publishers.ending import end_tasks
-from publishers.plane import NAMESPACE_TAKES, EventPlane, is_namespace
+from publishers.plane import NAMESPACE_TAKES, WORKER_ID_TAKES, EventPlane, is_namespace, is_worker_id
 from publishers.rank import Epochs, RankPublisher
 
 REPORT_INTERVAL = 1.0
@@ -59,8 +59,8 @@ class KVPublisher:
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """ValueError for a worker id, a rank, a block size or a namespace that is none."""
-        if not worker_id:
-            raise ValueError("a worker id is needed: the worker's name in the router")
+        if not is_worker_id(worker_id):
+            raise ValueError(f"a worker id takes {WORKER_ID_TAKES}, not {worker_id!r}")
         if dp_rank < 0:
             raise ValueError(f"ranks are counted from 0: {dp_rank} is none")
         if block_size < 1:

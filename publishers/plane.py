@@ -55,6 +55,15 @@ def is_namespace(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9_-]+", text) is not None
 
 
+WORKER_ID_TAKES = "the worker's name in the router: letters, digits, '_', '.', ':' and '-'"
+
+
+def is_worker_id(text: str) -> bool:
+    """Whether a worker may be called so in a router: by its name, or by the host (an IPv6 address in brackets) and port
+    of its URL."""
+    return re.fullmatch(r"[A-Za-z0-9_.:%\[\]-]+", text) is not None
+
+
 def _token(worker_id: str) -> str:
     """A worker id as one subject token: NATS forbids dots, blanks and wildcards there."""
     return "".join(c if (c.isalnum() and c.isascii()) or c in "-_" else f"%{ord(c):x}" for c in worker_id)

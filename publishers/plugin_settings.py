@@ -15,7 +15,7 @@ import msgspec
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.logs import log_event, show_fields
-from publishers.plane import NAMESPACE_TAKES, is_namespace
+from publishers.plane import NAMESPACE_TAKES, WORKER_ID_TAKES, is_namespace, is_worker_id
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,18 @@ class Settings(msgspec.Struct, frozen=True):
         return max(0, engine_rank - self.first_rank)
 
 
+def _is_rank(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < _DIGITS
+
+
+_TAKES = (
+    ("KV_ROUTER_WORKER_ID", WORKER_ID_TAKES, is_worker_id),
+    ("KV_ROUTER_NAMESPACE", NAMESPACE_TAKES, is_namespace),
+    ("KV_ROUTER_FIRST_RANK", "a number", _is_rank),
+)
+"""Variables, what each takes in words, and what tells whether a text is such."""
+
+
 def settings_from(environ: Mapping[str, str]) -> Settings | None:
     """From KV_ROUTER_NATS, KV_ROUTER_WORKER_ID, KV_ROUTER_NAMESPACE, KV_ROUTER_FIRST_RANK, and KV_ROUTER_NATS_CREDS and
     the like; None, and said why, when they cannot be used.
@@ -50,23 +62,19 @@ def settings_from(environ: Mapping[str, str]) -> Settings | None:
     if not worker_id:
         log_event(logger, logging.ERROR, "KV_ROUTER_NATS is set, but KV_ROUTER_WORKER_ID is not: nothing is published")
         return None
-    namespace = environ.get("KV_ROUTER_NAMESPACE") or "default"
-    if not is_namespace(namespace):
-        text = f"KV_ROUTER_NAMESPACE takes {NAMESPACE_TAKES}: nothing is published"
-        log_event(logger, logging.ERROR, text, given=namespace)
-        return None
-    first_rank = environ.get("KV_ROUTER_FIRST_RANK") or "0"
-    if not (first_rank.isascii() and first_rank.isdigit() and len(first_rank) < _DIGITS):
-        text = "KV_ROUTER_FIRST_RANK takes a number: nothing is published"
-        log_event(logger, logging.ERROR, text, given=first_rank)
-        return None
+    for name, takes, is_right in _TAKES:
+        given = environ.get(name)
+        if given and not is_right(given):
+            log_event(logger, logging.ERROR, f"{name} takes {takes}: nothing is published", given=given)
+            return None
     files = NatsFiles(*(environ.get(f"KV_ROUTER_NATS_{name.upper()}") or None for name in NatsFiles._fields))
     try:
         _check_plane(nats, files)
     except ValueError as error:
         log_event(logger, logging.ERROR, "KV_ROUTER_NATS cannot be used: nothing is published", error=error)
         return None
-    return Settings(nats, worker_id, namespace, files, int(first_rank))
+    namespace, first_rank = environ.get("KV_ROUTER_NAMESPACE"), environ.get("KV_ROUTER_FIRST_RANK")
+    return Settings(nats, worker_id, namespace or "default", files, int(first_rank or 0))
 
 
 def _check_plane(nats: str, files: NatsFiles) -> None:

@@ -237,6 +237,16 @@ def test_nobody_is_harmed_after_the_end_and_without_a_server() -> None:
         ({}, None, ""),
         ({"KV_ROUTER_WORKER_ID": "w"}, None, ""),
         ({"KV_ROUTER_NATS": "nats://n"}, None, "KV_ROUTER_WORKER_ID is not"),
+        (
+            {"KV_ROUTER_NATS": "nats://n", "KV_ROUTER_WORKER_ID": "http://gpu-1:8000"},
+            None,
+            "KV_ROUTER_WORKER_ID takes the worker's name in the router",
+        ),
+        (
+            {"KV_ROUTER_NATS": "nats://n", "KV_ROUTER_WORKER_ID": "[fe80::1%eth0]:8000"},
+            Settings("nats://n", "[fe80::1%eth0]:8000"),
+            "",
+        ),
         ({"KV_ROUTER_NATS": "nats://n/x", "KV_ROUTER_WORKER_ID": "w"}, None, "cannot be used"),
         ({"KV_ROUTER_NATS": "http://n", "KV_ROUTER_WORKER_ID": "w"}, None, "cannot be used"),
         ({"KV_ROUTER_NATS": "local", "KV_ROUTER_WORKER_ID": "w"}, None, "cannot be used"),

@@ -96,10 +96,11 @@ async def test_a_block_of_no_tokens_is_refused() -> None:
         KVPublisher(LocalPlane(), "w", 0, 0)
 
 
-async def test_a_worker_without_a_name_is_refused() -> None:
-    """It has no subject on the event plane, whose connection would break down again and again."""
+@pytest.mark.parametrize("worker_id", ["", "http://gpu-1:8000", "gpu 1"])
+async def test_what_no_worker_is_called_is_refused(worker_id: str) -> None:
+    """Without a name it has no subject on the event plane, whose connection would break down again and again."""
     with pytest.raises(ValueError, match="the worker's name in the router"):
-        KVPublisher(LocalPlane(), "", 0, 4)
+        KVPublisher(LocalPlane(), worker_id, 0, 4)
 
 
 async def test_a_rank_before_the_first_is_refused() -> None:
